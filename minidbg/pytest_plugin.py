@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
-from minidbg.watch.runner import IN_WORKER, judging, mode_for, outcome_of, own_limit
+from minidbg.watch.runner import IN_WORKER, judging, mode_for, outcome_of
 from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_devices
 from minidbg.watch.states import is_expected, is_fallback
 from minidbg.words.errors import MinidbgError
@@ -136,7 +136,7 @@ class ReproFile(pytest.File):
             raise self.CollectError(f"{self.path}: {repro.damage if repro else 'has gone'}")
         wanted = parse_devices(self.config.getoption("minidbg_devices"))
         machine = machine_here() if wanted and "all" in wanted else Machine({})
-        for device in devices_of(repro.device, wanted, machine):
+        for device in devices_of(repro.spec.device, wanted, machine):
             yield ReproItem.from_parent(self, name=f"test_repro[{device}]", repro=repro, device=device)
 
 
@@ -147,7 +147,7 @@ class ReproItem(pytest.Item):
         super().__init__(**more)
         self.repro, self.device = repro, device
         if repro.expect is Verdict.REPRODUCES:
-            reason = f"known failure in {repro.backend}"
+            reason = f"known failure in {repro.spec.backend.name}"
             self.add_marker(pytest.mark.xfail(reason=reason, raises=KnownFailure, strict=True))
 
     def runtest(self) -> None:
@@ -173,11 +173,11 @@ class ReproItem(pytest.Item):
         repros = [item.repro for item in self.session.items if isinstance(item, ReproItem)]
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         warm = len(repros) > WORTH_WARMING * workers
-        pool = pool_of(self.config, {repro.backend for repro in repros} if warm else None)
+        pool = pool_of(self.config, {repro.spec.backend.name for repro in repros} if warm else None)
         mode = mode_for(Workers.AUTO, self.device, fresh=False) if warm and not fresh else "prelude"
         limit = self.config.getoption("minidbg_seconds")
-        if self.repro.kind is Kind.HANG:
-            limit = min(limit, own_limit(self.repro.table))
+        if self.repro.spec.expected.kind is Kind.HANG:
+            limit = min(limit, self.repro.spec.time_limit_s)
         return outcome_of(
             self.repro, self.device, pool.run(judging(self.repro, Column(self.device)), mode, limit)
         )

@@ -18,7 +18,6 @@ from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import is_call
 from minidbg.judge import harness
 from minidbg.judge.agreement import differ
-from minidbg.judge.embed import settings_of
 from minidbg.judge.suspects import Suspects, renamed, suspects_of
 from minidbg.source.attributes import by_name
 from minidbg.source.module_text import ModuleSource, instantiate, write_graph_builder, write_module
@@ -67,7 +66,7 @@ def last_stage_needed(case: Case) -> torch_internals.InductorStage | None:
     signature = case.signature
     if signature is None or (signature.kind, signature.direction) != (Kind.COMPILE, Direction.FORWARD):
         return None
-    if case.backward or case.backend.expression.strip("'\"") != "inductor":
+    if case.spec.backward or case.backend.expression.strip("'\"") != "inductor":
         return None
     own = [frame for frame in signature.frames if frame.startswith("torch._inductor.")]
     innermost = signature.frames[0] if signature.frames else ""
@@ -91,7 +90,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
     Only KeyboardInterrupt passes through. ``to_the_end`` False: a backend that is known (inductor) may stop once the
     case can no longer fail as expected; the outcome is then ``gone``, whatever the later stages would have said.
     """
-    if case.level is Level.ATEN and case.call is not CallPath.DIRECT:
+    if case.spec.level is Level.ATEN and case.spec.call is not CallPath.DIRECT:
         return Outcome(Verdict.INVALID, reason="a compiler for aot_autograd is called directly only")
     try:
         compiler = case.compiler if case.compiler is not None else backends.resolve(case.backend)
@@ -114,7 +113,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
             make_model=lambda: instantiate(source, fresh(source)),
             make_inputs=lambda: tuple(clone_values(case.inputs)),
             compiler=compiler,
-            case={**settings_of(case), "margin": case.margin},
+            spec=case.spec,
             note=note,
             differ=differ if case.kind in (None, Kind.ACCURACY) else None,
             witness=lambda error: suspects.append(named_in_case(error, case, reached)),
@@ -124,7 +123,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
         outcome = Outcome(
             Verdict.GONE, reason="it passed the stage that fails", seconds=outcome.seconds, device=device
         )
-    if case.call is CallPath.TORCH_COMPILE and outcome.verdict is Verdict.GONE:
+    if case.spec.call is CallPath.TORCH_COMPILE and outcome.verdict is Verdict.GONE:
         outcome = unless_another_graph(outcome, case, reached)
     return outcome  # the harness has judged it against the case's signature
 
@@ -147,7 +146,7 @@ def named_in_case(
 
 def written(case: Case) -> ModuleSource:
     """The case's graph as a repro script will hold it, so that script and oracle run the same program."""
-    if case.call is CallPath.DIRECT:
+    if case.spec.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module, constant_expression=by_name)
     return write_module(case.graph_module, constant_expression=by_name)
 

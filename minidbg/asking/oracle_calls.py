@@ -25,7 +25,6 @@ from minidbg.asking.packing import ANSWER, packed, preparation
 from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call
 from minidbg.judge.child import death_name, died, memory_limit
-from minidbg.judge.embed import settings_of
 from minidbg.judge.suspects import suspects_in_stack
 from minidbg.words.deadline import NEVER, Deadline
 from minidbg.words.errors import CannotWrite
@@ -112,7 +111,7 @@ def in_the_server(
         with packed(case) as path:
             question = {
                 "path": str(path),
-                "margin": case.margin,
+                "margin": case.spec.margin,
                 "to_the_end": to_the_end,
                 "bisection": bisection,
             }
@@ -135,7 +134,7 @@ def outcome_of(case: Case, done: ChildResult, memory_bytes: int | None) -> Outco
     if done.error:
         last = done.error.strip().rpartition("\n")[2]
         return Outcome(Verdict.INVALID, reason=f"the oracle itself failed: {last}", message=done.error)
-    found = died(died_by(done, memory_bytes), done.note, done.stderr_tail, settings_of(case))
+    found = died(died_by(done, memory_bytes), done.note, done.stderr_tail, case.spec)
     outcome = Outcome.from_json({**found, "seconds": done.seconds, "signal": done.signal})
     if done.timed_out or done.out_of_memory:
         outcome = replace(outcome, signal=None)  # ours
@@ -173,7 +172,7 @@ Ask = Callable[[Case, float], Outcome]
 
 def time_for(case: Case, ask: Ask, deadline: Deadline = NEVER) -> float | None:
     """Seconds after which ``case`` hangs; None when the backend did not do even one addition here."""
-    key = (case.backend.expression, repr(case.backend.options), str(case.backend.mode), str(case.call))
+    key = (case.backend.expression, repr(case.backend.options), str(case.backend.mode), str(case.spec.call))
     if key not in HEALTHY:
         outcome = ask(one_addition(case), MOST_S / TIMES)
         if outcome.verdict is not Verdict.GONE and deadline.is_over:
@@ -191,13 +190,9 @@ def one_addition(case: Case) -> Case:
     x = graph.placeholder("x")
     graph.output((graph.call_function(torch.ops.aten.add.Tensor, (x, 1)),))
     return replace(
-        case,
+        case.with_spec(signature=None, dynamic=False, dynamic_dims=(), backward=False),
         graph_module=fx.GraphModule(torch.nn.Module(), graph),
         inputs=(torch.ones(3, device=main_device(case.inputs)),),
-        signature=None,
-        dynamic=False,
-        dynamic_dims=(),
-        backward=False,
     )
 
 

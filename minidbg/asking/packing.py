@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ ANSWER = "minidbg.asking.packing:answer"
 
 def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
     """In the child: the outcome of the case."""
-    case = replace(load(argument["path"]), margin=argument["margin"])
+    case = load(argument["path"]).with_spec(margin=argument["margin"])
     with torch_internals.in_bisection(argument.get("bisection", "")):
         return execute(case, note=note, to_the_end=argument["to_the_end"]).to_json()
 

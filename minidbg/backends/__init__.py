@@ -13,7 +13,7 @@ from minidbg.backends.resolving import (
     resolve,
 )
 from minidbg.python_text.run import run_as_module
-from minidbg.python_text.source_text import NotALiteral, read_literal, write_literal
+from minidbg.words.literals import NotALiteral, read_literal, write_literal
 
 __all__ = [
     "find",

@@ -19,14 +19,13 @@ import torch
 from minidbg.backends.locations import is_registration, location_of
 from minidbg.python_text.modules import finds_again, is_foreign
 from minidbg.python_text.source_text import (
-    NotALiteral,
     Statement,
     indented,
     joined,
     read_statements,
     statements_of,
-    write_literal,
 )
+from minidbg.words.literals import NotALiteral, write_literal
 
 LITERAL_CHARS = 4000
 """A longer constant is no constant but data."""

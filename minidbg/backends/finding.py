@@ -16,8 +16,9 @@ from minidbg import torch_internals
 from minidbg.backends.locations import NEEDS, entry_point, import_for, location_of, registering_module
 from minidbg.backends.ref_builder import NoWay, RefBuilder, expression_for
 from minidbg.python_text.modules import finds_again, is_foreign
-from minidbg.python_text.source_text import NotALiteral, read_statements, write_literal
+from minidbg.python_text.source_text import read_statements
 from minidbg.words.errors import BackendUnreachable, UnknownBackend
+from minidbg.words.literals import NotALiteral, write_literal
 from minidbg.words.run_spec import BackendRef, CompilerFn
 
 _WRITE = 'write "pkg.mod:name", "pkg.mod:make(level=2)" with literal arguments, or a registered name'

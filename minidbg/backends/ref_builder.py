@@ -20,13 +20,12 @@ from minidbg.backends.copied_source import CopiedStatement, Copy, NotSelfContain
 from minidbg.backends.locations import Location, location_of, plugins_of_code
 from minidbg.python_text.modules import file_of, finds_again, installed, is_foreign, top_level
 from minidbg.python_text.source_text import (
-    NotALiteral,
     has_main_block,
     joined,
     read_statements,
     statements_of,
-    write_literal,
 )
+from minidbg.words.literals import NotALiteral, write_literal
 from minidbg.words.run_spec import BackendRef
 
 

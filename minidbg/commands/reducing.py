@@ -187,7 +187,7 @@ def machines(cluster: Cluster | None, path: Path, jobs: int) -> Iterator[int]:
     from minidbg.repro import read_header
     from minidbg.watch.sources import code_behind
 
-    device = str(read_header(path).table.get("device", "cpu"))
+    device = read_header(path).spec.device
     with extra("cluster questions")(cluster, device, code_behind(path), tell=note) as slots:
         yield slots if jobs == 1 else min(jobs, slots)
 
@@ -197,9 +197,16 @@ def tell_stages(path: Path) -> None:
     from minidbg import repro
     from minidbg.reduction import stages
     from minidbg.words import settings
+    from minidbg.words.outcome import Kind
+    from minidbg.words.run_spec import Level
 
     header = repro.read_header(path)
-    if not settings.load().stages or header.table.get("level") == "aten" or header.kind in ("crash", "hang"):
+    spec = header.spec
+    if (
+        not settings.load().stages
+        or spec.level is Level.ATEN
+        or spec.expected.kind in (Kind.CRASH, Kind.HANG)
+    ):
         return
     sys.stdout.flush()
     try:

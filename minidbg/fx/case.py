@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath, CompilerFn, Context, Level, Provenance, Tolerances
+from minidbg.words.run_spec import BackendRef, CompilerFn, Provenance, RunSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,47 +22,41 @@ class Case:
 
     graph_module: fx.GraphModule
     inputs: tuple[Any, ...]
-    backend: BackendRef
-    context: Context = Context()
-    signature: Signature | None = None
-    call: CallPath = CallPath.TORCH_COMPILE
-    level: Level = Level.DYNAMO
-    """Graphs of level ATEN are called directly only."""
-    dynamic: bool | None = False
-    """``torch.compile(dynamic=...)``."""
-    dynamic_dims: tuple[tuple[int, ...], ...] = ()
-    """Per input the dimensions to ``mark_dynamic``, the others being static; empty where nothing is known."""
-    backward: bool = False
-    """Whether the run goes on to backward with seeded cotangents."""
-    attempts: int = 1
-    """Runs in which the failure shows at least once: more than 1 for a flaky one."""
-    tolerances: Tolerances = field(default_factory=dict)
-    """Relative and absolute tolerance of wrong results by name of dtype (``float32``), or ``any``; else the built-in ones.
-
-    Or the name of a precision that the backend computes float32 in.
-    """
-    match: str | None = None
-    """A regular expression that the failure's message must contain to be the same failure."""
-    margin: float = 1.0
-    """How many times more than tolerated a wrong result must be off. Only a reduction asks for more than 1."""
+    spec: RunSpec
+    """How it is run and what it must show; ``with_spec`` changes it."""
     provenance: Provenance = Provenance(torch_version=torch.__version__)
     compiler: str | CompilerFn | None = None
     """The backend itself, where this process has it (a forked worker does); else ``backend`` is resolved."""
 
     @property
+    def backend(self) -> BackendRef:
+        """How a fresh process gets the backend."""
+        return self.spec.backend
+
+    @property
+    def signature(self) -> Signature | None:
+        """The failure expected, or None when none has been seen yet."""
+        return self.spec.signature
+
+    @property
     def kind(self) -> Kind | None:
         """The kind of failure expected, or None when none has been seen yet."""
-        return self.signature.kind if self.signature else None
+        return self.spec.kind
+
+    def with_spec(self, **changes: Any) -> Case:
+        """This case run in another way, or expecting another failure: ``with_spec(call=CallPath.DIRECT)``."""
+        return replace(self, spec=replace(self.spec, **changes))
 
     def with_graph(self, graph_module: fx.GraphModule, inputs: tuple[Any, ...]) -> Case:
         """This case over another graph, whose inputs are dynamic where theirs are known to be."""
-        dims = self._dims_of(graph_module, inputs) if self.dynamic_dims else ()
-        return replace(self, graph_module=graph_module, inputs=inputs, dynamic_dims=dims)
+        dims = self._dims_of(graph_module, inputs) if self.spec.dynamic_dims else ()
+        spec = replace(self.spec, dynamic_dims=dims)
+        return replace(self, graph_module=graph_module, inputs=inputs, spec=spec)
 
     def _dims_of(self, graph_module: fx.GraphModule, inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
         """Per input of another graph its dynamic dimensions: by what its placeholder knows, else by its name here."""
         own = (node for node in self.graph_module.graph.nodes if node.op == "placeholder")
-        known = {node.name: dims for node, dims in zip(own, self.dynamic_dims, strict=False)}
+        known = {node.name: dims for node, dims in zip(own, self.spec.dynamic_dims, strict=False)}
         placeholders = (node for node in graph_module.graph.nodes if node.op == "placeholder")
         found = []
         for node, value in zip(placeholders, inputs, strict=True):

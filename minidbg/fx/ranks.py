@@ -129,7 +129,7 @@ def with_group(case: Case) -> Case:
     if is_asked_for_its_rank(case) and not needed:
         return case
     setup = (*(group_statements(case) if needed else ()), *without_group(case.backend.setup))
-    return case if setup == case.backend.setup else replace(case, backend=replace(case.backend, setup=setup))
+    return case if setup == case.backend.setup else case.with_spec(backend=replace(case.backend, setup=setup))
 
 
 def on_its_rank(case: Case) -> Case | None:
@@ -138,7 +138,9 @@ def on_its_rank(case: Case) -> Case | None:
     if seen is None or is_asked_for_its_rank(case) or needs_group(case.graph_module, case.inputs):
         return None
     setup = (*_statements(seen[1], seen[2], ASKED_FOR), *without_group(case.backend.setup))
-    return replace(case, backend=replace(case.backend, setup=setup), compiler=None)  # its setup is to run
+    return replace(
+        case.with_spec(backend=replace(case.backend, setup=setup)), compiler=None
+    )  # its setup is to run
 
 
 def is_asked_for_its_rank(case: Case) -> bool:

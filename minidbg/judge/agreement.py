@@ -21,6 +21,8 @@ from minidbg.judge.precision import (
 from minidbg.judge.snapshot import CannotCompare, _can_stand_for, snapshot
 from minidbg.judge.undefined import OtherAnswers, UsualAnswers
 from minidbg.torch_internals.thread_state import thread_state_kept
+from minidbg.words.outcome import LAYOUT
+from minidbg.words.run_spec import RunSpec
 
 MOST_MARGIN = 10.0
 NEAR = 4.0  # an error that many times smaller or larger has another reason than the precision
@@ -56,7 +58,7 @@ def explaining_precision(
             if off and 1 / NEAR < ratio < NEAR:
                 found.append((abs(math.log(ratio)), precision, own, off))
     for _, precision, own, off in sorted(found):
-        if differ(actual, expected, eager, {"tolerances": precision}, []) is None:
+        if difference(actual, expected, eager, [], tolerances=precision) is None:
             return precision, own, off
     return None
 
@@ -80,31 +82,42 @@ def differ(
     actual: dict[str, Any],
     expected: dict[str, Any],
     eager: Callable[..., dict[str, Any]],
-    case: dict[str, Any],
+    spec: RunSpec,
     notes: list[str],
 ) -> dict[str, Any] | None:
-    """The first difference that counts, or None. ``eager`` runs the model again: changed, or with another seed.
+    """The first difference that counts, or None. A layout differs only where that is the failure that ``spec`` looks for."""
+    found = difference(actual, expected, eager, notes, tolerances=spec.tolerances, margin=spec.margin)
+    layout = found is None and spec.signature is not None and spec.signature.message == LAYOUT
+    return layout_difference(left_by(actual), left_by(expected)) if layout else found
 
-    Of ``case`` it reads ``tolerances`` (dtype name or ``any`` to [relative, absolute], or the name of a precision) and
-    ``margin`` (how many times more than allowed is asked for; 1 in scripts), and ``signature``: a layout differs only where that is the failure looked for.
-    ``notes`` hears what was not judged.
+
+def difference(
+    actual: dict[str, Any],
+    expected: dict[str, Any],
+    eager: Callable[..., dict[str, Any]],
+    notes: list[str],
+    *,
+    tolerances: Any,
+    margin: float = 1.0,
+) -> dict[str, Any] | None:
+    """The first difference of values that counts, or None. ``eager`` runs the model again: changed, or with another seed.
+
+    ``tolerances`` and ``margin`` are those of a RunSpec. ``notes`` hears what was not judged.
     """
     left = left_by(actual), left_by(expected)
-    others, allowed = OtherRuns(eager, left[1]), case.get("tolerances")
-    lower = lower_runs(eager, allowed) if isinstance(allowed, str) else rounded_runs(eager)
-    found = mismatch(
+    others = OtherRuns(eager, left[1])
+    lower = lower_runs(eager, tolerances) if isinstance(tolerances, str) else rounded_runs(eager)
+    return mismatch(
         *left,
         lambda: changed_run(eager, to_float64),
         eager_again=others.again,
         other_answers=others,
         other_roundings=Runs(other_roundings(others)),
         lower=Runs(lower),
-        tolerances=allowed,
-        margin=case.get("margin", 1.0),
+        tolerances=tolerances,
+        margin=margin,
         notes=notes,
     )
-    layout = found is None and (case.get("signature") or {}).get("message") == "output: stride"
-    return layout_difference(*left) if layout else found
 
 
 class Runs:

@@ -16,7 +16,7 @@ from typing import Any
 
 from minidbg.judge.harness import failure, outcome
 from minidbg.judge.signature import CALLS_BACKEND, CARRIERS
-from minidbg.words.script_header import HANG_LIMIT_S
+from minidbg.words.run_spec import RunSpec
 
 # --- embedded from here ---
 
@@ -25,7 +25,7 @@ STDERR_KEPT = 4000
 
 
 def judge_in_child(
-    command: list[str], case: dict[str, Any], device: str | None, backend: str | None
+    command: list[str], spec: RunSpec, device: str | None, backend: str | None
 ) -> dict[str, Any]:
     """The outcome that ``command`` finds in a process of its own, or what its death says."""
     command = [*command, "--child"]
@@ -37,7 +37,7 @@ def judge_in_child(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
         )
         try:
-            over = limit_reached(child, out, time_limit(case))
+            over = limit_reached(child, out, time_limit(spec))
             if over == "timeout":
                 child.send_signal(signal.SIGABRT)  # faulthandler then writes the stack
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -51,18 +51,18 @@ def judge_in_child(
     notes = [line[6:] for line in said.splitlines() if line.startswith("phase ")]
     found = next((json.loads(line) for line in said.splitlines() if line.startswith("{")), None)
     if found is None or over:
-        found = died(over or death_name(status), notes[-1] if notes else "", tail, case)
+        found = died(over or death_name(status), notes[-1] if notes else "", tail, spec)
         found["signal"] = -status if status < 0 and not over else None
     return {
         **found,
         "seconds": round(time.perf_counter() - began, 3),
-        "device": device or case.get("device", "cpu"),
+        "device": device or spec.device,
     }
 
 
-def time_limit(case: dict[str, Any]) -> float:
+def time_limit(spec: RunSpec) -> float:
     """Seconds for compiling and running: ``MINIDBG_TIME_LIMIT_S``, or what the header says."""
-    return float(os.environ.get("MINIDBG_TIME_LIMIT_S") or case.get("time_limit_s", HANG_LIMIT_S))
+    return float(os.environ.get("MINIDBG_TIME_LIMIT_S") or spec.time_limit_s)
 
 
 def limit_reached(child: subprocess.Popen[bytes], out: Any, limit: float) -> str:
@@ -107,7 +107,7 @@ def resident_bytes(pid: int) -> int:
     return 0
 
 
-def died(died_by: str, phase: str, stderr: str, case: dict[str, Any]) -> dict[str, Any]:
+def died(died_by: str, phase: str, stderr: str, spec: RunSpec) -> dict[str, Any]:
     """The outcome of a process that ended without an answer while it was in ``phase`` (``runtime backward``)."""
     kind = "hang" if died_by == "timeout" else "crash"
     if phase in ("", "eager") or (phase, kind) == ("compare", "hang"):  # none of them is the backend's
@@ -129,7 +129,7 @@ def died(died_by: str, phase: str, stderr: str, case: dict[str, Any]) -> dict[st
     where = f"while {'compiling' if what == 'compile' else 'running'} {direction or 'forward'}"
     said = last_words(stderr)
     message = f"{died_by} {where}" + (f": {said}" if said else "") if kind == "crash" else f"no end {where}"
-    return failure(signature, case, message, stderr=stderr[-STDERR_KEPT:])
+    return failure(signature, spec, message, stderr=stderr[-STDERR_KEPT:])
 
 
 def death_name(status: int) -> str:

@@ -12,8 +12,12 @@ import importlib.util
 import os
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minidbg.words.run_spec import RunSpec
 
 JUDGE_SCRIPT = __file__
 NAME = "minidbg_repro"
@@ -31,44 +35,54 @@ def main(argv: list[str]) -> int:
     if "judge_itself" in namespace:
         return int(namespace["judge_itself"](argv[1:]))
     from minidbg.judge import script
+    from minidbg.words.run_spec import DAMAGE
 
     try:
         namespace = with_judge(namespace, path, options)
-    except (OSError, ValueError) as error:
+    except (OSError, *DAMAGE) as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 125
     return script.main(namespace, argv[3:] if options else argv[1:])
 
 
 def with_judge(namespace: dict[str, Any], path: str, options: str = "") -> dict[str, Any]:
-    """``definitions_of(path)`` with the installed judge of its kind of failure. Raises ValueError for an unreadable header."""
+    """``definitions_of(path)`` with the installed judge of its kind of failure. Raises OSError, and DAMAGE for an unreadable header."""
     from minidbg.judge import agreement, child
-    from minidbg.words.script_header import read_table
+    from minidbg.words.outcome import Kind
 
-    case = read_table(path)
-    kind = case.get("kind")
+    spec = spec_with_options(path, options)
+    kind = spec.expected.kind
     namespace = {name: value for name, value in namespace.items() if name not in ("differ", "judge_in_child")}
     namespace["judge_command"] = [sys.executable, "-X", "faulthandler", __file__, path]
-    if options:
-        namespace["changes"] = {"options": with_options(case, options)["options"]}
-        namespace["judge_command"] += ["--options", options]
-    if kind == "accuracy":
+    namespace["judge_command"] += ["--options", options] if options else []
+    namespace["spec"] = spec
+    if kind is Kind.ACCURACY:
         namespace["differ"] = agreement.differ
-    if kind in ("crash", "hang"):
+    if kind in (Kind.CRASH, Kind.HANG):
         namespace["judge_in_child"] = child.judge_in_child
     return namespace
 
 
-def with_options(case: dict[str, Any], options: str) -> dict[str, Any]:
-    """The header's table with ``options``, a dict as text, added to its own. Raises ValueError where a mode stands in their way."""
+def spec_with_options(path: str, options: str) -> RunSpec:
+    """How the script is run, with ``options``, a dict as text, beside those of its header.
+
+    Raises OSError, DAMAGE for an unreadable header, and ValueError where a mode stands in their way.
+    """
+    import torch  # noqa: F401 - whose dtypes may stand in the options
+
+    from minidbg.words.literals import read_literal
+    from minidbg.words.run_spec import RunSpec
+    from minidbg.words.script_header import read_table
+
+    spec = RunSpec.from_table(read_table(path))
     if not options:
-        return case
-    if case.get("mode") is not None:
+        return spec
+    if spec.backend.mode is not None:
         raise ValueError(
-            f"its header has mode {case['mode']!r}, which torch.compile does not take together with options"
+            f"its header has mode {spec.backend.mode!r}, which torch.compile does not take together with options"
         )
-    own = case.get("options") or {}  # as text it may name what only torch knows, such as torch.float16
-    return {**case, "options": f"{{**{own if isinstance(own, str) else repr(own)}, **{options}}}"}
+    together = {**spec.backend.options, **read_literal(options)}
+    return replace(spec, backend=replace(spec.backend, options=together))
 
 
 def definitions_of(path: str) -> dict[str, Any]:

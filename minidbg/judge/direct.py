@@ -13,16 +13,16 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
+from minidbg.words.run_spec import Level, RunSpec
+
 # --- embedded from here ---
 
 
-def compile_directly(
-    compiler: Any, graph_module: Any, inputs: tuple[Any, ...], case: dict[str, Any], options: dict[str, Any]
-) -> Any:
+def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], spec: RunSpec) -> Any:
     """What ``compiler`` makes of the graph, handed over as dynamo would; it may write to the graph."""
-    if case.get("level") == "aten":
-        return compile_as_aot_autograd_does(compiler, graph_module, inputs, case)
-    given = [case.get("mode"), options or None, case.get("dynamic")]
+    if spec.level is Level.ATEN:
+        return compile_as_aot_autograd_does(compiler, graph_module, inputs, spec)
+    given = [spec.backend.mode, dict(spec.backend.options) or None, spec.dynamic]
     wrapper: Any = torch._TorchCompileWrapper  # what torch.compile makes of backend, mode and options
     if compiler == "inductor":
         wrapper = torch._TorchCompileInductorWrapper
@@ -30,8 +30,8 @@ def compile_directly(
         given.insert(0, compiler)
     context: Any = contextlib.nullcontext()
     example_inputs = list(inputs)
-    if any(case.get("dynamic_dims") or ()):
-        fake_mode, example_inputs = with_symbolic_sizes(inputs, case["dynamic_dims"])
+    if any(spec.dynamic_dims):
+        fake_mode, example_inputs = with_symbolic_sizes(inputs, spec.dynamic_dims)
         context = tracing(TracingContext(fake_mode))
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     for node, value in zip(placeholders, example_inputs, strict=True):
@@ -46,11 +46,11 @@ def compile_directly(
 
 
 def compile_as_aot_autograd_does(
-    compiler: Any, graph_module: Any, inputs: tuple[Any, ...], case: dict[str, Any]
+    compiler: Any, graph_module: Any, inputs: tuple[Any, ...], spec: RunSpec
 ) -> Any:
     """``compiler(gm, fake_inputs)``: each node knows its fake value, and what comes back may want its inputs boxed."""
-    dims = case.get("dynamic_dims") or [[]] * len(inputs)
-    fake_mode, fakes = with_symbolic_sizes(inputs, dims, numbers=bool(case.get("dynamic")))
+    dims = spec.dynamic_dims or ((),) * len(inputs)
+    fake_mode, fakes = with_symbolic_sizes(inputs, dims, numbers=bool(spec.dynamic))
     with torch.no_grad():
         FakeTensorProp(graph_module, fake_mode).propagate_dont_convert_inputs(*fakes)
         for node in graph_module.graph.nodes:
@@ -66,7 +66,7 @@ def compile_as_aot_autograd_does(
 
 
 def with_symbolic_sizes(
-    inputs: tuple[Any, ...], dynamic_dims: list[list[int]], numbers: bool = True
+    inputs: tuple[Any, ...], dynamic_dims: tuple[tuple[int, ...], ...], numbers: bool = True
 ) -> tuple[Any, list[Any]]:
     """Fake inputs whose dynamic dimensions are symbols, one symbol for equal sizes; plain ints too, with ``numbers``.
 

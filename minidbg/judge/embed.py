@@ -2,7 +2,7 @@
 
 A script that embeds it defines, above the text:
 
-- the PEP 723 header, whose ``[tool.minidbg]`` table holds ``settings_of(case)`` (and whatever else the writer wants);
+- the PEP 723 header, whose ``[tool.minidbg]`` table holds ``RunSpec.to_table()`` (and whatever else the writer wants);
 - ``import torch``, and no name that the harness defines (``harness_names(kind)`` lists them);
 - ``backend()``: runs the imports that register the backend and the graph's custom ops, device plugins first, and
   returns what ``torch.compile(backend=)`` takes. An ImportError is tried again with the header's ``paths`` on
@@ -28,12 +28,9 @@ import ast
 import symtable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from minidbg.fx.case import Case
-from minidbg.python_text.source_text import write_literal
 from minidbg.words.outcome import Kind
-from minidbg.words.run_spec import CallPath, Level
+from minidbg.words.run_spec import CallPath
 
 MARK = "# --- embedded from here ---\n"
 ROOM = Path(__file__).parent
@@ -55,7 +52,8 @@ def parts_of(kind: str, call: str = CallPath.DIRECT) -> tuple[str, ...]:
         Kind.HANG: ("child.py",),
     }
     direct = ("direct.py",) if call == CallPath.DIRECT else ()
-    shared = ("../words/script_header.py", "signature.py", "../torch_internals/thread_state.py")
+    words = tuple(f"../words/{name}.py" for name in ("script_header", "literals", "outcome", "run_spec"))
+    shared = (*words, "signature.py", "../torch_internals/thread_state.py")
     return (*shared, *extra.get(Kind(kind), ()), *direct, "harness.py", "script.py")
 
 
@@ -100,49 +98,3 @@ def body_of(path: Path) -> str:
         text = "\n".join(text.splitlines()[nodes[last].end_lineno or 0 :])
     lines = (line.partition("  # noqa")[0].partition("  # type: ignore")[0] for line in text.splitlines())
     return "\n".join(lines).strip().replace("\n\n\n", "\n\n") + "\n"  # one blank line is enough down there
-
-
-def settings_of(case: Case) -> dict[str, Any]:
-    """The part of the header that the harness reads: what the run depends on, and the signature. TOML's types only."""
-    context, backend, given = case.context, case.backend, case.tolerances
-    usual = {"default_dtype": "torch.float32", "matmul_precision": "highest"}
-    modes: dict[str, Any] = {name: getattr(context, name) for name in MODES}
-    modes = {name: value for name, value in modes.items() if value and value != usual.get(name)}
-    if context.autocast:
-        modes["autocast"] = [list(one) for one in context.autocast]
-    if context.threads_matter and context.threads is not None:
-        modes["threads"] = context.threads
-    if context.config:
-        modes["config"] = {module: repr(dict(options)) for module, options in context.config.items()}
-    settings: dict[str, Any] = {"kind": str(case.kind or Kind.COMPILE), "backend": backend.name}
-    settings["call"] = str(case.call)
-    optional = {
-        "level": None if case.level is Level.DYNAMO else str(case.level),
-        "dynamic": case.dynamic,
-        "dynamic_dims": [list(dims) for dims in case.dynamic_dims] if any(case.dynamic_dims) else None,
-        "backward": case.backward or None,
-        "attempts": case.attempts if case.attempts > 1 else None,
-        # generous, since a healthy compile must not pass for a hang
-        "time_limit_s": 30 + len(case.graph_module.graph.nodes) // 10 if case.kind is Kind.HANG else None,
-        "options": write_literal(dict(backend.options)) if backend.options else None,
-        "mode": backend.mode or None,
-        "paths": list(backend.paths) or None,
-        "match": case.match,
-        "tolerances": (
-            given if isinstance(given, str) else {name: list(pair) for name, pair in given.items()}
-        )
-        or None,
-        "signature": case.signature.to_table() if case.signature else None,
-    }
-    settings |= {name: value for name, value in optional.items() if value is not None}
-    return {**settings, "context": {"grad": context.grad, **modes}}
-
-
-MODES = (
-    "inference",
-    "deterministic",
-    "deterministic_warn_only",
-    "default_device",
-    "default_dtype",
-    "matmul_precision",
-)

@@ -1,8 +1,7 @@
 """The one judge: runs a case and says what happened. Standalone scripts carry its text below their model.
 
-Stands on torch, the standard library and ``signature.py``, which is embedded with it. A *case* is here the plain
-table that a script's ``[tool.minidbg]`` header holds (``minidbg.judge.embed.settings_of`` writes it); an *outcome*
-is the table that ``--json`` prints.
+Stands on torch, the standard library, ``signature.py`` and a few of ``words``, which are embedded with it. How a case is
+run and what it must show is a ``RunSpec``; an *outcome* is the table that ``--json`` prints.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ from torch._dynamo.backends.registry import lookup_backend
 from minidbg.judge.direct import compile_directly
 from minidbg.judge.signature import exception_chain, is_about_guards, phase_of, signature_of, text_of
 from minidbg.torch_internals.thread_state import thread_state_kept
-from minidbg.words.script_header import same_message
+from minidbg.words.outcome import Signature
+from minidbg.words.run_spec import CallPath, Context, RunSpec
 
 # --- embedded from here ---
 
@@ -35,7 +36,7 @@ def attempt(
     make_model: Callable[[], Any],
     make_inputs: Callable[[], tuple[Any, ...]],
     compiler: Any,
-    case: dict[str, Any],
+    spec: RunSpec,
     note: Callable[[str], object] = lambda phase: None,
     differ: Callable[..., dict[str, Any] | None] | None = None,
     witness: Callable[[BaseException], object] = lambda error: None,
@@ -55,10 +56,10 @@ def attempt(
 
     def eager(change: Callable[[Any], Any] = lambda made: made, seed: int = SEED) -> dict[str, Any]:
         model, inputs = made(change)
-        with entered_modes(case.get("context", {})):
-            return run_once(model, model, inputs, case, seed)
+        with entered_modes(spec.context):
+            return run_once(model, model, inputs, spec, seed)
 
-    with patched_config(case.get("context", {}).get("config", {})):
+    with patched_config(spec.context.config):
         try:
             note("eager")
             expected = eager()
@@ -73,19 +74,20 @@ def attempt(
 
             def passes_in_eager() -> bool:
                 model, inputs = made()
+                plain = replace(spec, backend=replace(spec.backend, options={}, mode=None))
                 try:
-                    compile_by_torch("eager", model, inputs, {**case, "options": None, "mode": None})(*inputs)
+                    compile_by_torch("eager", model, inputs, plain)(*inputs)
                 except Exception:  # noqa: BLE001 - the answer
                     return False
                 return True
 
-            with wrappers_at_rest(), entered_modes(case.get("context", {})):
+            with wrappers_at_rest(), entered_modes(spec.context):
                 actual, result = run_compiled(
-                    model, inputs, compiler, case, note, notes, passes_in_eager, witness
+                    model, inputs, compiler, spec, note, notes, passes_in_eager, witness
                 )
             if actual is not None and differ is not None:
                 note("compare")
-                result = compared(lambda: differ(actual, expected, eager, case, notes), case) or result
+                result = compared(lambda: differ(actual, expected, eager, spec, notes), spec) or result
             if result["verdict"] == "gone":
                 result["reason"] = "; ".join(dict.fromkeys(notes))
     return {**result, "seconds": round(time.perf_counter() - began, 3)}
@@ -95,7 +97,7 @@ def run_compiled(
     model: Any,
     inputs: tuple[Any, ...],
     compiler: Any,
-    case: dict[str, Any],
+    spec: RunSpec,
     note: Callable[[str], object],
     notes: list[str],
     passes_in_eager: Callable[[], bool],
@@ -106,7 +108,7 @@ def run_compiled(
     ``notes`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``passes_in_eager``
     tells whose failure that is: the backend's when the same program goes through dynamo without it.
     """
-    doing, direction, direct = "compile", "forward", case.get("call") == "direct"
+    doing, direction, direct = "compile", "forward", spec.call is CallPath.DIRECT
 
     def now(what: str, way: str) -> None:
         nonlocal doing, direction
@@ -117,11 +119,11 @@ def run_compiled(
         now("compile", "forward")
         compiler = told_apart(compiler, notes)
         if direct:
-            function = compile_directly(compiler, model, inputs, case, literal_in(case.get("options")))
+            function = compile_directly(compiler, model, inputs, spec)
             now("runtime", "forward")
         else:
-            function = compile_by_torch(compiler, model, inputs, case)
-        left = run_once(function, model, inputs, case, SEED, lambda: now("runtime", "backward"))
+            function = compile_by_torch(compiler, model, inputs, spec)
+        left = run_once(function, model, inputs, spec, SEED, lambda: now("runtime", "backward"))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises, SystemExit too, is the answer
@@ -132,7 +134,7 @@ def run_compiled(
                 reason = f"{NOT_CALLED}: {brief(error)}"
                 return None, outcome("invalid", reason, message=first_lines(error))
             kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or the inputs
-        return None, failure(signature_of(error, kind, direction), case, first_lines(error))
+        return None, failure(signature_of(error, kind, direction), spec, first_lines(error))
     return left, outcome("gone")
 
 
@@ -161,17 +163,22 @@ def graph_texts(graph_module: Any) -> list[str]:
     return [str(graph) for graph in graphs if isinstance(graph, torch.fx.Graph)]
 
 
-def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> Any:
-    for value, dims in zip(inputs, case.get("dynamic_dims") or (), strict=False):
+def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], spec: RunSpec) -> Any:
+    for value, dims in zip(inputs, spec.dynamic_dims, strict=False):
         if isinstance(value, torch.Tensor):
             mark_sizes(value, dims)
-    options = literal_in(case.get("options"))
-    given: dict[str, Any] = {"dynamic": case.get("dynamic"), "mode": case.get("mode"), "options": options}
-    given = {name: value for name, value in given.items() if value not in (None, {})}
-    return torch.compile(model, backend=compiler, fullgraph=True, **given)
+    options: Any = dict(spec.backend.options) or None
+    return torch.compile(
+        model,
+        backend=compiler,
+        fullgraph=True,
+        dynamic=spec.dynamic,
+        mode=spec.backend.mode,
+        options=options,
+    )
 
 
-def mark_sizes(value: Any, dims: list[int]) -> None:
+def mark_sizes(value: Any, dims: tuple[int, ...]) -> None:
     """Have dynamo take ``dims`` as symbols and the other dimensions as numbers, also with ``dynamic=True``.
 
     ``mark_static`` does nothing while dynamo compiles, which a fork of the failing program still does.
@@ -187,14 +194,14 @@ def run_once(
     function: Any,
     model: Any,
     inputs: tuple[Any, ...],
-    case: dict[str, Any],
+    spec: RunSpec,
     seed: int,
     backward_begins: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Call ``function``, then backward if the case has one; outputs, inputs and buffers afterwards, gradients."""
+    """Call ``function``, then backward if the spec has one; outputs, inputs and buffers afterwards, gradients."""
     torch.manual_seed(seed)
     with thread_state_kept():  # a run that raises inside vmap would leave its level to the next one
-        sources = gradient_sources(model, inputs) if case.get("backward") else {}
+        sources = gradient_sources(model, inputs) if spec.backward else {}
         outputs = function(*inputs)
         wait_for_devices((*inputs, *leaves_of(outputs)))
         gradients = gradients_of(outputs, sources, backward_begins)
@@ -314,21 +321,21 @@ def wrappers_at_rest() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def entered_modes(context: dict[str, Any]) -> Iterator[None]:
+def entered_modes(context: Context) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         set_defaults(stack, context)
-        if "default_device" in context:
-            stack.enter_context(torch.device(context["default_device"]))
-        stack.enter_context(torch.set_grad_enabled(context.get("grad", True)))
-        if context.get("inference"):
+        if context.default_device is not None:
+            stack.enter_context(torch.device(context.default_device))
+        stack.enter_context(torch.set_grad_enabled(context.grad))
+        if context.inference:
             stack.enter_context(torch.inference_mode())
-        for device, dtype, cache_enabled in context.get("autocast", ()):
+        for device, dtype, cache_enabled in context.autocast:
             stack.enter_context(torch.autocast(device, dtype_named(dtype), cache_enabled=cache_enabled))
         yield
 
 
 @contextlib.contextmanager
-def patched_config(given: dict[str, str]) -> Iterator[None]:
+def patched_config(given: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
     """Options of torch's config modules. Graph caches are off: they would hide a change of the compiler."""
     config: dict[str, dict[str, Any]] = {
         "torch._inductor.config": {"fx_graph_cache": False, "fx_graph_remote_cache": False},
@@ -339,24 +346,23 @@ def patched_config(given: dict[str, str]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in {**config, **given}:
             module = importlib.import_module(name)
-            options = {**config.get(name, {}), **literal_in(given.get(name))}
+            options = {**config.get(name, {}), **given.get(name, {})}
             stack.enter_context(module.patch({key: options[key] for key in options if hasattr(module, key)}))
         yield
 
 
-def set_defaults(stack: contextlib.ExitStack, context: dict[str, Any]) -> None:
+def set_defaults(stack: contextlib.ExitStack, context: Context) -> None:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     deterministic = torch.are_deterministic_algorithms_enabled()
     stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
     stack.callback(torch.set_default_dtype, torch.get_default_dtype())
     stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-    warn_only = bool(context.get("deterministic_warn_only"))
-    torch.use_deterministic_algorithms(bool(context.get("deterministic")), warn_only=warn_only)
-    torch.set_default_dtype(dtype_named(context.get("default_dtype", "torch.float32")))
-    torch.set_float32_matmul_precision(context.get("matmul_precision", "highest"))
-    if "threads" in context:
+    torch.use_deterministic_algorithms(context.deterministic, warn_only=context.deterministic_warn_only)
+    torch.set_default_dtype(dtype_named(context.default_dtype))
+    torch.set_float32_matmul_precision(context.matmul_precision)
+    if context.threads_matter and context.threads is not None:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(context["threads"])
+        torch.set_num_threads(context.threads)
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -364,22 +370,18 @@ def dtype_named(name: str) -> torch.dtype:
     return dtype
 
 
-def literal_in(value: Any) -> Any:
-    """Options travel as the text of a Python literal, torch's dtypes and the like included: TOML has no None and no tuple."""
-    return eval(value, {"torch": torch}) if isinstance(value, str) else dict(value or {})
-
-
-def failure(signature: dict[str, Any], case: dict[str, Any], message: str, **more: Any) -> dict[str, Any]:
-    """The outcome of a run that showed ``signature``, against the one that the case expects."""
-    said = case.get("match") is None or re.search(case["match"], message) is not None
-    if same_failure(case.get("signature"), signature) and said:
+def failure(signature: dict[str, Any], spec: RunSpec, message: str, **more: Any) -> dict[str, Any]:
+    """The outcome of a run that showed ``signature``, against the one that the spec expects."""
+    said = spec.match is None or re.search(spec.match, message) is not None
+    same = spec.signature is None or spec.signature.is_shown_by(Signature.from_table(signature))
+    if same and said:
         verdict = "reproduces"
     else:
         verdict = {"crash": "crashed", "hang": "timeout"}.get(signature["kind"], "changed")
     return outcome(verdict, signature=signature, message=message, **more)
 
 
-def compared(differ: Callable[[], dict[str, Any] | None], case: dict[str, Any]) -> dict[str, Any] | None:
+def compared(differ: Callable[[], dict[str, Any] | None], spec: RunSpec) -> dict[str, Any] | None:
     """The outcome when two runs differ; ``differ()`` gives a part of the signature, a message and figures."""
     try:
         difference = differ()
@@ -390,18 +392,7 @@ def compared(differ: Callable[[], dict[str, Any] | None], case: dict[str, Any]) 
     signature = {"kind": "accuracy", "direction": "forward", "types": [], "frames": []}
     signature |= difference["signature"]
     figures = {name: value for name, value in difference.items() if name not in ("signature", "message")}
-    return failure(signature, case, difference["message"], figures=figures)
-
-
-def same_failure(expected: dict[str, Any] | None, found: dict[str, Any]) -> bool:
-    """Every field equal, of the frames the innermost; or one of the further forms. Crashes and hangs are the same by their kind."""
-    if expected is None or expected["kind"] in ("crash", "hang"):
-        return expected is None or bool(expected["kind"] == found["kind"])
-    expected = {"direction": "forward", "types": [], "frames": [], "message": "", **expected}
-    innermost = [list(one["frames"])[:1] for one in (expected, found)]
-    same = all(expected[name] == found[name] for name in ("kind", "direction", "types"))
-    same = same and innermost[0] == innermost[1] and same_message(expected["message"], found["message"])
-    return same or any(same_failure(one, found) for one in expected.get("others", ()))
+    return failure(signature, spec, difference["message"], figures=figures)
 
 
 def outcome(verdict: str, reason: str = "", **more: Any) -> dict[str, Any]:

@@ -13,25 +13,17 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from minidbg.judge.harness import attempt, brief, outcome
+from minidbg.words.outcome import EXIT_STATUS, Verdict
+from minidbg.words.run_spec import Level, RunSpec
 from minidbg.words.script_header import read_table
 
 # --- embedded from here ---
-
-EXIT_STATUS = {
-    "gone": 0,
-    "reproduces": 1,
-    "flaky": 1,
-    "changed": 3,
-    "crashed": 3,
-    "timeout": 3,
-    "skipped": 125,
-    "invalid": 125,
-}
 
 
 class Unavailable(Exception):
@@ -39,18 +31,18 @@ class Unavailable(Exception):
 
 
 def judge_script(
-    script: dict[str, Any], case: dict[str, Any], device: str | None, backend: str | None, note: Any
+    script: dict[str, Any], spec: RunSpec, device: str | None, backend: str | None, note: Any
 ) -> dict[str, Any]:
     """Run the script's case on ``device`` with ``backend``, each as the script has it unless given."""
     moved = device is not None
-    device = device or case.get("device", "cpu")
+    device = device or spec.device
     try:
-        own = script.get("backend") or (lambda: case["backend"])
-        compiler = find_backend(own, case.get("paths", []), backend)
+        own = script.get("backend") or (lambda: spec.backend.name)
+        compiler = find_backend(own, spec.backend.paths, backend)
         need_device(device)
     except Unavailable as missing:
         return outcome("skipped", str(missing), device=device)
-    if case.get("level") == "aten" and isinstance(compiler, str):
+    if spec.level is Level.ATEN and isinstance(compiler, str):
         reason = f"a compiler for aot_autograd is needed (module:attribute), and {compiler!r} is a backend"
         return outcome("skipped", reason, device=device)
     make = script.get("graph") or script["Repro"]
@@ -58,17 +50,17 @@ def judge_script(
         lambda: make().to(device) if moved else make(),
         lambda: tuple(script["inputs"](device)),
         compiler,
-        case,
+        spec,
         note,
         script.get("differ"),
     )
     return {**result, "device": device}
 
 
-def find_backend(own: Callable[[], Any], paths: list[str], wanted: str | None) -> Any:
+def find_backend(own: Callable[[], Any], paths: tuple[str, ...], wanted: str | None) -> Any:
     """What ``own()`` gives, the script's ``backend()``, or ``--backend``: a registered name or ``module:attribute``."""
     found = None
-    for folders in ([], paths) if paths else ([],):
+    for folders in ((), paths) if paths else ((),):
         sys.path += folders
         try:
             found = own()
@@ -108,29 +100,36 @@ def outcome_of(
     device: str | None = None,
     backend: str | None = None,
     tell: Callable[[str], object] | None = None,
-    changes: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Judge the script here, or in a child process (crash, hang; ``tell`` is the child's way to say what it does).
 
-    A flaky failure gets the header's number of ``attempts``. A fault of the script itself is ``invalid``.
+    ``changes`` are fields of the RunSpec. A flaky failure gets the header's number of attempts. A fault of the script
+    itself is ``invalid``.
     """
     try:
-        case = {**read_table(script["__file__"]), **(changes or {})}
+        spec = replace(spec_of(script), **changes)
         if tell is not None:
-            return judge_script(script, case, device, backend, lambda phase: tell("phase " + phase))
-        return shown_in(case.get("attempts", 1), lambda: one_outcome(script, case, device, backend))
+            return judge_script(script, spec, device, backend, lambda phase: tell("phase " + phase))
+        return shown_in(spec.attempts, lambda: one_outcome(script, spec, device, backend))
     except Exception as error:  # noqa: BLE001 - else Python would exit with 1, which means "reproduces"
         traceback.print_exc()
         return outcome("invalid", f"the script itself failed: {brief(error)}")
 
 
+def spec_of(script: dict[str, Any]) -> RunSpec:
+    """How the script is run: what its caller made of its header, or what that says. Raises OSError and DAMAGE."""
+    spec: RunSpec = script.get("spec") or RunSpec.from_table(read_table(script["__file__"]))
+    return spec
+
+
 def one_outcome(
-    script: dict[str, Any], case: dict[str, Any], device: str | None, backend: str | None
+    script: dict[str, Any], spec: RunSpec, device: str | None, backend: str | None
 ) -> dict[str, Any]:
     if "judge_in_child" in script:
         command = script.get("judge_command") or [sys.executable, "-X", "faulthandler", script["__file__"]]
-        return dict(script["judge_in_child"](command, case, device, backend))
-    return judge_script(script, case, device, backend, lambda phase: None)
+        return dict(script["judge_in_child"](command, spec, device, backend))
+    return judge_script(script, spec, device, backend, lambda phase: None)
 
 
 def shown_in(attempts: int, judge: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -169,18 +168,20 @@ def main(script: dict[str, Any], argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
     try:
         with clean_stdout() as say:
-            changes = dict(script.get("changes", {}))
-            if options.tolerances:
-                changes["tolerances"] = options.tolerances
+            changes = {"tolerances": options.tolerances} if options.tolerances else {}
             tell = say if options.child else None
-            found = outcome_of(script, options.device, options.backend, tell, changes)
-            for line in report(found, script["__file__"], options):
+            found = outcome_of(script, options.device, options.backend, tell, **changes)
+            for line in report(found, script, options):
                 say(printable(line))
     except Exception:  # noqa: BLE001 - as in outcome_of
         traceback.print_exc()
         return 125
-    status = EXIT_STATUS[found["verdict"]]
+    status = exit_status(found)
     return 125 if options.bisect and status == 3 else status
+
+
+def exit_status(found: dict[str, Any]) -> int:
+    return EXIT_STATUS[Verdict(found["verdict"])]
 
 
 def printable(line: str) -> str:
@@ -188,22 +189,22 @@ def printable(line: str) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
 
 
-def report(found: dict[str, Any], path: str, options: argparse.Namespace) -> Iterator[str]:
+def report(found: dict[str, Any], script: dict[str, Any], options: argparse.Namespace) -> Iterator[str]:
     """The lines to print: the verdict first, or one JSON object."""
     try:
-        case = read_table(path)
+        spec = spec_of(script)
+        name, expected = spec.backend.name, spec.signature and spec.signature.to_table()
     except Exception:  # noqa: BLE001 - the outcome says so already
-        case = {}
-    backend = options.backend or case.get("backend", "the backend")
+        name, expected = "the backend", None
+    backend = options.backend or name
     if options.json or options.child:
-        yield json.dumps(
-            {**found, "repro": path, "backend": backend, "torch": torch.__version__}, default=str
-        )
+        about = {"repro": script["__file__"], "backend": backend, "torch": torch.__version__}
+        yield json.dumps({**found, **about}, default=str)
         return
     yield sentence(found, backend)
     yield from figures(found["figures"])
-    if EXIT_STATUS[found["verdict"]] == 3:
-        yield f"  expected: {case.get('signature')}"
+    if exit_status(found) == 3:
+        yield f"  expected: {expected}"
         yield f"  got:      {found['signature']}"
 
 
@@ -258,7 +259,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
             relative, absolute = map(float, options.tolerances)
         except ValueError:
             parser.error("--tolerances takes two numbers, or one of bfloat16, float16 and tf32")
-        options.tolerances = {"any": [relative, absolute]}
+        options.tolerances = {"any": (relative, absolute)}
     return options
 
 
@@ -283,7 +284,7 @@ def check_with_pytest(script: dict[str, Any]) -> None:
 
     found = outcome_of(script)
     text = sentence(found, "the backend")
-    if EXIT_STATUS[found["verdict"]] == 125:
+    if exit_status(found) == 125:
         pytest.skip(text)
     if found["verdict"] != "gone":
         pytest.fail(text, pytrace=False)

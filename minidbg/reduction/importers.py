@@ -32,7 +32,7 @@ from minidbg.python_text.run import run_as_module
 from minidbg.source.size import call_nodes
 from minidbg.words.errors import BackendUnreachable, MinidbgError, NotReproduced, UnreadableRepro
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, CompilerFn, Context, Level, Provenance
+from minidbg.words.run_spec import BackendRef, CallPath, CompilerFn, Context, Level, Provenance, RunSpec
 
 SECONDS = 120.0
 """Time limit of each run of the whole program."""
@@ -79,11 +79,11 @@ def case_of(
     return Case(
         graph_module,
         values,
-        backends.with_operators(backend.ref, graph_module, values, setup=setup),
-        context,
-        dynamic=dynamic,
-        provenance=provenance,
-        compiler=backend.compiler,
+        RunSpec(
+            backends.with_operators(backend.ref, graph_module, values, setup=setup), context, dynamic=dynamic
+        ),
+        provenance,
+        backend.compiler,
     )
 
 
@@ -96,7 +96,7 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
         outcome = asking.submit(case, seconds=SECONDS)
         if outcome.verdict is Verdict.REPRODUCES:
             story = replace(case.provenance, message=outcome.message)
-            return replace(case, signature=outcome.signature, provenance=story)
+            return replace(case.with_spec(signature=outcome.signature), provenance=story)
         said.append(outcome)
     told = "; ".join(dict.fromkeys(one.in_words for one in said))
     raise NotReproduced(
@@ -151,9 +151,9 @@ def cases_of_exported(program: torch.export.ExportedProgram, backend: UsedBacken
     graph_module, inputs = capture_by_dynamo(module, args, dynamic=symbolic or None)
     notes = [*notes, "from a program of torch.export"]
     case = case_of(graph_module, inputs, backend, context=Context(), notes=notes, dynamic=symbolic)
-    yield replace(case, context=Context(grad=False))
+    yield case.with_spec(context=Context(grad=False))
     if need_grad(inputs):
-        yield replace(case, backward=True)
+        yield case.with_spec(backward=True)
 
 
 def example_inputs(
@@ -252,10 +252,10 @@ def cases_of_torch_repro(path: Path, backend: str | CompilerFn | None) -> Iterat
     form = partial(case_of, graph_module, values, notes=notes, dynamic=symbolic)
     yield form(used, context=context)
     if found.grad and need_grad(values):
-        yield replace(form(used, context=context), backward=True)
+        yield form(used, context=context).with_spec(backward=True)
     if found.level is Level.ATEN and backend is None:
         inner = form(backend_named(INNER), context=replace(context, grad=False))
-        yield replace(inner, level=Level.ATEN, call=CallPath.DIRECT)
+        yield inner.with_spec(level=Level.ATEN, call=CallPath.DIRECT)
 
 
 def backend_of(found: TorchRepro, wanted: str | CompilerFn | None) -> UsedBackend:

@@ -19,7 +19,6 @@ from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import tensors_in
 from minidbg.fx.ranks import on_its_rank, what_was_needed
 from minidbg.judge import harness
-from minidbg.judge.embed import settings_of
 from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.defined import open_points
 from minidbg.reduction.result import Written
@@ -105,7 +104,7 @@ def published(
             if draft is not None:
                 if last.signature is not None and faces(last.signature) > faces(case.signature):
                     repro.discard(draft)
-                    raise Alternates(replace(case, signature=last.signature))
+                    raise Alternates(case.with_spec(signature=last.signature))
                 path = repro.publish(case, draft, folder)
                 keep_neighbour(found.neighbour if is_smallest else None, path, folder)
                 done = written(path, case, original, last, session)
@@ -152,8 +151,8 @@ def forms(found: Reduced, original: Case) -> Iterator[ScriptForm]:
     for exactness in (Exactness.SEEDED, Exactness.SMALL, Exactness.EXACT):
         for case in filter(None, (smallest, on_its_rank(smallest))):
             yield ScriptForm(case, exactness, EXACTNESS_NOTES[exactness])
-    if smallest.call is CallPath.TORCH_COMPILE:
-        direct = replace(smallest, call=CallPath.DIRECT)
+    if smallest.spec.call is CallPath.TORCH_COMPILE:
+        direct = smallest.with_spec(call=CallPath.DIRECT)
         yield ScriptForm(
             direct, Exactness.EXACT, "fails only when the backend is called directly with this graph"
         )
@@ -164,9 +163,9 @@ def forms(found: Reduced, original: Case) -> Iterator[ScriptForm]:
 
 def single_threaded(form: ScriptForm) -> ScriptForm:
     """The form with one thread, as the oracle calls have it: C++ code ends the process where it throws in a second one."""
-    context = replace(form.case.context, threads=1, threads_matter=True)
+    context = replace(form.case.spec.context, threads=1, threads_matter=True)
     note = "; ".join(filter(None, (form.note, "with more than one thread the process dies instead")))
-    return replace(form, case=replace(form.case, context=context), note=note)
+    return replace(form, case=form.case.with_spec(context=context), note=note)
 
 
 EXACTNESS_NOTES: Mapping[Exactness, str] = {
@@ -189,7 +188,7 @@ def newly_open(case: Case, before: Case) -> frozenset[str]:
     """What torch leaves open in ``case`` and did not in ``before``: places that are written to twice, equal elements."""
     if devices_of(case.inputs):  # nobody asks eager there
         return frozenset()
-    around = partial(harness.entered_modes, settings_of(case)["context"])
+    around = partial(harness.entered_modes, case.spec.context)
     found = open_points(case.graph_module, case.inputs, around)
     return found - open_points(before.graph_module, before.inputs, around) if found else found
 
@@ -269,7 +268,7 @@ def _moved_to_cpu(value: Any) -> Any:
 def with_failure(case: Case, outcome: Outcome) -> Case:
     """``case`` expecting the failure that ``outcome`` showed, and telling its message."""
     story = replace(case.provenance, message=outcome.message)
-    return replace(case, signature=outcome.signature, provenance=story)
+    return replace(case.with_spec(signature=outcome.signature), provenance=story)
 
 
 def verify(

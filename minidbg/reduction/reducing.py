@@ -29,7 +29,6 @@ from minidbg.fx.effects import is_call
 from minidbg.fx.ranks import on_its_rank
 from minidbg.judge import harness
 from minidbg.judge.agreement import margin_for
-from minidbg.judge.embed import settings_of
 from minidbg.reduction import core, surroundings
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
 from minidbg.reduction.publishing import (
@@ -153,8 +152,8 @@ def reduced_and_published(case: Case, folder: Path, session: Session, *, just_se
                 written = publish_first_that_fails(case, found, folder, session)
             except Alternates as alternates:
                 # Candidates that showed the other face passed for healthy: the search goes on from the smallest.
-                case = replace(case, signature=alternates.case.signature)
-                smallest = replace(found.smallest, signature=case.signature)
+                case = case.with_spec(signature=alternates.case.signature)
+                smallest = found.smallest.with_spec(signature=case.signature)
                 found = reduce_case(smallest, session, just_seen=True)
                 found = replace(found, notes=(*found.notes, ALTERNATES))
             except KeyboardInterrupt:
@@ -243,7 +242,7 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool 
     if believed and not is_sure and not reduced.steps and session.remaining() > 0:
         # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
         found, known = reproducing_path(case, session)
-        another = found.call is not case.call or found.backend is not case.backend
+        another = found.spec.call is not case.spec.call or found.backend is not case.backend
         if another or known.is_flaky or reduced.whole_passed:
             case, reduced = found, reduce_graph_of(found, session)
     reduced = as_defined(case, reduced)
@@ -260,7 +259,7 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool 
         session.interrupted = True
     notes = ("interrupted by Ctrl-C",) if session.interrupted else ()
     if known.is_flaky:
-        simpler = replace(simpler, attempts=session.repeats)
+        simpler = simpler.with_spec(attempts=session.repeats)
         said = f"flaky: it {known}, so each question was asked up to {session.repeats} times"
         notes = (said, *notes)
     neighbour = case.with_graph(*reduced.neighbour) if reduced.neighbour else None
@@ -319,8 +318,10 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     A failure that did not show at once gets more chances, where it may be flaky. Raises NotReproduced.
     """
     outcomes = []
-    others = [other for other in CallPath if other is not case.call and case.level is not Level.ATEN]
-    candidates = [*(replace(case, call=call) for call in (case.call, *others)), on_its_rank(case)]
+    others = [
+        other for other in CallPath if other is not case.spec.call and case.spec.level is not Level.ATEN
+    ]
+    candidates = [*(case.with_spec(call=call) for call in (case.spec.call, *others)), on_its_rank(case)]
     for candidate in filter(None, candidates):
         outcome = session.ask(candidate)
         if ANSWERS[outcome.verdict] is OracleAnswer.INTERESTING:
@@ -328,7 +329,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
                 session.others.clear()  # what a backend says that finds no ranks is no failure of it
             if outcome.signature is not None and case.signature is None:
                 candidate = with_failure(candidate, outcome)
-            return replace(candidate, margin=margin_for(outcome.figures)), Reliability(1, 1)
+            return candidate.with_spec(margin=margin_for(outcome.figures)), Reliability(1, 1)
         outcomes.append(outcome)
     said = outcomes[0]
     if said.verdict is Verdict.GONE and runs_worth_having(case):
@@ -359,7 +360,6 @@ def reduce_graph_of(
     start = call_nodes(case.graph_module)
     first_wrong = surroundings.first_differing(case) if case.kind is Kind.ACCURACY else ""
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
-    context = settings_of(case)["context"]
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
         asked = case.with_graph(graph_module, tuple(inputs))
@@ -393,7 +393,7 @@ def reduce_graph_of(
         simplify=simplify,
         is_deadly=case.kind in (Kind.CRASH, Kind.HANG),
         fails_when_it_runs=case.kind is Kind.RUNTIME,
-        around=lambda: harness.entered_modes(context),
+        around=lambda: harness.entered_modes(case.spec.context),
     )
     session.interrupted |= reduced.interrupted
     return reduced

@@ -174,10 +174,17 @@ def digest_of(case: Case) -> str:
         case.backend.expression,
         repr(sorted(case.backend.options.items())),
         str(case.backend.mode),
-        str(case.call),
-        repr((case.dynamic, case.dynamic_dims, case.backward)),
+        str(case.spec.call),
+        repr((case.spec.dynamic, case.spec.dynamic_dims, case.spec.backward)),
         repr(case.signature.to_table() if case.signature else None),
-        repr((case.context.grad, case.context.inference, case.context.autocast, case.context.deterministic)),
+        repr(
+            (
+                case.spec.context.grad,
+                case.spec.context.inference,
+                case.spec.context.autocast,
+                case.spec.context.deterministic,
+            )
+        ),
         *map(told, case.inputs),
         repr(aliases(case.inputs)),
     ]

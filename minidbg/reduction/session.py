@@ -220,11 +220,11 @@ class Session:
         compiles = case.kind in (Kind.ACCURACY, Kind.RUNTIME)
         if not (compiles and case.backend.name == "inductor" and hasattr(compiler_config, "cache_key_tag")):
             return case
-        given = case.context.config
+        given = case.spec.context.config
         inductor = {**given.get("torch._inductor.config", {}), "fx_graph_cache": True}
         mark = {"cache_key_tag": f"minidbg {os.getpid()} {self.started}"}
         config = {**given, "torch._inductor.config": inductor, "torch.compiler.config": mark}
-        return replace(case, context=replace(case.context, config=config))
+        return case.with_spec(context=replace(case.spec.context, config=config))
 
     def seconds_for(self, case: Case) -> float:
         """The time limit of one run: more for a large graph, which may take a compiler minutes."""

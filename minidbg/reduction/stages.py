@@ -32,7 +32,7 @@ from minidbg.words.errors import NotReproduced, UnreadableRepro
 from minidbg.words.files import replace_file
 from minidbg.words.outcome import Kind, Outcome, Verdict
 from minidbg.words.run_spec import CallPath, Level
-from minidbg.words.script_header import BLOCK
+from minidbg.words.script_header import BLOCK, metadata_of, table_in
 
 FAILING = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
 """Verdicts of a stage at which the graph fails, in the same way or another."""
@@ -122,9 +122,8 @@ class StageReport:
 
 def stages_of(header: Header) -> StageReport | None:
     """What the repro's header says about the stages; None when nobody has asked yet, or it was damaged by hand."""
-    table = header.table.get("stages")
     try:
-        return StageReport.from_table(table) if isinstance(table, Mapping) else None
+        return StageReport.from_table(header.stages) if header.stages else None
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
 
@@ -140,14 +139,18 @@ def keep_stages(path: Path | str, report: StageReport) -> None:
     """
     path = Path(path)
     old = script_text(path)
-    before = header_of(old, path)
+    before = without_stages(old, path)
     new = with_line(with_table(old, report), report)
-    after = header_of(new, path)
-    rest = {key: value for key, value in after.table.items() if key != "stages"}
-    if rest != {key: value for key, value in before.table.items() if key != "stages"}:
+    if without_stages(new, path) != before:
         raise UnreadableRepro(f"{path}: its header has a form in which nothing can be added to it")
     ast.parse(new)
     replace_file(path, new.encode())
+
+
+def without_stages(text: str, path: Path) -> dict[str, Any]:
+    """All else that the header says. Raises UnreadableRepro."""
+    header_of(text, path)
+    return {**table_in(metadata_of(text)), "stages": None}
 
 
 def with_table(text: str, report: StageReport) -> str:
@@ -262,7 +265,7 @@ def find_stages(
     """
     began = time.monotonic()
     case = repro.load(path)
-    if case.level is Level.ATEN:
+    if case.spec.level is Level.ATEN:
         raise NotReproduced(
             f"{path}: this graph is AOTAutograd's own, called with the compiler alone; there are no stages before it"
         )
@@ -295,9 +298,9 @@ def reported(case: Case, allowance: Allowance, run: Callable[[str | None], Outco
 
 def at_stage(case: Case, stage: str | None, allowance: Allowance, bisection: str = "") -> Outcome:
     """The case through torch.compile with ``stage`` as its backend, None for its own; within the ``bisection`` of that folder."""
-    case = replace(case, call=CallPath.TORCH_COMPILE)
+    case = case.with_spec(call=CallPath.TORCH_COMPILE)
     if stage is not None:
-        case = replace(case, backend=backends.find(stage), compiler=stage)
+        case = replace(case.with_spec(backend=backends.find(stage)), compiler=stage)
     return asking.submit(case, seconds=max(5.0, min(CALL_SECONDS, allowance.left())), bisection=bisection)
 
 

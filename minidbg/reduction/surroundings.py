@@ -45,28 +45,30 @@ def simplify(case: Case, fails: Callable[[Case], bool], remaining: Callable[[], 
         candidate = change(case)
         if candidate is not case and remaining() > 0 and fails(candidate):
             case = candidate
-    return replace(case, context=without_defaults(case.context))
+    return case.with_spec(context=without_defaults(case.spec.context))
 
 
 def changed(case: Case, **fields: Any) -> Case:
-    """``case`` with these fields; itself where it has them."""
-    same = all(getattr(case, name) == value for name, value in fields.items())
-    return case if same else replace(case, **fields)
+    """``case`` with these fields of its RunSpec; itself where it has them."""
+    same = all(getattr(case.spec, name) == value for name, value in fields.items())
+    return case if same else case.with_spec(**fields)
 
 
 def without_grad(case: Case) -> Case:
     """No input requires grad; and grad mode stays on, which is what a reader expects of plain code."""
     needs_grad = any(isinstance(value, torch.Tensor) and value.requires_grad for value in case.inputs)
-    if case.backward or not needs_grad:
+    if case.spec.backward or not needs_grad:
         return case
     inputs = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in case.inputs)
-    return replace(case, inputs=inputs, context=replace(case.context, grad=True, inference=False))
+    return replace(
+        case.with_spec(context=replace(case.spec.context, grad=True, inference=False)), inputs=inputs
+    )
 
 
 def without_mode(case: Case, name: str) -> Case:
     """One mode as it is by default."""
-    default = getattr(plain_context(case.context), name)
-    return changed(case, context=replace(case.context, **{name: default}))
+    default = getattr(plain_context(case.spec.context), name)
+    return changed(case, context=replace(case.spec.context, **{name: default}))
 
 
 def plain_context(context: Context) -> Context:
@@ -96,7 +98,7 @@ def without_unused_numbers(case: Case) -> Case:
     graph_module = copy_graph_module(case.graph_module)
     pairs = list(zip(graph_module.graph.find_nodes(op="placeholder"), case.inputs, strict=True))
     unused = [node for node, value in pairs if not node.users and type(value) is int]
-    if case.call is not CallPath.TORCH_COMPILE or not unused:
+    if case.spec.call is not CallPath.TORCH_COMPILE or not unused:
         return case
     for node in unused:
         graph_module.graph.erase_node(node)
@@ -109,12 +111,12 @@ MODES = ("grad", "inference", "autocast", "deterministic", "default_dtype", "mat
 
 CHANGES: tuple[Callable[[Case], Case], ...] = (
     # the usual way to the backend again, where only what is gone by now could not go that way
-    lambda case: case if case.level is Level.ATEN else changed(case, call=CallPath.TORCH_COMPILE),
+    lambda case: case if case.spec.level is Level.ATEN else changed(case, call=CallPath.TORCH_COMPILE),
     lambda case: changed(case, dynamic=False, dynamic_dims=()),
     without_unused_numbers,
     lambda case: changed(case, backward=False),
     without_grad,
-    lambda case: changed(case, context=plain_context(case.context)),
+    lambda case: changed(case, context=plain_context(case.spec.context)),
     *(partial(without_mode, name=name) for name in MODES),
     lambda case: changed(case, backend=replace(case.backend, options={}, mode=None)),
 )

@@ -88,7 +88,7 @@ def compiled_module(case: Case, source: Any) -> Any:
     module = instantiate(source, source.constants)
     options, mode = dict(case.backend.options) or None, case.backend.mode
     return torch.compile(
-        module, backend=backend, fullgraph=True, dynamic=case.dynamic, options=options, mode=mode
+        module, backend=backend, fullgraph=True, dynamic=case.spec.dynamic, options=options, mode=mode
     )
 
 
@@ -96,7 +96,7 @@ def values_of(run: Any, case: Case) -> Sequence[Any]:
     """The outputs of one run on clones of the inputs, in the case's modes that matter for values."""
     torch.manual_seed(0)
     inputs = clone_values(case.inputs)
-    with torch.set_grad_enabled(case.context.grad):
+    with torch.set_grad_enabled(case.spec.context.grad):
         outputs: Sequence[Any] = run(*inputs)
     return outputs
 

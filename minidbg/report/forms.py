@@ -23,7 +23,7 @@ from pathlib import Path
 
 from minidbg import repro, workers
 from minidbg.reduction.stages import StageReport, find_stages
-from minidbg.report.story import Story, as_table, difference
+from minidbg.report.story import Story, difference
 from minidbg.repro import templates
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Kind, Verdict
@@ -68,7 +68,7 @@ def rewritten(story: Story, *, standalone: bool, run: bool = True) -> Export:
 
 def remarks_of(story: Story) -> tuple[str, ...]:
     """What the script needs that no index has."""
-    return tuple(map(str, as_table(story.header.table.get("reference")).get("remarks", ())))
+    return story.header.spec.backend.remarks
 
 
 def check_that_it_fails(text: str, story: Story) -> None:
@@ -122,9 +122,9 @@ def issue(story: Story, *, run: bool = True, keep_private: bool = False, version
     header, neighbour, title = story.header, story.neighbour, title_of(story)
     variables = {
         "issue_title": title,
-        "kind": str(header.kind),
-        "said": SAID[header.kind],
-        "backend_name": header.backend,
+        "kind": str(header.spec.expected.kind),
+        "said": SAID[header.spec.expected.kind],
+        "backend_name": header.spec.backend.name,
         "name": re.sub(r"\W", "_", story.path.stem),
         "captured_from": header.provenance.captured_from,
         "line": header.provenance.line,
@@ -154,8 +154,10 @@ def title_of(story: Story) -> str:
     title = story.title.rstrip(".")
     first = story.message.partition("\n")[0][:120]
     first = "" if first in title else first
-    if title.startswith(f"{story.header.backend} "):
-        title = f"[{story.header.backend}] {title.removeprefix(story.header.backend).strip()}"
+    if title.startswith(f"{story.header.spec.backend.name} "):
+        title = (
+            f"[{story.header.spec.backend.name}] {title.removeprefix(story.header.spec.backend.name).strip()}"
+        )
     return f"{title}: {first}" if first else title
 
 

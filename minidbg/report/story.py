@@ -80,7 +80,10 @@ class Story:
     @property
     def title(self) -> str:
         """One sentence: backend, kind of failure, ops."""
-        return self.docstring.partition("\n")[0].strip() or f"{self.header.backend}: {self.header.kind}"
+        return (
+            self.docstring.partition("\n")[0].strip()
+            or f"{self.header.spec.backend.name}: {self.header.spec.expected.kind}"
+        )
 
     @property
     def message(self) -> str:
@@ -116,9 +119,9 @@ class Story:
         """One JSON object: what ``minidbg show --json`` prints."""
         header, origin = self.header, self.header.provenance
         return {
-            "repro": str(self.path), "title": self.title, "kind": str(header.kind), "backend": header.backend,
-            "device": header.device, "call": str(header.call), "expect": header.expect, "message": self.message,
-            "signature": header.signature.to_table() if header.signature else None, "figures": dict(self.figures),
+            "repro": str(self.path), "title": self.title, "kind": str(header.spec.expected.kind), "backend": header.spec.backend.name,
+            "device": header.spec.device, "call": str(header.spec.call), "expect": header.expect, "message": self.message,
+            "signature": header.spec.signature.to_table() if header.spec.signature else None, "figures": dict(self.figures),
             "captured_from": origin.captured_from, "line": origin.line, "torch": origin.torch_version,
             "python": origin.python_version, "dependencies": list(header.dependencies),
             "notes": list(origin.notes), "passes": origin.neighbour,
@@ -185,9 +188,9 @@ def is_capture_of(candidate: Path, header: Header) -> bool:
     story, told = header.provenance, other.provenance
     return (
         (other.nodes, told.captured_from) == (story.nodes, story.captured_from or told.captured_from)
-        and other.kind is header.kind
-        and other.backend == header.backend
-        and (header.signature is None or header.signature.matches(other.signature))
+        and other.spec.expected.kind is header.spec.expected.kind
+        and other.spec.backend.name == header.spec.backend.name
+        and (header.spec.signature is None or header.spec.signature.matches(other.spec.signature))
     )
 
 
@@ -309,7 +312,10 @@ def lines(story: Story) -> Iterator[str]:
 def facts(story: Story) -> Iterator[tuple[str, str]]:
     """What text and page tell, name and value."""
     header, origin = story.header, story.header.provenance
-    yield "failure", f"{header.kind} in {header.backend}, on {header.device}, called by {header.call}"
+    yield (
+        "failure",
+        f"{header.spec.expected.kind} in {header.spec.backend.name}, on {header.spec.device}, called by {header.spec.call}",
+    )
     yield "reduced", reduction_line(story.figures)
     if origin.captured_from:
         yield "from", f"{origin.captured_from}{f' `{origin.line}`' if origin.line else ''}"

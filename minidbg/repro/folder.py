@@ -137,9 +137,9 @@ def digest(case: Case) -> str:
         _without_style(backend.expression),
         repr(sorted(backend.options.items())),
         str(backend.mode),
-        str(case.call),
+        str(case.spec.call),
         repr(case.signature.to_table() if case.signature else None),
-        str(case.backward),
+        str(case.spec.backward),
         canonical_text(case.graph_module),
     ]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:6]

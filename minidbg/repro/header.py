@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from minidbg import backends
 from minidbg.fx.case import Case
-from minidbg.judge.embed import settings_of
 from minidbg.source.size import call_nodes
 from minidbg.words.errors import UnreadableRepro
-from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import CallPath, Context, Provenance
-from minidbg.words.script_header import metadata_of, table_in
+from minidbg.words.outcome import Kind
+from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
+from minidbg.words.script_header import HANG_LIMIT_S, metadata_of, table_in
 
 SCHEMA = 1
-DAMAGE = (
-    KeyError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    SyntaxError,
-    OverflowError,
-    RecursionError,
-    MemoryError,
-)
-"""Exceptions that parsing an untrusted header can raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +25,15 @@ class Header:
     """What a repro script says about itself."""
 
     path: Path
-    kind: Kind
-    backend: str
-    """For people; ``def backend()`` is what runs."""
+    spec: RunSpec
+    """How the script is run and what it must show; its backend without an expression, which ``def backend()`` gives."""
     expect: str = "reproduces"
     """``reproduces``, or ``gone`` once fixed: a regression test from then on."""
-    call: CallPath = CallPath.TORCH_COMPILE
-    device: str = "cpu"
     nodes: int = 0
-    signature: Signature | None = None
-    context: Context = field(default_factory=Context)
     provenance: Provenance = field(default_factory=Provenance)
     dependencies: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    """Top-level modules that hold the backend's code."""
-    table: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """All of ``[tool.minidbg]``."""
+    stages: Mapping[str, Any] | None = field(default=None, compare=False)
+    """What ``minidbg stages`` has written; ``StageReport`` reads it."""
 
 
 # --- writing ---
@@ -91,55 +71,20 @@ def torch_requirement(version: str) -> str:
 
 
 def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the case: what a person may change, and on one line all else that tools read.
-
-    What reading supplies is left out: the kind and the forward direction of the signature, modes that are torch's default.
-    """
-    settings = settings_of(case)
-    table: dict[str, Any] = {
-        "schema": SCHEMA,
-        "kind": str(kind or settings.pop("kind")),
-        "backend": settings.pop("backend"),
-        "device": device,
-        "nodes": call_nodes(case.graph_module),
+    """``[tool.minidbg]`` of the case: what a person may change, and on one line all else that tools read."""
+    hangs = case.kind is Kind.HANG
+    spec = replace(
+        case.spec,
+        device=device,
+        kind_if_unseen=kind or Kind.COMPILE,
+        # generous, since a healthy compile must not pass for a hang
+        time_limit_s=30 + len(case.graph_module.graph.nodes) // 10 if hangs else HANG_LIMIT_S,
+    )
+    nodes = call_nodes(case.graph_module)
+    return {
+        "expect": "reproduces",
+        "details": {"schema": SCHEMA, "nodes": nodes, **spec.to_table(case.provenance)},
     }
-    settings.pop("kind", None)
-    if case.call is CallPath.TORCH_COMPILE:
-        del settings["call"]
-    if settings["context"] == {"grad": True}:
-        del settings["context"]
-    signature = settings.pop("signature", None)
-    table |= settings
-    if signature is not None:
-        left_out = {"kind": table["kind"], "direction": "forward", "types": [], "frames": []}
-        table["signature"] = {key: value for key, value in signature.items() if left_out.get(key) != value}
-    table["origin"] = _origin(case)
-    reference = {
-        name: list(getattr(case.backend, name))
-        for name in ("modules", "requirements", "remarks", "files")
-        if getattr(case.backend, name)
-    }
-    if reference:
-        table["reference"] = reference
-    return {"expect": "reproduces", "details": table}
-
-
-IN_THE_LOG = ("oracle_calls", "seconds")
-"""Statistics of the reduction: its replay log in ``.minidbg`` has them."""
-
-
-def _origin(case: Case) -> dict[str, Any]:
-    story, default = case.provenance, Provenance()
-    origin: dict[str, Any] = {}
-    for name in Provenance.__slots__:
-        value = getattr(story, name)
-        if value != getattr(default, name) and name not in IN_THE_LOG:
-            origin[name] = list(value) if isinstance(value, tuple) else value
-    if case.context.threads is not None:
-        origin["threads"] = case.context.threads
-    if case.context.env:
-        origin["env"] = dict(case.context.env)
-    return origin
 
 
 # --- reading ---
@@ -186,51 +131,18 @@ def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> 
         raise UnreadableRepro(
             f"{path}: schema {table['schema']!r}, this minidbg reads {SCHEMA}; a newer one wrote it"
         )
-    signature, expect = table.get("signature"), table.get("expect", "reproduces")
+    expect, stages = table.get("expect", "reproduces"), table.get("stages")
     if expect not in ("reproduces", "gone"):
         raise ValueError(f"expect = {expect!r}, known are reproduces, gone")
     return Header(
-        path=path,
-        kind=Kind(table["kind"]),
-        backend=str(table["backend"]),
-        expect=expect,
-        call=CallPath(table.get("call", CallPath.TORCH_COMPILE)),
-        device=str(table.get("device", "cpu")),
+        path,
+        RunSpec.from_table(table),
+        expect,
         nodes=int(table.get("nodes", 0)),
-        signature=Signature.from_table(signature) if signature is not None else None,
-        context=_context(table.get("context", {}), table.get("origin", {})),
-        provenance=_provenance(table.get("origin", {})),
+        provenance=Provenance.from_table(table),
         dependencies=required,
-        modules=tuple(table.get("reference", {}).get("modules", ())),
-        table=table,
+        stages=stages if isinstance(stages, Mapping) else None,
     )
-
-
-def _context(modes: Mapping[str, Any], origin: Mapping[str, Any]) -> Context:
-    known = set(Context.__slots__) - {"autocast", "config", "env", "threads", "threads_matter"}
-    fields = {name: value for name, value in modes.items() if name in known}
-    return Context(
-        **fields,
-        autocast=tuple(
-            (str(device), str(dtype), bool(cached)) for device, dtype, cached in modes.get("autocast", ())
-        ),
-        config={module: literal_options(options) for module, options in modes.get("config", {}).items()},
-        threads=modes.get("threads", origin.get("threads")),
-        threads_matter="threads" in modes,
-        env=dict(origin.get("env", {})),
-    )
-
-
-def literal_options(value: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Options from the text of a Python literal, as the judge reads them, or from a TOML table."""
-    return dict(backends.read_literal(value) if isinstance(value, str) else value)
-
-
-def _provenance(origin: Mapping[str, Any]) -> Provenance:
-    fields = {name: origin[name] for name in Provenance.__slots__ if name in origin}
-    for name in {"notes", "suspects"} & fields.keys():
-        fields[name] = tuple(map(str, fields[name]))
-    return Provenance(**fields)
 
 
 # --- TOML ---

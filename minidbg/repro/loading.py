@@ -17,7 +17,7 @@ from minidbg import backends
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.embed import harness_names
-from minidbg.repro.header import Header, header_of, literal_options, script_text
+from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, OWN_NAMES, SCRIPT_IMPORTS
 from minidbg.source import origins, tensors
 from minidbg.source.expressions import quoted
@@ -27,7 +27,7 @@ from minidbg.source.parse import NotOurForm, read_module
 from minidbg.source.specs import all_imports_of
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.outcome import Kind
-from minidbg.words.run_spec import BackendRef, CallPath, Level
+from minidbg.words.run_spec import BackendRef, CallPath
 from minidbg.words.script_header import DIVIDER, backend_in
 
 _numbers = itertools.count(1)
@@ -56,34 +56,14 @@ def load(path: Path | str) -> Case:
     reference = backend_of(parts, header)
     compiler = backends.resolve(reference)
     namespace = _namespace(path, parts, reference)
-    with tensors.as_scripts_do([header.device]):
-        values = tuple(namespace["inputs"](header.device))
+    with tensors.as_scripts_do([header.spec.device]):
+        values = tuple(namespace["inputs"](header.spec.device))
     with tensors.as_scripts_do():
         graph_module, inputs = _graph(parts, header, namespace, values)
     _remember_constants(parts.model, graph_module)
-    allowed: Any = header.table.get("tolerances", {})
-    reference = replace(
-        reference, setup=(*_added_imports(parts, graph_module, inputs, header.call), *reference.setup)
-    )
-    return Case(
-        graph_module,
-        inputs,
-        reference,
-        header.context,
-        header.signature,
-        header.call,
-        Level(header.table.get("level", Level.DYNAMO)),
-        dynamic=header.table.get("dynamic"),
-        dynamic_dims=tuple(tuple(dims) for dims in header.table.get("dynamic_dims", ())),
-        backward=bool(header.table.get("backward", False)),
-        attempts=int(header.table.get("attempts", 1)),
-        tolerances=allowed
-        if isinstance(allowed, str)
-        else {name: (low, high) for name, (low, high) in allowed.items()},
-        match=header.table.get("match"),
-        provenance=header.provenance,
-        compiler=compiler,
-    )
+    added = _added_imports(parts, graph_module, inputs, header.spec.call)
+    spec = replace(header.spec, backend=replace(reference, setup=(*added, *reference.setup)))
+    return Case(graph_module, inputs, spec, header.provenance, compiler)
 
 
 def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any]:
@@ -101,13 +81,13 @@ def _graph(
     parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]
 ) -> tuple[fx.GraphModule, tuple[Any, ...]]:
     """The graph and the values of its placeholders: exactly as written where it is our form, else as dynamo sees it."""
-    if header.call is CallPath.DIRECT:
+    if header.spec.call is CallPath.DIRECT:
         graph_module: fx.GraphModule = namespace["graph"]()
     else:
         try:
             graph_module = read_module(parts.model, namespace)
         except NotOurForm:
-            return capture_by_dynamo(namespace["Repro"](), values, dynamic=header.table.get("dynamic"))
+            return capture_by_dynamo(namespace["Repro"](), values, dynamic=header.spec.dynamic)
     names = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
     if len(names) != len(values):
         raise UnreadableRepro(
@@ -238,13 +218,13 @@ def read_parts(text: str, header: Header) -> Parts:
     except (SyntaxError, ValueError) as error:
         raise UnreadableRepro(f"{header.path}: not a Python script any more: {error}") from error
     named = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    wanted = "graph" if header.call is CallPath.DIRECT else "Repro"
+    wanted = "graph" if header.spec.call is CallPath.DIRECT else "Repro"
     model, given = named.get(wanted), named.get("inputs")
     if model is None or given is None:
         missing = "inputs" if model else wanted
         raise UnreadableRepro(f"{header.path}: no definition of {missing!r} is left in it")
     own = named.get("backend")  # none where the backend is a name, or one of the script's functions
-    name = "" if own else backend_in(text) or quoted(header.backend)
+    name = "" if own else backend_in(text) or quoted(header.spec.backend.name)
     lines = text.split("\n")
     start = lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0
     mark = lines.index(KERNELS_MARK) + 1 if KERNELS_MARK in lines else _first_line(model)
@@ -253,7 +233,7 @@ def read_parts(text: str, header: Header) -> Parts:
     after_loader = loader.end_lineno if loader and start < loader.lineno < end else start
     others = [
         node
-        for node in _above_judge(text, nodes, header.kind)
+        for node in _above_judge(text, nodes, header.spec.expected.kind)
         if not (start and start < node.lineno < end) and not mark < node.lineno < _first_line(model)
     ]
     return Parts(
@@ -305,20 +285,7 @@ def _above_judge(text: str, nodes: list[ast.stmt], kind: Kind) -> list[ast.stmt]
 
 def backend_of(parts: Parts, header: Header) -> BackendRef:
     """The reference that the script's ``def backend()`` stands for, as it is written now."""
-    table = header.table
-    reference = table.get("reference", {})
-    plain = BackendRef(
-        name=header.backend,
-        expression="",
-        embedded=_embedded(parts, parts.added),
-        files=tuple(reference.get("files", ())),
-        paths=tuple(table.get("paths", ())),
-        options=literal_options(table.get("options", {})),
-        mode=table.get("mode"),
-        requirements=tuple(reference.get("requirements", ())),
-        remarks=tuple(reference.get("remarks", ())),
-        modules=header.modules,
-    )
+    plain = replace(header.spec.backend, embedded=_embedded(parts, parts.added))
     function = ast.parse(parts.backend).body[0]
     assert isinstance(function, ast.FunctionDef)
     comments = [

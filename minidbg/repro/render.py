@@ -8,7 +8,7 @@ import inspect
 import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -104,16 +104,21 @@ def render(
     kind = case.kind or kind or Kind.COMPILE
     case = with_group(case)
     is_standalone = form is Form.STANDALONE
-    imports = (*SCRIPT_IMPORTS, *(harness_imports(kind, case.call) if is_standalone else ()))
+    imports = (*SCRIPT_IMPORTS, *(harness_imports(kind, case.spec.call) if is_standalone else ()))
     taken = {*OWN_NAMES, *(harness_names(kind) if is_standalone else ())}
     stored: dict[str, Tensor] = {}
-    explicit = case.context.default_dtype != "torch.float32"
+    explicit = case.spec.context.default_dtype != "torch.float32"
     model = _model(case, exactness, stored, explicit=explicit)
     if clashing := sorted(taken & model.kernels.keys()):
         raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the script uses that name itself")
-    case = replace(case, backend=avoid_names(case.backend, taken | model.kernels.keys(), imports))
+    case = case.with_spec(backend=avoid_names(case.backend, taken | model.kernels.keys(), imports))
     specs = describing.describe(
-        case.inputs, model.input_names, exactness, stored, dynamic_dims=case.dynamic_dims, contents=contents
+        case.inputs,
+        model.input_names,
+        exactness,
+        stored,
+        dynamic_dims=case.spec.dynamic_dims,
+        contents=contents,
     )
     device = tensors.main_device(specs)
     header = write_header(case, device=device, has_tensors=bool(stored), kind=kind)
@@ -140,7 +145,7 @@ def render(
         variables |= {
             "divider": DIVIDER,
             "harness_imports": [line for line in imports if line not in SCRIPT_IMPORTS],
-            "harness": harness_source(kind, case.call).rstrip("\n"),
+            "harness": harness_source(kind, case.spec.call).rstrip("\n"),
         }
     text = fill(form.value, variables)
     if contents is WITH_CARE:  # not for a record of a flight: the check takes longer than all the rest
@@ -160,7 +165,7 @@ def _lines_that_judge(case: Case, header: str, model: str, plain_backend: str) -
     """The variables of a short script that judge. Raises NoShortForm."""
     read = header_of(header, Path("the header"))
     has_numbers = any(type(value) is int for value in case.inputs)
-    for place in mutated_placeholders(case.graph_module) if case.backward else ():
+    for place in mutated_placeholders(case.graph_module) if case.spec.backward else ():
         if isinstance(value := case.inputs[place], Tensor) and value.requires_grad and not value.is_leaf:
             raise selfcheck.NoShortForm(
                 "gradients of a value that the graph writes to are those from before the write"
@@ -172,7 +177,7 @@ def _lines_that_judge(case: Case, header: str, model: str, plain_backend: str) -
         has_numbers=has_numbers,
         lies_oddly=lies_oddly(case.inputs),
     )
-    return {**lines, "limit": f"{selfcheck.hang_limit(read):g}"}
+    return {**lines, "limit": f"{read.spec.time_limit_s:g}"}
 
 
 def lies_oddly(values: Sequence[Any]) -> bool:
@@ -229,7 +234,7 @@ def _model(
     def expression(name: str, value: Tensor) -> str:
         return constant_expression(name, value, exactness, stored, seed=next(seeds), explicit=explicit)
 
-    if case.call is CallPath.DIRECT:
+    if case.spec.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module, constant_expression=expression)
     return module_text.write_module(case.graph_module, "Repro", constant_expression=expression)
 

@@ -51,10 +51,10 @@ def run(
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
     argv += ["--tolerances", *given] if given else []
     ended = _run(argv, seconds, ready, python)
-    outcome = outcome_of(ended, header.signature, limit_s=seconds)
+    outcome = outcome_of(ended, header.spec.signature, limit_s=seconds)
     if not (outcome.reason or outcome.stderr) and outcome.verdict in (Verdict.GONE, Verdict.CHANGED):
         outcome = replace(outcome, stderr=ended.stderr_tail)  # who expected a failure asks what was said
-    return replace(outcome, device=device or outcome.device or header.device)
+    return replace(outcome, device=device or outcome.device or header.spec.device)
 
 
 def run_alone(

@@ -25,9 +25,10 @@ from minidbg.repro.wording import is_dotted_name, mode_phrases
 from minidbg.source.expressions import quoted
 from minidbg.torch_internals.devices import kind_of
 from minidbg.words.errors import MinidbgError
+from minidbg.words.literals import write_literal
 from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import CallPath, Context
-from minidbg.words.script_header import EXPRESSION, HANG_LIMIT_S
+from minidbg.words.run_spec import CallPath, Context, Level
+from minidbg.words.script_header import EXPRESSION
 
 NAMES = ("run", "check", "compiled", "sharing", "options", "device", "error", "same")
 """Global names of these lines, beside those that every script has."""
@@ -65,7 +66,7 @@ def lines_for(
         "test": case.test(),
         "eager": case.judging(case.eager),
         "backend_line": case.backend_line(),
-        "dies": header.kind in (Kind.CRASH, Kind.HANG),
+        "dies": case.kind in (Kind.CRASH, Kind.HANG),
         "child": case.call(case.compiled_model()),
         "pattern": written_pattern(case.pattern()),
         "said": case.said(),
@@ -77,28 +78,28 @@ class _Judged:
     """What the text of the lines depends on, for one header."""
 
     def __init__(self, header: Header, model: str, plain_backend: str, has_numbers: bool) -> None:
-        self.header, self.table = header, header.table
-        self.backend, self.device = plain_backend or "backend()", header.device
-        self.is_direct = header.call is CallPath.DIRECT
-        self.is_aten = self.table.get("level") == "aten"
+        self.header, self.spec, self.kind = header, header.spec, header.spec.expected.kind
+        self.backend, self.device = plain_backend or "backend()", self.spec.device
+        self.is_direct = self.spec.call is CallPath.DIRECT
+        self.is_aten = self.spec.level is Level.ATEN
         self.has_state = "def __init__" in model or (self.is_direct and "root." in model)
         self.has_parameters = "torch.nn.Parameter" in model
         self.lies_oddly = False
-        self.has_symbols = has_numbers and (not self.is_aten or bool(self.table.get("dynamic")))
+        self.has_symbols = has_numbers and (not self.is_aten or bool(self.spec.dynamic))
         """Whether plain integers among the inputs become symbols, as AOTAutograd makes them."""
-        self.backward = bool(self.table.get("backward"))
-        self.attempts = int(self.table.get("attempts", 1))
-        self.modes, self.statements = split_phrases(header.context)
-        self.is_about_guards = header.signature is not None and header.signature.message == NO_GUARDS
+        self.backward, self.attempts = self.spec.backward, self.spec.attempts
+        self.modes, self.statements = split_phrases(self.spec.context)
+        self.is_about_guards = self.spec.expected.message == NO_GUARDS
         self.category, self.leaf = "", ""
-        if header.kind is Kind.ACCURACY:
-            known = header.signature.message if header.signature else ""
-            self.leaf, _, self.category = (known or "output: float").partition(": ")
+        if self.kind is Kind.ACCURACY:
+            self.leaf, _, self.category = (self.spec.expected.message or "output: float").partition(": ")
             self.category = self.category.partition(" ")[0]
             if self.category not in CATEGORIES:
                 raise NoShortForm("a result of another structure than eager's needs the whole comparison")
-            if isinstance(allowed := self.table.get("tolerances"), str) and self.compares_values:
-                raise NoShortForm(f"what {allowed} arithmetic gives is known to the whole comparison only")
+            if isinstance(self.spec.tolerances, str) and self.compares_values:
+                raise NoShortForm(
+                    f"what {self.spec.tolerances} arithmetic gives is known to the whole comparison only"
+                )
         if self.is_direct and self.has_parameters and self.backward:
             raise NoShortForm(
                 "gradients of parameters are asked for, and the backend is called without torch.compile"
@@ -117,7 +118,7 @@ class _Judged:
     @property
     def waits(self) -> bool:
         """Whether a failing kernel may show only when its device comes to rest."""
-        late = self.header.kind in (Kind.RUNTIME, Kind.CRASH, Kind.HANG)
+        late = self.kind in (Kind.RUNTIME, Kind.CRASH, Kind.HANG)
         return late and bool(kind_of(self.device).synchronize)
 
     # --- the model, eager and compiled
@@ -133,16 +134,17 @@ class _Judged:
         if self.is_direct:
             return "compiled"
         arguments = [f"backend={self.backend}", "fullgraph=True"]
-        arguments += ["dynamic=True"] if self.table.get("dynamic") else []
-        arguments += [f"mode={quoted(self.table['mode'])}"] if self.table.get("mode") else []
-        arguments += [f"options={self.table['options']}"] if self.table.get("options") else []
+        backend = self.spec.backend
+        arguments += ["dynamic=True"] if self.spec.dynamic else []
+        arguments += [f"mode={quoted(backend.mode)}"] if backend.mode else []
+        arguments += [f"options={write_literal(dict(backend.options))}"] if backend.options else []
         return f"torch.compile({self.eager}, {', '.join(arguments)})"
 
     @property
     def wrapper(self) -> str:
         """The backend of a direct call, with its mode and options, as torch.compile would wrap it."""
-        mode, options = self.table.get("mode"), self.table.get("options", "{}")
-        settings = f"{quoted(mode) if mode else None}, {options}, {self.table.get('dynamic')}"
+        mode, options = self.spec.backend.mode, write_literal(dict(self.spec.backend.options))
+        settings = f"{quoted(mode) if mode else None}, {options}, {self.spec.dynamic}"
         if self.backend == '"inductor"':
             return f"torch._TorchCompileInductorWrapper({settings})"
         return f"torch._TorchCompileWrapper({self.backend}, {settings})"
@@ -150,10 +152,9 @@ class _Judged:
     @property
     def dims(self) -> str:
         """The dynamic dimensions of each input, as an expression; empty where nothing is symbolic."""
-        dims = self.table.get("dynamic_dims", ())
-        if any(dims):
-            return str([list(one) for one in dims])
-        return "[[]] * len(values)" if self.is_aten and self.table.get("dynamic") else ""
+        if any(self.spec.dynamic_dims):
+            return str([list(one) for one in self.spec.dynamic_dims])
+        return "[[]] * len(values)" if self.is_aten and self.spec.dynamic else ""
 
     def call(self, model: str) -> str:
         """``model`` called with the inputs, in the modes of the failing call."""
@@ -177,7 +178,7 @@ class _Judged:
     @property
     def tolerances(self) -> list[str]:
         """The items of a dict from dtype to relative and absolute tolerance, in two lines."""
-        given = self.table.get("tolerances", {})
+        given: Any = self.spec.tolerances
         pairs = {name: given.get(name, given.get("any", pair)) for name, pair in TOLERANCES.items()}
         pairs |= {name: pair for name, pair in given.items() if name != "any"}
         texts = [
@@ -207,19 +208,19 @@ class _Judged:
 
     def pattern(self) -> str:
         """A regular expression that this failure's ``Type: message`` contains."""
-        header = self.header
-        if header.kind is Kind.HANG:
+        message, signature = self.header.provenance.message, self.spec.signature
+        if self.kind is Kind.HANG:
             return "TimeoutExpired"
-        if header.kind is Kind.CRASH:
+        if self.kind is Kind.CRASH:
             return "the process died"
         if self.leaf:
             return "not close|not equal" if self.compares_values else self.category
-        if self.table.get("match"):
-            return str(self.table["match"])
-        known = [header.signature, *header.signature.others] if header.signature else []
+        if self.spec.match:
+            return self.spec.match
+        known = [signature, *signature.others] if signature else []
         patterns = [text_pattern(as_said(one)) for one in known]
-        if header.provenance.message:
-            patterns[:1] = [text_pattern(header.provenance.message)]
+        if message:
+            patterns[:1] = [text_pattern(message)]
         if self.is_about_guards:  # which of three errors dynamo meets first hangs on the order of hashes
             patterns = [BUILDS_GUARDS, GUARD_FAILED, *patterns]
         return "|".join(dict.fromkeys(patterns))
@@ -229,19 +230,14 @@ class _Judged:
         if self.is_about_guards:
             return "traceback.format_exc()"
         text = 'f"{type(error).__name__}: {error}"'
-        if self.leaf or self.header.kind in (Kind.CRASH, Kind.HANG):
+        if self.leaf or self.kind in (Kind.CRASH, Kind.HANG):
             return text
         return f're.sub(r"{CONTROL_SEQUENCE}", "", {text})  # without colours'
 
     @property
     def searched(self) -> str:
         """The expression in which the pattern is searched; its spaces are single, but for a pattern that the user has given."""
-        is_own = (
-            self.leaf
-            or self.header.kind in (Kind.CRASH, Kind.HANG)
-            or self.is_about_guards
-            or self.table.get("match")
-        )
+        is_own = self.leaf or self.kind in (Kind.CRASH, Kind.HANG) or self.is_about_guards or self.spec.match
         return "said" if is_own else '" ".join(said.split())'
 
 
@@ -302,9 +298,3 @@ def written_pattern(pattern: str) -> str:
     if "\\" in pattern and '"' not in pattern and not pattern.endswith("\\") and pattern.isprintable():
         return f'r"{pattern}"'
     return quoted(pattern)
-
-
-def hang_limit(header: Header) -> float:
-    """Seconds from the end of the eager run after which a compile counts as a hang."""
-    limit = header.table.get("time_limit_s", HANG_LIMIT_S)
-    return float(limit) if isinstance(limit, int | float) else HANG_LIMIT_S

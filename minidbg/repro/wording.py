@@ -11,9 +11,9 @@ from minidbg.fx.carried import holders
 from minidbg.fx.case import Case
 from minidbg.fx.nested import levels
 from minidbg.judge.signature import meaningful_lines
-from minidbg.python_text.source_text import write_literal
 from minidbg.repro.header import without_half_pairs
 from minidbg.source.size import call_nodes, call_targets
+from minidbg.words.literals import write_literal
 from minidbg.words.outcome import Kind
 from minidbg.words.run_spec import Context
 from minidbg.words.text import escape
@@ -160,8 +160,8 @@ def _story(case: Case, values: str) -> Iterator[str]:
         yield " ".join(seen)
     if values:
         yield values
-    if case.context.env:
-        yield f"Set in the environment: {' '.join(f'{name}={value}' for name, value in case.context.env.items())}."
+    if case.spec.context.env:
+        yield f"Set in the environment: {' '.join(f'{name}={value}' for name, value in case.spec.context.env.items())}."
     if story.neighbour:
         yield f"It {story.neighbour}."
     yield from (f"{note[0].upper()}{note[1:].rstrip('.')}." for note in story.notes if note)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from minidbg.history import History
 from minidbg.watch.announce import Announcer
@@ -23,6 +23,7 @@ from minidbg.watch.settings import Column
 from minidbg.watch.watched import Mark, Watched
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.outcome import LAYOUT
+from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
 from minidbg.words.text import last_line
 from minidbg.workers.build import Build, Built
 from minidbg.workers.deaths import last_json
@@ -131,7 +132,11 @@ class Background:
         oldest_first = sorted(stamps, key=lambda path: stamps[path][1])
         captures = [(path, read_capture(path, stamps[path])) for path in oldest_first]
         known = self.history.background() if captures else {}
-        shown = {failure_in(repro.table): repro.name for repro in repros if captures and not repro.damage}
+        shown = {
+            failure_of(repro.spec, repro.provenance.nodes or repro.nodes): repro.name
+            for repro in repros
+            if captures and not repro.damage
+        }
         for path, read in captures:
             if read is None or read[0] in (known.get(str(path), ("", ""))[0], reduced_digest(path)):
                 continue
@@ -179,11 +184,15 @@ def read_capture(path: Path, stamp: tuple[int, ...]) -> tuple[str, str] | None:
     try:
         data = path.read_bytes()
         table = header_table(data.decode("utf-8-sig"))
-    except (OSError, ValueError, KeyError):
+        spec, nodes = (
+            RunSpec.from_table(table),
+            Provenance.from_table(table).nodes or int(table.get("nodes", 0)),
+        )
+    except (OSError, *DAMAGE):
         return None
-    if (table.get("signature") or {}).get("message") == LAYOUT:
+    if spec.expected.message == LAYOUT:
         return None
-    return hashlib.sha1(data, usedforsecurity=False).hexdigest(), failure_in(table)
+    return hashlib.sha1(data, usedforsecurity=False).hexdigest(), failure_of(spec, nodes)
 
 
 def reduced_digest(path: Path) -> str:
@@ -194,11 +203,10 @@ def reduced_digest(path: Path) -> str:
         return ""
 
 
-def failure_in(table: Mapping[str, Any]) -> str:
+def failure_of(spec: RunSpec, nodes: int) -> str:
     """What a capture and the repro that it was reduced to have in common: backend, failure, and the size at capture."""
-    signature, origin = table.get("signature") or {}, table.get("origin") or {}
-    failure = [signature.get("types"), signature.get("message"), list(signature.get("frames", ()))[:1]]
-    return repr([table.get("backend"), table.get("kind"), failure, origin.get("nodes", table.get("nodes"))])
+    failure = spec.expected
+    return repr([spec.backend.name, failure.kind, failure.types, failure.message, failure.frames[:1], nodes])
 
 
 # The build before a sweep

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minidbg.watch.repros import Repro, read_repro
-from minidbg.watch.runner import as_renamed, expected_signature, judging
+from minidbg.watch.runner import as_renamed, judging
 from minidbg.watch.settings import Column
 from minidbg.watch.sources import module_roots, repositories_of
 from minidbg.watch.states import is_fallback
@@ -136,10 +136,12 @@ class Bisection:
 
     def outcome(self, repro: Repro, env: dict[str, str]) -> Outcome:
         """What the repro does in a fresh interpreter, from an empty folder."""
-        command = judging(repro, Column(self.device or repro.device, options=self.options), in_worker=False)
+        command = judging(
+            repro, Column(self.device or repro.spec.device, options=self.options), in_worker=False
+        )
         with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
             done = run_python(command, seconds=self.seconds, cwd=folder, env=env)
-        return deaths.outcome_of(done, expected_signature(repro), limit_s=self.seconds)
+        return deaths.outcome_of(done, repro.spec.expected, limit_s=self.seconds)
 
 
 def below(folder: Path | None, repository: Path) -> str:
@@ -158,11 +160,13 @@ def readable(path: Path) -> Repro:
 
 def repository_of_backend(repro: Repro) -> Path:
     """The git repository that holds the code of the repro's backend. Raises CannotBisect when that is not clear."""
-    roots = [root.path for module in repro.modules for root in module_roots(module, repro.paths)]
-    found = repositories_of([*roots, *repro.files])
+    roots = [root.path for module in repro.modules for root in module_roots(module, repro.spec.backend.paths)]
+    found = repositories_of([*roots, *repro.spec.backend.files])
     if len(found) != 1:
         where = f"{len(found)} git repositories ({', '.join(found)})" if found else "no git repository"
-        raise CannotBisect(f"the code of backend {repro.backend} lies in {where}; name it with --repository")
+        raise CannotBisect(
+            f"the code of backend {repro.spec.backend.name} lies in {where}; name it with --repository"
+        )
     return Path(found[0])
 
 
@@ -198,7 +202,7 @@ def environment_for(tree: Path, repro: Repro, repository: Path) -> dict[str, str
     """An environment in which the backend's modules are imported from ``tree``: there they lie as in the repository."""
     folders = []
     for module in repro.modules:
-        for root in module_roots(module, repro.paths):
+        for root in module_roots(module, repro.spec.backend.paths):
             above = Path(root.path).parent
             if above.is_relative_to(os.path.realpath(repository)):
                 folders.append(str(tree / above.relative_to(os.path.realpath(repository))))

@@ -16,10 +16,10 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-BACKEND_SETTINGS = ("backend", "options", "mode", "paths", "level")
-"""What of a repro's header says how its backend is called; the rest is about the failure."""
+if TYPE_CHECKING:
+    from minidbg.words.run_spec import RunSpec
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,8 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 def canary(path: str, device: str, options: str) -> dict[str, Any]:
     """The answer for the backend of the repro at ``path``. A script may define ``canary(device)``, which raises when it is broken."""
-    from minidbg.judge.command import definitions_of, with_options
-    from minidbg.words.script_header import read_table
+    from minidbg.judge.command import definitions_of, spec_with_options
 
     try:
         script = definitions_of(path)
@@ -45,26 +44,27 @@ def canary(path: str, device: str, options: str) -> dict[str, Any]:
             script["canary"](device)
             return {"canary": "passes", "reason": ""}
         try:
-            case = with_options(read_table(path), options)
+            spec = spec_with_options(path, options)
         except ValueError as error:
             return {"canary": "missing", "reason": str(error)}
-        script.setdefault("backend", lambda: case["backend"])
+        script.setdefault("backend", lambda: spec.backend.name)
         try:
-            import_backend(script, case.get("paths", ()))
+            import_backend(script, spec.backend.paths)
         except ModuleNotFoundError as error:
             return {"canary": "missing", "reason": brief(error)}
-        return judged(script, {name: case[name] for name in BACKEND_SETTINGS if name in case}, device)
+        return judged(script, spec, device)
     except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises is the answer
         traceback.print_exc()
         return {"canary": "broken", "reason": brief(error)}
 
 
-def judged(script: Mapping[str, Any], settings: dict[str, Any], device: str) -> dict[str, Any]:
+def judged(script: Mapping[str, Any], spec: RunSpec, device: str) -> dict[str, Any]:
     """Judge a few cases of one op as any other case is judged: one must be as in eager, since each may be a repro's very bug."""
     import torch
 
     from minidbg.judge.agreement import differ
     from minidbg.judge.script import judge_script
+    from minidbg.words.run_spec import RunSpec
 
     def inputs(device: str) -> tuple[Any, ...]:
         return (torch.linspace(-2, 2, 8, device=device),)
@@ -73,9 +73,10 @@ def judged(script: Mapping[str, Any], settings: dict[str, Any], device: str) -> 
         lambda value: value + 1, torch.relu, lambda value: value * 2, torch.sin,
     ]  # fmt: skip
     reason = ""
+    plain = RunSpec(spec.backend, level=spec.level, dynamic=None)  # the rest is about the failure
     for op in ops:
         one_op = {**script, "graph": one_op_model(op), "inputs": inputs, "differ": differ}
-        found = judge_script(one_op, settings, device, None, lambda phase: None)
+        found = judge_script(one_op, plain, device, None, lambda phase: None)
         if found["verdict"] == "gone":
             return {"canary": "passes", "reason": "", "fallback": found["reason"].startswith("fallback:")}
         if found["verdict"] == "skipped":  # the device has gone, which is no fault of the backend

@@ -151,7 +151,12 @@ def about(repro: Repro | None) -> Json:
     if repro.damage:
         return {"damage": repro.damage}
     notes = {key: text for key, text in repro.row().items() if key != "repro"}
-    return {"kind": str(repro.kind), "backend": repro.backend, "expect": str(repro.expect), **notes}
+    return {
+        "kind": str(repro.spec.expected.kind),
+        "backend": repro.spec.backend.name,
+        "expect": str(repro.expect),
+        **notes,
+    }
 
 
 def cell_json(cell: VerdictCell, *, brief: bool = True) -> list[Any]:

@@ -201,8 +201,8 @@ def rows_of(folder: Path) -> list[Row]:
 def row_of(repro: Repro, state: ReproState | None) -> Row:
     """What ``minidbg list`` tells of a repro on a device."""
     row: Row = {
-        "repro": repro.name, "path": str(repro.path), "device": state.device if state else repro.device,
-        "kind": None if repro.damage else str(repro.kind), "backend": repro.backend, "expect": str(repro.expect),
+        "repro": repro.name, "path": str(repro.path), "device": state.device if state else repro.spec.device,
+        "kind": None if repro.damage else str(repro.spec.expected.kind), "backend": repro.spec.backend.name, "expect": str(repro.expect),
         "verdict": None, "since": None, "seen": None, "reason": repro.damage,
     }  # fmt: skip
     if state is not None and not repro.damage:

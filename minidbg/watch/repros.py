@@ -27,11 +27,14 @@ import psutil
 
 from minidbg.watch.snapshot import stamp
 from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Kind, Verdict
+from minidbg.words.outcome import Verdict
+from minidbg.words.run_spec import DAMAGE, BackendRef, Provenance, RunSpec
 from minidbg.words.script_header import backend_in, metadata_of, table_in
 
 FOR_PEOPLE = re.compile(rb"(?m)^# (expect|owner|issue|muted) = .*\n")
 """What somebody may write into a header without its being another repro."""
+UNKNOWN = RunSpec(BackendRef("", ""))
+"""Of a script that is damaged."""
 NO_REPROS = frozenset({"conftest.py", "__init__.py"})
 HIDDEN = ".minidbg"
 
@@ -49,56 +52,41 @@ class Repro:
     """Size and times of both files, by which a later look sees that they are the same."""
     damage: str = ""
     """Why it cannot be run, when it cannot."""
-    kind: Kind = Kind.COMPILE
+    spec: RunSpec = field(default=UNKNOWN, compare=False)
+    """How it is run and what it must show, as the header says."""
+    provenance: Provenance = field(default=Provenance(), compare=False)
     expect: Verdict = Verdict.REPRODUCES
-    backend: str = ""
-    device: str = "cpu"
-    """The device that the script runs on unless told otherwise."""
-    table: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """All of ``[tool.minidbg]``."""
+    nodes: int = 0
+    notes: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """What people wrote into the header: ``owner``, ``issue``, and why it is ``muted``."""
     backend_source: str = ""
     """The text of ``def backend()``, or the name or function that stands for it."""
 
     @property
     def backend_key(self) -> str:
         """Equal for repros that get the same backend in the same way: they share a canary."""
-        how = [self.backend_source, *(repr(self.table.get(name)) for name in ("options", "mode", "paths"))]
+        backend = self.spec.backend
+        how = [self.backend_source, *map(repr, (backend.options, backend.mode, backend.paths))]
         return hashlib.sha1("\0".join(how).encode(), usedforsecurity=False).hexdigest()[:12]
 
     @property
     def modules(self) -> tuple[str, ...]:
         """Top-level modules that hold the backend's code: those the header names, and those ``backend()`` imports."""
-        return tuple(dict.fromkeys([*self.named("reference", "modules"), *imported_in(self.backend_source)]))
+        return tuple(dict.fromkeys([*self.spec.backend.modules, *imported_in(self.backend_source)]))
 
     @property
     def failing_modules(self) -> tuple[str, ...]:
         """The modules that the failure came through, as the signature's frames name them."""
-        return tuple(dict.fromkeys(frame.partition(":")[0] for frame in self.named("signature", "frames")))
+        return tuple(dict.fromkeys(frame.partition(":")[0] for frame in self.spec.expected.frames))
 
     @property
     def muted(self) -> str:
         """Why nobody wants to hear of this repro's flips; empty when everybody does."""
-        return str(self.table.get("muted", ""))
+        return self.notes.get("muted", "")
 
     def row(self) -> dict[str, Any]:
         """What views show of it."""
-        notes = {name: str(self.table[name]) for name in ("owner", "issue", "muted") if self.table.get(name)}
-        return {"repro": self.name, **notes}
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Scripts that the header has loaded by path."""
-        return self.named("reference", "files")
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Folders of the header that are tried when an import fails."""
-        return tuple(map(str, self.table.get("paths", ())))
-
-    def named(self, table: str, name: str) -> tuple[str, ...]:
-        """The texts ``name`` in a table of the header."""
-        found = self.table.get(table, {})
-        return tuple(map(str, found.get(name, ()) if isinstance(found, Mapping) else ()))
+        return {"repro": self.name, **self.notes}
 
 
 def find_repros(paths: Sequence[Path]) -> list[Path]:
@@ -158,11 +146,12 @@ def read_repro(path: Path, name: str) -> Repro | None:
         text = data.decode("utf-8-sig")
         table = header_table(text)
         return Repro(
-            name, path, total, now, kind=Kind(table["kind"]), expect=Verdict(table.get("expect", "reproduces")),
-            backend=str(table.get("backend", "")), device=str(table.get("device", "cpu")), table=table,
+            name, path, total, now, spec=RunSpec.from_table(table), provenance=Provenance.from_table(table),
+            expect=Verdict(table.get("expect", "reproduces")), nodes=int(table.get("nodes", 0)),
+            notes={name: str(table[name]) for name in ("owner", "issue", "muted") if table.get(name)},
             backend_source=function_source(text, "backend") or backend_in(text) or "",
         )  # fmt: skip
-    except (KeyError, ValueError, TypeError, SyntaxError, AttributeError) as error:
+    except DAMAGE as error:
         return Repro(name, path, total, now, damage=f"damaged: {type(error).__name__}: {error}")
 
 

@@ -21,8 +21,7 @@ from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import CanaryAnswer, Lane, Task
 from minidbg.words import environment
 from minidbg.words.files import link_or_copy
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.script_header import HANG_LIMIT_S
+from minidbg.words.outcome import Kind, Outcome, Verdict
 from minidbg.workers import deaths
 from minidbg.workers.deaths import last_json, signal_name
 from minidbg.workers.pool import NUMBERS, Ended, Order, Pool, busyness, share_of_memory
@@ -87,7 +86,7 @@ class Runner:
                 env=column.variables,
                 place=column.place if column.host else "",
                 script=str(repro.path.absolute()),
-                warm="inductor" if repro.backend == "inductor" else "aot",
+                warm="inductor" if repro.spec.backend.name == "inductor" else "aot",
             )
         )
         self.under_way[number] = task, began
@@ -97,8 +96,8 @@ class Runner:
             return CANARY_SECONDS
         fresh, fixed = mode == "prelude", self.settings.seconds
         least = LEAST_SECONDS * busyness()
-        if repro.kind is Kind.HANG:
-            own = own_limit(repro.table)
+        if repro.spec.expected.kind is Kind.HANG:
+            own = repro.spec.time_limit_s
             enough = fixed or max(LEAST_HANG_SECONDS, FACTOR * self.usual_seconds)
             return min(own, enough) + (HANG_START_SECONDS * busyness() if fresh else 0)
         if fixed is not None:
@@ -136,7 +135,7 @@ def judging(repro: Repro, column: Column, *, in_worker: bool = True) -> tuple[st
     such a process already, it is asked to do without (``--child``).
     """
     options = ("--options", column.options) if column.options else ()
-    how = "--child" if in_worker and repro.kind in (Kind.CRASH, Kind.HANG) else "--json"
+    how = "--child" if in_worker and repro.spec.expected.kind in (Kind.CRASH, Kind.HANG) else "--json"
     return (JUDGE_SCRIPT, str(repro.path.absolute()), *options, "--device", column.device, how)
 
 
@@ -158,12 +157,6 @@ def mode_for(workers: Workers, device: str, *, fresh: bool, turn: int = 1) -> st
     return "untouched" if fresh else "fork"
 
 
-def own_limit(table: Mapping[str, object]) -> float:
-    """The time limit in the header, which the script keeps by itself."""
-    limit = table.get("time_limit_s", HANG_LIMIT_S)
-    return float(limit) if isinstance(limit, int | float) else HANG_LIMIT_S
-
-
 # What the end of a run says
 
 
@@ -171,7 +164,7 @@ def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
     """The outcome of a run of ``repro``: what it printed, else what its death says against what its header expects."""
     if ended.unable:
         return Outcome(Verdict.INVALID, reason=ended.unable, device=device)
-    outcome = deaths.outcome_of(ended.result, expected_signature(repro), limit_s=round(ended.seconds))
+    outcome = deaths.outcome_of(ended.result, repro.spec.expected, limit_s=round(ended.seconds))
     return replace(outcome, device=device)
 
 
@@ -180,10 +173,8 @@ def as_renamed(outcome: Outcome, repro: Repro, files: Collection[str]) -> Outcom
 
     ``files`` are those of the backend's code as it is now.
     """
-    expected, found = expected_signature(repro), outcome.signature
-    if outcome.verdict is not Verdict.CHANGED or not (
-        expected and expected.frames and found and found.frames
-    ):
+    expected, found = repro.spec.expected, outcome.signature
+    if outcome.verdict is not Verdict.CHANGED or not (expected.frames and found and found.frames):
         return outcome
     (old, where), (new, now_where) = (one.frames[0].partition(":")[::2] for one in (expected, found))
     if replace(found, frames=expected.frames) != expected or where != now_where:
@@ -192,15 +183,6 @@ def as_renamed(outcome: Outcome, repro: Repro, files: Collection[str]) -> Outcom
     if old in names or new not in names:
         return outcome
     return replace(outcome, verdict=Verdict.REPRODUCES, reason=f"module renamed: {old} is {new} now")
-
-
-def expected_signature(repro: Repro) -> Signature | None:
-    """The signature in the header; one that only names the kind when it has none."""
-    table = repro.table.get("signature")
-    try:
-        return Signature.from_table(table) if table else Signature(repro.kind)
-    except (KeyError, ValueError, TypeError):
-        return Signature(repro.kind)
 
 
 def canary_of(ended: Ended) -> CanaryAnswer:

@@ -127,9 +127,9 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[Ro
     for repro in repros:
         if repro.damage:
             continue
-        roots = [Root(os.path.realpath(path)) for path in repro.files]
+        roots = [Root(os.path.realpath(path)) for path in repro.spec.backend.files]
         for module in repro.modules:
-            roots += module_roots(module, repro.paths)
+            roots += module_roots(module, repro.spec.backend.paths)
         found.update(dict.fromkeys(roots or module_roots("torch", ())))
     wholes = [root for root in found if root.deep and not root.suffixes]
     return [
@@ -139,7 +139,12 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[Ro
 
 def import_folders(repros: Iterable[Repro]) -> list[str]:
     """The folders that the modules of the repros' backends are imported from."""
-    every = {(module, repro.paths): None for repro in repros if not repro.damage for module in repro.modules}
+    every = {
+        (module, repro.spec.backend.paths): None
+        for repro in repros
+        if not repro.damage
+        for module in repro.modules
+    }
     roots = [root.path for module, paths in every for root in module_roots(module, paths)]
     named = [os.path.realpath(path) for _, paths in every for path in paths]
     return list(dict.fromkeys([*map(os.path.dirname, roots), *named]))

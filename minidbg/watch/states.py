@@ -258,7 +258,7 @@ def usual_seconds(states: Iterable[ReproState], repros: Mapping[str, Repro]) -> 
     came_back = (
         state.seconds
         for state, repro in known
-        if repro.kind is not Kind.HANG and state.verdict is not Verdict.TIMEOUT
+        if repro.spec.expected.kind is not Kind.HANG and state.verdict is not Verdict.TIMEOUT
     )
     return max(came_back, default=0.0)
 
@@ -268,7 +268,12 @@ def seen_too_seldom(states: Iterable[ReproState], repros: Mapping[str, Repro], *
     found = set()
     for state in states:
         repro = repros.get(state.repro)
-        if repro is None or repro.damage or repro.kind is Kind.HANG or repro.digest != state.script:
+        if (
+            repro is None
+            or repro.damage
+            or repro.spec.expected.kind is Kind.HANG
+            or repro.digest != state.script
+        ):
             continue
         if state.runs < (FLAKY_FACTOR * runs if state.verdict is Verdict.FLAKY else runs):
             found.add(state.repro)

@@ -177,7 +177,7 @@ class Sweep:
         """Where the job waits for its own run."""
         state, repro = self.states.get((job.repro, job.device)), self.repros[job.repro]
         lane = Lane.WARM
-        if repro.kind is Kind.HANG or (state is not None and state.verdict is Verdict.TIMEOUT):
+        if repro.spec.expected.kind is Kind.HANG or (state is not None and state.verdict is Verdict.TIMEOUT):
             lane = Lane.LONG
         elif state is not None and state.fresh and state.script == repro.digest:
             lane = Lane.FRESH
@@ -307,7 +307,11 @@ class Sweep:
         if len(runs) == MOST_RUNS:
             reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {seen.reason}"
             return self.released(self.unable(job, Transition.INVALID, reason))
-        lane = Lane.LONG if seen.verdict is Verdict.TIMEOUT or repro.kind is Kind.HANG else Lane.FRESH
+        lane = (
+            Lane.LONG
+            if seen.verdict is Verdict.TIMEOUT or repro.spec.expected.kind is Kind.HANG
+            else Lane.FRESH
+        )
         again = Task(Purpose.CONFIRM, job, True, lane, len(runs))
         self.confirmations[lane, job.column.shared].append(again)
         is_first = before is None or before.script != repro.digest

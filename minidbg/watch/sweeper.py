@@ -159,10 +159,10 @@ class Sweeper:
         by_device: dict[str, tuple[tuple[str, ...], tuple[Column, ...]]] = {}
         for name in sorted(names):
             repro = self.repros[name]
-            if repro.device not in by_device:
-                found = devices_of(repro.device, wanted, self.machine)
-                by_device[repro.device] = found, self.settings.variants(found)
-            devices, columns = by_device[repro.device]
+            if repro.spec.device not in by_device:
+                found = devices_of(repro.spec.device, wanted, self.machine)
+                by_device[repro.spec.device] = found, self.settings.variants(found)
+            devices, columns = by_device[repro.spec.device]
             every = [Job(name, column) for column in columns]
             if repro.damage:
                 states = self.recorder.states
@@ -241,7 +241,7 @@ class Sweeper:
     def canary_ended(self, sweep: Sweep, task: Task, message: Ended) -> None:
         """A canary has reported; once is said when a backend breaks or is back."""
         answer, key = canary_of(message), sweep.canary(task.job)
-        backend = sweep.repros[task.job.repro].backend
+        backend = sweep.repros[task.job.repro].spec.backend.name
         found = sweep.saw_canary(task, answer)
         if answer.answer == "broken" and self.broken.get(key) != answer.reason:
             self.broken[key] = answer.reason

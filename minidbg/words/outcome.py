@@ -9,6 +9,8 @@ from typing import Any
 
 from minidbg.words.script_header import same_message
 
+# --- embedded from here ---
+
 
 class Kind(enum.StrEnum):
     """In which way a backend fails.
@@ -104,6 +106,11 @@ class Signature:
             and same_message(self.message, other.message)
         )
 
+    def is_shown_by(self, found: Signature) -> bool:
+        """Whether a run that showed ``found`` shows this failure. Crashes and hangs are the same by their kind: stacks vary."""
+        dies = self.kind in (Kind.CRASH, Kind.HANG)
+        return self.kind is found.kind if dies else self.matches(found)
+
     def to_table(self) -> dict[str, Any]:
         """The signature as plain values, for TOML and JSON."""
         return {
@@ -188,13 +195,11 @@ class Outcome:
         """This outcome of a run, with the verdict that it means for a case that expects ``expected``.
 
         A run that failed is ``reproduces`` when its signature matches, else ``changed``; without an
-        expectation every failure reproduces. Crashes and hangs match by kind (``Signature.matches`` with an
-        empty message and no frames would be too strict for a stack that differs from run to run).
+        expectation every failure reproduces.
         """
         if self.signature is None or self.verdict in (Verdict.GONE, Verdict.SKIPPED, Verdict.INVALID):
             return self
-        kind = self.signature.kind
-        dies = {Kind.CRASH: Verdict.CRASHED, Kind.HANG: Verdict.TIMEOUT}
-        if expected is None or (kind in dies and kind is expected.kind) or expected.matches(self.signature):
+        if expected is None or expected.is_shown_by(self.signature):
             return replace(self, verdict=Verdict.REPRODUCES)
-        return replace(self, verdict=dies.get(kind, Verdict.CHANGED))
+        dies = {Kind.CRASH: Verdict.CRASHED, Kind.HANG: Verdict.TIMEOUT}
+        return replace(self, verdict=dies.get(self.signature.kind, Verdict.CHANGED))

@@ -1,11 +1,33 @@
-"""How a case is run, and where it comes from: values that need no torch."""
+"""``RunSpec``: the one record of how a graph is run and what it must show; and where a case comes from. Needs no torch.
+
+``to_table`` and ``from_table`` are what a script's header holds of them, and the only code that names a key of that table.
+A new field of the record is a field here, a line in each of the two, and whoever uses it.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
+
+from minidbg.words.literals import read_literal, write_literal
+from minidbg.words.outcome import Kind, Signature
+from minidbg.words.script_header import HANG_LIMIT_S
+
+# --- embedded from here ---
+
+DAMAGE = (
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    SyntaxError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+)
+"""What reading a table that anybody may have edited can raise."""
 
 Tolerances: TypeAlias = Mapping[str, tuple[float, float]] | str
 
@@ -64,6 +86,50 @@ class BackendRef:
     modules: tuple[str, ...] = ()
     """Top-level modules that hold the backend's code, for watch."""
 
+    def to_table(self) -> dict[str, Any]:
+        """What a header tells of it; how it is reached stands in the script's ``def backend()``."""
+        table: dict[str, Any] = {"backend": self.name}
+        if self.options:
+            table["options"] = write_literal(dict(self.options))
+        if self.mode:
+            table["mode"] = self.mode
+        if self.paths:
+            table["paths"] = list(self.paths)
+        reference = {
+            "modules": list(self.modules),
+            "requirements": list(self.requirements),
+            "remarks": list(self.remarks),
+            "files": list(self.files),
+        }
+        if any(reference.values()):
+            table["reference"] = {name: texts for name, texts in reference.items() if texts}
+        return table
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> BackendRef:
+        """Read ``to_table`` back, without an expression. Raises DAMAGE."""
+        reference = table.get("reference", {})
+        return cls(
+            name=str(table["backend"]),
+            expression="",
+            files=texts(reference.get("files", ())),
+            paths=texts(table.get("paths", ())),
+            options=options_in(table.get("options", {})),
+            mode=table.get("mode"),
+            requirements=texts(reference.get("requirements", ())),
+            remarks=texts(reference.get("remarks", ())),
+            modules=texts(reference.get("modules", ())),
+        )
+
+
+def texts(values: Any) -> tuple[str, ...]:
+    return tuple(map(str, values))
+
+
+def options_in(value: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Options from the text of a Python literal, or from a TOML table."""
+    return dict(read_literal(value) if isinstance(value, str) else value)
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -86,6 +152,44 @@ class Context:
     """Module name -> option -> value, where it differs from its default and ``repr`` round-trips."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the allow list that were set."""
+
+    def to_table(self) -> dict[str, Any]:
+        """What differs from torch's defaults and has an effect on a run; and ``grad``."""
+        usual = Context()
+        told: dict[str, Any] = {
+            "inference": self.inference,
+            "deterministic": self.deterministic,
+            "deterministic_warn_only": self.deterministic_warn_only,
+            "default_device": self.default_device,
+            "default_dtype": self.default_dtype,
+            "matmul_precision": self.matmul_precision,
+        }
+        table = {name: value for name, value in told.items() if value and value != getattr(usual, name)}
+        if self.autocast:
+            table["autocast"] = [list(one) for one in self.autocast]
+        if self.threads_matter and self.threads is not None:
+            table["threads"] = self.threads
+        if self.config:
+            table["config"] = {
+                module: write_literal(dict(options)) for module, options in self.config.items()
+            }
+        return {"grad": self.grad, **table}
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], origin: Mapping[str, Any]) -> Context:
+        """Read ``to_table`` back; ``origin`` tells the threads and variables that have no effect. Raises DAMAGE."""
+        read_below = {"autocast", "config", "env", "threads", "threads_matter"}
+        plain = {one.name for one in fields(cls)} - read_below
+        return cls(
+            **{name: value for name, value in table.items() if name in plain},
+            autocast=tuple(
+                (str(device), str(dtype), bool(cached)) for device, dtype, cached in table.get("autocast", ())
+            ),
+            config={module: options_in(options) for module, options in table.get("config", {}).items()},
+            threads=table.get("threads", origin.get("threads")),
+            threads_matter="threads" in table,
+            env=dict(origin.get("env", {})),
+        )
 
 
 STAND_INS = "values: some inputs had no data when it failed (fake, freed since, or on a device in error); seeded random ones stand in"
@@ -119,3 +223,136 @@ class Provenance:
     """What a reader must know: which values are real, which call path was needed, which budget ran out."""
     suspects: tuple[str, ...] = ()
     """Of a failure not yet reduced: the nodes that the frames of its traceback held, ``add_2 linear`` for one frame, innermost first."""
+
+    def to_table(self) -> dict[str, Any]:
+        """What a header tells of it: the replay log in ``.minidbg`` has the statistics of the reduction."""
+        told = {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if one.name not in ("oracle_calls", "seconds") and getattr(self, one.name) != one.default
+        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Provenance:
+        """What a header's whole table tells of it. Raises DAMAGE."""
+        origin = table.get("origin", {})
+        told = {one.name: origin[one.name] for one in fields(cls) if one.name in origin}
+        for name in {"notes", "suspects"} & told.keys():
+            told[name] = texts(told[name])
+        return cls(**told)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """How a graph is run, and what it must show.
+
+    Together with the graph and its inputs this is all that the judge asks: ``Case`` holds one, a script's header is one,
+    and so is what ``minidbg watch`` knows of a repro without importing torch.
+    """
+
+    backend: BackendRef
+    context: Context = Context()
+    signature: Signature | None = None
+    """The failure to look for; None when none has been seen yet: then any failure reproduces."""
+    kind_if_unseen: Kind = Kind.COMPILE
+    """The kind that a header names when there is no signature."""
+    call: CallPath = CallPath.TORCH_COMPILE
+    level: Level = Level.DYNAMO
+    """Graphs of level ATEN are called directly only."""
+    device: str = "cpu"
+    """The device that a script runs on unless told otherwise."""
+    dynamic: bool | None = False
+    """``torch.compile(dynamic=...)``."""
+    dynamic_dims: tuple[tuple[int, ...], ...] = ()
+    """Per input the dimensions to ``mark_dynamic``, the others being static; empty where nothing is known."""
+    backward: bool = False
+    """Whether the run goes on to backward with seeded cotangents."""
+    attempts: int = 1
+    """Runs in which the failure shows at least once: more than 1 for a flaky one."""
+    time_limit_s: float = HANG_LIMIT_S
+    """From the end of the eager run: after it a compile counts as a hang."""
+    tolerances: Tolerances = field(default_factory=dict)
+    """Relative and absolute tolerance of wrong results by name of dtype (``float32``), or ``any``; else the built-in ones.
+
+    Or the name of a precision that the backend computes float32 in.
+    """
+    match: str | None = None
+    """A regular expression that the failure's message must contain to be the same failure."""
+    margin: float = 1.0
+    """How many times more than tolerated a wrong result must be off. Only a reduction asks for more than 1; no header holds it."""
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of failure expected, or None when none has been seen yet."""
+        return self.signature.kind if self.signature else None
+
+    @property
+    def expected(self) -> Signature:
+        """The signature; one that only names the kind when none has been seen yet."""
+        return self.signature or Signature(self.kind_if_unseen)
+
+    def to_table(self, provenance: Provenance = Provenance()) -> dict[str, Any]:
+        """The table of a script's header, with what it tells of ``provenance``: TOML's types only.
+
+        What ``from_table`` supplies is left out.
+        """
+        backend, context, allowed = self.backend.to_table(), self.context.to_table(), self.tolerances
+        kind = str(self.expected.kind)
+        signature = self.signature.to_table() if self.signature else {}
+        usual = {"kind": kind, "direction": "forward", "types": [], "frames": []}
+        told = {"threads": self.context.threads, "env": dict(self.context.env)}
+        optional = {
+            "call": None if self.call is CallPath.TORCH_COMPILE else str(self.call),
+            "level": None if self.level is Level.DYNAMO else str(self.level),
+            "dynamic": self.dynamic,
+            "dynamic_dims": [list(dims) for dims in self.dynamic_dims] if any(self.dynamic_dims) else None,
+            "backward": self.backward or None,
+            "attempts": self.attempts if self.attempts > 1 else None,
+            "time_limit_s": self.time_limit_s if self.time_limit_s != HANG_LIMIT_S else None,
+            "options": backend.get("options"),
+            "mode": backend.get("mode"),
+            "paths": backend.get("paths"),
+            "match": self.match,
+            "tolerances": (
+                allowed if isinstance(allowed, str) else {name: list(pair) for name, pair in allowed.items()}
+            )
+            or None,
+            "context": context if context != {"grad": True} else None,
+            "signature": {name: value for name, value in signature.items() if usual.get(name) != value}
+            or None,
+            "origin": {
+                **provenance.to_table(),
+                **{name: value for name, value in told.items() if value not in (None, {})},
+            },
+            "reference": backend.get("reference"),
+        }
+        optional = {name: value for name, value in optional.items() if value is not None}
+        return {"kind": kind, "backend": self.backend.name, "device": self.device, **optional}
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> RunSpec:
+        """Read ``to_table`` back, of this version or an earlier one. Raises DAMAGE for a table that is none."""
+        kind, signature = Kind(table["kind"]), table.get("signature")
+        limit, allowed = table.get("time_limit_s", HANG_LIMIT_S), table.get("tolerances", {})
+        match = table.get("match")
+        return cls(
+            backend=BackendRef.from_table(table),
+            context=Context.from_table(table.get("context", {}), table.get("origin", {})),
+            signature=None if signature is None else Signature.from_table({"kind": kind, **signature}),
+            kind_if_unseen=kind,
+            call=CallPath(table.get("call", CallPath.TORCH_COMPILE)),
+            level=Level(table.get("level", Level.DYNAMO)),
+            device=str(table.get("device", "cpu")),
+            dynamic=table.get("dynamic"),
+            dynamic_dims=tuple(tuple(map(int, dims)) for dims in table.get("dynamic_dims", ())),
+            backward=bool(table.get("backward", False)),
+            attempts=int(table.get("attempts", 1)),
+            time_limit_s=limit if isinstance(limit, int | float) else HANG_LIMIT_S,
+            tolerances=(
+                allowed
+                if isinstance(allowed, str)
+                else {name: (low, high) for name, (low, high) in allowed.items()}
+            ),
+            match=None if match is None else str(match),
+        )

@@ -42,7 +42,7 @@ def metadata_of(text: str) -> dict[str, Any]:
 
 
 def table_in(metadata: dict[str, Any]) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the header, its signature complete. Raises ValueError when there is none."""
+    """``[tool.minidbg]`` of the header. Raises ValueError when there is none."""
     tools = metadata.get("tool")
     table = tools.get("minidbg") if isinstance(tools, dict) else None
     if not isinstance(table, dict):
@@ -50,12 +50,7 @@ def table_in(metadata: dict[str, Any]) -> dict[str, Any]:
     details = table.pop(
         "details", None
     )  # on one line; what stands on a line of its own was put there by a person
-    if isinstance(details, dict):
-        table = {**details, **table}
-    signature = table.get("signature")
-    if isinstance(signature, dict):
-        table["signature"] = {"kind": table.get("kind"), "direction": "forward", **signature}
-    return table
+    return {**details, **table} if isinstance(details, dict) else table
 
 
 def read_table(path: str) -> dict[str, Any]:

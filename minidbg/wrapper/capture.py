@@ -28,7 +28,7 @@ from minidbg.source.size import call_nodes, canonical_text
 from minidbg.torch_internals import devices
 from minidbg.words.errors import AccuracyError
 from minidbg.words.outcome import Direction, Kind, Signature
-from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Context, Level, Provenance
+from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Context, Level, Provenance, RunSpec
 from minidbg.words.settings import Settings
 from minidbg.wrapper.chain import Link, is_symbolic_number
 
@@ -69,18 +69,17 @@ def case_of(failure: Failure, settings: Settings) -> Case:
     if any(map(is_without_values, failure.inputs)) or devices.in_error(failure.inputs):
         notes.append(STAND_INS)
     notes += rank_note()
-    return replace(
-        call,
+    call = call.with_spec(
         signature=signature(failure),
         call=CallPath.DIRECT if failure.level is Level.ATEN else CallPath.TORCH_COMPILE,
         level=failure.level,
         backward=failure.direction is Direction.BACKWARD,
-        provenance=provenance(failure, notes),
         tolerances=settings.allowed,
         match=settings.match,
         margin=margin_for(failure.error.figures if isinstance(failure.error, AccuracyError) else {}),
-        compiler=failure.link.backend,  # without its options, which reduction may drop
     )
+    # the backend is without its options, which reduction may drop
+    return replace(call, provenance=provenance(failure, notes), compiler=failure.link.backend)
 
 
 def case_of_call(
@@ -90,17 +89,14 @@ def case_of_call(
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     inputs = tuple(real_value(value, index) for index, value in enumerate(values))
     dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
-    return Case(
-        graph_module=graph_module,
-        inputs=inputs,
-        backend=backends.with_operators(
-            reference_to(link, settings), graph_module, inputs, setup=settings.setup
-        ),
-        context=context,
+    spec = RunSpec(
+        backends.with_operators(reference_to(link, settings), graph_module, inputs, setup=settings.setup),
+        context,
         dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
         dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
-        provenance=Provenance(call_nodes(graph_module), len(inputs), torch_version=torch.__version__),
     )
+    story = Provenance(call_nodes(graph_module), len(inputs), torch_version=torch.__version__)
+    return Case(graph_module, inputs, spec, story)
 
 
 def case_to_fill_in(failure: Failure, settings: Settings) -> Case:

@@ -17,7 +17,7 @@ from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import op_name
 from minidbg.judge.direct import compile_directly
 from minidbg.words.errors import ConflictingOptions
-from minidbg.words.run_spec import CompiledFn, CompilerFn, Level
+from minidbg.words.run_spec import BackendRef, CompiledFn, CompilerFn, Level, RunSpec
 
 Backend: TypeAlias = str | CompilerFn
 MOST_SHAPES = 8
@@ -100,8 +100,8 @@ def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> Comp
         around,
     ):
         if link.level is Level.ATEN:  # outside AOTAutograd: the compiler gets fake inputs, as from it
-            case = {"level": "aten"}
-            return compile_directly(link.compiler, copy_graph_module(graph), tuple(args), case, {})  # type: ignore[no-any-return]
+            spec = RunSpec(BackendRef(link.name, "..."), level=Level.ATEN)
+            return compile_directly(link.compiler, copy_graph_module(graph), tuple(args), spec)  # type: ignore[no-any-return]
         return link.compiler(copy_graph_module(graph), list(args))
 
 

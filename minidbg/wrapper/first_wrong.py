@@ -23,7 +23,7 @@ from minidbg.fx.mutation import mutated_placeholders, storages_of, written_argum
 from minidbg.fx.pieces import CannotExtract, Piece
 from minidbg.fx.record import Recording
 from minidbg.judge import agreement, compare
-from minidbg.judge.agreement import differ, left_by
+from minidbg.judge.agreement import left_by
 from minidbg.words.settings import Settings
 from minidbg.wrapper.capture import place_of_input
 from minidbg.wrapper.chain import Link
@@ -183,8 +183,7 @@ def difference(
     def eager(*args: Any, **kwargs: Any) -> dict[str, Any]:
         return outputs_of(inside.eager_again(*args, **kwargs, backward=False))
 
-    case = {"tolerances": settings.allowed or None}
-    return differ(actual, expected, eager, case, [])
+    return agreement.difference(actual, expected, eager, [], tolerances=settings.allowed)
 
 
 def one_of_each_kind(inside: Before, way: Set[str]) -> Iterator[Before]:

@@ -208,7 +208,9 @@ def case_about_to_run(
     context = current_context(values, further_env=settings.env)
     case = case_of_call(link, graph_module, values, context, settings)
     trains = context.grad and any(isinstance(one, torch.Tensor) and one.requires_grad for one in case.inputs)
-    return replace(case, backward=trains, provenance=replace(case.provenance, notes=(NOTE, *rank_note())))
+    return replace(
+        case.with_spec(backward=trains), provenance=replace(case.provenance, notes=(NOTE, *rank_note()))
+    )
 
 
 NOTE = "written before the backend was called, by a process that did not come back from it"

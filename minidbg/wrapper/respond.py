@@ -100,7 +100,7 @@ def has_stages(case: Case, path: Path) -> bool:
     """
     on_cpu = all(value.device.type == "cpu" for value in case.inputs if isinstance(value, torch.Tensor))
     dies = case.kind in (Kind.CRASH, Kind.HANG)
-    if case.level is not Level.DYNAMO or dies or not on_cpu:
+    if case.spec.level is not Level.DYNAMO or dies or not on_cpu:
         return False
     try:
         return stages.stages_of(repro.read_header(path)) is None

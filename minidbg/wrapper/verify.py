@@ -20,7 +20,7 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.fx.effects import op_name
 from minidbg.judge import compare
-from minidbg.judge.agreement import differ, explaining_precision, left_by
+from minidbg.judge.agreement import difference, explaining_precision, left_by
 from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
 from minidbg.judge.randomness import Fed, feed_recorded
 from minidbg.judge.snapshot import CannotCompare
@@ -178,9 +178,8 @@ class Verification:
 
     def difference(self, actual: dict[str, Any], expected: dict[str, Any]) -> compare.Difference | None:
         """The first difference that counts. What is not judged is told once."""
-        case = {"tolerances": self.settings.allowed or None}
         eager_again = partial(self.before.eager_again, backward=bool(self.gradients))
-        found = differ(actual, expected, eager_again, case, self.notes)
+        found = difference(actual, expected, eager_again, self.notes, tolerances=self.settings.allowed)
         for note in self.notes:
             self.standing.leave_out(note)
         return found

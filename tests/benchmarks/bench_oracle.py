@@ -24,6 +24,7 @@ from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo, copy_graph_module
 from minidbg.repro.flights import Step
+from minidbg.words.run_spec import RunSpec
 from minidbg.words.settings import Settings
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.flight import Record
@@ -48,7 +49,7 @@ def oracle_call(backend: str, times: int) -> dict[str, float]:
         return torch.relu(torch.sin(x)) + 1
 
     graph, inputs = capture_by_dynamo(model, (torch.linspace(-1, 1, 12),))
-    case = Case(graph, inputs, backends.find(backend), compiler=backend)
+    case = Case(graph, inputs, RunSpec(backends.find(backend)), compiler=backend)
     found = {}
     with workers.own_kernel_cache():
         execute(case)  # kernels are compiled and modules imported

@@ -13,7 +13,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro import Exactness
 from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance
+from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance, RunSpec
 
 RAISES_ON_RELU = """\
 class ReluNotSupported(Exception):
@@ -75,7 +75,7 @@ def compile_relu() -> Golden:
     )
     backend = BackendRef("raises_on_relu", "raises_on_relu", embedded=RAISES_ON_RELU)
     told = story("ReluNotSupported: cannot lower relu")
-    return Golden(Case(graph_module, inputs, backend, signature=signature, provenance=told))
+    return Golden(Case(graph_module, inputs, RunSpec(backend, signature=signature), provenance=told))
 
 
 def runtime_modes() -> Golden:
@@ -113,7 +113,12 @@ def runtime_modes() -> Golden:
     )
     message = 'RuntimeError: kernel failed: """quoted""" and \\ back'
     return Golden(
-        Case(graph_module, inputs, backend, context, signature, provenance=story(message, certified=False)),
+        Case(
+            graph_module,
+            inputs,
+            RunSpec(backend, context, signature),
+            provenance=story(message, certified=False),
+        ),
         Exactness.EXACT,
     )
 
@@ -131,9 +136,7 @@ def accuracy_direct() -> Golden:
     case = Case(
         fx.GraphModule(root, graph),
         (torch.randn(20, 16, requires_grad=True),),
-        backend,
-        signature=signature,
-        call=CallPath.DIRECT,
+        RunSpec(backend, signature=signature, call=CallPath.DIRECT),
         provenance=story(
             "output 0 differs: max relative error 3.1e-2",
             notes=("fails only when the backend is called directly",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from minidbg import asking, backends, repro, torch_internals
 from minidbg.fx.case import Case
 from minidbg.reduction import surroundings
 from minidbg.words.outcome import Direction, Kind, Verdict
+from minidbg.words.run_spec import RunSpec
 from minidbg.wrapper import wrap
 
 
@@ -70,7 +70,7 @@ def test_a_backward_is_heard_whatever_its_forward_returns(
     with pytest.raises(RuntimeError, match="backward kernel") as caught:
         loss.backward()
     (case,) = cases
-    assert case.backward
+    assert case.spec.backward
     assert (case.kind, case.signature.direction) == (Kind.RUNTIME, Direction.BACKWARD)
     assert caught.value.__notes__ == ["minidbg: report 1"]
 
@@ -104,14 +104,14 @@ def test_the_next_number_of_aot_autograd_is_read_without_taking_it() -> None:
 def test_what_needs_neither_backward_nor_gradients_loses_them() -> None:
     graph, inputs = fx.symbolic_trace(lambda x: (torch.relu(x),)), (torch.randn(3, requires_grad=True),)
     backend = planted.raises_on_relu
-    case = Case(graph, inputs, backends.find(backend), backward=True, compiler=backend)
-    case = replace(case, signature=asking.submit(case, seconds=60).signature)
+    case = Case(graph, inputs, RunSpec(backends.find(backend), backward=True), compiler=backend)
+    case = case.with_spec(signature=asking.submit(case, seconds=60).signature)
 
     def fails(candidate: Case) -> bool:
         return asking.submit(candidate, seconds=60).verdict is Verdict.REPRODUCES
 
     simple = surroundings.simplify(case, fails, lambda: 60.0)
-    assert not simple.backward
+    assert not simple.spec.backward
     assert not simple.inputs[0].requires_grad
 
 
@@ -128,6 +128,6 @@ def test_a_backward_failure_becomes_a_script_that_runs_backward(tmp_path: Path) 
     report = minidbg.report_of(caught.value)
     assert report.path is not None, report.line
     header = repro.read_header(report.path)
-    assert header.table["backward"] is True
+    assert header.spec.backward is True
     assert header.nodes == 1
-    assert header.backend == "planted_backends.raises_in_backward_of_relu"
+    assert header.spec.backend.name == "planted_backends.raises_in_backward_of_relu"

@@ -133,7 +133,7 @@ def test_death_becomes_a_verified_repro_of_one_node(
     assert written.verdict is Verdict.REPRODUCES
     header = repro.read_header(written.path)
     kind, direction, first = DEATHS[death]
-    found = (header.kind, header.signature.direction, header.signature.types[0])
+    found = (header.spec.kind, header.spec.signature.direction, header.spec.signature.types[0])
     assert found == (kind, direction, first)
     assert header.nodes == 1
     assert written.certified

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import breaks_guards
 import pytest
@@ -15,7 +14,7 @@ from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.words.outcome import Kind, Verdict
-from minidbg.words.run_spec import BackendRef
+from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.wrapper import report_of, wrap
 
 BROKEN = [
@@ -108,8 +107,10 @@ def test_sizes_that_were_numbers_are_numbers_in_a_candidate() -> None:
         return x + 1, table + 1
 
     graph_module, inputs = capture_by_dynamo(sliced, (x, table))
-    case = Case(graph_module, tuple(inputs), BackendRef("looks", "looks"), compiler=looks, dynamic=True)
-    execute(replace(case, dynamic_dims=((0,), ())))
+    case = Case(
+        graph_module, tuple(inputs), RunSpec(BackendRef("looks", "looks"), dynamic=True), compiler=looks
+    )
+    execute(case.with_spec(dynamic_dims=((0,), ())))
     ((first, second),) = seen
     assert first[0] != "5"
     assert first[1] == "3"

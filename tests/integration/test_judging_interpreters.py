@@ -209,6 +209,6 @@ def test_a_question_is_asked_of_the_cases_backend(cases: list[Case]) -> None:
     """A fork has the option as it was read when torch was imported; a script must not say it either."""
     said_when_compiled_by(planted.raises_on_relu)
     (case,) = cases
-    assert "debug_backend_override" not in str(case.context.config)
+    assert "debug_backend_override" not in str(case.spec.context.config)
     with torch._dynamo.config.patch(debug_backend_override=">=0:eager"):
         assert execute(case).verdict is Verdict.REPRODUCES

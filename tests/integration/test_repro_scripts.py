@@ -18,7 +18,7 @@ from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.repro import Exactness, Form, run, run_alone, write
 from minidbg.words.outcome import Kind, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, Context
+from minidbg.words.run_spec import BackendRef, Context, RunSpec
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def relu_case(**fields):
 
     graph_module, inputs = capture_by_dynamo(f, (torch.randn(30, 8),))
     backend = BackendRef("raises_on_relu", "raises_on_relu", embedded=RAISES)
-    return Case(graph_module, inputs, **{"backend": backend, "signature": SIGNATURE, **fields})
+    return Case(graph_module, inputs, RunSpec(**{"backend": backend, "signature": SIGNATURE, **fields}))
 
 
 def ended(*argv, cwd):
@@ -184,7 +184,8 @@ def test_modes_of_the_call_do_not_change_the_inputs(tmp_path):
     graph_module, inputs = capture_by_dynamo(f, values)
     context = Context(grad=False, default_dtype="torch.float64")
     script = write(
-        Case(graph_module, inputs, BackendRef("looks", "looks", embedded=LOOKS), context), tmp_path / "r.py"
+        Case(graph_module, inputs, RunSpec(BackendRef("looks", "looks", embedded=LOOKS), context)),
+        tmp_path / "r.py",
     )
     outcome = run(script)
     assert "saw [(torch.float32, True, False, False), (torch.float32, True, True, False)]" in outcome.message
@@ -197,9 +198,9 @@ def test_a_real_failure_of_inductor_is_shown_elsewhere(tmp_path, name, monkeypat
     function, values = module.make()
     graph_module, inputs = capture_by_dynamo(function, values)
     backend = backends.with_operators(backends.find(module.BACKEND), graph_module)
-    case = Case(graph_module, inputs, backend, Context(grad=False))
+    case = Case(graph_module, inputs, RunSpec(backend, Context(grad=False)))
     seen = asking.submit(case, seconds=100)
-    script = write(replace(case, signature=seen.signature), tmp_path / "r.py")
+    script = write(case.with_spec(signature=seen.signature), tmp_path / "r.py")
     outcome = run(script)
     assert outcome.verdict is Verdict.REPRODUCES
     assert outcome.signature == seen.signature

@@ -20,6 +20,7 @@ from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits
 from minidbg.repro import read_header
 from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.run_spec import RunSpec
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,7 @@ def case_of(backend: Any, **fields: Any) -> Case:
 
     graph, inputs = capture_by_dynamo(model, (torch.linspace(-1, 1, 12),))
     torch._dynamo.reset()
-    return Case(graph, inputs, backends.find(backend), **fields)
+    return Case(graph, inputs, RunSpec(backends.find(backend), **fields))
 
 
 def asked(backend: Any, **fields: Any) -> Outcome:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import planted_backends as planted
@@ -50,7 +49,7 @@ def test_a_detached_process_leaves_the_report_in_the_header(script: Path) -> Non
 
 def test_a_graph_of_aot_autograd_has_no_stages(script: Path, tmp_path: Path) -> None:
     backend = backends.find(planted_compilers.raises_on_relu)
-    case = replace(minidbg.load(script), level=Level.ATEN, call=CallPath.DIRECT, backend=backend)
+    case = minidbg.load(script).with_spec(level=Level.ATEN, call=CallPath.DIRECT, backend=backend)
     path = repro.write(case, tmp_path / "aten.py")
     with pytest.raises(NotReproduced, match="no stages"):
         find_stages(path)
@@ -67,7 +66,7 @@ def test_inductor_is_bisected_down_to_one_pass(tmp_path: Path) -> None:
     assert report.guilty == "inductor"
     detail = "pass_pattern_1" if torch.__version__ >= (2, 13) else ""  # before, torch names no pass
     assert (report.subsystem, report.detail) == ("post_grad_passes", detail)
-    assert repro.read_header(path).table["stages"]["number"] == report.number
+    assert repro.read_header(path).stages["number"] == report.number
 
 
 def test_a_run_that_did_not_end_counts_for_nothing(monkeypatch: pytest.MonkeyPatch, script: Path) -> None:

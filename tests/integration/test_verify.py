@@ -87,7 +87,7 @@ def test_wrong_results_are_raised_with_where_and_how_much(wrong: Any, answers: A
     [case] = answers.cases
     assert case.kind is Kind.ACCURACY
     direction = Direction.BACKWARD if where.startswith("gradient") else Direction.FORWARD
-    assert (case.signature.direction, case.backward) == (direction, direction is Direction.BACKWARD)
+    assert (case.signature.direction, case.spec.backward) == (direction, direction is Direction.BACKWARD)
     assert report_of(error).line == "report 1"
     assert error.__notes__ == ["minidbg: report 1"]
     assert all(map(torch.equal, before, inputs)), "the inputs are as before the call"
@@ -766,7 +766,7 @@ def test_tolerances_are_the_users_to_give(answers: Answers) -> None:
     call(function, GRID, backend=planted.wrong_relu, tolerances={torch.float32: (0.1, 0.1)})
     assert not answers.cases
     mismatch(function, GRID, backend=planted.wrong_relu, tolerances={"float16": (0.1, 0.1)})
-    assert answers.cases[0].tolerances == {"float16": (0.1, 0.1)}
+    assert answers.cases[0].spec.tolerances == {"float16": (0.1, 0.1)}
 
 
 MLP_OF_64 = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 8)).requires_grad_(False)
@@ -787,12 +787,12 @@ def test_a_bug_in_a_backend_of_lower_precision_is_found_and_keeps_the_setting(an
     error = mismatch(lambda x: x.sin() * 2, x, backend=planted.wrong_gradient, tolerances="bfloat16")
     assert "eager's in bfloat16" in str(error)
     assert "by design" not in str(error)
-    assert answers.cases[0].tolerances == "bfloat16"
+    assert answers.cases[0].spec.tolerances == "bfloat16"
 
 
 def test_the_case_has_the_match_and_a_margin_that_grows_with_the_error(answers: Answers) -> None:
     mismatch(lambda x: torch.relu(x), GRID, backend=planted.wrong_relu, match="output 0")
-    assert (answers.cases[0].match, answers.cases[0].margin) == ("output 0", 10.0)
+    assert (answers.cases[0].spec.match, answers.cases[0].spec.margin) == ("output 0", 10.0)
 
 
 # ---- what is not verified

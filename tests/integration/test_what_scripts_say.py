@@ -17,7 +17,7 @@ import minidbg
 from minidbg.fx.case import Case
 from minidbg.repro import Exactness, Form, render
 from minidbg.words.outcome import Verdict
-from minidbg.words.run_spec import BackendRef
+from minidbg.words.run_spec import BackendRef, RunSpec
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ class Marked(torch.Tensor):
 def test_a_bare_subclass_of_tensor_is_written_by_as_subclass(kind: Any) -> None:
     value = torch.arange(6.0).reshape(3, 2).t().as_subclass(kind)
     graph = fx.symbolic_trace(program)
-    case = Case(graph, (value,), BackendRef("b", '"eager"'))
+    case = Case(graph, (value,), RunSpec(BackendRef("b", '"eager"')))
     text = render(case, Form.CAPTURE, exactness=Exactness.SMALL).text
     assert ".as_subclass(" in text
     names: dict[str, Any] = {"__name__": "script"}

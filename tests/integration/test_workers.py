@@ -16,7 +16,7 @@ from minidbg.asking import submit
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.words.outcome import Kind, Outcome, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, Context
+from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def asked(function: Any, inputs: tuple[Any, ...], call: CallPath = CallPath.TORC
     with torch.no_grad():
         graph, values = capture_by_dynamo(function, inputs)
     backend = BackendRef("inductor", "'inductor'")
-    case = Case(graph, values, backend, Context(grad=False), compiler="inductor", call=call)
+    case = Case(graph, values, RunSpec(backend, Context(grad=False), call=call), compiler="inductor")
     return submit(case, seconds=500)
 
 
@@ -144,10 +144,10 @@ def test_hundred_mixed_calls_leave_memory_processes_and_files_as_they_were() -> 
     def figures() -> tuple[int, int, int]:
         return me.num_fds(), len(me.children(recursive=True)), me.num_threads()
 
-    submit(Case(graph, inputs, BackendRef("x", "x"), compiler=mixed[0]), seconds=30)
+    submit(Case(graph, inputs, RunSpec(BackendRef("x", "x")), compiler=mixed[0]), seconds=30)
     before, resident = figures(), me.memory_info().rss
     for number in range(105):
         backend = mixed[number % len(mixed)]
-        submit(Case(graph, inputs, BackendRef("x", "x"), compiler=backend), seconds=0.7)
+        submit(Case(graph, inputs, RunSpec(BackendRef("x", "x")), compiler=backend), seconds=0.7)
     assert figures() == before
     assert me.memory_info().rss < resident + (32 << 20)

@@ -711,10 +711,10 @@ def test_a_failing_backward_is_captured_and_raised_with_its_report(
     assert type(error) is error_type
     assert error.__notes__ == ["minidbg: report 1"]
     case = answers.cases[0]
-    assert (case.kind, case.signature.direction, case.backward) == (kind, Direction.BACKWARD, True)
+    assert (case.kind, case.signature.direction, case.spec.backward) == (kind, Direction.BACKWARD, True)
     assert case.inputs[0] is x
-    assert case.context.grad
-    assert case.context.autocast == (("cpu", "torch.bfloat16", True),)
+    assert case.spec.context.grad
+    assert case.spec.context.autocast == (("cpu", "torch.bfloat16", True),)
     assert case.provenance.notes == ()
 
 
@@ -827,15 +827,15 @@ def test_the_case_holds_live_inputs_and_the_users_line(answers: Answers) -> None
     assert case.provenance.message == "this graph is refused"
     assert (case.provenance.nodes, case.provenance.inputs) == (2, 1)
     assert case.signature.types[0].endswith("Refused")
-    assert case.dynamic is False
-    assert case.dynamic_dims == ()
+    assert case.spec.dynamic is False
+    assert case.spec.dynamic_dims == ()
 
 
 def test_symbolic_sizes_become_numbers_and_marks(answers: Answers) -> None:
     fail(lambda: torch.compile(lambda x, n: x * n, backend=wrap(raises), dynamic=True)(torch.ones(4, 6), 3))
     case = answers.cases[0]
-    assert case.dynamic is True
-    dims = dict(zip((type(value) for value in case.inputs), case.dynamic_dims, strict=True))
+    assert case.spec.dynamic is True
+    dims = dict(zip((type(value) for value in case.inputs), case.spec.dynamic_dims, strict=True))
     assert dims[torch.Tensor] == (0, 1)
     assert all(type(value) in (int, torch.Tensor) for value in case.inputs)
     assert {4, 6, 3} == {value for value in case.inputs if isinstance(value, int)}
@@ -848,10 +848,10 @@ def test_modes_are_read_when_the_call_fails(answers: Answers) -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         fail(lambda: compiled(torch.ones(3)))
     first, second = answers.cases
-    assert first.context.inference
-    assert not second.context.inference
-    assert not second.context.grad
-    assert second.context.autocast == (("cpu", "torch.bfloat16", True),)
+    assert first.spec.context.inference
+    assert not second.spec.context.inference
+    assert not second.spec.context.grad
+    assert second.spec.context.autocast == (("cpu", "torch.bfloat16", True),)
 
 
 def test_a_failure_is_answered_in_plain_modes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -877,8 +877,8 @@ def test_inference_mode_is_seen_at_compile_time_by_its_tensors(answers: Answers)
     """TORCH.md: dynamo turns inference mode off while it calls the backend."""
     with torch.inference_mode():
         fail(lambda: torch.compile(double, backend=wrap(raises))(torch.ones(2)))
-    assert answers.cases[0].context.inference
-    assert not answers.cases[0].context.grad
+    assert answers.cases[0].spec.context.inference
+    assert not answers.cases[0].spec.context.grad
 
 
 # ---- what is reduced
@@ -977,7 +977,11 @@ def test_inductor_failing_in_the_backward_is_captured(answers: Answers) -> None:
     assert type(error) is InductorError
     assert error.__notes__ == ["minidbg: report 1"]
     case = answers.cases[0]
-    assert (case.kind, case.signature.direction, case.backward) == (Kind.COMPILE, Direction.BACKWARD, True)
+    assert (case.kind, case.signature.direction, case.spec.backward) == (
+        Kind.COMPILE,
+        Direction.BACKWARD,
+        True,
+    )
 
 
 @pytest.mark.slow

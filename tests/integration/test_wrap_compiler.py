@@ -20,7 +20,7 @@ from minidbg import repro
 from minidbg.fx.case import Case
 from minidbg.words.errors import AccuracyError, BadSetting
 from minidbg.words.outcome import Kind, Verdict
-from minidbg.words.run_spec import CallPath, Level
+from minidbg.words.run_spec import CallPath, Level, RunSpec
 from minidbg.wrapper import Report, report_of, wrap, wrap_compiler
 
 
@@ -94,7 +94,7 @@ def test_a_failing_forward_is_a_case_of_aten_operators(
     with pytest.raises(BackendCompilerFailed, match="no kernel for relu") as caught:
         trained(backend)
     (case,) = answers.cases
-    assert (case.level, case.call, case.kind) == (Level.ATEN, CallPath.DIRECT, Kind.COMPILE)
+    assert (case.spec.level, case.spec.call, case.kind) == (Level.ATEN, CallPath.DIRECT, Kind.COMPILE)
     assert any(node.target is torch.ops.aten.relu.default for node in case.graph_module.graph.nodes)
     assert any("forward graph" in note for note in case.provenance.notes)
     assert report_of(caught.value) == Report("report 1", Path("r.py"))
@@ -175,7 +175,7 @@ def test_wrong_values_are_an_accuracy_error_at_the_first_call(answers: Answers) 
     with pytest.raises(AccuracyError) as caught:
         compiled(torch.randn(3, 4), torch.randn(4, 4, requires_grad=True))
     (case,) = answers.cases
-    assert (case.kind, case.level) == (Kind.ACCURACY, Level.ATEN)
+    assert (case.kind, case.spec.level) == (Kind.ACCURACY, Level.ATEN)
     assert "minidbg: report 1" in caught.value.__notes__
 
 
@@ -227,7 +227,7 @@ def test_a_failure_becomes_a_verified_script_of_one_aten_call(tmp_path: Path) ->
     case = minidbg.load(report.path)
     calls = [node.target for node in case.graph_module.graph.nodes if node.op == "call_function"]
     assert calls == [torch.ops.aten.relu.default]
-    assert case.level is Level.ATEN
+    assert case.spec.level is Level.ATEN
     assert len(case.inputs) == 1
     assert "relu" in report.path.name
     assert "import minidbg" not in report.path.read_text()
@@ -244,8 +244,8 @@ def test_a_failure_that_needs_symbolic_sizes_keeps_them(tmp_path: Path) -> None:
     report = minidbg.report_of(caught.value)
     assert report.path is not None, report
     case = minidbg.load(report.path)
-    assert case.dynamic
-    assert any(case.dynamic_dims)
+    assert case.spec.dynamic
+    assert any(case.spec.dynamic_dims)
     assert len([node for node in case.graph_module.graph.nodes if node.op == "call_function"]) == 1
 
 
@@ -258,6 +258,6 @@ def test_a_judged_run_of_a_wrapped_backend_answers_nothing(answers: Answers) -> 
 
     backend = aot_autograd(fw_compiler=wrap_compiler(planted.raises_on_relu))
     graph = fx.symbolic_trace(lambda x: (torch.relu(x),))
-    case = Case(graph, (torch.ones(3),), backends.find("aot_eager"), compiler=backend)
+    case = Case(graph, (torch.ones(3),), RunSpec(backends.find("aot_eager")), compiler=backend)
     assert execute(case).verdict is Verdict.REPRODUCES
     assert not answers.cases

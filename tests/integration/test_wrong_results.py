@@ -94,4 +94,4 @@ def test_wrong_results_end_as_the_minimal_graph_that_gives_them(expected: Expect
     case = repro.load(scripts[0])
     calls = [node for node in case.graph_module.graph.nodes if node.op.startswith("call")]
     assert tuple(map(op_name, calls)) == expected.ops, scripts[0].read_text()
-    assert case.backward == expected.message.startswith("gradient")
+    assert case.spec.backward == expected.message.startswith("gradient")

@@ -23,6 +23,7 @@ from minidbg.source.attributes import by_name
 from minidbg.source.module_text import instantiate, write_module
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Kind
+from minidbg.words.run_spec import Context
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 
@@ -118,7 +119,7 @@ def test_autocast_uses_the_device_of_the_failing_call(monkeypatch: pytest.Monkey
         return nullcontext()
 
     monkeypatch.setattr(torch, "autocast", note)
-    with harness.entered_modes({"autocast": [["cuda", "torch.float16", True]]}):
+    with harness.entered_modes(Context(autocast=(("cuda", "torch.float16", True),))):
         pass
     assert entered == [("cuda", torch.float16)]
 

@@ -66,11 +66,15 @@ def scalar_outputs() -> AbstractContextManager[Any]:
 
 
 def is_dynamic(found: Found) -> bool:
-    return found.case.dynamic is True and any(found.case.dynamic_dims) and "maybe_mark_dynamic(" in found.text
+    return (
+        found.case.spec.dynamic is True
+        and any(found.case.spec.dynamic_dims)
+        and "maybe_mark_dynamic(" in found.text
+    )
 
 
 def is_static(found: Found) -> bool:
-    return found.case.dynamic is False and "mark_dynamic" not in found.text.partition("# ---- Below")[0]
+    return found.case.spec.dynamic is False and "mark_dynamic" not in found.text.partition("# ---- Below")[0]
 
 
 SHAPES = [

@@ -15,7 +15,7 @@ from minidbg.fx.case import Case
 from minidbg.repro import render
 from minidbg.repro.header import header_of
 from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, Context, Provenance
+from minidbg.words.run_spec import BackendRef, Context, Provenance, RunSpec
 from minidbg.words.script_header import DIVIDER
 
 HOSTILE = [
@@ -57,9 +57,11 @@ def case_with(text: str, other: str, *, name: str = "x", value: torch.Tensor | N
     return Case(
         graph_named(name),
         (torch.ones(3) if value is None else value,),
-        backend,
-        Context(env={"OMP_SCHEDULE": other}, config={"torch._inductor.config": {"cpp.cxx": text}}),
-        Signature(Kind.CRASH, types=(text,), frames=(other,), message=text),
+        RunSpec(
+            backend,
+            Context(env={"OMP_SCHEDULE": other}, config={"torch._inductor.config": {"cpp.cxx": text}}),
+            Signature(Kind.CRASH, types=(text,), frames=(other,), message=text),
+        ),
         provenance=Provenance(captured_from=text, line=other, message=text, notes=(other,)),
     )
 
@@ -84,7 +86,7 @@ def test_hostile_strings_stay_strings(text: str, other: str) -> None:
     assert all(one.isprintable() or one == "\n" for one in script)
     header = header_of(script, Path("repro.py"))
     as_kept = "".join("\ufffd" if "\ud800" <= one <= "\udfff" else one for one in text)
-    assert header.signature.message == as_kept
+    assert header.spec.signature.message == as_kept
     assert header.provenance.message == as_kept
 
 

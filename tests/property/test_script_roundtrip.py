@@ -14,7 +14,7 @@ from minidbg.fx.case import Case
 from minidbg.repro import Exactness, Form, NoShortForm, load, write
 from minidbg.source.size import canonical_text
 from minidbg.words.outcome import Direction, Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance
+from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance, RunSpec
 
 texts = st.text(max_size=20) | st.sampled_from(
     ['"""', "\\", "# /// script", "# ---- Below", "\ud800", "{{ 1 }}"]
@@ -88,7 +88,10 @@ def test_write_load_write_is_the_identity(seed, makers, context, signature, stor
     graph_module, _ = maker.finish()
     inputs = tuple(make() for make in makers[: maker.inputs])
     case = Case(
-        graph_module, inputs, BackendRef("eager", '"eager"'), context, signature, call, provenance=story
+        graph_module,
+        inputs,
+        RunSpec(BackendRef("eager", '"eager"'), context, signature, call),
+        provenance=story,
     )
     with tempfile.TemporaryDirectory() as folder:
         path = written(case, Path(folder) / "r.py", exactness)

@@ -30,6 +30,7 @@ from minidbg import asking, backends, workers  # noqa: E402
 from minidbg.fx.case import Case  # noqa: E402
 from minidbg.fx.copying import capture_by_dynamo  # noqa: E402
 from minidbg.words.outcome import Kind, Signature  # noqa: E402
+from minidbg.words.run_spec import RunSpec  # noqa: E402
 
 MIX: list[tuple[str, Any, Kind | None]] = [
     ("passes", planted.returns_gm_forward, None),
@@ -74,10 +75,12 @@ def soak(calls: int, folder: Path) -> dict[str, Any]:
         name: Case(
             graph,
             inputs,
-            backends.find(backend),
+            RunSpec(
+                backends.find(backend),
+                signature=Signature(kind) if kind else None,
+                backward=name.endswith("backward"),
+            ),
             compiler=backend,
-            signature=Signature(kind) if kind else None,
-            backward=name.endswith("backward"),
         )
         for name, backend, kind in MIX
     }

@@ -11,7 +11,7 @@ from torch import fx
 from minidbg import backends
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.words.run_spec import BackendRef
+from minidbg.words.run_spec import BackendRef, RunSpec
 
 
 def sin_relu_add(x: torch.Tensor) -> torch.Tensor:
@@ -33,9 +33,11 @@ def case_of(relu_graph: tuple[fx.GraphModule, tuple[Any, ...]]) -> Callable[...,
 
     def make(backend: Any, **fields: Any) -> Case:
         name = backend if isinstance(backend, str) else getattr(backend, "__name__", "backend")
-        given = {"graph_module": relu_graph[0], "inputs": relu_graph[1], "compiler": backend, **fields}
+        own = {one: fields.pop(one) for one in ("graph_module", "inputs", "provenance") if one in fields}
         home = sys.modules.get(getattr(backend, "__module__", ""))
         known = home is not None and getattr(home, name, None) is backend
-        return Case(backend=backends.find(backend) if known else BackendRef(name, repr(name)), **given)
+        spec = RunSpec(backends.find(backend) if known else BackendRef(name, repr(name)), **fields)
+        given = {"graph_module": relu_graph[0], "inputs": relu_graph[1], "spec": spec, "compiler": backend}
+        return Case(**{**given, **own})
 
     return make

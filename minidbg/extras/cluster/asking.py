@@ -59,7 +59,7 @@ class Asker:
         script = self.folder / f"case_{number}.py"
         script.write_text(text)
         warm = "inductor" if case.backend.name == "inductor" else "aot"
-        argv = (QUESTION, str(script), json.dumps(case.margin), json.dumps(to_the_end))
+        argv = (QUESTION, str(script), json.dumps(case.spec.margin), json.dumps(to_the_end))
         order = Order(
             number, argv, "fork", seconds, one_thread=True, place=self.place, script=str(script), warm=warm
         )

@@ -160,7 +160,7 @@ def built_case(
         dynamic = "symbolic" in sample.twists
         note = f"torch's own operator sample {sample.id}, found by minidbg hunt"
     case = case_of(graph_module, inputs, backend, context=current_context(inputs), notes=(note,))
-    return replace(case, backward=backward, dynamic=dynamic)
+    return case.with_spec(backward=backward, dynamic=dynamic)
 
 
 def may_join(case: Case) -> bool:

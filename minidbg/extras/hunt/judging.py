@@ -179,7 +179,9 @@ def groups_of(built: Sequence[Built]) -> list[list[Built]]:
     groups: dict[object, list[Built]] = {}
     for place, one in enumerate(built):
         case = one[1]
-        key: object = (case.backward, case.dynamic, case.context.inference) if may_join(case) else place
+        key: object = (
+            (case.spec.backward, case.spec.dynamic, case.spec.context.inference) if may_join(case) else place
+        )
         groups.setdefault(key, []).append(one)
     return list(groups.values())
 

@@ -174,7 +174,7 @@ def unless_unsteady(case: Case, outcome: Outcome) -> Outcome:
     """
     if outcome.signature is None or outcome.signature.kind is not Kind.ACCURACY:
         return outcome
-    again = execute(replace(case, tolerances="tf32"))
+    again = execute(case.with_spec(tolerances="tf32"))
     if again.verdict is not Verdict.GONE:
         return outcome
     return replace(

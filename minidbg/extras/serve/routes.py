@@ -8,7 +8,7 @@ import contextlib
 import json
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pygments
@@ -25,6 +25,7 @@ from minidbg.watch import recorder
 from minidbg.watch.page import SITE, Json, Live, about, flip_entry, page_html, style_text
 from minidbg.watch.repros import HIDDEN, Repro, stamp_of
 from minidbg.words.errors import MinidbgError
+from minidbg.words.run_spec import Provenance
 from minidbg.words.script_header import DIVIDER
 from minidbg.words.text import display_path, last_line
 from minidbg.workers import Standby
@@ -233,11 +234,10 @@ class Site:
 
     def about(self, repro: Repro) -> Json:
         inside = repro.path.resolve().is_relative_to(self.home)
-        origin = repro.table.get("origin") if inside else None
-        origin = origin if isinstance(origin, Mapping) else {}
+        story = repro.provenance if inside else Provenance()
         return {
             "repro": repro.name, "about": about(repro), "path": display_path(repro.path),
-            "message": str(origin.get("message", "")), "from": str(origin.get("captured_from", "")),
+            "message": story.message, "from": story.captured_from,
         }  # fmt: skip
 
     def script_of(self, repro: Repro) -> Json:

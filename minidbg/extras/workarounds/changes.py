@@ -77,7 +77,7 @@ def with_options(case: Case, options: Mapping[str, Any]) -> Change:
 
 
 def with_backend(case: Case, **more: Any) -> Case:
-    return replace(case, backend=replace(case.backend, **more), call=CallPath.TORCH_COMPILE)
+    return case.with_spec(backend=replace(case.backend, **more), call=CallPath.TORCH_COMPILE)
 
 
 def without_own_settings(case: Case) -> Iterator[Change]:
@@ -94,8 +94,8 @@ def without_own_settings(case: Case) -> Iterator[Change]:
 
 def with_other_sizes(case: Case) -> Iterator[Change]:
     """All sizes symbolic, or all of them numbers."""
-    symbolic = any(case.dynamic_dims) or case.dynamic
-    other = replace(case, dynamic=not symbolic, dynamic_dims=(), call=CallPath.TORCH_COMPILE)
+    symbolic = any(case.spec.dynamic_dims) or case.spec.dynamic
+    other = case.with_spec(dynamic=not symbolic, dynamic_dims=(), call=CallPath.TORCH_COMPILE)
     cost = "a compilation for each size" if symbolic else "one compilation for many sizes"
     line = f"torch.compile(..., dynamic={not symbolic})  # {cost}"
     yield Change(f"dynamic={not symbolic}", (line,), WHERE, other)
@@ -103,8 +103,8 @@ def with_other_sizes(case: Case) -> Iterator[Change]:
 
 def with_one_thread(case: Case) -> Iterator[Change]:
     """One thread, for a failure that several threads are part of."""
-    if case.context.threads_matter and case.context.threads != 1:
-        changed = replace(case, context=replace(case.context, threads=1))
+    if case.spec.context.threads_matter and case.spec.context.threads != 1:
+        changed = case.with_spec(context=replace(case.spec.context, threads=1))
         yield Change("one thread", ("torch.set_num_threads(1)",), "before the first call", changed)
 
 
@@ -119,7 +119,9 @@ def with_other_backends(case: Case) -> Iterator[Change]:
     """This graph through a backend that compiles nothing; the program's other graphs are still compiled."""
     for name in ("aot_eager", "eager"):
         line = f'torch.compile(..., backend=minidbg.wrap([{case.backend.expression}, "{name}"]))'
-        changed = replace(case, backend=backends.find(name), compiler=name, call=CallPath.TORCH_COMPILE)
+        changed = replace(
+            case.with_spec(backend=backends.find(name), call=CallPath.TORCH_COMPILE), compiler=name
+        )
         yield Change(f"{name} for this graph", (line,), WHERE, changed)
 
 
@@ -188,7 +190,7 @@ def changed_before(
                 back = graph_module.graph.call_method("to", (node, dtype))
             node.replace_all_uses_with(back, delete_user_cb=lambda user, back=back: user is not back)
     graph_module.recompile()
-    return replace(case.with_graph(graph_module, case.inputs), call=CallPath.TORCH_COMPILE)
+    return case.with_graph(graph_module, case.inputs).with_spec(call=CallPath.TORCH_COMPILE)
 
 
 def is_tensor(node: fx.Node, case: Case) -> bool:
@@ -211,7 +213,7 @@ def inside_the_backend(case: Case, small: Case) -> Iterator[Change]:
     lines = torch_internals.inductor_fallback_lines(operators)
     names = ", ".join(one.removeprefix("torch.ops.") for one in operators)
     ref = replace(case.backend, setup=(*case.backend.setup, *lines))
-    changed = replace(case, backend=ref, compiler=None, call=CallPath.TORCH_COMPILE)
+    changed = replace(case.with_spec(backend=ref, call=CallPath.TORCH_COMPILE), compiler=None)
     yield Change(
         f"inductor's fallback for {names}", tuple(lines), "before " + WHERE.removeprefix("where "), changed
     )
@@ -249,7 +251,7 @@ def outside_the_graph(case: Case, culprits: Sequence[fx.Node]) -> Change:
         "@torch.compiler.disable",
         f"def outside(*args): ...  # the call of {ops} goes in here",
     )
-    changed = replace(case, backend=around, compiler=backend, call=CallPath.TORCH_COMPILE)
+    changed = replace(case.with_spec(backend=around, call=CallPath.TORCH_COMPILE), compiler=backend)
     return Change(f"a graph break around {ops}", lines, places_of(culprits), changed)
 
 

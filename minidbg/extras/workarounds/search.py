@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import is_call
 from minidbg.judge import harness
 from minidbg.judge.agreement import differ
-from minidbg.judge.embed import settings_of
 from minidbg.repro.folder import hidden
 from minidbg.repro.known_workaround import kept_file
 from minidbg.source.module_text import instantiate
@@ -90,7 +89,7 @@ def find(capture: Path, reduced: Path | None, *, most_questions: int = MOST_QUES
     """
     began = time.monotonic()
     case = repro.load(capture)
-    if case.level is Level.ATEN:
+    if case.spec.level is Level.ATEN:
         raise NotReproduced(
             f"{capture}: a compiler of aot_autograd's is called with this graph; no line of a program is known for it"
         )
@@ -129,7 +128,7 @@ class Asking:
         return self.tried[change.what]
 
     def agrees(self, change: Change) -> bool:
-        case = replace(change.case, signature=None)
+        case = change.case.with_spec(signature=None)
         if change.changes_graph and not agrees_in_eager(self.case, case):
             return False
         said = self.outcome(case)
@@ -196,16 +195,15 @@ def agrees_in_eager(case: Case, changed: Case) -> bool:
 def two_agree_in_eager(argument: Mapping[str, Any], note: object) -> bool:
     """In the child: the answer to ``agrees_in_eager``."""
     case, changed = map(repro.load, argument["paths"])
-    table = settings_of(case)
 
     def run(
         which: Case, change: Callable[[Any], Any] = lambda made: made, seed: int = harness.SEED
     ) -> dict[str, Any]:
         model, inputs = map(change, made(which))
-        with harness.entered_modes(table.get("context", {})):
-            return harness.run_once(model, model, inputs, table, seed)
+        with harness.entered_modes(case.spec.context):
+            return harness.run_once(model, model, inputs, case.spec, seed)
 
-    return differ(run(changed), run(case), partial(run, case), table, []) is None
+    return differ(run(changed), run(case), partial(run, case), case.spec, []) is None
 
 
 def with_costs(case: Case, found: Sequence[Change]) -> list[Workaround]:
@@ -241,14 +239,13 @@ def seconds_compiled(argument: Mapping[str, Any], note: object) -> float:
     case = repro.load(argument["paths"][0])
     model, inputs = made(case)
     backend = case.compiler if case.compiler is not None else backends.resolve(case.backend)
-    return median_of_calls(case, harness.compile_by_torch(backend, model, inputs, settings_of(case)), inputs)
+    return median_of_calls(case, harness.compile_by_torch(backend, model, inputs, case.spec), inputs)
 
 
 def median_of_calls(case: Case, function: Callable[..., Any], inputs: tuple[Any, ...]) -> float:
-    table = settings_of(case)
     with (
-        harness.patched_config(table.get("context", {}).get("config", {})),
-        harness.entered_modes(table.get("context", {})),
+        harness.patched_config(case.spec.context.config),
+        harness.entered_modes(case.spec.context),
     ):
         times: list[float] = []
         function(*inputs)

@@ -24,7 +24,7 @@ from minidbg.source.module_text import write_module
 from minidbg.source.parse import read_module
 from minidbg.source.specs import Exactness
 from minidbg.words.errors import CannotWrite
-from minidbg.words.run_spec import BackendRef
+from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Settings
 from minidbg.wrapper.kept import refusal
 
@@ -135,7 +135,7 @@ def redistribute(value: DTensor, placements: Any) -> DTensor:
 
 
 def case_of(graph_module: fx.GraphModule, value: Any) -> Case:
-    return Case(graph_module, (value,), BackendRef("eager", '"eager"'))
+    return Case(graph_module, (value,), RunSpec(BackendRef("eager", '"eager"')))
 
 
 @pytest.mark.usefixtures("mesh")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from minidbg.judge.agreement import differ
+from minidbg.judge.agreement import difference
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def judged(
         values = change(tuple(value.clone() for value in inputs))
         return only(change(program)(*values))
 
-    return differ(only(result), eager(), eager, {}, [] if notes is None else notes)
+    return difference(only(result), eager(), eager, [] if notes is None else notes, tolerances={})
 
 
 def only(outputs: Any) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def test_keyboard_interrupt_passes(case_of: CaseOf) -> None:
 
 def test_unreachable_backend_is_skipped(case_of: CaseOf) -> None:
     gone = BackendRef("acme", "acme.compiler", setup=("import acme_that_is_not_here",))
-    outcome = execute(replace(case_of(None), backend=gone))
+    outcome = execute(case_of(None).with_spec(backend=gone))
     assert outcome.verdict is Verdict.SKIPPED
     assert "acme_that_is_not_here" in outcome.reason
 
@@ -211,7 +211,7 @@ def test_symbolic_sizes_reach_the_backend(case_of: CaseOf, call: CallPath) -> No
     inputs = (torch.randn(5, 4),)
     still = case_of(planted.raises_on_symbolic_sizes, inputs=inputs, call=call, dynamic=False)
     assert execute(still).verdict is Verdict.GONE
-    assert execute(replace(still, dynamic_dims=((0,),))).verdict is Verdict.REPRODUCES
+    assert execute(still.with_spec(dynamic_dims=((0,),))).verdict is Verdict.REPRODUCES
 
 
 def test_symbolic_number_as_input_of_a_direct_call(case_of: CaseOf) -> None:
@@ -241,7 +241,7 @@ def test_options_reach_the_backend_on_both_paths(case_of: CaseOf) -> None:
     for call in CallPath:
         for options, mode in (({"level": 3, "what": None}, None), ({}, "fast"), ({}, None)):
             ref = BackendRef("takes_options", "", options=options, mode=mode)
-            assert execute(replace(case_of(takes_options, call=call), backend=ref)).verdict is Verdict.GONE
+            assert execute(case_of(takes_options, call=call).with_spec(backend=ref)).verdict is Verdict.GONE
     assert seen == 2 * [({"level": 3, "what": None}, None), (None, "fast"), (None, None)]
 
 

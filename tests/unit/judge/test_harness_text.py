@@ -17,9 +17,9 @@ import pytest
 
 from minidbg.judge import script as module_form
 from minidbg.judge.embed import harness_imports, harness_names, harness_source
-from minidbg.judge.harness import failure, same_failure
+from minidbg.judge.harness import failure
 from minidbg.words.outcome import EXIT_STATUS, Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import CallPath
+from minidbg.words.run_spec import BackendRef, CallPath, RunSpec
 
 PLANTED = str(Path(__file__).parents[2] / "planted")
 MODEL = """
@@ -58,12 +58,13 @@ def write_script(tmp_path: Path) -> WriteScript:
         table = f'[tool.minidbg]\nkind = "{kind}"\nbackend = "{backend}"\ncall = "{call}"\n{header}'
         lines = "\n".join("# " + line if line else "#" for line in table.splitlines())
         imports = "\n".join(line for line in harness_imports(kind, call) if "__future__" not in line)
+        future = "from __future__ import annotations\n"
         function = (
             function
             or f"def backend():\n    import planted_backends\n    return planted_backends.{backend}\n"
         )
         text = (
-            f"import torch\n{imports}\n{function}\n{model or (GRAPH if call == 'direct' else MODEL)}\n{inputs}\n"
+            f"{future}import torch\n{imports}\n{function}\n{model or (GRAPH if call == 'direct' else MODEL)}\n{inputs}\n"
             f"# /// script\n{lines}\n# ///\n{harness_source(kind, call)}\n"
             "def test_repro():\n    check_with_pytest(globals())\n\n"
             "if __name__ == '__main__':\n    sys.exit(main(globals()))\n"
@@ -79,8 +80,8 @@ def loaded(path: Path) -> dict[str, Any]:
     """The script's globals, its main block not run."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
     return vars(module)
 
 
@@ -304,10 +305,10 @@ def test_script_and_package_agree_on_what_is_the_same_failure() -> None:
     for expected in SIGNATURES:
         for found in SIGNATURES:
             package = Outcome(Verdict.CHANGED, signature=found).judged_against(expected).verdict
-            case = {"signature": expected.to_table()}
-            assert failure(found.to_table(), case, "")["verdict"] == str(package)
+            spec = RunSpec(BackendRef("b", "b"), signature=expected)
+            assert failure(found.to_table(), spec, "")["verdict"] == str(package)
             if expected.kind not in (Kind.CRASH, Kind.HANG):
-                assert same_failure(expected.to_table(), found.to_table()) == expected.matches(found)
+                assert expected.is_shown_by(found) == expected.matches(found)
 
 
 def run_there(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

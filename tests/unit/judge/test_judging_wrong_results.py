@@ -18,8 +18,9 @@ from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge import harness
 from minidbg.judge.agreement import differ, margin_for
 from minidbg.words.outcome import LAYOUT, Direction, Kind, Signature, Verdict
-from minidbg.words.run_spec import BackendRef
+from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 
+ANY = RunSpec(BackendRef("any", "any"), dynamic=None)
 WRONG = Signature(Kind.ACCURACY, message="output: float")
 MakeCase = Callable[..., Case]
 
@@ -57,17 +58,17 @@ def test_tolerances_and_a_precision_by_design_are_part_of_the_case(
 def test_another_layout_is_a_failure_where_it_is_the_one_looked_for() -> None:
     graph, inputs = capture_by_dynamo(lambda x: x.transpose(0, 1) + 1, (torch.ones(3, 4),))
     backend = backends.find(planted.wrong_stride)
-    case = Case(graph, inputs, backend, compiler=planted.wrong_stride)
-    layout = replace(case, signature=Signature(Kind.ACCURACY, message=LAYOUT))
+    case = Case(graph, inputs, RunSpec(backend), compiler=planted.wrong_stride)
+    layout = case.with_spec(signature=Signature(Kind.ACCURACY, message=LAYOUT))
     assert execute(layout).verdict is Verdict.REPRODUCES
-    assert execute(replace(case, signature=WRONG)).verdict is Verdict.GONE
+    assert execute(case.with_spec(signature=WRONG)).verdict is Verdict.GONE
     assert execute(replace(layout, compiler="aot_eager")).verdict is Verdict.GONE
 
 
 def test_match_narrows_the_failure(case_of: MakeCase) -> None:
     case = case_of(planted.wrong_relu, signature=WRONG, match="output 0 differs")
     assert execute(case).verdict is Verdict.REPRODUCES
-    assert execute(replace(case, match="output 7")).verdict is Verdict.CHANGED
+    assert execute(case.with_spec(match="output 7")).verdict is Verdict.CHANGED
 
 
 def gives_it_back(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -83,8 +84,7 @@ def test_a_backend_that_gives_the_graph_back_is_no_pass(case_of: MakeCase) -> No
 
 def test_what_eager_itself_draws_anew_is_said_to_be_unjudged() -> None:
     graph, inputs = capture_by_dynamo(lambda x: (torch.rand_like(x), x + 1), (torch.ones(3, 4),))
-    given: dict[str, Any] = {"kind": "accuracy", "call": "torch.compile"}
-    found = harness.attempt(lambda: graph, lambda: inputs, planted.other_random_numbers, given, differ=differ)
+    found = harness.attempt(lambda: graph, lambda: inputs, planted.other_random_numbers, ANY, differ=differ)
     assert found["verdict"] == "gone"
     assert found["reason"] == "output 0 is not judged: eager differs from itself"
 
@@ -105,13 +105,11 @@ def test_models_and_inputs_are_made_outside_the_modes_of_the_run() -> None:
         look()
         return (torch.ones(2),)
 
-    context = {
-        "default_dtype": "torch.float64",
-        "inference": True,
-        "autocast": [["cpu", "torch.bfloat16", True]],
-    }
-    given = {"kind": "accuracy", "call": "direct", "context": context}
-    harness.attempt(Looks, make_inputs, gives_it_back, given)
+    context = Context(
+        default_dtype="torch.float64", inference=True, autocast=(("cpu", "torch.bfloat16", True),)
+    )
+    spec = replace(ANY, call=CallPath.DIRECT, context=context)
+    harness.attempt(Looks, make_inputs, gives_it_back, spec)
     assert seen[:2] == [(torch.float32, False, False), (torch.float64, True, True)]
 
 
@@ -120,13 +118,9 @@ def test_values_that_are_not_beside_the_script_are_skipped(error: Exception) -> 
     def make_inputs() -> tuple[Any, ...]:
         raise error
 
-    found = harness.attempt(torch.nn.Identity, make_inputs, "eager", {"call": "torch.compile"})
+    found = harness.attempt(torch.nn.Identity, make_inputs, "eager", ANY)
     assert found["verdict"] == "skipped"
     assert str(error) in found["reason"]
-
-
-def test_options_may_hold_dtypes() -> None:
-    assert harness.literal_in("{'dtype': torch.float16, 'level': 2}") == {"dtype": torch.float16, "level": 2}
 
 
 def test_gradients_begin_with_the_same_cotangents_whatever_the_seed() -> None:
@@ -137,7 +131,7 @@ def test_gradients_begin_with_the_same_cotangents_whatever_the_seed() -> None:
             return x.sin()
 
     x = torch.ones(3, requires_grad=True)
-    runs = [harness.run_once(Sine(), Sine(), (x,), {"backward": True}, seed) for seed in (0, 1)]
+    runs = [harness.run_once(Sine(), Sine(), (x,), replace(ANY, backward=True), seed) for seed in (0, 1)]
     assert torch.equal(*(run["gradients"]["input 0"] for run in runs))
 
 
@@ -157,7 +151,9 @@ def test_the_gradient_of_an_activation_that_the_graph_writes_to_is_that_from_bef
     scores = view(torch.randn(4, 5, requires_grad=True) * 1)
     graph, inputs = capture_by_dynamo(masked_in_place, (scores, torch.ones(scores.shape, requires_grad=True)))
     signature = Signature(Kind.ACCURACY, Direction.BACKWARD, message="gradient: float")
-    case = Case(graph, inputs, BackendRef("b", "b"), compiler=backend, signature=signature, backward=True)
+    case = Case(
+        graph, inputs, RunSpec(BackendRef("b", "b"), signature=signature, backward=True), compiler=backend
+    )
     outcome = execute(case)
     assert outcome.verdict is verdict, outcome
     assert verdict is Verdict.GONE or "gradient of input 0" in outcome.message

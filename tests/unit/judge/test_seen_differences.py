@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minidbg import torch_internals
-from minidbg.judge.agreement import differ
+from minidbg.judge.agreement import difference
 from minidbg.judge.compare import mismatch
 from minidbg.judge.precision import to_float64
 from minidbg.judge.snapshot import CannotCompare, snapshot
@@ -55,7 +55,7 @@ def test_a_float64_run_that_raises_explains_nothing() -> None:
 
 
 def test_when_no_run_of_eager_comes_through_again() -> None:
-    found = differ(left(WRONG), left(RIGHT), fails, {}, [])
+    found = difference(left(WRONG), left(RIGHT), fails, [], tolerances={})
     assert found is not None
 
 
@@ -65,7 +65,7 @@ def test_a_program_that_draws_and_fails_with_other_numbers_is_not_judged() -> No
         raise RuntimeError("an index out of range")
 
     with pytest.raises(CannotCompare, match="draws random numbers"):
-        differ(left(WRONG), left(RIGHT), draws, {}, [])
+        difference(left(WRONG), left(RIGHT), draws, [], tolerances={})
 
 
 def state() -> dict[str, Any]:

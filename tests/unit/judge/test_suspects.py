@@ -15,7 +15,7 @@ from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.judge.suspects import Suspects, renamed, suspects_in_stack, suspects_of
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef
+from minidbg.words.run_spec import BackendRef, RunSpec
 
 GENERATED = """
 # from torch._inductor.runtime import helpers
@@ -213,7 +213,7 @@ def refuses_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) ->
 
 def test_a_question_answers_with_suspects_by_the_names_of_its_own_graph() -> None:
     ref, signature = BackendRef("planted", "planted"), Signature(Kind.COMPILE)
-    case = Case(chain(), (torch.ones(2),), ref, signature=signature, compiler=refuses_relu)
+    case = Case(chain(), (torch.ones(2),), RunSpec(ref, signature=signature), compiler=refuses_relu)
     outcome = execute(case)
     assert outcome.suspects == (("x_7",),)
     assert Outcome.from_json(outcome.to_json()).suspects == outcome.suspects

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.judge.agreement import differ
+from minidbg.judge.agreement import difference
 from minidbg.judge.undefined import OtherAnswers
 
 NAN, INF = math.nan, math.inf
@@ -333,7 +333,7 @@ def test_an_ordinary_failure_costs_one_more_eager_run() -> None:
         runs.append(seed)
         return only(change(torch.sin)(TIES))
 
-    assert differ(only(TIES.cos()), eager(), eager, {}, []) is not None
+    assert difference(only(TIES.cos()), eager(), eager, [], tolerances={}) is not None
     assert len(runs) == 3, "eager itself, with another seed, and in float64"
 
 

@@ -20,7 +20,7 @@ from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.result import Limits, Written
 from minidbg.words.deadline import Deadline
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef
+from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Reduce, Settings
 from minidbg.workers import ChildResult
 from minidbg.wrapper import respond
@@ -76,7 +76,9 @@ def failing_case() -> Case:
 
     name = "planted_backends.raises_on_relu"
     backend = BackendRef(name, name, setup=("import planted_backends",))
-    case = Case(fx.symbolic_trace(forward), (torch.randn(4, 3),), backend, compiler=silent_about_relu)
+    case = Case(
+        fx.symbolic_trace(forward), (torch.randn(4, 3),), RunSpec(backend), compiler=silent_about_relu
+    )
     return publishing.with_failure(case, execute(case))
 
 

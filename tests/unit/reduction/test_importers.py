@@ -43,8 +43,8 @@ def test_a_saved_program_is_one_graph_in_inference_and_in_training(tmp_path: Pat
     inference, training = importers.cases_of_exported(
         importers.read_exported(path), backend_named("aot_eager")
     )
-    assert (inference.context.grad, inference.backward) == (False, False)
-    assert (training.context.grad, training.backward) == (True, True)
+    assert (inference.spec.context.grad, inference.spec.backward) == (False, False)
+    assert (training.spec.context.grad, training.spec.backward) == (True, True)
     targets = [str(node.target) for node in inference.graph_module.graph.nodes if node.op == "call_function"]
     assert any("relu" in target for target in targets)
     assert sorted(tuple(value.shape) for value in inference.inputs) == [(2,), (2,), (2, 4), (3, 4), (3, 4)]
@@ -53,7 +53,7 @@ def test_a_saved_program_is_one_graph_in_inference_and_in_training(tmp_path: Pat
 def test_symbolic_sizes_stay(tmp_path: Path) -> None:
     size = torch.export.Dim("size", min=2, max=64)
     program = exported(dynamic_shapes={"given": {"x": {0: size}, "y": {0: size}}, "k": None})
-    assert next(importers.cases_of_exported(program, backend_named("aot_eager"))).dynamic
+    assert next(importers.cases_of_exported(program, backend_named("aot_eager"))).spec.dynamic
 
 
 def test_without_example_inputs_seeded_ones_stand_in() -> None:
@@ -189,7 +189,7 @@ def test_settings_and_the_call_are_not_executed(after_dynamo: Path, monkeypatch:
     case = next(importers.cases_of_torch_repro(after_dynamo, None))
     assert "TORCH_COMPILE_DEBUG_DIR" not in os.environ
     assert torch._inductor.config.epilogue_fusion
-    assert case.context.config == {"torch._inductor.config": {"epilogue_fusion": False}}
+    assert case.spec.context.config == {"torch._inductor.config": {"epilogue_fusion": False}}
     assert case.backend.name == "aot_eager"
 
 
@@ -197,7 +197,7 @@ def test_training_is_tried_too_and_the_values_are_torchs_random_ones(after_dynam
     state = torch.get_rng_state()
     forward, backward = importers.cases_of_torch_repro(after_dynamo, None)
     assert torch.equal(torch.get_rng_state(), state)
-    assert (forward.backward, backward.backward) == (False, True)
+    assert (forward.spec.backward, backward.spec.backward) == (False, True)
     assert sorted(tuple(value.shape) for value in forward.inputs) == [(2, 3), (3, 3)]
     assert any("random values stand in" in note for note in forward.provenance.notes)
 
@@ -216,9 +216,9 @@ def test_stored_values_are_found_beside_a_file_that_was_moved(after_dynamo: Path
 def test_a_graph_of_aot_autograd_is_tried_through_torch_compile_first(after_aot: Path) -> None:
     through_dynamo, direct = importers.cases_of_torch_repro(after_aot, None)
     assert through_dynamo.backend.name == "inductor"
-    assert through_dynamo.dynamic
-    assert not through_dynamo.context.grad
-    assert (direct.level, direct.call) == (Level.ATEN, CallPath.DIRECT)
+    assert through_dynamo.spec.dynamic
+    assert not through_dynamo.spec.context.grad
+    assert (direct.spec.level, direct.spec.call) == (Level.ATEN, CallPath.DIRECT)
 
 
 def test_a_backend_can_be_named_instead(after_aot: Path) -> None:

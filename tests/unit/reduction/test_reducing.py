@@ -36,7 +36,7 @@ from minidbg.source.size import call_nodes, call_targets
 from minidbg.watch.background import reduced_digest
 from minidbg.words.errors import CannotWrite, Interrupted, NotReproduced
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Provenance
+from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Provenance, RunSpec
 from minidbg.workers import ChildResult
 
 
@@ -95,7 +95,7 @@ def failing_case(compiler: Any = refuses_relu, **more: Any) -> Case:
     name = "planted_backends.raises_on_relu"
     backend = BackendRef(name, name, setup=("import planted_backends",))
     provenance = Provenance(nodes=call_nodes(graph_module), inputs=1)
-    return Case(graph_module, (x,), backend, provenance=provenance, compiler=compiler, **more)
+    return Case(graph_module, (x,), RunSpec(backend, **more), provenance, compiler)
 
 
 def with_its_failure(case: Case) -> Case:
@@ -314,7 +314,7 @@ def test_a_failure_in_one_of_two_runs_is_reduced_to_its_culprit(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     def verify(case: Case, exactness: Any, folder: Path, **_: Any) -> tuple[Outcome, Path | None]:
-        runs = (execute(case) for _ in range(case.attempts))
+        runs = (execute(case) for _ in range(case.spec.attempts))
         seen = next((one for one in runs if one.verdict is Verdict.REPRODUCES), Outcome(Verdict.GONE))
         return seen, repro.write(case, repro.drafts(folder) / "draft.py") if seen.signature else None
 
@@ -323,7 +323,7 @@ def test_a_failure_in_one_of_two_runs_is_reduced_to_its_culprit(
     written = reduced(case, tmp_path)
     assert targets_of(written.path) == ("torch.relu",)
     assert any(note.startswith("flaky: it fails in") for note in written.notes)
-    assert repro.read_header(written.path).table["attempts"] > 1
+    assert repro.read_header(written.path).spec.attempts > 1
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -378,8 +378,7 @@ def test_the_outermost_exception_is_told_where_it_was_before(
 def test_what_was_known_of_a_wrong_result_is_told_beside_the_figures_of_the_smallest(case: Case) -> None:
     before = "x gives wrong results: output 3 differs: by 9\nagainst float64 its rmse is 8\nfirst differing node: a"
     wrong = replace(
-        case,
-        signature=Signature(Kind.ACCURACY, message="output: float"),
+        case.with_spec(signature=Signature(Kind.ACCURACY, message="output: float")),
         provenance=Provenance(message=before),
     )
     said = Outcome(
@@ -486,8 +485,8 @@ def test_other_failures_met_on_the_way_are_kept_as_captures(tmp_path: Path, orac
     assert written.also_found == 1
     assert "also found another failure" in written.line
     (capture,) = repro.captures(tmp_path).glob("*.py")
-    assert repro.read_header(capture).signature is not None
-    assert repro.read_header(capture).signature.types == ("TypeError",)  # type: ignore[union-attr]
+    assert repro.read_header(capture).spec.signature is not None
+    assert repro.read_header(capture).spec.signature.types == ("TypeError",)  # type: ignore[union-attr]
 
 
 def test_the_passing_neighbour_is_kept_and_told(tmp_path: Path, oracle: list[Case]) -> None:
@@ -556,7 +555,7 @@ def test_a_path_on_which_dynamo_takes_no_graph_as_it_is_is_left_after_few_questi
 ) -> None:
     def submit(asked: Case, **_: Any) -> Outcome:
         oracle.append(asked)
-        other = asked.call is CallPath.TORCH_COMPILE
+        other = asked.spec.call is CallPath.TORCH_COMPILE
         return Outcome(Verdict.INVALID, reason=reason) if other else execute(asked)
 
     monkeypatch.setattr(session.asking, "submit", submit)
@@ -566,7 +565,7 @@ def test_a_path_on_which_dynamo_takes_no_graph_as_it_is_is_left_after_few_questi
     written = reducing.reduce_and_publish(case, tmp_path, limits=Limits(jobs=jobs), just_seen=True)
     assert written.certified
     assert written.nodes_after == 1
-    assert sum(asked.call is CallPath.TORCH_COMPILE for asked in oracle) <= 4 + jobs
+    assert sum(asked.spec.call is CallPath.TORCH_COMPILE for asked in oracle) <= 4 + jobs
 
 
 def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
@@ -604,7 +603,7 @@ def test_a_large_graph_gets_longer_than_a_call(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("kind", [Kind.CRASH, Kind.HANG, Kind.RUNTIME])
 def test_the_forkserver_tries_nothing_that_ends_or_hangs_its_children(kind: Kind) -> None:
-    case = replace(failing_case(signature=Signature(kind)), backend=backends.find("inductor"))
+    case = failing_case(signature=Signature(kind)).with_spec(backend=backends.find("inductor"))
     preparation = asking.preparation(case, reducing.REDUCE)
     assert preparation.warm == ("inductor" if kind is Kind.RUNTIME else "imports")
 
@@ -621,11 +620,11 @@ def test_questions_that_differ_in_values_alone_are_compiled_once(
         session.asking, "submit", lambda case, **_: asked.append(case) or Outcome(Verdict.GONE)
     )
     case = failing_case(signature=Signature(kind))
-    case = replace(case, backend=replace(case.backend, name=backend))
+    case = case.with_spec(backend=replace(case.backend, name=backend))
     one, another = session.Session(Limits()), session.Session(Limits())
     for asks in (one, one, another):
         asks.run(case)
-    configs = [asks.context.config for asks in asked]
+    configs = [asks.spec.context.config for asks in asked]
     assert ["torch._inductor.config" in config for config in configs] == [kept] * 3
     assert configs[0] == configs[1]
     assert (configs[0] != configs[2]) is kept, "a graph of another session may be another compiler's"
@@ -791,7 +790,7 @@ def test_a_failure_that_alternates_is_one_failure_with_two_signatures(
     case = with_its_failure(failing_case(refuses_relu_in_two_ways))
     written = reduced(case, tmp_path)
     assert written.nodes_after == 1
-    signature = repro.read_header(written.path).signature
+    signature = repro.read_header(written.path).spec.signature
     assert {signature.types, *(one.types for one in signature.others)} == {("ValueError",), ("KeyError",)}
     assert any("chance" in note for note in written.notes)
     again = repro.load(written.path)
@@ -858,9 +857,13 @@ def test_the_line_names_the_repro_as_it_is_typed_from_here(
 def test_a_neighbour_with_further_inputs_is_told_by_the_names_of_the_inputs() -> None:
     """That of a nested tensor: its sizes are inputs, until a plain tensor stands for it."""
     smallest = Case(
-        fx.symbolic_trace(lambda n: n.sin()), (torch.ones(1, requires_grad=True),), BackendRef("b", "b")
+        fx.symbolic_trace(lambda n: n.sin()),
+        (torch.ones(1, requires_grad=True),),
+        RunSpec(BackendRef("b", "b")),
     )
-    neighbour = Case(fx.symbolic_trace(lambda s, n: n.sin()), (2, torch.ones(1)), BackendRef("b", "b"))
+    neighbour = Case(
+        fx.symbolic_trace(lambda s, n: n.sin()), (2, torch.ones(1)), RunSpec(BackendRef("b", "b"))
+    )
     told = next(publishing.differences(smallest, neighbour))
     assert told == "passes when input 0 is float32[1] instead of float32[1] that requires grad"
 

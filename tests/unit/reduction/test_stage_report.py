@@ -15,7 +15,7 @@ from minidbg.fx.case import Case
 from minidbg.reduction.stages import StageReport, keep_stages, stages_of
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.outcome import Kind, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, Provenance
+from minidbg.words.run_spec import BackendRef, Provenance, RunSpec
 
 GONE, REPRODUCES = Verdict.GONE, Verdict.REPRODUCES
 REPORT = StageReport(
@@ -58,8 +58,10 @@ def script(tmp_path: Path) -> Path:
     case = Case(
         fx.symbolic_trace(lambda x: (torch.relu(x),)),
         (torch.ones(2),),
-        BackendRef("inductor", "'inductor'", modules=("torch",)),
-        signature=Signature(Kind.COMPILE, types=("ValueError",)),
+        RunSpec(
+            BackendRef("inductor", "'inductor'", modules=("torch",)),
+            signature=Signature(Kind.COMPILE, types=("ValueError",)),
+        ),
         provenance=Provenance(message="broken"),
     )
     return repro.publish(case, repro.write(case, repro.drafts(tmp_path) / "draft.py"), tmp_path)
@@ -80,7 +82,7 @@ def test_nothing_else_of_the_script_changes(script: Path) -> None:
     before, header = script.read_text(), repro.read_header(script)
     keep_stages(script, REPORT)
     after = repro.read_header(script)
-    assert replace(after, table={}) == replace(header, table={})
+    assert replace(after, stages=None) == replace(header, stages=None)
     old, new = before.splitlines(), script.read_text().splitlines()
     changes = list(difflib.ndiff(old, new))
     assert not [line for line in changes if line.startswith("- ")]

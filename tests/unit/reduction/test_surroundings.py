@@ -12,7 +12,7 @@ from torch import fx
 from minidbg.fx.case import Case
 from minidbg.reduction.surroundings import hints, simplify
 from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance
+from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance, RunSpec
 
 INDUCTOR = "torch._inductor.config"
 BUG = "cpp.inject_relu_bug_TESTING_ONLY"
@@ -25,7 +25,9 @@ def case_with(context: Context, inputs: int = 1) -> Case:
         graph.placeholder("size")
     graph.output((graph.call_function(torch.sin, (graph.placeholder("x"),)),))
     values = (torch.ones(2),) if inputs == 1 else (2, torch.ones(2))
-    return Case(fx.GraphModule(torch.nn.Module(), graph), values, BackendRef("eager", '"eager"'), context)
+    return Case(
+        fx.GraphModule(torch.nn.Module(), graph), values, RunSpec(BackendRef("eager", '"eager"'), context)
+    )
 
 
 def simplified(case: Case, fails: Callable[[Case], bool]) -> Case:
@@ -33,12 +35,12 @@ def simplified(case: Case, fails: Callable[[Case], bool]) -> Case:
 
 
 def test_a_wrong_result_hints_at_the_node_that_differs_and_at_no_word_of_the_comparison() -> None:
-    case = replace(case_with(Context()), signature=Signature(Kind.ACCURACY, message="input: float"))
+    case = case_with(Context()).with_spec(signature=Signature(Kind.ACCURACY, message="input: float"))
     for more, expected in (("", ()), ("\nfirst differing node: add_2\nas float16 would", ("add_2",))):
         message = f"b gives wrong results: input 3 after the call differs{more}"
         assert hints(replace(case, provenance=Provenance(message=message))) == expected
     refused = Signature(Kind.COMPILE, message="no relu")
-    assert hints(replace(case, signature=refused, provenance=Provenance(message="lowering"))) == (
+    assert hints(replace(case.with_spec(signature=refused), provenance=Provenance(message="lowering"))) == (
         "lowering",
         "relu",
     )
@@ -51,21 +53,21 @@ def test_an_option_is_tried_at_its_default_since_this_process_still_has_it() -> 
     def fails(case: Case) -> bool:
         with (
             inductor_config.patch({BUG: "accuracy"}),
-            inductor_config.patch(dict(case.context.config.get(INDUCTOR, {}))),
+            inductor_config.patch(dict(case.spec.context.config.get(INDUCTOR, {}))),
         ):
             return inductor_config.cpp.inject_relu_bug_TESTING_ONLY == "accuracy"
 
-    assert simplified(case_with(context), fails).context.config == {INDUCTOR: {BUG: "accuracy"}}
+    assert simplified(case_with(context), fails).spec.context.config == {INDUCTOR: {BUG: "accuracy"}}
 
 
 def test_an_option_that_is_not_needed_leaves_no_trace() -> None:
     context = Context(config={INDUCTOR: {BUG: "accuracy"}})
-    assert simplified(case_with(context), lambda case: True).context.config == {}
+    assert simplified(case_with(context), lambda case: True).spec.context.config == {}
 
 
 def test_modes_are_tried_each_for_itself_when_one_is_needed() -> None:
     context = Context(grad=False, deterministic=True, default_dtype="torch.float64")
-    kept = simplified(case_with(context), lambda case: case.context.deterministic).context
+    kept = simplified(case_with(context), lambda case: case.spec.context.deterministic).spec.context
     assert kept == Context(deterministic=True)
 
 
@@ -74,6 +76,6 @@ def test_a_size_that_nothing_uses_is_left_to_dynamo() -> None:
 
 
 def test_a_small_graph_goes_by_torch_compile_again_where_that_fails_too() -> None:
-    direct = replace(case_with(Context()), call=CallPath.DIRECT)
-    assert simplified(direct, lambda case: True).call is CallPath.TORCH_COMPILE
-    assert simplified(direct, lambda case: case.call is CallPath.DIRECT).call is CallPath.DIRECT
+    direct = case_with(Context()).with_spec(call=CallPath.DIRECT)
+    assert simplified(direct, lambda case: True).spec.call is CallPath.TORCH_COMPILE
+    assert simplified(direct, lambda case: case.spec.call is CallPath.DIRECT).spec.call is CallPath.DIRECT

@@ -43,7 +43,7 @@ def test_an_old_repro_is_written_anew_short_and_runs(story: Story) -> None:
 def test_the_standalone_form_judges_by_itself(story: Story, tmp_path: Path) -> None:
     form = forms.rewritten(story, standalone=True)
     assert (form.complaint, form.name) == ("", "compile_relu_aaaaaa_standalone.py")
-    assert "def same_failure" in form.text
+    assert "def is_shown_by" in form.text
     script = tmp_path / form.name
     script.write_text(form.text)
     done = python(script, "--json", timeout=120)
@@ -131,7 +131,6 @@ def test_private_paths_and_names_are_left_out() -> None:
 
 
 def test_private_things_may_be_kept(story: Story, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    story.header.table["origin"]["message"] = ""  # type: ignore[index]
     monkeypatch.chdir(tmp_path)
     text = f"x = '{tmp_path}/a.py'"
     assert str(tmp_path) not in Private.of_this_process().left_out(text)

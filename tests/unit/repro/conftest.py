@@ -9,7 +9,7 @@ from torch import fx
 
 from minidbg.fx.case import Case
 from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, Context, Provenance
+from minidbg.words.run_spec import BackendRef, Context, Provenance, RunSpec
 
 STORY = Provenance(
     nodes=812,
@@ -41,10 +41,16 @@ def make_case() -> Callable[..., Case]:
 
     def make(graph_module: fx.GraphModule | None = None, inputs: tuple[Any, ...] = (), **fields: Any) -> Case:
         graph_module = graph_module or graph_of_one_relu()
-        given = {"context": Context(), "signature": SIGNATURE, "provenance": STORY, **fields}
+        own = {name: fields.pop(name) for name in ("provenance", "compiler") if name in fields}
+        given = {"context": Context(), "signature": SIGNATURE, **fields}
         torch.manual_seed(0)
         backend = given.pop("backend", BackendRef(name="eager", expression='"eager"'))
-        return Case(graph_module, inputs or (torch.randn(4, 8),), backend, **given)
+        return Case(
+            graph_module,
+            inputs or (torch.randn(4, 8),),
+            RunSpec(backend, **given),
+            **{"provenance": STORY, **own},
+        )
 
     return make
 

@@ -84,7 +84,7 @@ def test_a_repro_that_cannot_be_read_is_left_as_it_is_and_the_new_one_lies_besid
     again = publish(make_case(), tmp_path)
     assert path.read_text() == "half a sav"
     assert again.name == path.stem + "_2.py"
-    assert read_header(again).kind is Kind.COMPILE
+    assert read_header(again).spec.expected.kind is Kind.COMPILE
 
 
 def test_only_repros_lie_at_the_top(make_case, tmp_path):

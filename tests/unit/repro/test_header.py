@@ -13,6 +13,7 @@ from minidbg.repro.header import torch_requirement, write_lines, write_value
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.outcome import Direction, Kind, Signature
 from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance
+from minidbg.words.script_header import metadata_of, table_in
 
 CONTEXT = Context(
     grad=False,
@@ -36,11 +37,15 @@ def test_everything_written_is_read_back(make_case, tmp_path):
     backend = BackendRef("inductor", '"inductor"', requirements=("my-backend==0.3",), modules=("torch", "my"))
     case = make_case(signature=signature, context=CONTEXT, backend=backend)
     header = read_header(write(case, tmp_path / "r.py"))
-    assert header.signature == signature
-    assert header.context == CONTEXT
+    assert header.spec.signature == signature
+    assert header.spec.context == CONTEXT
     assert header.provenance == replace(case.provenance, oracle_calls=0, seconds=0.0)
-    assert (header.kind, header.backend, header.call) == (Kind.RUNTIME, "inductor", CallPath.TORCH_COMPILE)
-    assert header.modules == ("torch", "my")
+    assert (header.spec.kind, header.spec.backend.name, header.spec.call) == (
+        Kind.RUNTIME,
+        "inductor",
+        CallPath.TORCH_COMPILE,
+    )
+    assert header.spec.backend.modules == ("torch", "my")
     assert header.dependencies == ("torch==2.13.0", "my-backend==0.3")
     assert header.expect == "reproduces"
     assert header.nodes == 1
@@ -49,7 +54,7 @@ def test_everything_written_is_read_back(make_case, tmp_path):
 def test_reading_executes_nothing(make_case, tmp_path):
     path = write(make_case(), tmp_path / "r.py")
     path.write_text(f"open({str(tmp_path / 'touched')!r}, 'w')\n" + path.read_text())
-    assert read_header(path).kind is Kind.COMPILE
+    assert read_header(path).spec.expected.kind is Kind.COMPILE
     assert not (tmp_path / "touched").exists()
 
 
@@ -69,7 +74,7 @@ EDITS = {
 def test_an_edited_script_is_still_read(make_case, tmp_path, edit):
     path = write(make_case(), tmp_path / "r.py")
     path.write_bytes(edit(path.read_text()).encode())
-    assert read_header(path).signature.message == "no relu here"
+    assert read_header(path).spec.signature.message == "no relu here"
 
 
 @pytest.mark.parametrize(
@@ -140,18 +145,16 @@ def test_what_a_person_adds_on_a_line_of_its_own_counts(make_case, tmp_path):
     path = write(make_case(), tmp_path / "r.py")
     path.write_text(path.read_text().replace("# details", '# device = "cuda:1"\n# details'))
     header = read_header(path)
-    assert (header.device, header.table["device"], header.nodes) == ("cuda:1", "cuda:1", 1)
-    assert "details" not in header.table
+    assert (header.spec.device, header.nodes) == ("cuda:1", 1)
 
 
 def test_a_header_with_a_line_for_each_value_is_read_as_before(make_case, tmp_path):
     path = write(make_case(), tmp_path / "r.py")
     now = read_header(path)
     text = path.read_text()
+    table = table_in(metadata_of(text))
     start, end = text.index("# details"), text.index("# ///\n", text.index("# details"))
-    lines = "".join(
-        f"# {line}\n" for line in write_lines({k: v for k, v in now.table.items() if k != "expect"})
-    )
+    lines = "".join(f"# {line}\n" for line in write_lines({k: v for k, v in table.items() if k != "expect"}))
     path.write_text(text[:start] + lines + text[end:])
     assert read_header(path) == now
 

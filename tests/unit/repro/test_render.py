@@ -2,6 +2,7 @@
 
 import ast
 import math
+import runpy
 import tomllib
 
 import pytest
@@ -84,10 +85,10 @@ def test_options_and_config_are_written_so_that_they_are_read(make_case):
     assert ast.literal_eval(options) == {"a": (1, None), "b": 'x"y'}
 
 
-def test_a_definition_that_the_judge_would_overwrite_is_used_by_another_name(make_case):
+def test_a_definition_that_the_judge_would_overwrite_is_used_by_another_name(make_case, tmp_path):
     backend = BackendRef("main", "main", embedded="def main(gm, example_inputs):\n    return gm.forward\n")
-    namespace: dict[str, object] = {"__name__": "script", "__file__": "script.py"}
-    exec(compile(render(make_case(backend=backend), Form.STANDALONE).text, "script.py", "exec"), namespace)
+    path = write(make_case(backend=backend), tmp_path / "script.py", Form.STANDALONE)
+    namespace = runpy.run_path(str(path), run_name="script")
     found = namespace["backend"]()
     assert found is namespace["main_"] is not namespace["main"]
 
@@ -157,9 +158,7 @@ def test_values_beyond_the_limit_are_refused(make_case):
 @pytest.mark.parametrize("kind", Kind)
 def test_every_script_can_be_imported(make_case, tmp_path, kind, call, form):
     path = write(make_case(signature=Signature(kind), call=call), tmp_path / "r.py", form)
-    namespace = {"__name__": "r", "__file__": str(path)}
-    exec(compile(path.read_text(), str(path), "exec"), namespace)
-    assert callable(namespace["test_repro"])
+    assert callable(runpy.run_path(str(path), run_name="r")["test_repro"])
 
 
 def test_embedded_text_may_have_its_own_future_import(make_case):

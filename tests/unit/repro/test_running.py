@@ -24,6 +24,7 @@ from minidbg.repro import run, running, write
 from minidbg.repro.running import TorchFlip, find_flip, in_order
 from minidbg.words.errors import MinidbgError, UnreadableRepro
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.words.run_spec import RunSpec
 from minidbg.workers import ChildResult
 
 
@@ -186,7 +187,7 @@ def fake(tmp_path: Path) -> Fake:
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph, inputs = capture_by_dynamo(torch.relu, (torch.ones(3),))
     torch._dynamo.reset()
-    case = Case(graph, inputs, backends.find("eager"), signature=Signature(Kind.COMPILE))
+    case = Case(graph, inputs, RunSpec(backends.find("eager"), signature=Signature(Kind.COMPILE)))
     return repro.write(case, tmp_path_factory.mktemp("repros") / "one.py")
 
 

@@ -13,12 +13,12 @@ from torch import fx
 
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.judge.harness import first_lines, same_failure
+from minidbg.judge.harness import first_lines
 from minidbg.judge.signature import NO_GUARDS, meaningful_lines, signature_of
 from minidbg.repro import NoShortForm, load, render, write
 from minidbg.repro.selfcheck import text_pattern, written_pattern
 from minidbg.words.outcome import Direction, Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath, Level, Provenance
+from minidbg.words.run_spec import BackendRef, CallPath, Level, Provenance, RunSpec
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,8 @@ def test_a_compiler_s_error_is_told_in_every_locale(locale, make_case):
     for other in others:
         is_same = locale in english and str(other) == str(compile_error("C", "tmp5"))
         assert script_recognises(text, other) is is_same
-        assert same_failure(signature_of(error, "compile"), signature_of(other, "compile")) is is_same
+        found = [Signature.from_table(signature_of(one, "compile")) for one in (error, other)]
+        assert found[0].is_shown_by(found[1]) is is_same
 
 
 def test_another_face_of_a_failure_is_recognised_by_what_its_signature_kept(make_case):
@@ -153,7 +154,7 @@ def test_wrong_results_are_seen_and_right_ones_pass(name, tmp_path):
     backend = BackendRef("b", "b", embedded=source.format(wrong=wrong))
     direction = Direction.BACKWARD if name == "gradient" else Direction.FORWARD
     signature = Signature(Kind.ACCURACY, direction, message=message)
-    case = Case(graph_module, inputs, backend, signature=signature, backward=name == "gradient")
+    case = Case(graph_module, inputs, RunSpec(backend, signature=signature, backward=name == "gradient"))
     text = render(case).text
     broken, mended = (namespace_of(one, tmp_path) for one in (text, text.replace(wrong, right)))
     broken["check"](broken["Repro"]())
@@ -207,7 +208,7 @@ SEES = "def b(gm, inputs):\n    (x,) = inputs\n    raise ValueError(f'saw {type(
 def test_a_direct_call_hands_over_what_dynamo_or_aot_autograd_would(fields, said, tmp_path):
     backend = BackendRef("b", "b", embedded=SEES)
     signature = Signature(Kind.COMPILE, types=("ValueError",), message=said)
-    case = Case(*aten_relu(), backend, signature=signature, call=CallPath.DIRECT, **fields)
+    case = Case(*aten_relu(), RunSpec(backend, signature=signature, call=CallPath.DIRECT, **fields))
     with pytest.raises(ValueError, match=said):
         namespace_of(render(case).text, tmp_path)["test_repro"]()
 
@@ -284,6 +285,6 @@ def test_gradients_of_a_nested_result_are_asked_for(tmp_path):
     types = ("ZeroDivisionError",)
     signature = Signature(Kind.RUNTIME, Direction.BACKWARD, types, message="division by zero")
     inputs = (torch.randn(2, 2, requires_grad=True),)
-    case = Case(graph_module, inputs, backend, signature=signature, backward=True)
+    case = Case(graph_module, inputs, RunSpec(backend, signature=signature, backward=True))
     with pytest.raises(ZeroDivisionError):
         namespace_of(render(case).text, tmp_path)["test_repro"]()

@@ -24,7 +24,7 @@ from minidbg.source.parse import read_module
 from minidbg.source.size import canonical_text
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath, Context
+from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 
 triton = pytest.importorskip("triton", reason="Triton is not installed, as with the CPU build of torch")
 tl = pytest.importorskip("triton.language")
@@ -134,7 +134,9 @@ def test_constants_come_back() -> None:
 
 def case_of(graph: fx.GraphModule, call: CallPath = CallPath.TORCH_COMPILE) -> Case:
     signature = Signature(Kind.COMPILE, types=("ValueError",))
-    return Case(graph, (torch.randn(16),), BackendRef("eager", '"eager"'), Context(), signature, call)
+    return Case(
+        graph, (torch.randn(16),), RunSpec(BackendRef("eager", '"eager"'), Context(), signature, call=call)
+    )
 
 
 @pytest.mark.parametrize("form", Form)

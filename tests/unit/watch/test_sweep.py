@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minidbg.history import ReproState
-from minidbg.watch.repros import Repro
+from minidbg.watch.repros import UNKNOWN, Repro
 from minidbg.watch.runner import CanaryAnswer
 from minidbg.watch.settings import Column
 from minidbg.watch.states import Purpose, Seen, Transition
@@ -23,8 +23,9 @@ from minidbg.watch.sweep import (
     Unconfirmed,
     in_order,
 )
-from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 
+HANGS = replace(UNKNOWN, signature=Signature(Kind.HANG))
 PASSES = CanaryAnswer("passes")
 GONE, REPRODUCES, SKIPPED = Verdict.GONE, Verdict.REPRODUCES, Verdict.SKIPPED
 
@@ -88,8 +89,8 @@ def test_the_order_is_failed_in_the_saved_file_failing_touched_the_rest_and_none
     table = {(one.repro, "cpu"): one for one in states}
     jobs = [Job(name, Column("cpu")) for name in ("new.py", *(one.repro for one in states))]
     repros = {job.repro: repro(job.repro) for job in jobs}
-    signature = {"signature": {"frames": ["pkg.a:lower", "pkg.main:run"]}}
-    repros["in_the_file.py"] = replace(repros["in_the_file.py"], table=signature)
+    signature = Signature(Kind.COMPILE, frames=("pkg.a:lower", "pkg.main:run"))
+    repros["in_the_file.py"] = replace(repros["in_the_file.py"], spec=replace(UNKNOWN, signature=signature))
     assert [job.repro for job in in_order(jobs, table, ["/src/pkg/a.py"], repros)] == [
         "in_the_file.py", "failing_touched.py", "failing_quick.py", "failing_slow.py", "new.py", "touched.py", "rest.py",
     ]  # fmt: skip
@@ -243,7 +244,7 @@ def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not
     hangs = [state(f"hang{number}.py") for number in range(3)]
     quick = [state(f"quick{number}.py") for number in range(3)]
     plain = sweep_over(*hangs, *quick)
-    repros = {**plain.repros, **{one.repro: replace(repro(one.repro), kind=Kind.HANG) for one in hangs}}
+    repros = {**plain.repros, **{one.repro: replace(repro(one.repro), spec=HANGS) for one in hangs}}
     sweep = Sweep(2, plain.jobs, repros, plain.states)
     sweep.canaries[sweep.canary(Job("hang0.py", Column("cpu")))] = PASSES
     tasks = started(sweep, 9)

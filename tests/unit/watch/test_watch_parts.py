@@ -8,9 +8,9 @@ import queue
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import torch
 
 from minidbg.history import ReproState
 from minidbg.judge import command
@@ -368,7 +368,7 @@ def canary(
 def test_the_canary_tells_passing_missing_and_broken_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = "# /// script\n# [tool.minidbg]\n# kind = 'compile'\n# ///\n"
+    case = "# /// script\n# [tool.minidbg]\n# kind = 'compile'\n# backend = 'b'\n# ///\n"
     assert canary(tmp_path, capsys, "def canary(device): pass")["canary"] == "passes"
     missing = canary(tmp_path, capsys, case + "def backend():\n    import wl_never_there\n")
     assert missing == {"canary": "missing", "reason": "ModuleNotFoundError: No module named 'wl_never_there'"}
@@ -450,8 +450,7 @@ def inputs(device):
     variant = "{'fuse': False, 'limit': 2}"
     assert canary(tmp_path, capsys, HEADER_OF_OPTIONS + backend, variant)["canary"] == "passes"
     told = command.with_judge({}, str(tmp_path / "a.py"), variant)
-    merged = eval(told["changes"]["options"], {"torch": SimpleNamespace(float16="half")})
-    assert merged == {"dtype": "half", "limit": 2, "fuse": False}
+    assert told["spec"].backend.options == {"dtype": torch.float16, "limit": 2, "fuse": False}
     assert told["judge_command"][-2:] == ["--options", variant], "a child that may crash gets them too"
 
 

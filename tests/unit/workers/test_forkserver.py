@@ -19,6 +19,7 @@ from torch import fx
 
 from minidbg import asking, backends, repro, torch_internals, workers
 from minidbg.fx.case import Case
+from minidbg.words.run_spec import RunSpec
 from minidbg.workers import forkserver
 
 HERE = f"{Path(__file__).stem}:"
@@ -72,8 +73,9 @@ def _importable_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def case_of(backend: Any = planted.raises_on_relu, **fields: Any) -> Case:
     graph = fx.symbolic_trace(lambda x: (torch.relu(x),))
-    given = {"backend": backends.find(backend), "inputs": (torch.ones(3),), **fields}
-    return Case(graph, **given)
+    inputs = fields.pop("inputs", (torch.ones(3),))
+    compiler = fields.pop("compiler", None)
+    return Case(graph, inputs, RunSpec(**{"backend": backends.find(backend), **fields}), compiler=compiler)
 
 
 def test_answer_comes_from_the_askers_surroundings_of_now(

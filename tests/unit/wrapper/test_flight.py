@@ -69,7 +69,10 @@ def test_record_loads_as_the_case_with_its_indices_and_masks(record: flight.Reco
     capture = flights.as_capture(record.path)
     header = read_header(capture)
     case = load(capture)
-    assert (str(header.kind), header.backend) == ("crash", "planted_backends.returns_gm_forward")
+    assert (str(header.spec.expected.kind), header.spec.backend.name) == (
+        "crash",
+        "planted_backends.returns_gm_forward",
+    )
     assert case.signature is None
     assert torch.equal(case.inputs[1], VALUES[1])
     assert torch.equal(case.inputs[2], VALUES[2])

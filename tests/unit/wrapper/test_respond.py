@@ -14,7 +14,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef
+from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Reduce, Settings
 from minidbg.wrapper import respond
 from minidbg.wrapper.failures import Report
@@ -24,7 +24,7 @@ ONES = torch.ones(3)
 
 def captured_in(folder: Path, value: torch.Tensor = ONES, **more: Any) -> Report:
     graph_module, inputs = capture_by_dynamo(torch.relu, (value,))
-    case = Case(graph_module, inputs, BackendRef("b", "b"), signature=Signature(Kind.COMPILE))
+    case = Case(graph_module, inputs, RunSpec(BackendRef("b", "b"), signature=Signature(Kind.COMPILE)))
     return respond.on_failure(case, Settings(repro_dir=folder, reduce=Reduce.LATER, **more))
 
 

@@ -19,7 +19,7 @@ from minidbg.fx.case import Case
 from minidbg.source.size import call_targets
 from minidbg.words.errors import BadSetting
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef
+from minidbg.words.run_spec import BackendRef, RunSpec
 
 BACKEND = BackendRef("toy", '"toy"')
 HEAD = {"backend": "toy", "seed": 0}
@@ -111,7 +111,10 @@ def test_what_is_wrong_with_a_negation_not_carried_out_is_one_failure_in_all_ops
     values = torch.randn(4, dtype=torch.complex64).conj().imag
     for inputs, lazy in (((values,), True), ((values.resolve_neg(),), False)):
         case = Case(
-            symbolic_trace(lambda x: (x.exp(),)), inputs, backend=BackendRef("deaf", '"deaf"'), compiler=deaf
+            symbolic_trace(lambda x: (x.exp(),)),
+            inputs,
+            RunSpec(backend=BackendRef("deaf", '"deaf"')),
+            compiler=deaf,
         )
         assert judging.is_of_lazy_inputs(case, found) is lazy
     assert len({judging.key_of(found, {"op": op}, [op], lazy=True) for op in ("exp", "sin")}) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from minidbg.fx.case import Case
 from minidbg.reduction.publishing import with_failure
 from minidbg.repro import known_workaround
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef
+from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.wrapper import failures
 
 SIGNATURE = Signature(Kind.COMPILE)
@@ -29,7 +28,7 @@ def case_of(
     function: Callable[..., Any], *inputs: torch.Tensor, backend: Any = planted.raises_on_relu
 ) -> Case:
     ref = backends.find(backend)
-    return Case(fx.symbolic_trace(function), inputs, ref, signature=SIGNATURE, compiler=backend)
+    return Case(fx.symbolic_trace(function), inputs, RunSpec(ref, signature=SIGNATURE), compiler=backend)
 
 
 def program(x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +68,7 @@ def test_nothing_is_copied_before_an_op_that_writes_to_its_input() -> None:
 
 
 def test_the_option_that_helps_is_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(fx.symbolic_trace(program), (torch.ones(3),), BackendRef("inductor", '"inductor"'))
+    case = Case(fx.symbolic_trace(program), (torch.ones(3),), RunSpec(BackendRef("inductor", '"inductor"')))
     trials = search.Asking(case, 10)
 
     def outcome(changed: Case) -> Outcome:
@@ -98,7 +97,7 @@ def test_a_backend_that_hands_the_graph_back_has_not_been_helped(monkeypatch: py
 
 def test_what_eager_calls_below_an_op_is_what_inductor_falls_back_for() -> None:
     inductor = BackendRef("inductor", '"inductor"')
-    case = replace(case_of(lambda x: torch.cumsum(x.t(), 0), torch.ones(2, 3)), backend=inductor)
+    case = case_of(lambda x: torch.cumsum(x.t(), 0), torch.ones(2, 3)).with_spec(backend=inductor)
     assert changes.aten_calls_of(case) == ["torch.ops.aten.cumsum.default"]
     (change,) = changes.inside_the_backend(case, case)
     assert "lowering.make_fallback(torch.ops.aten.cumsum.default, warn=False)" in change.lines
@@ -127,9 +126,9 @@ def test_the_best_one_is_kept_for_show_and_the_warning_of_a_fallback_names_it(tm
 
 @pytest.mark.slow
 def test_a_capture_that_fails_has_a_workaround_for_it(tmp_path: Path) -> None:
-    case = replace(case_of(program, torch.randn(3)), signature=None)
+    case = case_of(program, torch.randn(3)).with_spec(signature=None)
     failing = with_failure(case, asking.submit(case, seconds=60))
-    small = replace(case_of(only_relu, torch.randn(3)), signature=failing.signature)
+    small = case_of(only_relu, torch.randn(3)).with_spec(signature=failing.signature)
     repro.write(small, tmp_path / "small.py")
     whole = repro.write(failing, tmp_path / "whole.py", repro.Form.CAPTURE)
     done = workarounds.find(whole, tmp_path / "small.py")

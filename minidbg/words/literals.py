@@ -1,0 +1,118 @@
+"""Values that have a source text: Python's literals, and torch's dtypes, devices, layouts and memory formats.
+
+Options of a backend and of torch's configuration travel so, since TOML has no None and no tuple.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+# --- embedded from here ---
+
+
+class NotALiteral(Exception):
+    """``value`` has no source text; ``path`` says where it lies inside what was written."""
+
+    def __init__(self, value: object, path: str = "") -> None:
+        self.value = value
+        self.path = path
+        super().__init__(f"{path or 'it'} is a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def write_literal(value: object, path: str = "") -> str:
+    """The expression that gives ``value`` back where ``torch`` is imported.
+
+    Plain Python literals, containers of them, and torch's dtypes, devices, layouts and memory formats.
+    Only exact types count: a subclass of ``dict`` or ``int`` would come back as something else.
+
+    Raises NotALiteral with the location (``"['pass'][0]"``) of the first part that has no such text.
+    """
+    kind: Any = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if kind is float:
+        return repr(value) if math.isfinite(value) else f"float({str(value)!r})"  # type: ignore[arg-type]
+    if value is None or value is ... or kind in (bool, int, str, bytes):
+        return repr(value)
+    if kind is complex and math.isfinite(abs(value)):  # type: ignore[arg-type]
+        return repr(value)
+    if name in TORCH_TYPES or kind is TorchName:
+        return str(value)
+    if name == "torch.device":
+        return f"torch.device({str(value)!r})"
+    if name in BRACKETS:
+        return write_container(value, name, path)  # type: ignore[arg-type]
+    if kind is dict:
+        items = (
+            f"{write_literal(key, f'{path}.keys()')}: {write_literal(item, f'{path}[{key!r}]')}"
+            for key, item in value.items()  # type: ignore[attr-defined]
+        )
+        return "{" + ", ".join(items) + "}"
+    raise NotALiteral(value, path)
+
+
+TORCH_TYPES = ("torch.dtype", "torch.layout", "torch.memory_format")
+BRACKETS = {
+    "builtins.list": ("[", "]"),
+    "builtins.tuple": ("(", ")"),
+    "builtins.set": ("{", "}"),
+    "builtins.frozenset": ("frozenset({", "})"),
+    "torch.Size": ("torch.Size([", "])"),
+}
+
+
+def write_container(values: Iterable[Any], kind: str, path: str) -> str:
+    items = [write_literal(item, f"{path}[{index}]") for index, item in enumerate(values)]
+    if kind in ("builtins.set", "builtins.frozenset"):
+        items.sort()  # sets have no order of their own, the text shall have one
+        if not items:
+            return f"{kind.removeprefix('builtins.')}()"
+    opening, closing = BRACKETS[kind]
+    comma = "," if kind == "builtins.tuple" and len(items) == 1 else ""
+    return opening + ", ".join(items) + comma + closing
+
+
+class TorchName(str):
+    """The text of a value of torch's, in a process that has not imported torch."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def read_literal(text: str) -> Any:
+    """The value of an expression that ``write_literal`` wrote. Nothing is executed: other expressions raise ValueError."""
+    return value_of(ast.parse(text, mode="eval").body)
+
+
+def value_of(node: ast.expr) -> Any:
+    match node:
+        case ast.List(elts=items):
+            return [value_of(item) for item in items]
+        case ast.Tuple(elts=items):
+            return tuple(value_of(item) for item in items)
+        case ast.Set(elts=items):
+            return {value_of(item) for item in items}
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            return {
+                value_of(key): value_of(item)
+                for key, item in zip(keys, values, strict=True)
+                if key is not None
+            }
+        case ast.Call(func=ast.Name(id="float" | "set" | "frozenset" as name), args=items, keywords=[]):
+            return {"float": float, "set": set, "frozenset": frozenset}[name](*map(value_of, items))
+        case ast.Call(
+            func=ast.Attribute(ast.Name("torch"), "device" | "Size" as name), args=items, keywords=[]
+        ):
+            torch = sys.modules.get("torch")
+            return getattr(torch, name)(*map(value_of, items)) if torch else TorchName(ast.unparse(node))
+        case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+            if (torch := sys.modules.get("torch")) is None:
+                return TorchName(ast.unparse(node))
+            if isinstance(
+                found := getattr(torch, name, None), (torch.dtype, torch.layout, torch.memory_format)
+            ):
+                return found
+    return ast.literal_eval(node)
