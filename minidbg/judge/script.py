@@ -100,15 +100,17 @@ def outcome_of(
     device: str | None = None,
     backend: str | None = None,
     tell: Callable[[str], object] | None = None,
-    **changes: Any,
+    tolerances: Any = None,
 ) -> dict[str, Any]:
     """Judge the script here, or in a child process (crash, hang; ``tell`` is the child's way to say what it does).
 
-    ``changes`` are fields of the RunSpec. A flaky failure gets the header's number of attempts. A fault of the script
+    ``tolerances`` stand for the header's. A flaky failure gets the header's number of attempts. A fault of the script
     itself is ``invalid``.
     """
     try:
-        spec = replace(spec_of(script), **changes)
+        spec = spec_of(script)
+        if tolerances:
+            spec = replace(spec, tolerances=tolerances)
         if tell is not None:
             return judge_script(script, spec, device, backend, lambda phase: tell("phase " + phase))
         return shown_in(spec.attempts, lambda: one_outcome(script, spec, device, backend))
@@ -168,9 +170,8 @@ def main(script: dict[str, Any], argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
     try:
         with clean_stdout() as say:
-            changes = {"tolerances": options.tolerances} if options.tolerances else {}
             tell = say if options.child else None
-            found = outcome_of(script, options.device, options.backend, tell, **changes)
+            found = outcome_of(script, options.device, options.backend, tell, options.tolerances)
             for line in report(found, script, options):
                 say(printable(line))
     except Exception:  # noqa: BLE001 - as in outcome_of
