@@ -33,7 +33,6 @@ from minidbg.commands.output import (
 )
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.errors import MinidbgError
-from minidbg.words.script_header import read_table
 
 if TYPE_CHECKING:
     from minidbg.reduction.result import Listener, Written
@@ -104,9 +103,12 @@ def reduced_elsewhere(
     events: bool,
 ) -> Mapping[str, Any]:
     """What ``reduced`` answers in a fork of the forkserver: this process needs no torch. Raises what it has raised."""
-    name = ""
-    with contextlib.suppress(OSError, ValueError):  # no repro of minidbg's; it is read there
-        name = str(read_table(str(path)).get("backend", ""))
+    from minidbg.watch.repros import read_repro  # which needs no torch
+
+    script = read_repro(
+        path, path.name
+    )  # of what is no repro of minidbg's nothing is known; it is read there
+    name = script.spec.backend.name if script is not None else ""
     with workers.stream_to_the_user() as stream:
         done = workers.call_in_server(
             workers.Preparation(f"{__name__}:reduced", warm="inductor" if name == "inductor" else "imports"),

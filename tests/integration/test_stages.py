@@ -85,7 +85,7 @@ def test_a_busy_machine_is_waited_for_and_the_wait_costs_no_run(
     """Each run is begun after a wait of an hour, and has its whole time limit all the same."""
     limits, waits = [], []
 
-    def submit(case: object, *, seconds: float) -> Outcome:
+    def submit(case: object, *, seconds: float, **_: object) -> Outcome:
         limits.append(seconds)
         return Outcome(Verdict.GONE)
 

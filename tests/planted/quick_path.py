@@ -18,7 +18,7 @@ import torch
 from fails_on import all_nodes, name_of
 
 import minidbg
-from minidbg import asking, repro, workers
+from minidbg import asking, repro, torch_internals, workers
 from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.judge import command
@@ -30,6 +30,7 @@ from minidbg.words.outcome import Outcome, Verdict
 from minidbg.wrapper.standing import PROCESS
 
 SCRIPT_SECONDS = 60.0
+torch_internals.forks_survive_autograd()  # here, where all tests are read: forks of this process are to run backward
 
 
 def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
