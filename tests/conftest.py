@@ -11,7 +11,6 @@ import signal
 import hypothesis
 import pytest
 
-os.environ.setdefault("MINIDBG_STAGES", "false")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background, where a shell has Ctrl-C ignored, and the programs that tests interrupt would ignore it too.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -84,8 +84,6 @@ def reduce(
     elif written["path"] is not None:
         click.echo(written["path"])
     note(answer["line"])
-    if written["path"] is not None and not as_json:
-        tell_stages(Path(written["path"]))
     sys.exit(0 if written["path"] is not None else CANNOT_JUDGE)
 
 
@@ -192,36 +190,6 @@ def machines(cluster: Cluster | None, path: Path, jobs: int) -> Iterator[int]:
     device = read_header(path).spec.device
     with extra("cluster questions")(cluster, device, code_behind(path), tell=note) as slots:
         yield slots if jobs == 1 else min(jobs, slots)
-
-
-def tell_stages(path: Path) -> None:
-    """Say at which stage the repro fails, now that it is announced; Ctrl-C leaves it out."""
-    from minidbg import repro
-    from minidbg.reduction import stages
-    from minidbg.words import settings
-    from minidbg.words.outcome import Kind
-    from minidbg.words.run_spec import Level
-
-    header = repro.read_header(path)
-    spec = header.spec
-    if (
-        not settings.load().stages
-        or spec.level is Level.ATEN
-        or spec.expected.kind in (Kind.CRASH, Kind.HANG)
-    ):
-        return
-    sys.stdout.flush()
-    try:
-        report = stages.stages_of(header)
-        if report is None:
-            report = stages.find_stages(path)
-            stages.keep_stages(path, report)
-    except (MinidbgError, OSError) as error:
-        note(f"its stage was not found out: {error}")
-    except KeyboardInterrupt:
-        note(f"its stage was not found out; minidbg stages {path} does it")
-    else:
-        note(f"stages: {report.sentence}")
 
 
 def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:

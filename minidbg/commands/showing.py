@@ -15,7 +15,7 @@ from minidbg.watch import settings as watching
 from minidbg.words import settings
 from minidbg.words.errors import MinidbgError
 from minidbg.words.settings import Origin
-from minidbg.words.text import printable
+from minidbg.words.text import display_path, printable
 
 if TYPE_CHECKING:
     from minidbg.report import Story
@@ -79,25 +79,22 @@ def write_page(story: Story, html: Path, *, errors: bool, body_only: bool = Fals
 @click.command()
 @click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--seconds", default=120.0, show_default=True, help="Most seconds to spend.")
-@click.option(
-    "--background", is_flag=True, hidden=True, help="When the machine is idle, for a minute at most."
-)
 @JSON
-def stages(path: Path, seconds: float, background: bool, as_json: bool) -> None:
-    """Find out at which stage of compiling PATH's failure comes about, and write that into its header.
+def stages(path: Path, seconds: float, as_json: bool) -> None:
+    """Find out at which stage of compiling PATH's failure comes about; show, report and the page tell it from then on.
 
     Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and bisects inductor's passes, lowerings
     and options with torch's own bisector. Each run is a child process.
     """
     from minidbg.reduction import stages as room
 
-    report = room.find_in_background(path) if background else room.find_stages(path, seconds=seconds)
+    report = room.find_stages(path, seconds=seconds, note=note)
     room.keep_stages(path, report)
     if as_json:
         print_json({"repro": str(path), "sentence": report.sentence, **report.to_table()})
     else:
         click.echo(report.sentence)
-    note(f"{report.seconds:.1f} s; it stands in the header of {path}")
+    note(f"{report.seconds:.1f} s; kept in {display_path(room.kept_file(path))}")
 
 
 @click.command()
@@ -118,7 +115,7 @@ def report(
     from minidbg.report.forms import issue
 
     story = story_of(repro_named(repro))
-    written = issue(story, run=run, keep_private=keep_private, versions=versions)
+    written = issue(story, run=run, keep_private=keep_private, versions=versions, note=note)
     if run and not written.ran:
         note("the failure did not show when it was run just now; the report has what was captured")
     if as_json:

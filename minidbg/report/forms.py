@@ -17,12 +17,12 @@ import socket
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from minidbg import repro, workers
-from minidbg.reduction.stages import StageReport, find_stages
+from minidbg.reduction.stages import StageReport, find_stages, keep_stages
 from minidbg.report.story import Story, difference
 from minidbg.repro import templates
 from minidbg.words.errors import MinidbgError
@@ -112,11 +112,18 @@ class Issue:
     """Whether the failure was seen again while this was written."""
 
 
-def issue(story: Story, *, run: bool = True, keep_private: bool = False, versions: bool = True) -> Issue:
+def issue(
+    story: Story,
+    *,
+    run: bool = True,
+    keep_private: bool = False,
+    versions: bool = True,
+    note: Callable[[str], object] = str,
+) -> Issue:
     """The bug report for ``story``.
 
-    ``run`` runs the script and, where the header has no stages, the stages of compiling: a fresh process each.
-    ``keep_private`` leaves paths and names as they are. ``versions`` runs ``torch.utils.collect_env``.
+    ``run`` runs the script and, where nobody has asked for them, the stages of compiling: a fresh process each.
+    ``keep_private`` leaves paths and names as they are. ``versions`` runs ``torch.utils.collect_env``. ``note`` hears what is run.
     """
     logs, ran = logs_of(story, run=run)
     header, neighbour, title = story.header, story.neighbour, title_of(story)
@@ -136,7 +143,7 @@ def issue(story: Story, *, run: bool = True, keep_private: bool = False, version
         "remarks": remarks_of(story),
         "passes": header.provenance.neighbour,
         "logs": last_lines(logs, LOG_LINES),
-        "ablation": ablation(story, run=run),
+        "ablation": ablation(story, run=run, note=note),
         "neighbour": "\n".join(difference(story.parts.model, neighbour.model)) if neighbour else "",
         "versions": environment() if versions else "",
         "is_long": len(story.text.splitlines()) > LONG_LINES,
@@ -173,12 +180,14 @@ def logs_of(story: Story, *, run: bool) -> tuple[str, bool]:
     return outcome.message or outcome.reason or story.message, failed
 
 
-def ablation(story: Story, *, run: bool) -> StageReport | None:
-    """What the stages of compiling do with the graph: from the header, else found out now; None when it is not to be had."""
+def ablation(story: Story, *, run: bool, note: Callable[[str], object]) -> StageReport | None:
+    """What the stages of compiling do with the graph: as kept, else found out now; None when it is not to be had."""
     if story.stages or not run:
         return story.stages
     try:
-        return find_stages(story.path, seconds=STAGES_SECONDS)
+        report = find_stages(story.path, seconds=STAGES_SECONDS, note=note)
+        keep_stages(story.path, report)
+        return report
     except (MinidbgError, OSError, ImportError):
         return None
 

@@ -33,7 +33,7 @@ class Header:
     provenance: Provenance = field(default_factory=Provenance)
     dependencies: tuple[str, ...] = ()
     stages: Mapping[str, Any] | None = field(default=None, compare=False)
-    """What ``minidbg stages`` has written; ``StageReport`` reads it."""
+    """What ``minidbg stages`` of earlier versions has written; ``StageReport`` reads it."""
 
 
 # --- writing ---

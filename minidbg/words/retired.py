@@ -13,6 +13,7 @@ DATA_INSTEAD = (
 )
 SETTINGS = {
     "workers": "it went: questions are always asked in forks of an interpreter of minidbg's own, never of the program; leave it out",
+    "stages": "it went: 'minidbg stages REPRO' finds out the guilty stage when it is asked, and 'minidbg report' does; leave it out",
     "templates": f"templates of one's own went; {DATA_INSTEAD}",
 }
 """By the setting's name, in a call, a file, or a variable ``MINIDBG_NAME``."""

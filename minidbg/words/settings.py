@@ -145,8 +145,6 @@ class Settings:
     """Most bytes of memory that one oracle call may take; None is four fifths of what is free."""
     flight_recorder: bool = setting(True, converters.flag)
     """Write down what a backend is about to do, for the case that the process dies in it."""
-    stages: bool = setting(True, converters.flag)
-    """Find out in the background, once a repro has been announced, which stage of compiling fails (CPU only)."""
 
     @property
     def allowed(self) -> dict[str, tuple[float, float]] | str:
@@ -188,7 +186,6 @@ class WrapSettings(CompilerSettings, total=False):
     atol: float | None
     tolerances: Mapping[Any, tuple[float, float]] | str | None
     flight_recorder: bool | None
-    stages: bool | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,10 @@ import torch
 
 from minidbg import asking, repro, workers
 from minidbg.fx.case import Case
-from minidbg.reduction import reducing, stages
+from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, Written
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import BackendUnreachable, MinidbgError
-from minidbg.words.outcome import Kind
-from minidbg.words.run_spec import Level
 from minidbg.words.settings import Reduce, Settings
 from minidbg.words.text import display_path
 from minidbg.wrapper.capture import Failure, case_to_fill_in
@@ -88,24 +86,7 @@ def reduced_or_why_not(case: Case, capture: Path, settings: Settings, deadline: 
         return Report(line, capture=capture)
     if written.path is None:
         return Report(f"{written.line}; captured in {display_path(capture)}", capture=capture)
-    if settings.stages and has_stages(case, written.path):
-        stages.start_in_background(written.path)
     return Report(written.line, written.path, capture)
-
-
-def has_stages(case: Case, path: Path) -> bool:
-    """Whether it is to be found out at which stage of compiling the repro at ``path`` fails, and nobody has yet.
-
-    Not on accelerators: the program may need their memory. ``minidbg stages`` does it there, when it is asked.
-    """
-    on_cpu = all(value.device.type == "cpu" for value in case.inputs if isinstance(value, torch.Tensor))
-    dies = case.kind in (Kind.CRASH, Kind.HANG)
-    if case.spec.level is not Level.DYNAMO or dies or not on_cpu:
-        return False
-    try:
-        return stages.stages_of(repro.read_header(path)) is None
-    except MinidbgError:
-        return False
 
 
 def reduced_elsewhere(case: Case, capture: Path, settings: Settings, deadline: Deadline) -> Written:

@@ -109,7 +109,7 @@ if tool == "minidbg":
             found["failed_at"] = time.perf_counter() - began
         return answer(failure, settings)
     failures.answer = timed
-    backend = minidbg.wrap(backend, stages=False)  # else they are searched for beside what runs next
+    backend = minidbg.wrap(backend)
 compiled = torch.compile(model, backend=backend, dynamic={dynamic!r})
 began = time.perf_counter()
 found = {{}}

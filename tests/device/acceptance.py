@@ -205,7 +205,6 @@ def environment(out: Path, device: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(str(one) for one in paths if str(one)),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
-        "MINIDBG_STAGES": "0",  # nothing in the background beside what is timed
     }
 
 

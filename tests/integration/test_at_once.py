@@ -69,7 +69,7 @@ def model(a, b):
     return torch.cos(torch.remainder(a + 1, b).relu()) * 2
 
 try:
-    backend = minidbg.wrap("inductor", seconds=200, stages=False)
+    backend = minidbg.wrap("inductor", seconds=200)
     torch.compile(model, backend=backend)(torch.linspace(-1, 1, 64), torch.full((64,), float("inf")))
 except Exception as error:
     print(minidbg.report_of(error).path)

@@ -25,7 +25,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(PLANTED), "MINIDBG_STAGES": "false"}
+    return {**os.environ, "PYTHONPATH": str(PLANTED)}
 
 
 def hunt(folder: Path, *arguments: str) -> tuple[int, list[dict[str, Any]], str]:

@@ -52,7 +52,7 @@ def program(x):
     return torch.relu(x.sin() * 2) + 1
 
 try:
-    torch.compile(program, backend=minidbg.wrap("inductor", stages=False))(torch.randn(4))
+    torch.compile(program, backend=minidbg.wrap("inductor"))(torch.randn(4))
 except Exception as error:
     print(minidbg.report_of(error).path)
 """

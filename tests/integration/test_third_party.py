@@ -20,7 +20,7 @@ import json, warnings
 import torch, minidbg
 {setup}
 calls, paths = 0, []
-compiled = torch.compile(model, backend=minidbg.wrap({backend}, seconds=120, stages=False{more}))
+compiled = torch.compile(model, backend=minidbg.wrap({backend}, seconds=120{more}))
 with torch.no_grad():
     for inputs in runs:
         try:

@@ -19,7 +19,7 @@ CLOSURES = "dynamo of torch 2.11 puts closures into the graph, which no script c
 
 
 def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
-    env = {"MINIDBG_STAGES": "0", "OMP_NUM_THREADS": "1"}
+    env = {"OMP_NUM_THREADS": "1"}
     return python(*command, cwd=folder, env=env, timeout=350)
 
 

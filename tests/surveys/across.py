@@ -166,7 +166,7 @@ def acme(
 
 def run(folder: Path, env: dict[str, str], *command: object) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(filter(None, [env.get("PYTHONPATH", ""), str(TESTS.parent)]))
-    env = {"MINIDBG_STAGES": "0", "OMP_NUM_THREADS": "1"} | env | {"PYTHONPATH": paths}
+    env = {"OMP_NUM_THREADS": "1"} | env | {"PYTHONPATH": paths}
     return python(*command, cwd=folder, env=env, timeout=400)
 
 

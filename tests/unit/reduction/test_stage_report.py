@@ -1,8 +1,7 @@
-"""What a stage report says, and how it gets into a script that lies there already."""
+"""What a stage report says, and where it is kept."""
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from torch import fx
 
 from minidbg import repro
 from minidbg.fx.case import Case
-from minidbg.reduction.stages import StageReport, keep_stages, stages_of
-from minidbg.words.errors import UnreadableRepro
+from minidbg.reduction.stages import StageReport, keep_stages, kept_file, stages_of
 from minidbg.words.outcome import Kind, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, Provenance, RunSpec
 
@@ -72,58 +70,33 @@ def test_the_sentence_names_the_first_stage_that_fails(report: StageReport, sent
     assert report.sentence == sentence
 
 
-def test_a_report_survives_the_header(script: Path) -> None:
+def test_a_report_is_kept_beside_a_script_that_stays_as_it_is(script: Path) -> None:
+    before = script.read_bytes()
     assert stages_of(repro.read_header(script)) is None
+    keep_stages(script, replace(REPORT, number=4))
     keep_stages(script, REPORT)
     assert stages_of(repro.read_header(script)) == replace(REPORT, seconds=12.3)
+    assert script.read_bytes() == before
 
 
-def test_nothing_else_of_the_script_changes(script: Path) -> None:
-    before, header = script.read_text(), repro.read_header(script)
+def test_a_script_that_was_changed_since_has_no_answer(script: Path) -> None:
     keep_stages(script, REPORT)
-    after = repro.read_header(script)
-    assert replace(after, stages=None) == replace(header, stages=None)
-    old, new = before.splitlines(), script.read_text().splitlines()
-    changes = list(difflib.ndiff(old, new))
-    assert not [line for line in changes if line.startswith("- ")]
-    assert f"+ Stages: {REPORT.sentence}." in changes
-    compile(script.read_text(), str(script), "exec")
+    script.write_text(script.read_text() + "\n")
+    assert stages_of(repro.read_header(script)) is None
 
 
-def test_a_second_report_takes_the_place_of_the_first(script: Path) -> None:
-    other = replace(REPORT, number=4)
-    keep_stages(script, other)
-    once = script.read_text()
-    keep_stages(script, REPORT)
-    keep_stages(script, other)
-    assert script.read_text() == once
-
-
-def test_a_docstring_rewritten_by_hand_is_left_alone(script: Path) -> None:
-    text = script.read_text()
-    end = text.index('"""', 3)
-    script.write_text('"""Mine.' + text[end:])
-    keep_stages(script, REPORT)
-    assert script.read_text().startswith('"""Mine."""')
-    assert stages_of(repro.read_header(script)) is not None
-
-
-def test_a_detail_cannot_end_the_docstring(script: Path) -> None:
-    keep_stages(script, replace(REPORT, detail='""" + exit() + """ \\'))
-    compile(script.read_text(), str(script), "exec")
+def test_an_answer_that_an_earlier_version_wrote_into_the_header_counts(script: Path) -> None:
+    verdicts = "".join(f'# {name} = "{verdict}"\n' for name, verdict in REPORT.verdicts.items())
+    table = f'# [tool.minidbg.stages]\n# backend = "inductor"\n# [tool.minidbg.stages.verdicts]\n{verdicts}'
+    script.write_text(script.read_text().replace("# [tool.minidbg]\n", f"{table}# [tool.minidbg]\n", 1))
     found = stages_of(repro.read_header(script))
-    assert found.detail == '""" + exit() + """ \\'
+    assert found is not None
+    assert (found.guilty, found.verdicts) == ("inductor", REPORT.verdicts)
 
 
-def test_what_is_no_repro_is_refused_and_left(tmp_path: Path) -> None:
-    path = tmp_path / "x.py"
-    path.write_text("x = 1\n")
-    with pytest.raises(UnreadableRepro):
-        keep_stages(path, REPORT)
-    assert path.read_text() == "x = 1\n"
-
-
-def test_a_damaged_table_counts_as_none(script: Path) -> None:
+@pytest.mark.parametrize("damage", [("gone", "perhaps"), ("{", "["), ("verdicts", "verdict")])
+def test_a_damaged_answer_counts_as_none(script: Path, damage: tuple[str, str]) -> None:
     keep_stages(script, REPORT)
-    script.write_text(script.read_text().replace('eager = "gone"', 'eager = "perhaps"', 1))
+    kept = kept_file(script)
+    kept.write_text(kept.read_text().replace(*damage, 1))
     assert stages_of(repro.read_header(script)) is None
