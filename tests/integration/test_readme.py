@@ -182,7 +182,7 @@ def test_the_program_of_the_first_page_ends_as_shown(folder: Path) -> None:
 def test_the_script_of_the_first_page_is_the_one_that_is_written(folder: Path) -> None:
     shown = next(text for text in blocks("python") if text.startswith('"""'))
     (written,) = (folder / "minidbg_repros").glob("compile_add_*.py")
-    # what the stages say comes later, and the environment is that of the tests
+    # the environment is that of the tests
     kept = re.sub(r"(?m)^Set in the environment: .*\n", "", written.read_text())
     kept, shown = (re.sub(r"torch 2\.[\w.+]+\n", "torch VERSION\n", text) for text in (kept, shown))
     assert kept.startswith(shown.partition("import torch")[0])
