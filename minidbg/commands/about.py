@@ -90,8 +90,9 @@ def list_internals(*, as_json: bool) -> None:
 
 def topics() -> dict[str, str]:
     """Name of each help topic -> its Markdown, in alphabetical order."""
-    folder = resources.files("minidbg") / "help"
-    found = {file.name.removesuffix(".md"): file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    package = resources.files("minidbg")
+    files = [*(package / "help").iterdir(), package / "ARCHITECTURE.md"]
+    found = {file.name.removesuffix(".md").lower(): file.read_text(encoding="utf-8") for file in files}
     return dict(sorted(found.items()))
 
 

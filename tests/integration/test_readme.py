@@ -19,6 +19,7 @@ from pathlib import Path
 import click
 import pytest
 
+import minidbg
 from minidbg.commands.about import topics
 from minidbg.commands.root import cli
 from minidbg.commands.table import COMMANDS
@@ -90,7 +91,9 @@ def test_the_configuration_shown_is_one_that_is_read() -> None:
 
 def test_the_readme_is_short_and_names_every_topic() -> None:
     assert len(README.splitlines()) <= 200
-    assert [name for name in topics() if f"[{name}](minidbg/help/{name}.md)" not in README] == []
+    links = re.findall(r"\[(\w+)\]\((minidbg/[\w/]+\.md)\)", README)
+    assert sorted(name for name, _ in links) == sorted(topics())
+    assert [path for _, path in links if not (Path(minidbg.__file__).parents[1] / path).is_file()] == []
 
 
 # --- all of it, run ---
