@@ -48,6 +48,7 @@ def run(console: Console) -> Report:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment.for_judge())
     console.print(done.stdout.rstrip(), markup=False, highlight=False)
     console.print(f"exit status {done.returncode} (1 = reproduces)", style="dim")
+    console.print("'pytest REPRO' runs it as a test, which needs pytest: pip install pytest", style="dim")
     if done.returncode != 1:
         raise MinidbgError(
             f"the demo's repro ended with status {done.returncode}, not 1: {done.stderr[-2000:]}"
