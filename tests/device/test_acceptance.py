@@ -59,6 +59,7 @@ class TestOnTheStandIn:
         table = (tmp_path / "out" / "table.md").read_text()
         assert all(f"| {row['part']} | {row['row']} |" in table for row in rows)
 
+    @pytest.mark.exhaustive  # five minutes beside another test
     def test_models_and_a_hunt_are_run_there_too(self, tmp_path: Path) -> None:
         pytest.importorskip("transformers")
         done, rows = run(tmp_path / "out", "--minutes", "8", "--part", "healthy", "--part", "hunt")
