@@ -87,7 +87,11 @@ class History:
         return cls(connection, path, readonly=readonly)
 
     def close(self) -> None:
-        """Close the file; the write-ahead log is folded in by SQLite."""
+        """Close the file, which then is the whole history: a write-ahead log is needed by no copy of it."""
+        if not self.readonly:
+            # SQLite does this by itself at the last close alone: a page that is still open would be another reader
+            with contextlib.suppress(sqlite3.Error):
+                self.connection.execute("pragma wal_checkpoint(truncate)")
         self.connection.close()
 
     def __enter__(self) -> History:

@@ -572,6 +572,21 @@ def test_once_ends_with_the_status_of_what_was_seen(
     assert daemon.status == status
 
 
+def test_once_leaves_a_file_that_is_the_whole_history(world: World, tmp_path: Path) -> None:
+    """Also while somebody else has it open, as a page does; CI keeps that one file in its cache."""
+    daemon = world.start({"a": "reproduces"}, once=True)
+    file = world.repros / ".minidbg" / "history.sqlite"
+    with History.open(file, readonly=True) as reader:
+        assert reader.states()
+        daemon.end()
+        world.daemon = None  # type: ignore[assignment]  # as after a stop
+        alone = tmp_path / "alone.sqlite"
+        alone.write_bytes(file.read_bytes())
+    with History.open(alone, readonly=True) as history:
+        assert history.states()["a.py", "cpu"].verdict is Verdict.REPRODUCES
+        assert [sweep.end for sweep in history.sweeps()] == ["complete"]
+
+
 def test_once_names_what_contradicts_its_header(world: World) -> None:
     world.repro("known", "reproduces")
     world.repro("fixed", "gone")
