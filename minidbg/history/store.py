@@ -175,7 +175,7 @@ class History:
 
     def sweeps(self, limit: int = 50) -> list[SweepRecord]:
         rows = self.connection.execute(
-            f"select {SWEEP_COLUMNS} from sweeps order by id desc limit ?", (limit,)
+            f"select {SWEEP_COLUMNS} from sweeps order by started desc, id desc limit ?", (limit,)
         )
         return [sweep_of(row) for row in rows]
 
@@ -201,7 +201,7 @@ class History:
         """The latest runs with their sweeps, newest first."""
         rows = self.connection.execute(
             "select sweep, repro, device, at, outcome, purpose, script, environment, torch, stale from results"
-            " where :repro is null or repro = :repro order by id desc limit :limit",
+            f"{' where repro = :repro' if repro is not None else ''} order by at desc, id desc limit :limit",
             {"repro": repro, "limit": limit},
         )
         return [
@@ -254,7 +254,7 @@ class History:
     def flips(self, repro: str | None = None, *, limit: int = 50, unannounced: bool = False) -> list[Flip]:
         rows = self.connection.execute(
             "select repro, device, at, kind, before, after, sweep, last_before, id from flips"
-            " where (:repro is null or repro = :repro) and (not :unannounced or announced = 0) order by id desc limit :limit",
+            " where (:repro is null or repro = :repro) and (not :unannounced or announced = 0) order by at desc, id desc limit :limit",
             {"repro": repro, "unannounced": unannounced, "limit": limit},
         )
         return [
@@ -286,7 +286,7 @@ class History:
     def prune(self, *, keep_sweeps: int = 1000) -> None:
         """Drop results and sweeps older than the last ``keep_sweeps``, those of flips and states excepted."""
         doomed = (
-            "(select id from sweeps where id <= (select max(id) - ? from sweeps) and id not in"
+            "(select id from sweeps where id not in (select id from sweeps order by started desc, id desc limit ?) and id not in"
             " (select sweep from flips union select last_before from flips where last_before is not null"
             " union select json_extract(state, '$.last_sweep') from states where json_extract(state, '$.last_sweep') > 0))"
         )

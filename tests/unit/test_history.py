@@ -95,6 +95,35 @@ def test_readers_see_what_is_committed_while_the_writer_is_in_a_transaction(
             reader.put_state(state())
 
 
+def test_the_closed_file_is_the_whole_history_although_a_reader_has_it_open(
+    path: Path, tmp_path: Path
+) -> None:
+    """Issue 38: CI keeps this one file; SQLite folds its log in by itself only at the last close of all."""
+    with History.open(path) as history, History.open(path, readonly=True) as reader:
+        history.put_state(state())
+        assert reader.states(), "and so the log is in use"
+        history.close()
+        alone = tmp_path / "cache" / "history.sqlite"
+        alone.parent.mkdir()
+        alone.write_bytes(path.read_bytes())
+    with History.open(alone, readonly=True) as copied:
+        assert copied.states() == {("r.py", "cpu"): state()}
+
+
+def test_what_people_read_is_in_the_order_of_time_whatever_the_numbers(history: History) -> None:
+    """An import adds older sweeps under higher numbers; pruning drops the oldest, not the lowest number."""
+    for at in (3.0, 4.0, 1.0, 2.0):
+        number = history.start_sweep(at, code="c", files=[])
+        history.add_result(number, result(at=at))
+        history.add_flip(Flip("r.py", "cpu", at, "FIXED", Verdict.REPRODUCES, Verdict.GONE, number, None))
+    assert [sweep.started for sweep in history.sweeps()] == [4.0, 3.0, 2.0, 1.0]
+    assert [run.at for _, run in history.results("r.py")] == [4.0, 3.0, 2.0, 1.0]
+    assert [flip.at for flip in history.flips()] == [4.0, 3.0, 2.0, 1.0]
+    history.connection.execute("delete from flips")
+    history.prune(keep_sweeps=2)
+    assert [sweep.started for sweep in history.sweeps()] == [4.0, 3.0]
+
+
 def test_a_failed_transaction_leaves_nothing(history: History) -> None:
 
     def write_and_fail() -> None:
