@@ -16,8 +16,8 @@ import click
 from minidbg.commands.cluster_options import cluster_options
 from minidbg.commands.output import JSON, print_json, repro_folder, repro_named
 from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
+from minidbg.words import retired
 from minidbg.words.cluster_address import Cluster
-from minidbg.words.errors import MinidbgError
 
 WITH_VALUE = {"--json": r".*\.jsonl?$", "--serve": r".*:\d+$"}
 """Options that take the next word only if it looks like this: others are repros."""
@@ -174,17 +174,19 @@ def show(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) -> None
 
 
 class HistoryCommands(click.Group):
-    """``minidbg history`` shows; only ``export`` and ``import`` are names of their own."""
+    """``minidbg history`` shows; only ``import`` is a name of its own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """``history REPRO`` is ``history show REPRO``."""
+        """``history REPRO`` is ``history show REPRO``. Raises UsageError for a command that went."""
+        if args and (instead := retired.of_command("history", args[0])):
+            raise click.UsageError(f"{args[0]}: {instead}", ctx)
         known = [*self.commands, *ctx.help_option_names]
         return super().parse_args(ctx, args if args and args[0] in known else ["show", *args])
 
 
 @click.group("history", cls=HistoryCommands)
 def history() -> None:
-    """Show the flips of all repros, or of one and its runs; carry a history from run to run, and between machines."""
+    """Show the flips of all repros, or of one and its runs; merge the histories of other machines."""
 
 
 @history.command("show")
@@ -203,36 +205,17 @@ def show_history(repro: Path | None, limit: int, as_json: bool) -> None:
     show(entries, recorder.history_text(entries), as_json=as_json)
 
 
-FOLDER_OPTION = click.option(
-    "--folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Of the repros; by default the repro folder.",
-)
-
-
-@history.command("export")
-@click.argument("file", type=FILE)
-@FOLDER_OPTION
-def export_history(file: Path, folder: Path | None) -> None:
-    """Write all that watch has seen to FILE, for 'minidbg history import'; a name that ends in .gz is compressed."""
-    from minidbg import history as store
-    from minidbg.watch import recorder
-
-    folder = folder or repro_folder()
-    with recorder.history_in(folder) as found:
-        if found is None:
-            raise MinidbgError(f"no history in {folder}; 'minidbg watch' begins one")
-        sizes = store.export_history(found, file)
-    click.echo(f"{file}: {', '.join(f'{count} {name}' for name, count in sizes.items())}")
-
-
 @history.command("import")
 @click.argument(
     "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@FOLDER_OPTION
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Of the repros; by default the repro folder.",
+)
 def import_history(files: tuple[Path, ...], folder: Path | None) -> None:
-    """Merge what other runs or machines have seen into this history. To import a file twice changes nothing."""
+    """Merge the history.sqlite of other jobs or machines into this history. To import a file twice changes nothing."""
     from minidbg import history as store
     from minidbg.watch.repros import Lock, hidden_path
 

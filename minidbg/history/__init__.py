@@ -1,6 +1,6 @@
 """What watch has seen, in SQLite."""
 
-from minidbg.history.carrying import export_history, import_history
+from minidbg.history.carrying import import_history
 from minidbg.history.records import Environment, Flip, ReproState, Result, Revision, SweepRecord
 from minidbg.history.store import NAME, DamagedHistory, History, open_or_begin_anew
 
@@ -14,7 +14,6 @@ __all__ = [
     "Revision",
     "ReproState",
     "SweepRecord",
-    "export_history",
     "import_history",
     "open_or_begin_anew",
 ]

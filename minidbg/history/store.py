@@ -231,15 +231,17 @@ class History:
         found = [state_of(json.loads(text)) for (text,) in rows]
         return {(state.repro, state.device): state for state in found}
 
-    def every_state(self) -> list[ReproState]:
+    def every_state(self, schema: str = "main") -> list[ReproState]:
         """The last state by repro, device and environment: the present ones, and those of other environments."""
-        query = "select 1 from sqlite_master where name = 'other_states'"
-        old = self.connection.execute(query).fetchone() is None  # written before there was such a table
-        rows = [] if old else self.connection.execute("select state from other_states").fetchall()
-        present = self.states().values()
-        keys = {(state.repro, state.device, state.environment) for state in present}
-        others = [state_of(json.loads(text)) for (text,) in rows]
-        return [*present, *(one for one in others if (one.repro, one.device, one.environment) not in keys)]
+        query = (
+            f"select name from {schema}.sqlite_master where name in ('other_states', 'states') order by name"
+        )
+        found: dict[tuple[str, str, str], ReproState] = {}
+        for (table,) in self.connection.execute(query).fetchall():  # an old file has no other_states
+            for (text,) in self.connection.execute(f"select state from {schema}.{table}"):
+                state = state_of(json.loads(text))
+                found[state.repro, state.device, state.environment] = state
+        return list(found.values())
 
     # Flips
 
@@ -304,11 +306,7 @@ SWEEP_COLUMNS = "id, started, ended, end, code, files, revisions"
 def prepare(connection: sqlite3.Connection, *, readonly: bool) -> None:
     """Set the connection up, and create the tables in a new file. Raises sqlite3.DatabaseError."""
     connection.isolation_level = None
-    (version,) = connection.execute("pragma user_version").fetchone()
-    if version not in (0, SCHEMA_VERSION):
-        raise sqlite3.DatabaseError(
-            f"it was written by another version of minidbg (schema {version}, here {SCHEMA_VERSION})"
-        )
+    version = known_version(connection)
     if readonly:
         return
     connection.execute("pragma journal_mode = wal")
@@ -320,6 +318,16 @@ def prepare(connection: sqlite3.Connection, *, readonly: bool) -> None:
     if version == 0:
         connection.executescript(f"begin; {SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;")
     connection.execute(OTHER_STATES)
+
+
+def known_version(connection: sqlite3.Connection, schema: str = "main") -> int:
+    """The version of its tables, 0 of an empty file. Raises sqlite3.DatabaseError for one that is not known here."""
+    (version,) = connection.execute(f"pragma {schema}.user_version").fetchone()
+    if version not in (0, SCHEMA_VERSION):
+        raise sqlite3.DatabaseError(
+            f"it was written by another version of minidbg (schema {version}, here {SCHEMA_VERSION})"
+        )
+    return int(version)
 
 
 def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:

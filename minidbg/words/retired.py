@@ -23,6 +23,20 @@ OPTIONS = {
 """By command and option; of a short option the long name."""
 SHORT = {("export", "-t"): "--template"}
 
+HISTORY_INSTEAD = (
+    "the file 'history.sqlite' in the .minidbg of a repro folder is the whole history once 'minidbg watch' has ended: keep "
+    "that in CI's cache, and merge others with 'minidbg history import OTHER.sqlite'"
+)
+COMMANDS = {("history", "export"): f"it went; {HISTORY_INSTEAD}"}
+"""By group and command."""
+EXPORTED_HISTORY = f"histories in JSON went; {HISTORY_INSTEAD}"
+
+
+def is_exported_history(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` is what ``history export`` of an earlier version wrote, compressed or not."""
+    return head.startswith((b"{", b"\x1f\x8b"))
+
+
 RECIPES = (
     "recipes (desktop, slack:, matrix:, webhook:, github:) went; on_flip is a shell command that gets flips as JSON Lines on stdin, "
     "and 'minidbg help watch' shows one for a chat, a desktop and a GitHub summary"
@@ -37,6 +51,11 @@ def is_recipe(text: str) -> bool:
 def of_setting(name: str) -> str | None:
     """What to do instead of the setting ``name``; None for a name that minidbg never had."""
     return SETTINGS.get(name)
+
+
+def of_command(group: str, command: str) -> str | None:
+    """What to do instead of ``minidbg GROUP COMMAND``; None for what it never had."""
+    return COMMANDS.get((group, command))
 
 
 def of_option(command: str, option: str) -> str | None:
