@@ -126,6 +126,48 @@ def test_words_and_workers_are_there_without_torch(path: Path) -> None:
     assert not named
 
 
+FORKS = {
+    "workers/fork.py": "the one call, and the supervisor of what runs in the child",
+    "workers/server.py": "a run of a script, in a server that has done nothing but import",
+}
+STARTS = {
+    "commands/demo/show.py": "the demo's repro, as a person runs it",
+    "commands/doctor.py": "a C++ compiler",
+    "commands/run/launch.py": "the user's program",
+    "judge/child.py": "a script that may die judges itself in a child; its text stands in scripts without minidbg",
+    "python_text/modules.py": "git",
+    "repro/running.py": "another Python, with a torch of its own",
+    "watch/bisecting.py": "git",
+    "watch/flip_commands.py": "on_flip",
+    "watch/sources.py": "git",
+    "watch/terminal.py": "an editor",
+    "workers/build.py": "the user's build command",
+    "workers/forkserver.py": "the forkserver",
+    "workers/interpreter.py": "a fresh interpreter, for python repro.py",
+    "workers/pool.py": "a server that runs scripts",
+}
+"""Files that start a process, and what it is."""
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_processes_are_started_and_forked_where_the_list_says(path: Path) -> None:
+    """The program's process is never forked: who wants a question answered asks the forkserver."""
+    here = str(path.relative_to(PACKAGE))
+    called = {
+        ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+    }
+    forks = called & {"os.fork", "os.forkpty"} or (
+        path.parent.name != "workers" and {name for name in called if name.endswith("call_in_fork")}
+    )
+    starts = {
+        name
+        for name in called
+        if name.partition(".")[0] == "subprocess" and name != "subprocess.list2cmdline"
+    }
+    assert bool(forks) == (here in FORKS), forks
+    assert bool(starts) == (here in STARTS), starts
+
+
 def extra_of(name: str) -> str:
     """``hunt`` for ``minidbg.extras.hunt.table``; empty for what is no extra."""
     return (
