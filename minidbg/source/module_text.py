@@ -297,7 +297,7 @@ class _BuilderWriter(_Writer):
         attributes = self._attributes(gm, path, "root")
         names = Names((*_OWN_NAMES, "torch"))
         functions = self._nested(attributes, path, lambda target: names.free(f"build_{target}"), "")
-        lines = ["root = torch.nn.Module()", *attributes.statements, "g = torch.fx.Graph()"]
+        lines = ["root, g = torch.nn.Module(), torch.fx.Graph()", *attributes.statements]
         node_lines, input_names = self._nodes(gm.graph)
         lines += [*node_lines, "return torch.fx.GraphModule(root, g)"]
         body = "\n".join([*(f"{text}\n" for text in functions), *lines])

@@ -115,6 +115,12 @@ def test_inductor_promotes_a_normal_of_half_and_float(tmp_path: Any, monkeypatch
 
     take_the_quick_path(monkeypatch)
     inputs = torch.ones(8, dtype=torch.float16), torch.ones(8)
+    if (
+        torch.compile(lambda mean, std: torch.normal(mean, std), backend="inductor")(*inputs).dtype
+        == torch.float16
+    ):
+        pytest.skip("this torch has mended it")
+    torch._dynamo.reset()
     found = failing_program(
         lambda mean, std: torch.normal(mean, std).float() + 1, inputs, "inductor", tmp_path
     )

@@ -26,7 +26,7 @@ AFTER_REAL_USE = """
 import os, sys, time
 import torch
 from minidbg.fx.case import Case
-from minidbg.words.run_spec import BackendRef, CallPath
+from minidbg.words.run_spec import BackendRef, CallPath, RunSpec
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.asking import submit
 
@@ -44,12 +44,12 @@ y = torch.randn(64, 64, requires_grad=True)
 graph, inputs = capture_by_dynamo(small, (y,))
 for backward in (False, True):
     for call in CallPath:
-        case = Case(graph, inputs, BackendRef("inductor", "'inductor'"), compiler="inductor", call=call, backward=backward)
+        case = Case(graph, inputs, RunSpec(BackendRef("inductor", "'inductor'"), call=call, backward=backward))
         outcome = submit(case, seconds=200)
         assert outcome.verdict == "gone", (backward, call, outcome)
 
 def fork_inside_the_backend(gm, example_inputs):
-    done = submit(Case(gm, tuple(example_inputs), BackendRef("inductor", "'inductor'"), compiler="inductor"), seconds=200)
+    done = submit(Case(gm, tuple(example_inputs), RunSpec(BackendRef("inductor", "'inductor'"))), seconds=200)
     print("inside:", done.verdict, done.reason, flush=True)
     return gm.forward
 
