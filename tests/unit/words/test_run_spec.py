@@ -23,7 +23,6 @@ HOLDERS = {
     "repro/header.py": "what a header has beside the record: schema, expect, nodes, stages",
     "watch/repros.py": "the same, and what people write: owner, issue, muted",
     "watch/background.py": "the same, for captures: nodes",
-    "reduction/stages.py": "sees that nothing but the stages has changed",
 }
 """Files that hold a header's table as it was read, and why."""
 READERS = {"read_table", "table_in", "metadata_of", "header_table"}
