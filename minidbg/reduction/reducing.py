@@ -56,6 +56,7 @@ from minidbg.reduction.session import (
     reliability,
     runs_worth_having,
 )
+from minidbg.source.origins import line_texts, put_line_texts
 from minidbg.source.size import call_nodes
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import Interrupted, MinidbgError, NotReproduced
@@ -438,7 +439,12 @@ def call_elsewhere(
     """
     return workers.call_in_server(
         asking.preparation(case, REDUCE),
-        {"path": str(path), "folder": str(folder.absolute()), "limits": asdict(limits)},
+        {
+            "path": str(path),
+            "folder": str(folder.absolute()),
+            "limits": asdict(limits),
+            "lines": line_texts(case.graph_module),
+        },
         seconds=deadline.left() + GRACE_S,
         deadline=deadline.earlier(-GRACE_S),
         stream=stream,
@@ -450,8 +456,9 @@ def reduce_elsewhere(argument: Mapping[str, Any], note: object) -> dict[str, Any
     """``reduce_on_stream`` in a child of the forkserver."""
     workers.branch_off()  # before the case uses a device, or starts a thread: no fork could after that
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
-        limits = Limits(**argument["limits"])
-        return reduce_on_stream(repro.load(argument["path"]), Path(argument["folder"]), limits, stream)
+        limits, case = Limits(**argument["limits"]), repro.load(argument["path"])
+        put_line_texts(case.graph_module, argument.get("lines", {}))
+        return reduce_on_stream(case, Path(argument["folder"]), limits, stream)
 
 
 def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -> dict[str, Any]:

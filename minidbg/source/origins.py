@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,30 @@ def stack_trace(comment: str) -> str | None:
     """The stack trace that ``location`` reads as ``comment``, or None for another comment."""
     match = _LOCATION.fullmatch(comment)
     return f'  File "{match[1]}", line {match[2]}, in forward\n' if match else None
+
+
+def line_texts(graph_module: fx.GraphModule) -> dict[str, str]:
+    """The user's lines as the graph knows them, by ``location``: a script's comments have the places alone."""
+    found = {}
+    for node in _all_nodes(graph_module):
+        for _, _, text in itertools.islice(user_frames(node), 1):
+            found[location(node)] = text
+    return {place: text for place, text in found.items() if text}
+
+
+def put_line_texts(graph_module: fx.GraphModule, texts: Mapping[str, str]) -> None:
+    """Give nodes that were read from a script the text of their lines back."""
+    for node in _all_nodes(graph_module):
+        place = location(node)
+        trace = stack_trace(place)
+        if place in texts and trace is not None:
+            node.meta["stack_trace"] = f"{trace}    {texts[place]}\n"
+
+
+def _all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
+    for module in graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            yield from module.graph.nodes
 
 
 def comments_by_line(source: str) -> dict[int, str]:

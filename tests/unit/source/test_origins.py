@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from minidbg.extras.hunt import samples
+from minidbg.source import origins
 from minidbg.source.origins import location, user_line
 
 TORCH = os.path.join(os.path.dirname(torch.__file__), "nn", "functional.py")
@@ -44,3 +45,15 @@ def test_a_graph_that_knows_no_line_of_the_users_tells_none() -> None:
     hunt = frame(samples.__file__, 174, "return self.done(values)")
     assert user_line(graph_of(None, hunt), "") == ("", "")
     assert not any(map(location, graph_of(None, hunt).graph.nodes))
+
+
+def test_the_text_of_a_line_comes_back_to_nodes_that_were_read_from_a_script() -> None:
+    live, read = (fx.symbolic_trace(lambda x: torch.relu(x)) for _ in range(2))
+    trace = '  File "/home/me/train.py", line 41, in forward\n    y = torch.relu(x)\n'
+    for graph, known in ((live, trace), (read, origins.stack_trace("train.py:41"))):
+        for node in graph.graph.find_nodes(op="call_function", target=torch.relu):
+            node.meta["stack_trace"] = known
+    texts = origins.line_texts(live)
+    assert texts == {"train.py:41": "y = torch.relu(x)"}
+    origins.put_line_texts(read, texts)
+    assert origins.user_line(read, "") == ("train.py:41", "y = torch.relu(x)")
