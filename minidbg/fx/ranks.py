@@ -53,11 +53,6 @@ def rank_note() -> tuple[str, ...]:
     return (f"seen on rank {rank} of {size}",) if size > 1 else ()
 
 
-def has_real_group() -> bool:
-    """Whether this process is connected to other ranks, who would have to take part in a collective."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_backend() != "fake"
-
-
 # --- what a graph needs ---
 
 

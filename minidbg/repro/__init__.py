@@ -16,7 +16,7 @@ from minidbg.repro.folder import (
 from minidbg.repro.header import Header, read_header
 from minidbg.repro.loading import load
 from minidbg.repro.render import Form, Script, render
-from minidbg.repro.running import interpreter_ahead, run, run_alone, start_ahead
+from minidbg.repro.running import interpreter_ahead, run, run_alone
 from minidbg.repro.selfcheck import NoShortForm
 from minidbg.source.specs import Exactness
 
@@ -42,6 +42,5 @@ __all__ = [
     "render",
     "run",
     "run_alone",
-    "start_ahead",
     "write",
 ]

@@ -37,7 +37,7 @@ def run(
 ) -> Outcome:
     """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
 
-    ``ready``: in a fork of this interpreter, made by ``start_ahead``, which saves the time that importing torch takes.
+    ``ready``: in a fork of this interpreter, made of what ``interpreter_ahead`` says, which saves the time that importing torch takes.
     ``python`` is another interpreter, with a torch of its own and without minidbg.
     ``options``, a dict as text, are added to the backend's options in the script.
     ``tolerances``, relative and absolute or the name of a precision, replace those of the script for wrong results.
@@ -90,11 +90,6 @@ def interpreter_ahead(backend: str, *, generates_code: bool) -> tuple[workers.Pr
         preload = workers.Preload(modules, "machine" if generates_code else "")
     env = environment.for_judge(environment.USUAL_THREADS, given=workers.where_kernels_go())
     return preload, env
-
-
-def start_ahead(backend: str, *, generates_code: bool) -> workers.ReadyInterpreter:
-    """A fresh interpreter as ``interpreter_ahead`` has it, which is importing torch when this returns. Raises OSError."""
-    return workers.ReadyInterpreter(*interpreter_ahead(backend, generates_code=generates_code))
 
 
 # --- with the torch of other interpreters ---
