@@ -16,9 +16,12 @@ def python(
     timeout: float = 200,
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """``BEFORE python WORDS``, with ``env`` beside the variables of this process; ``more`` goes to subprocess.run."""
+    """``BEFORE python WORDS``, with ``env`` beside the variables of this process; ``more`` goes to subprocess.run.
+
+    A pytest that is started so takes none of the options of the one that runs the tests.
+    """
     command = [*before, sys.executable, *map(str, words)]
-    env = {**os.environ, **(env or {})}
+    env = {**os.environ, "PYTEST_ADDOPTS": "", **(env or {})}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, **more)
 
 
