@@ -17,7 +17,6 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import is_call
 from minidbg.judge import harness
-from minidbg.judge.agreement import differ
 from minidbg.judge.suspects import Suspects, renamed, suspects_of
 from minidbg.source.attributes import by_name
 from minidbg.source.module_text import ModuleSource, instantiate, write_graph_builder, write_module
@@ -109,23 +108,25 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
         torch_internals.graphs_given_to_backends() as reached,
         without_needless_stages(case, wanted=not to_the_end) as stopped,
     ):
-        found = harness.attempt(
-            make_model=lambda: instantiate(source, fresh(source)),
-            make_inputs=lambda: tuple(clone_values(case.inputs)),
-            compiler=compiler,
-            spec=case.spec,
+        outcome = harness.judge(
+            harness.Runnable(
+                make_model=lambda: instantiate(source, fresh(source)),
+                make_inputs=lambda: tuple(clone_values(case.inputs)),
+                compiler=compiler,
+                spec=case.spec,
+            ),
+            any_failure=case.signature is None,
             note=note,
-            differ=differ if case.kind in (None, Kind.ACCURACY) else None,
             witness=lambda error: suspects.append(named_in_case(error, case, reached)),
         )
-    outcome = replace(Outcome.from_json({**found, "device": device}), suspects=next(iter(suspects), ()))
+    outcome = replace(outcome, device=device, suspects=next(iter(suspects), ()))
     if stopped:
         outcome = Outcome(
             Verdict.GONE, reason="it passed the stage that fails", seconds=outcome.seconds, device=device
         )
     if case.spec.call is CallPath.TORCH_COMPILE and outcome.verdict is Verdict.GONE:
         outcome = unless_another_graph(outcome, case, reached)
-    return outcome  # the harness has judged it against the case's signature
+    return outcome
 
 
 def named_in_case(

@@ -135,9 +135,8 @@ def outcome_of(case: Case, done: ChildResult, memory_bytes: int | None) -> Outco
         last = done.error.strip().rpartition("\n")[2]
         return Outcome(Verdict.INVALID, reason=f"the oracle itself failed: {last}", message=done.error)
     found = died(died_by(done, memory_bytes), done.note, done.stderr_tail, case.spec)
-    outcome = Outcome.from_json({**found, "seconds": done.seconds, "signal": done.signal})
-    if done.timed_out or done.out_of_memory:
-        outcome = replace(outcome, signal=None)  # ours
+    ours = done.timed_out or done.out_of_memory
+    outcome = replace(found, seconds=done.seconds, signal=None if ours else done.signal)
     calls = [torch_internals.GivenCall.of(node) for node in case.graph_module.graph.nodes if is_call(node)]
     outcome = replace(outcome, suspects=suspects_in_stack(done.stderr_tail, calls))
     return outcome.judged_against(case.signature)

@@ -127,16 +127,15 @@ def report(
 
 @click.command()
 @REPRO
-@click.option("--standalone", is_flag=True, help="With the whole judge in it, for where no minidbg is.")
 @OUTPUT
 @RUN
 @JSON
-def export(repro: Path, standalone: bool, output: Path | None, run: bool, as_json: bool) -> None:
-    """Write REPRO anew: as a short script, or standalone."""
+def export(repro: Path, output: Path | None, run: bool, as_json: bool) -> None:
+    """Write REPRO anew, also from a long script of an earlier version."""
     from minidbg.report import forms, story_of
 
     story = story_of(repro_named(repro))
-    form = forms.rewritten(story, standalone=standalone, run=run)
+    form = forms.rewritten(story, run=run)
     for remark in (form.complaint, *form.remarks):
         if remark:
             note(remark)

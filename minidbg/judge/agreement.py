@@ -1,4 +1,4 @@
-"""Holds a compiled run against eager's. Embedded in standalone scripts of kind accuracy, after the comparison itself."""
+"""Holds a compiled run against eager's."""
 
 from __future__ import annotations
 
@@ -67,8 +67,6 @@ def error_of(value: torch.Tensor, exact: torch.Tensor) -> float:
     """The root mean square error in units of that of ``exact``, infinite where a finite number has become inf."""
     return math.inf if (value.isinf() & exact.isfinite()).any() else distance_between(value, exact)
 
-
-# --- embedded from here ---
 
 FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
 MOST_SEEDS = 12  # a coin shows one side as often by chance, once in 2,000 graphs

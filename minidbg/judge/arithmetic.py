@@ -1,7 +1,4 @@
-"""The arithmetic of errors: how far apart two tensors are, and which elements are wrong beside eager's own error.
-
-This file stands alone: it is also part of repro scripts, as text.
-"""
+"""The arithmetic of errors: how far apart two tensors are, and which elements are wrong beside eager's own error."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-
-# --- embedded from here ---
 
 # How much farther from float64 than eager's the compiled result may be, as in torch._dynamo.utils.same.
 FACTOR = 2.0  # root mean square over the tensor

@@ -1,4 +1,4 @@
-"""Judging what may kill the process that judges it. Embedded in standalone scripts of the kinds crash and hang."""
+"""Judging what may kill the process that judges it: in a child, whose death says what happened."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from typing import Any
 
-from minidbg.judge.harness import failure, outcome
+from minidbg.judge.harness import failure
 from minidbg.judge.signature import CALLS_BACKEND, CARRIERS
+from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import RunSpec
-
-# --- embedded from here ---
 
 START_LIMIT_S = 300.0  # for imports and the eager run
 STDERR_KEPT = 4000
 
 
-def judge_in_child(
-    command: list[str], spec: RunSpec, device: str | None, backend: str | None
-) -> dict[str, Any]:
+def judge_in_child(command: list[str], spec: RunSpec, device: str | None, backend: str | None) -> Outcome:
     """The outcome that ``command`` finds in a process of its own, or what its death says."""
     command = [*command, "--child"]
     command += ["--device", device] if device else []
@@ -49,15 +47,13 @@ def judge_in_child(
         said, tail = (file_text(file) for file in (out, err))
     sys.stderr.write(tail[-4000:])
     notes = [line[6:] for line in said.splitlines() if line.startswith("phase ")]
-    found = next((json.loads(line) for line in said.splitlines() if line.startswith("{")), None)
-    if found is None or over:
+    answer = next((json.loads(line) for line in said.splitlines() if line.startswith("{")), None)
+    if answer is None or over:
         found = died(over or death_name(status), notes[-1] if notes else "", tail, spec)
-        found["signal"] = -status if status < 0 and not over else None
-    return {
-        **found,
-        "seconds": round(time.perf_counter() - began, 3),
-        "device": device or spec.device,
-    }
+        found = replace(found, signal=-status if status < 0 and not over else None)
+    else:
+        found = Outcome.from_json(answer)
+    return replace(found, seconds=round(time.perf_counter() - began, 3), device=device or spec.device)
 
 
 def time_limit(spec: RunSpec) -> float:
@@ -107,28 +103,25 @@ def resident_bytes(pid: int) -> int:
     return 0
 
 
-def died(died_by: str, phase: str, stderr: str, spec: RunSpec) -> dict[str, Any]:
+def died(died_by: str, phase: str, stderr: str, spec: RunSpec) -> Outcome:
     """The outcome of a process that ended without an answer while it was in ``phase`` (``runtime backward``)."""
-    kind = "hang" if died_by == "timeout" else "crash"
-    if phase in ("", "eager") or (phase, kind) == ("compare", "hang"):  # none of them is the backend's
+    kind, words = Kind.HANG if died_by == "timeout" else Kind.CRASH, last_words(stderr)
+    if phase in ("", "eager") or (phase, kind) == ("compare", Kind.HANG):  # none of them is the backend's
         who = {"": "the process", "eager": "eager itself"}.get(phase, "the comparison with eager")
-        how = "did not come back in time" if kind == "hang" else f"died ({died_by})"
-        return outcome("invalid", f"{who} {how}", message=last_words(stderr), stderr=stderr[-STDERR_KEPT:])
-    what, _, direction = phase.partition(" ")
+        how = "did not come back in time" if kind is Kind.HANG else f"died ({died_by})"
+        reason, tail = f"{who} {how}", stderr[-STDERR_KEPT:]
+        return Outcome(Verdict.INVALID, reason=reason, message=words, stderr=tail)
+    what, _, way = phase.partition(" ")
+    direction = Direction(way or "forward")
     stack = stack_in(stderr)
     compiles = any(function in (*CALLS_BACKEND, "get_or_compile") for _, function in stack)
     if stack and what == "compile" and not compiles:
         what = "runtime"  # torch.compile compiles and runs in one call: the stack tells which it was
-    signature = {
-        "kind": kind,
-        "direction": direction or "forward",
-        "types": [what if kind == "hang" else died_by],
-        "frames": [f"{module}:{function}" for module, function in outside_carriers(stack)][:4],
-        "message": "",
-    }
-    where = f"while {'compiling' if what == 'compile' else 'running'} {direction or 'forward'}"
-    said = last_words(stderr)
-    message = f"{died_by} {where}" + (f": {said}" if said else "") if kind == "crash" else f"no end {where}"
+    frames = tuple(f"{module}:{function}" for module, function in outside_carriers(stack)[:4])
+    signature = Signature(kind, direction, (what if kind is Kind.HANG else died_by,), frames)
+    where = f"while {'compiling' if what == 'compile' else 'running'} {direction}"
+    said = f"{died_by} {where}" + (f": {words}" if words else "")
+    message = said if kind is Kind.CRASH else f"no end {where}"
     return failure(signature, spec, message, stderr=stderr[-STDERR_KEPT:])
 
 

@@ -1,7 +1,7 @@
-"""Run as a plain file, ``judge/command.py REPRO [--device D] [--json] ...``: judge a repro script with the installed oracle.
+"""Run as a plain file, ``judge/command.py REPRO [--device D] [--json] ...``: judge a repro script with the installed judge.
 
 The script is executed for its definitions; its own few lines of judgement are not used. Options and exit status are those
-of ``minidbg.judge.script``. A script may bring a judge of its own: ``judge_itself(argv)``, which prints the outcome as one
+of ``minidbg.judge.script``. Scripts that cannot judge themselves import ``main`` and ``check_with_pytest``, so these keep their names. A script may bring a judge of its own: ``judge_itself(argv)``, which prints the outcome as one
 line of JSON and returns the exit status.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minidbg.judge.script import Script
     from minidbg.words.run_spec import RunSpec
 
 JUDGE_SCRIPT = __file__
@@ -29,38 +30,46 @@ def main(argv: list[str]) -> int:
     path = os.path.abspath(argv[0])
     options = argv[2] if argv[1:2] == ["--options"] else ""
     gc.disable()  # what is imported stays: to look for garbage there, now and at the exit, takes a third of the time
-    namespace = definitions_of(path)
+    definitions = definitions_of(path)
     gc.freeze()
     gc.enable()
-    if "judge_itself" in namespace:
-        return int(namespace["judge_itself"](argv[1:]))
-    from minidbg.judge import script
+    if "judge_itself" in definitions:
+        return int(definitions["judge_itself"](argv[1:]))
+    try:
+        from minidbg.judge import script
+    except ImportError as error:  # Python's own exit status would be 1, which means "reproduces"
+        print(f"the judge cannot be loaded with this torch: {error}", file=sys.stderr)
+        return 125
     from minidbg.words.run_spec import DAMAGE
 
     try:
-        namespace = with_judge(namespace, path, options)
+        executed = script_of(definitions, path, options)
     except (OSError, *DAMAGE) as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 125
-    return script.main(namespace, argv[3:] if options else argv[1:])
+    return script.main(executed, argv[3:] if options else argv[1:])
 
 
-def with_judge(namespace: dict[str, Any], path: str, options: str = "") -> dict[str, Any]:
-    """``definitions_of(path)`` with the installed judge of its kind of failure. Raises OSError, and DAMAGE for an unreadable header."""
-    from minidbg.judge import agreement, child
-    from minidbg.words.outcome import Kind
+def check_with_pytest(path: str) -> None:
+    """Pass when the failure of the script at ``path`` is gone, fail while it is there, skip where it cannot be judged."""
+    from minidbg.judge import script
 
-    spec = spec_with_options(path, options)
-    kind = spec.expected.kind
-    namespace = {name: value for name, value in namespace.items() if name not in ("differ", "judge_in_child")}
-    namespace["judge_command"] = [sys.executable, "-X", "faulthandler", __file__, path]
-    namespace["judge_command"] += ["--options", options] if options else []
-    namespace["spec"] = spec
-    if kind is Kind.ACCURACY:
-        namespace["differ"] = agreement.differ
-    if kind in (Kind.CRASH, Kind.HANG):
-        namespace["judge_in_child"] = child.judge_in_child
-    return namespace
+    script.check_with_pytest(script_of(definitions_of(path), path))
+
+
+def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Script:
+    """The executed script, with ``options`` beside those of its header. Raises OSError, and DAMAGE for an unreadable header."""
+    from minidbg.judge.script import Script
+
+    command = (
+        sys.executable,
+        "-X",
+        "faulthandler",
+        __file__,
+        path,
+        *(("--options", options) if options else ()),
+    )
+    return Script(path, definitions, spec_with_options(path, options), command)
 
 
 def spec_with_options(path: str, options: str) -> RunSpec:

@@ -4,8 +4,6 @@ A float may differ from eager's by the tolerances of ``torch.testing.assert_clos
 both are held against the same program run in float64, as ``torch._dynamo.utils.same`` does: the compiled result
 is wrong when it is clearly farther from float64 than eager's is. Integers and bools must be equal, NaN and inf
 must be in the same places; only where eager itself disagrees with float64 is the compiled result free to do so.
-
-It is also part of repro scripts, as text.
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ from minidbg.judge.snapshot import (
     _in_place_of,
     _name,
 )
-
-# --- embedded from here ---
 
 # Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative tolerance against
 # float64: a float32 sum of ten million numbers in another order is off by 2e-5. The absolute one is for values of

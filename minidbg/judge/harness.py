@@ -1,7 +1,6 @@
-"""The one judge: runs a case and says what happened. Standalone scripts carry its text below their model.
+"""Runs a model in eager, then through a backend, and says what happened. How is a ``RunSpec``; the answer an ``Outcome``.
 
-Stands on torch, the standard library, ``signature.py`` and a few of ``words``, which are embedded with it. How a case is
-run and what it must show is a ``RunSpec``; an *outcome* is the table that ``--json`` prints.
+Stands on torch, the standard library and ``words``: other interpreters judge with it that have a torch and nothing of ours.
 """
 
 from __future__ import annotations
@@ -13,40 +12,53 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._dynamo.backends.registry import lookup_backend
 
-from minidbg.judge.direct import compile_directly
+from minidbg import torch_internals
+from minidbg.judge.agreement import differ
 from minidbg.judge.signature import exception_chain, is_about_guards, phase_of, signature_of, text_of
 from minidbg.torch_internals.thread_state import thread_state_kept
-from minidbg.words.outcome import Signature
+from minidbg.words.environment import JUDGING
+from minidbg.words.errors import TorchNameMissing
+from minidbg.words.outcome import OTHERWISE, Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import CallPath, Context, RunSpec
-
-# --- embedded from here ---
 
 SEED = 0
 NOT_CALLED = "dynamo did not call the backend"
 """How the reason begins where dynamo does not take the program as it is written."""
 
 
-def attempt(
-    make_model: Callable[[], Any],
-    make_inputs: Callable[[], tuple[Any, ...]],
-    compiler: Any,
-    spec: RunSpec,
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """A program for a backend, made of a case in memory or of an executed script.
+
+    Models and inputs are made anew for each run, since a run may write to both.
+    """
+
+    make_model: Callable[[], Any]
+    make_inputs: Callable[[], tuple[Any, ...]]
+    compiler: Any
+    """What torch.compile takes as its backend; at the level of ATen, a compiler for aot_autograd."""
+    spec: RunSpec
+
+
+def judge(
+    runnable: Runnable,
+    *,
+    any_failure: bool = False,
     note: Callable[[str], object] = lambda phase: None,
-    differ: Callable[..., dict[str, Any] | None] | None = None,
     witness: Callable[[BaseException], object] = lambda error: None,
-) -> dict[str, Any]:
+) -> Outcome:
     """Run the model in eager, then through the backend. Never raises what the model or the backend raises.
 
-    Models and inputs are made anew for each run, since a run may write to both. ``note`` hears which part is
-    about to run, to know what a death was due to. ``differ`` says how two runs differ that should agree. ``witness`` sees
-    what the backend raised, with its traceback.
+    Results are compared where wrong ones are expected, or ``any_failure`` is looked for. ``note`` hears which part is
+    about to run, to know what a death was due to. ``witness`` sees what the backend raised, with its traceback.
     """
+    make_model, make_inputs, spec = runnable.make_model, runnable.make_inputs, runnable.spec
+    compares = any_failure or spec.expected.kind is Kind.ACCURACY
     began = time.perf_counter()
     notes: list[str] = []
 
@@ -66,9 +78,10 @@ def attempt(
         except KeyboardInterrupt:
             raise
         except (FileNotFoundError, ModuleNotFoundError) as error:  # the values lie in a file of their own
-            result = outcome("skipped", f"what it needs is not here: {brief(error)}")
+            result = Outcome(Verdict.SKIPPED, reason=f"what it needs is not here: {brief(error)}")
         except BaseException as error:  # noqa: BLE001 - where eager fails, the backend is not to blame
-            result = outcome("invalid", f"eager itself fails: {brief(error)}", message=first_lines(error))
+            reason = f"eager itself fails: {brief(error)}"
+            result = Outcome(Verdict.INVALID, reason=reason, message=first_lines(error))
         else:
             model, inputs = made()
 
@@ -81,16 +94,19 @@ def attempt(
                     return False
                 return True
 
-            with wrappers_at_rest(), entered_modes(spec.context):
-                actual, result = run_compiled(
-                    model, inputs, compiler, spec, note, notes, passes_in_eager, witness
-                )
-            if actual is not None and differ is not None:
+            try:
+                with wrappers_at_rest(), entered_modes(spec.context):
+                    actual, result = run_compiled(
+                        model, inputs, runnable.compiler, spec, note, notes, passes_in_eager, witness
+                    )
+            except TorchNameMissing as lacks:  # ours to want, and no failure of the backend
+                actual, result = None, Outcome(Verdict.SKIPPED, reason=str(lacks))
+            if actual is not None and compares:
                 note("compare")
                 result = compared(lambda: differ(actual, expected, eager, spec, notes), spec) or result
-            if result["verdict"] == "gone":
-                result["reason"] = "; ".join(dict.fromkeys(notes))
-    return {**result, "seconds": round(time.perf_counter() - began, 3)}
+            if result.verdict is Verdict.GONE:
+                result = replace(result, reason="; ".join(dict.fromkeys(notes)))
+    return replace(result, seconds=round(time.perf_counter() - began, 3))
 
 
 def run_compiled(
@@ -102,7 +118,7 @@ def run_compiled(
     notes: list[str],
     passes_in_eager: Callable[[], bool],
     witness: Callable[[BaseException], object],
-) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+) -> tuple[dict[str, Any] | None, Outcome]:
     """One run through the backend: what it left behind (None if it failed), and the outcome.
 
     ``notes`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``passes_in_eager``
@@ -119,12 +135,12 @@ def run_compiled(
         now("compile", "forward")
         compiler = told_apart(compiler, notes)
         if direct:
-            function = compile_directly(compiler, model, inputs, spec)
+            function = torch_internals.compile_directly(compiler, model, inputs, spec)
             now("runtime", "forward")
         else:
             function = compile_by_torch(compiler, model, inputs, spec)
         left = run_once(function, model, inputs, spec, SEED, lambda: now("runtime", "backward"))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TorchNameMissing):
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises, SystemExit too, is the answer
         witness(error)
@@ -132,17 +148,17 @@ def run_compiled(
         if kind == "tracing":
             if not (is_about_guards(error) and passes_in_eager()):
                 reason = f"{NOT_CALLED}: {brief(error)}"
-                return None, outcome("invalid", reason, message=first_lines(error))
+                return None, Outcome(Verdict.INVALID, reason=reason, message=first_lines(error))
             kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or the inputs
         return None, failure(signature_of(error, kind, direction), spec, first_lines(error))
-    return left, outcome("gone")
+    return left, Outcome(Verdict.GONE)
 
 
 def told_apart(compiler: Any, notes: list[str]) -> Any:
     """``compiler``; a sentence goes into ``notes`` when it hands the graph back as it was, for eager to run."""
     if compiler in ("inductor", "eager"):
         return compiler
-    called = lookup_backend(compiler) if isinstance(compiler, str) else compiler
+    called = torch_internals.registered_backend(compiler) if isinstance(compiler, str) else compiler
 
     def call_backend_and_look(graph_module: Any, *args: Any, **kwargs: Any) -> Any:
         before = graph_texts(graph_module)
@@ -166,7 +182,7 @@ def graph_texts(graph_module: Any) -> list[str]:
 def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], spec: RunSpec) -> Any:
     for value, dims in zip(inputs, spec.dynamic_dims, strict=False):
         if isinstance(value, torch.Tensor):
-            mark_sizes(value, dims)
+            torch_internals.mark_sizes(value, dims)
     options: Any = dict(spec.backend.options) or None
     return torch.compile(
         model,
@@ -176,18 +192,6 @@ def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], spec: R
         mode=spec.backend.mode,
         options=options,
     )
-
-
-def mark_sizes(value: Any, dims: tuple[int, ...]) -> None:
-    """Have dynamo take ``dims`` as symbols and the other dimensions as numbers, also with ``dynamic=True``.
-
-    ``mark_static`` does nothing while dynamo compiles, which a fork of the failing program still does.
-    """
-    for dim in dims:
-        torch._dynamo.maybe_mark_dynamic(value, dim)
-    value._dynamo_static_indices = set(range(value.dim())).difference(dims)
-    if value._base is not None and not dims:  # dynamo makes symbols for a view's base, too
-        value._base._dynamo_static_indices = set(range(value._base.dim()))
 
 
 def run_once(
@@ -306,8 +310,8 @@ def wrappers_at_rest() -> Iterator[None]:
     The mark is the process's, and threads may judge at once: the first in sets it, the last out puts it back.
     """
     with JUDGED_LOCK:
-        JUDGED_NOW.append(os.environ.get("MINIDBG__JUDGING"))
-        os.environ["MINIDBG__JUDGING"] = "1"
+        JUDGED_NOW.append(os.environ.get(JUDGING))
+        os.environ[JUDGING] = "1"
     try:
         yield
     finally:
@@ -315,9 +319,7 @@ def wrappers_at_rest() -> Iterator[None]:
             before = JUDGED_NOW[0]
             JUDGED_NOW.pop()
             if not JUDGED_NOW:
-                os.environ.pop("MINIDBG__JUDGING") if before is None else os.environ.update(
-                    MINIDBG__JUDGING=before
-                )
+                os.environ.pop(JUDGING) if before is None else os.environ.update({JUDGING: before})
 
 
 @contextlib.contextmanager
@@ -370,34 +372,25 @@ def dtype_named(name: str) -> torch.dtype:
     return dtype
 
 
-def failure(signature: dict[str, Any], spec: RunSpec, message: str, **more: Any) -> dict[str, Any]:
+def failure(signature: Signature, spec: RunSpec, message: str, **more: Any) -> Outcome:
     """The outcome of a run that showed ``signature``, against the one that the spec expects."""
     said = spec.match is None or re.search(spec.match, message) is not None
-    same = spec.signature is None or spec.signature.is_shown_by(Signature.from_table(signature))
-    if same and said:
-        verdict = "reproduces"
-    else:
-        verdict = {"crash": "crashed", "hang": "timeout"}.get(signature["kind"], "changed")
-    return outcome(verdict, signature=signature, message=message, **more)
+    same = said and (spec.signature is None or spec.signature.is_shown_by(signature))
+    verdict = Verdict.REPRODUCES if same else OTHERWISE.get(signature.kind, Verdict.CHANGED)
+    return Outcome(verdict, signature, message=message, **more)
 
 
-def compared(differ: Callable[[], dict[str, Any] | None], spec: RunSpec) -> dict[str, Any] | None:
+def compared(differ: Callable[[], dict[str, Any] | None], spec: RunSpec) -> Outcome | None:
     """The outcome when two runs differ; ``differ()`` gives a part of the signature, a message and figures."""
     try:
         difference = differ()
     except ValueError as error:
-        return outcome("invalid", f"cannot be compared with eager: {error}")
+        return Outcome(Verdict.INVALID, reason=f"cannot be compared with eager: {error}")
     if difference is None:
         return None
-    signature = {"kind": "accuracy", "direction": "forward", "types": [], "frames": []}
-    signature |= difference["signature"]
+    signature = Signature.from_table({"kind": Kind.ACCURACY, **difference["signature"]})
     figures = {name: value for name, value in difference.items() if name not in ("signature", "message")}
     return failure(signature, spec, difference["message"], figures=figures)
-
-
-def outcome(verdict: str, reason: str = "", **more: Any) -> dict[str, Any]:
-    empty = dict.fromkeys(("signature", "signal", "reproduced", "runs"))
-    return {"verdict": verdict, "reason": reason, "message": "", "figures": {}, **empty, **more}
 
 
 def brief(error: BaseException) -> str:

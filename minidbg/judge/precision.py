@@ -1,7 +1,7 @@
 """Eager once more in another precision, to measure a compiled result by.
 
 In float64; in a lower precision, as a backend gives it that computes in bfloat16, float16 or TF32 by design; and with other
-rounding errors, which shows what hangs on them. Standing alone, since it is also part of repro scripts as text.
+rounding errors, which shows what hangs on them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from torch.overrides import TorchFunctionMode
 
 from minidbg.judge.undefined import ChangedEager, within
 from minidbg.torch_internals.memory import has_plain_memory, in_memory
-
-# --- embedded from here ---
 
 # Methods that name a float dtype by their own name, and what they are called in float64.
 CASTS = {"float": "double", "half": "double", "bfloat16": "double", "cfloat": "cdouble", "chalf": "cdouble"}

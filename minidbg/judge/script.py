@@ -1,6 +1,6 @@
 """A repro script as a command and as a pytest module: finds the backend, asks the judge, prints the verdict.
 
-``judge/command.py`` runs it on any repro; standalone scripts embed it after the judge. ``script`` is the script's ``globals()``.
+``judge/command.py`` executes the script and comes here with what it defines.
 """
 
 from __future__ import annotations
@@ -12,49 +12,62 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from minidbg.judge.harness import attempt, brief, outcome
-from minidbg.words.outcome import EXIT_STATUS, Verdict
+from minidbg.judge.child import judge_in_child
+from minidbg.judge.harness import Runnable, brief, judge
+from minidbg.words.outcome import Kind, Outcome, Verdict
 from minidbg.words.run_spec import Level, RunSpec
-from minidbg.words.script_header import read_table
 
-# --- embedded from here ---
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script that has been executed: what it defines (``Repro`` or ``graph``, ``inputs``, ``backend``), and how it is run."""
+
+    path: str
+    definitions: Mapping[str, Any]
+    spec: RunSpec
+    command: tuple[str, ...] = ()
+    """What judges it in a process of its own, without its options."""
+
+    def runnable(self, device: str | None = None, backend: str | None = None) -> Runnable:
+        """Its program, for another device or backend where they are given. Raises Unavailable."""
+        own = self.definitions.get("backend") or (lambda: self.spec.backend.name)
+        compiler = find_backend(own, self.spec.backend.paths, backend)
+        need_device(device or self.spec.device)
+        if self.spec.level is Level.ATEN and isinstance(compiler, str):
+            raise Unavailable(
+                f"a compiler for aot_autograd is needed (module:attribute), and {compiler!r} is a backend"
+            )
+        make, inputs = self.definitions.get("graph") or self.definitions["Repro"], self.definitions["inputs"]
+        return Runnable(
+            lambda: make().to(device) if device is not None else make(),
+            lambda: tuple(inputs(device or self.spec.device)),
+            compiler,
+            self.spec,
+        )
 
 
 class Unavailable(Exception):
     """What the case needs is not here: a module, a device, the backend."""
 
 
-def judge_script(
-    script: dict[str, Any], spec: RunSpec, device: str | None, backend: str | None, note: Any
-) -> dict[str, Any]:
+def judge_here(
+    script: Script,
+    device: str | None,
+    backend: str | None,
+    note: Callable[[str], object] = lambda phase: None,
+) -> Outcome:
     """Run the script's case on ``device`` with ``backend``, each as the script has it unless given."""
-    moved = device is not None
-    device = device or spec.device
     try:
-        own = script.get("backend") or (lambda: spec.backend.name)
-        compiler = find_backend(own, spec.backend.paths, backend)
-        need_device(device)
+        found = judge(script.runnable(device, backend), note=note)
     except Unavailable as missing:
-        return outcome("skipped", str(missing), device=device)
-    if spec.level is Level.ATEN and isinstance(compiler, str):
-        reason = f"a compiler for aot_autograd is needed (module:attribute), and {compiler!r} is a backend"
-        return outcome("skipped", reason, device=device)
-    make = script.get("graph") or script["Repro"]
-    result = attempt(
-        lambda: make().to(device) if moved else make(),
-        lambda: tuple(script["inputs"](device)),
-        compiler,
-        spec,
-        note,
-        script.get("differ"),
-    )
-    return {**result, "device": device}
+        found = Outcome(Verdict.SKIPPED, reason=str(missing))
+    return replace(found, device=device or script.spec.device)
 
 
 def find_backend(own: Callable[[], Any], paths: tuple[str, ...], wanted: str | None) -> Any:
@@ -96,93 +109,76 @@ def need_device(device: str) -> None:
 
 
 def outcome_of(
-    script: dict[str, Any],
+    script: Script,
     device: str | None = None,
     backend: str | None = None,
     tell: Callable[[str], object] | None = None,
-    tolerances: Any = None,
-) -> dict[str, Any]:
+) -> Outcome:
     """Judge the script here, or in a child process (crash, hang; ``tell`` is the child's way to say what it does).
 
-    ``tolerances`` stand for the header's. A flaky failure gets the header's number of attempts. A fault of the script
-    itself is ``invalid``.
+    A flaky failure gets the header's number of attempts. A fault of the script itself is ``invalid``.
     """
     try:
-        spec = spec_of(script)
-        if tolerances:
-            spec = replace(spec, tolerances=tolerances)
         if tell is not None:
-            return judge_script(script, spec, device, backend, lambda phase: tell("phase " + phase))
-        return shown_in(spec.attempts, lambda: one_outcome(script, spec, device, backend))
+            return judge_here(script, device, backend, lambda phase: tell("phase " + phase))
+        return shown_in(script.spec.attempts, lambda: one_outcome(script, device, backend))
     except Exception as error:  # noqa: BLE001 - else Python would exit with 1, which means "reproduces"
         traceback.print_exc()
-        return outcome("invalid", f"the script itself failed: {brief(error)}")
+        return Outcome(Verdict.INVALID, reason=f"the script itself failed: {brief(error)}")
 
 
-def spec_of(script: dict[str, Any]) -> RunSpec:
-    """How the script is run: what its caller made of its header, or what that says. Raises OSError and DAMAGE."""
-    spec: RunSpec = script.get("spec") or RunSpec.from_table(read_table(script["__file__"]))
-    return spec
+def one_outcome(script: Script, device: str | None, backend: str | None) -> Outcome:
+    if script.spec.expected.kind in (Kind.CRASH, Kind.HANG):
+        return judge_in_child(list(script.command), script.spec, device, backend)
+    return judge_here(script, device, backend)
 
 
-def one_outcome(
-    script: dict[str, Any], spec: RunSpec, device: str | None, backend: str | None
-) -> dict[str, Any]:
-    if "judge_in_child" in script:
-        command = script.get("judge_command") or [sys.executable, "-X", "faulthandler", script["__file__"]]
-        return dict(script["judge_in_child"](command, spec, device, backend))
-    return judge_script(script, spec, device, backend, lambda phase: None)
-
-
-def shown_in(attempts: int, judge: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def shown_in(attempts: int, judge: Callable[[], Outcome]) -> Outcome:
     """The outcome of the first of at most ``attempts`` runs that does not pass."""
     for run in range(1, attempts + 1):
         found = judge()
-        if found["verdict"] == "reproduces" and run > 1:
-            return {**found, "verdict": "flaky", "reproduced": 1, "runs": run}
-        if found["verdict"] != "gone":
-            break
-    return {**found, "runs": run, "reproduced": 0} if attempts > 1 and found["verdict"] == "gone" else found
+        if found.verdict is Verdict.REPRODUCES and run > 1:
+            return replace(found, verdict=Verdict.FLAKY, reproduced=1, runs=run)
+        if found.verdict is not Verdict.GONE:
+            return found
+    return replace(found, runs=attempts, reproduced=0) if attempts > 1 else found
 
 
-def sentence(found: dict[str, Any], backend: str) -> str:
-    verdict, signature = found["verdict"], found["signature"]
-    if signature is None or found["reason"]:
-        return f"{verdict}: {found['reason'] or f'{backend} handles this model'}"
+def sentence(found: Outcome, backend: str) -> str:
+    signature = found.signature
+    if signature is None or found.reason:
+        return f"{found.verdict}: {found.reason or f'{backend} handles this model'}"
     what = {
-        "compile": f"{backend} fails to compile",
-        "runtime": f"the code that {backend} made fails",
-        "accuracy": f"the code that {backend} made gives wrong results",
-        "crash": f"the process dies in {backend}",
-        "hang": f"{backend} does not come back",
-    }[signature["kind"]]
-    if signature["message"] == "output: stride":
+        Kind.COMPILE: f"{backend} fails to compile",
+        Kind.RUNTIME: f"the code that {backend} made fails",
+        Kind.ACCURACY: f"the code that {backend} made gives wrong results",
+        Kind.CRASH: f"the process dies in {backend}",
+        Kind.HANG: f"{backend} does not come back",
+    }[signature.kind]
+    if signature.is_layout:
         what = f"the code that {backend} made gives another layout than eager"
-    where = " in backward" if signature["direction"] == "backward" else ""
-    said = " ".join(found["message"].split())[:200]
-    if verdict == "flaky":
-        where += f" ({found['reproduced']} of {found['runs']} runs)"
-    return f"{verdict}: {what}{where}" + (f": {said}" if said else "")
+    where = " in backward" if signature.direction == "backward" else ""
+    said = " ".join(found.message.split())[:200]
+    if found.verdict is Verdict.FLAKY:
+        where += f" ({found.reproduced} of {found.runs} runs)"
+    return f"{found.verdict}: {what}{where}" + (f": {said}" if said else "")
 
 
-def main(script: dict[str, Any], argv: list[str] | None = None) -> int:
-    """Judge the script whose globals are ``script``, print the verdict, return the exit status."""
+def main(script: Script, argv: list[str] | None = None) -> int:
+    """Judge the script, print the verdict, return the exit status."""
     options = parse_arguments(argv)
+    if options.tolerances:
+        script = replace(script, spec=replace(script.spec, tolerances=options.tolerances))
     try:
         with clean_stdout() as say:
-            tell = say if options.child else None
-            found = outcome_of(script, options.device, options.backend, tell, options.tolerances)
+            found = outcome_of(script, options.device, options.backend, say if options.child else None)
             for line in report(found, script, options):
                 say(printable(line))
     except Exception:  # noqa: BLE001 - as in outcome_of
         traceback.print_exc()
         return 125
-    status = exit_status(found)
+    status = found.verdict.exit_status
     return 125 if options.bisect and status == 3 else status
-
-
-def exit_status(found: dict[str, Any]) -> int:
-    return EXIT_STATUS[Verdict(found["verdict"])]
 
 
 def printable(line: str) -> str:
@@ -190,26 +186,22 @@ def printable(line: str) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
 
 
-def report(found: dict[str, Any], script: dict[str, Any], options: argparse.Namespace) -> Iterator[str]:
+def report(found: Outcome, script: Script, options: argparse.Namespace) -> Iterator[str]:
     """The lines to print: the verdict first, or one JSON object."""
-    try:
-        spec = spec_of(script)
-        name, expected = spec.backend.name, spec.signature and spec.signature.to_table()
-    except Exception:  # noqa: BLE001 - the outcome says so already
-        name, expected = "the backend", None
-    backend = options.backend or name
+    backend = options.backend or script.spec.backend.name
     if options.json or options.child:
-        about = {"repro": script["__file__"], "backend": backend, "torch": torch.__version__}
-        yield json.dumps({**found, **about}, default=str)
+        about = {"repro": script.path, "backend": backend, "torch": torch.__version__}
+        yield json.dumps({**found.to_json(), **about}, default=str)
         return
     yield sentence(found, backend)
-    yield from figures(found["figures"])
-    if exit_status(found) == 3:
-        yield f"  expected: {expected}"
-        yield f"  got:      {found['signature']}"
+    yield from figures(found.figures)
+    if found.verdict.exit_status == 3:
+        expected, got = script.spec.signature, found.signature
+        yield f"  expected: {expected and expected.to_table()}"
+        yield f"  got:      {got and got.to_table()}"
 
 
-def figures(found: dict[str, Any]) -> Iterator[str]:
+def figures(found: Mapping[str, Any]) -> Iterator[str]:
     """The error figures of wrong results, a line for each run that they come from."""
     if "expected" in found:
         at = f" at {found['index']}" if found.get("index") else ""
@@ -279,13 +271,13 @@ def clean_stdout() -> Iterator[Callable[[str], object]]:
         os.close(real)
 
 
-def check_with_pytest(script: dict[str, Any]) -> None:
+def check_with_pytest(script: Script) -> None:
     """Pass when the failure is gone, fail while it is there, skip where it cannot be judged."""
     import pytest
 
     found = outcome_of(script)
     text = sentence(found, "the backend")
-    if exit_status(found) == 125:
+    if found.verdict.exit_status == 125:
         pytest.skip(text)
-    if found["verdict"] != "gone":
+    if found.verdict is not Verdict.GONE:
         pytest.fail(text, pytrace=False)

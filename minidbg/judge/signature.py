@@ -1,12 +1,12 @@
-"""What makes two failures the same. Standalone scripts carry this text, so it imports the standard library only."""
+"""What makes two failures the same, read off an exception and its traceback."""
 
 from __future__ import annotations
 
 import re
 import traceback
-from typing import Any
+from dataclasses import replace
 
-# --- embedded from here ---
+from minidbg.words.outcome import Direction, Kind, Signature
 
 # Code that only carries the call: where it stands in a stack depends on the graph, not on the bug.
 CARRIERS = (
@@ -31,19 +31,14 @@ CONTROL_SEQUENCE = r"\x1b(\[[\d;?]*[A-Za-z]|\][^\a]*\a?)"  # colours, links
 LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scripts
 
 
-def signature_of(error: BaseException, kind: str | None = None, direction: str = "forward") -> dict[str, Any]:
-    """The failure as a table of plain values; without ``kind``, the traceback tells compile from runtime."""
+def signature_of(error: BaseException, kind: str | None = None, direction: str = "forward") -> Signature:
+    """What ``error`` shows; without ``kind``, the traceback tells compile from runtime."""
     chain = exception_chain(error)
+    found = Signature(Kind(kind or phase_of(error, direction)), Direction(direction))
     if is_about_guards(error):  # which of three errors dynamo meets first hangs on the order of hashes
-        said = {"types": [], "frames": [], "message": NO_GUARDS}
-        return {"kind": kind or phase_of(error, direction), "direction": direction, **said}
-    return {
-        "kind": kind or phase_of(error, direction),
-        "direction": direction,
-        "types": [qualified_name(one) for one in chain],
-        "frames": innermost_frames(chain),
-        "message": stable_message(chain),
-    }
+        return replace(found, message=NO_GUARDS)
+    types, frames = map(qualified_name, chain), innermost_frames(chain)
+    return replace(found, types=tuple(types), frames=tuple(frames), message=stable_message(chain))
 
 
 def is_about_guards(error: BaseException) -> bool:

@@ -1,7 +1,4 @@
-"""What a run leaves behind, leaf by leaf: outputs, inputs and gradients.
-
-This file stands alone: it is also part of repro scripts, as text.
-"""
+"""What a run leaves behind, leaf by leaf: outputs, inputs and gradients."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ from typing import Any, NamedTuple
 import torch
 
 from minidbg.torch_internals.memory import in_memory, is_wrapped, is_zero_tensor
-
-# --- embedded from here ---
 
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 Snapshot = Mapping[str, "Leaf"]

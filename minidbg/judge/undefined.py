@@ -1,7 +1,4 @@
-"""Eager once more, with other answers where torch leaves the answer open: such values are nobody's mistake.
-
-Standing alone, since it is also part of repro scripts as text.
-"""
+"""Eager once more, with other answers where torch leaves the answer open: such values are nobody's mistake."""
 
 from __future__ import annotations
 
@@ -9,10 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-# --- embedded from here ---
-
+from minidbg.torch_internals.tensors import TorchDispatchMode
 
 # What a subclass answers itself, where it does; most are no ops that the dispatcher knows, and an error in one ends the process.
 METADATA = """

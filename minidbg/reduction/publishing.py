@@ -284,8 +284,8 @@ def verify(
 
     The draft, to be published or discarded, when both say that the failure reproduces; else None. Further runs follow
     where the two disagree, or the search has met other failures: a script that shows the expected failure or another
-    one ``reproduces`` with a signature that has both; one that sometimes passes is ``flaky``. A script whose few lines
-    do not show the failure is written standalone, and says why. ``seconds`` is the limit of one run; all of them together
+    one ``reproduces`` with a signature that has both; one that sometimes passes is ``flaky``. Where a few
+    lines do not show the failure, the script says why and asks minidbg for the verdict. ``seconds`` is the limit of one run; all of them together
     end by the session's deadline. Raises CannotWrite, and BudgetSpent where that comes first.
     """
     draft = repro.drafts(folder) / "draft.py"
@@ -314,7 +314,7 @@ def verified(
         write()
     except repro.NoShortForm as refusal:
         why = str(refusal)
-        write_standalone(write, why)
+        write_handing_over(write, why)
     ready, another = (session.interpreter(place) if session else None for place in range(2))
     with run_alone_meanwhile(case, draft, limit, ready) as how_alone:
         outcomes = [in_time(judged(case, draft, limit(), ready), session)]
@@ -342,7 +342,7 @@ def verified(
         limit()  # what the deadline has cut off says nothing about the script
         verb = "recognise" if ended.exit_status == 3 else "show"
         why = f"a few lines do not {verb} the failure ({how_it_ended(ended)})"
-        write_standalone(write, why)
+        write_handing_over(write, why)
         ended = repro.run_alone(draft, seconds=limit())
     if ended.exit_status != 1:
         limit()
@@ -394,10 +394,13 @@ def judged(case: Case, draft: Path, seconds: float, ready: workers.ReadyInterpre
     )
 
 
-def write_standalone(write: Callable[..., Path], why: str) -> None:
-    """Write the draft as a standalone script that says ``why`` it is one."""
-    log.info("standalone_form_needed: %s", why)
-    write(repro.Form.STANDALONE, remark=f"It carries minidbg's whole judge: {why}.")
+def write_handing_over(write: Callable[..., Path], why: str) -> None:
+    """Write the draft as a script that asks minidbg for the verdict, and says ``why``."""
+    log.info("short_form_refused: %s", why)
+    write(
+        repro.Form.HANDS_OVER,
+        remark=f"A few lines cannot judge it, so it asks minidbg for the verdict: {why}.",
+    )
 
 
 def how_it_ended(ended: workers.ChildResult) -> str:

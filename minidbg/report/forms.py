@@ -1,4 +1,4 @@
-"""A repro in other forms: written anew, standalone with the whole judge, or as a bug report.
+"""A repro in other forms: written anew, or as a bug report.
 
 A script is run before it is handed out; that it did not fail as the repro does is said.
 
@@ -44,20 +44,19 @@ class Export:
     """What it needs and no requirement can say: where the backend was imported from."""
 
 
-def rewritten(story: Story, *, standalone: bool, run: bool = True) -> Export:
-    """The repro written anew, in its short form or with the whole judge. Loads it, which runs its backend's imports."""
+def rewritten(story: Story, *, run: bool = True) -> Export:
+    """The repro written anew, whatever version wrote it. Loads it, which runs its backend's imports."""
     case = repro.load(story.path)
     exactness = repro.Exactness.EXACT if story.parts.stored else repro.Exactness.SMALL
-    complaint, name = "", f"{story.path.stem}_standalone.py" if standalone else story.path.name
-    if not standalone:
-        try:
-            text = repro.render(case, exactness=exactness).text
-            if run:
-                check_that_it_fails(text, story)
-            return Export(text, name, remarks=remarks_of(story))
-        except repro.NoShortForm as refusal:
-            complaint = f"{refusal}; this one carries the whole judge"
-    text = repro.render(case, repro.Form.STANDALONE, exactness=exactness).text
+    complaint, name = "", story.path.name
+    try:
+        text = repro.render(case, exactness=exactness).text
+        if run:
+            check_that_it_fails(text, story)
+        return Export(text, name, remarks=remarks_of(story))
+    except repro.NoShortForm as refusal:
+        complaint = f"{refusal}; this one asks minidbg for the verdict"
+    text = repro.render(case, repro.Form.HANDS_OVER, exactness=exactness).text
     if run:
         try:
             check_that_it_fails(text, story)

@@ -16,7 +16,6 @@ from torch import Tensor, fx
 from minidbg import backends
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.judge.embed import harness_names
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, OWN_NAMES, SCRIPT_IMPORTS
 from minidbg.source import origins, tensors
@@ -26,7 +25,6 @@ from minidbg.source.origins import comments_by_line, dedented, stack_trace
 from minidbg.source.parse import NotOurForm, read_module
 from minidbg.source.specs import all_imports_of
 from minidbg.words.errors import UnreadableRepro
-from minidbg.words.outcome import Kind
 from minidbg.words.run_spec import BackendRef, CallPath
 from minidbg.words.script_header import DIVIDER, backend_in
 
@@ -233,7 +231,7 @@ def read_parts(text: str, header: Header) -> Parts:
     after_loader = loader.end_lineno if loader and start < loader.lineno < end else start
     others = [
         node
-        for node in _above_judge(text, nodes, header.spec.expected.kind)
+        for node in _above_judge(text, nodes)
         if not (start and start < node.lineno < end) and not mark < node.lineno < _first_line(model)
     ]
     return Parts(
@@ -264,11 +262,10 @@ def _first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(one.lineno for one in decorators)])
 
 
-def _above_judge(text: str, nodes: list[ast.stmt], kind: Kind) -> list[ast.stmt]:
-    """Top-level statements that are neither our own parts nor the judge's."""
+def _above_judge(text: str, nodes: list[ast.stmt]) -> list[ast.stmt]:
+    """Top-level statements that are none of our own parts; above the whole judge, in a long script of an earlier version."""
     lines = text.split("\n")
     end = lines.index(DIVIDER) + 1 if DIVIDER in lines else len(lines)
-    judge: frozenset[str] = harness_names(kind)
 
     def is_ours(node: ast.stmt) -> bool:
         match node:
@@ -278,7 +275,7 @@ def _above_judge(text: str, nodes: list[ast.stmt], kind: Kind) -> list[ast.stmt]
                 return "__main__" in ast.unparse(node.test)
             case ast.AugAssign():
                 return ast.unparse(node.target) == "sys.path"
-        return getattr(node, "name", None) in {*OWN_NAMES, *judge}
+        return getattr(node, "name", None) in OWN_NAMES
 
     return [node for node in nodes if node.lineno <= end and not is_ours(node)]
 

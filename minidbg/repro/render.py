@@ -22,7 +22,6 @@ from minidbg.fx.copying import storage_bytes, storage_key
 from minidbg.fx.effects import tensors_in
 from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.ranks import with_group
-from minidbg.judge.embed import harness_imports, harness_names, harness_source
 from minidbg.python_text.source_text import joined
 from minidbg.repro import selfcheck
 from minidbg.repro.header import header_of, write_header
@@ -37,7 +36,6 @@ from minidbg.source.specs import Exactness, InputSpec
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Kind
 from minidbg.words.run_spec import BackendRef, CallPath
-from minidbg.words.script_header import DIVIDER
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 
 SCRIPT_IMPORTS = (
@@ -46,11 +44,12 @@ SCRIPT_IMPORTS = (
     "import getopt, os, re, subprocess, sys, traceback",
     "import os, re, sys, traceback",
     "import os, re, subprocess, sys, traceback",
+    "import itertools, os, sys, traceback",
     "import sys",
     "from getopt import getopt",
     "import torch",
 )
-"""Imports that a script has for itself, or had until minidbg wrote it otherwise; the judge's annotations in a standalone one name what is defined below them."""
+"""Imports that a script has for itself, or had until minidbg wrote it otherwise."""
 EMBEDDED_MARK = "# Copied from the program that failed:"
 KERNELS_MARK = "# Triton kernels that the graph launches:"
 OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path", *selfcheck.NAMES)
@@ -70,8 +69,8 @@ class Form(enum.Enum):
 
     SHORT = "script.py.j2"
     """A few lines that judge it: what is published."""
-    STANDALONE = "standalone.py.j2"
-    """The whole oracle as text, for a failure that those lines cannot show, and on request."""
+    HANDS_OVER = "hands_over.py.j2"
+    """Lines that show it and ask minidbg for the verdict, for a failure that a few lines cannot judge."""
     CAPTURE = "capture.py.j2"
     """Nothing: for tools only."""
 
@@ -103,15 +102,13 @@ def render(
     check_size(case, exactness, value_limit_bytes)
     kind = case.kind or kind or Kind.COMPILE
     case = with_group(case)
-    is_standalone = form is Form.STANDALONE
-    imports = (*SCRIPT_IMPORTS, *(harness_imports(kind, case.spec.call) if is_standalone else ()))
-    taken = {*OWN_NAMES, *(harness_names(kind) if is_standalone else ())}
     stored: dict[str, Tensor] = {}
     explicit = case.spec.context.default_dtype != "torch.float32"
     model = _model(case, exactness, stored, explicit=explicit)
-    if clashing := sorted(taken & model.kernels.keys()):
+    if clashing := sorted(set(OWN_NAMES) & model.kernels.keys()):
         raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the script uses that name itself")
-    case = case.with_spec(backend=avoid_names(case.backend, taken | model.kernels.keys(), imports))
+    taken = {*OWN_NAMES, *model.kernels}
+    case = case.with_spec(backend=avoid_names(case.backend, taken, SCRIPT_IMPORTS))
     specs = describing.describe(
         case.inputs,
         model.input_names,
@@ -122,7 +119,8 @@ def render(
     )
     device = tensors.main_device(specs)
     header = write_header(case, device=device, has_tensors=bool(stored), kind=kind)
-    plain_backend = plain_name(case.backend) or (function_name(case.backend) if form is Form.SHORT else "")
+    runs = form is not Form.CAPTURE
+    plain_backend = plain_name(case.backend) or (function_name(case.backend) if runs else "")
     embedded = _embedded(case)
     kernels = f"{KERNELS_MARK}\n{joined(list(model.kernels.values()))}\n\n\n" if model.kernels else ""
     variables: dict[str, Any] = {
@@ -137,16 +135,10 @@ def render(
         "stored": STORED.rstrip("\n") if stored else "",
         "device": device,
         "header": header,
-        "paths": list(case.backend.paths) if form is Form.SHORT else [],
+        "paths": list(case.backend.paths) if runs else [],
     }
-    if form is Form.SHORT:
-        variables |= _lines_that_judge(case, header, model.text, plain_backend)
-    if is_standalone:
-        variables |= {
-            "divider": DIVIDER,
-            "harness_imports": [line for line in imports if line not in SCRIPT_IMPORTS],
-            "harness": harness_source(kind, case.spec.call).rstrip("\n"),
-        }
+    if runs:
+        variables |= _lines_of(form, case, header, model.text, plain_backend)
     text = fill(form.value, variables)
     if contents is WITH_CARE:  # not for a record of a flight: the check takes longer than all the rest
         _check(text)
@@ -161,9 +153,11 @@ def check_size(case: Case, exactness: Exactness, limit_bytes: int) -> None:
         raise CannotWrite("the values of the inputs", why)
 
 
-def _lines_that_judge(case: Case, header: str, model: str, plain_backend: str) -> dict[str, Any]:
-    """The variables of a short script that judge. Raises NoShortForm."""
+def _lines_of(form: Form, case: Case, header: str, model: str, plain_backend: str) -> dict[str, Any]:
+    """The variables of the lines that judge the failure, or show it. Raises NoShortForm."""
     read = header_of(header, Path("the header"))
+    if form is Form.HANDS_OVER:
+        return selfcheck.lines_that_show(read, model=model, plain_backend=plain_backend)
     has_numbers = any(type(value) is int for value in case.inputs)
     for place in mutated_placeholders(case.graph_module) if case.spec.backward else ():
         if isinstance(value := case.inputs[place], Tensor) and value.requires_grad and not value.is_leaf:

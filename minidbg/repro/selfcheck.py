@@ -2,7 +2,7 @@
 
 A failure is compared by exception type and a text pattern; wrong results by tolerances, against eager and against eager in
 float64. ``minidbg.judge`` compares more. A script is announced only when both say that the failure reproduces; for a case
-that these lines cannot show, ``lines_for`` raises NoShortForm, and a standalone script is written.
+that these lines cannot judge, ``lines_for`` raises NoShortForm, and a script is written that shows it and asks minidbg.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minidbg.words.outcome import Kind, Signature
 from minidbg.words.run_spec import CallPath, Context, Level
 from minidbg.words.script_header import EXPRESSION
 
-NAMES = ("run", "check", "compiled", "sharing", "options", "device", "error", "same")
+NAMES = ("run", "check", "compiled", "sharing", "options", "device", "error", "same", "i", "wanted", "got")
 """Global names of these lines, beside those that every script has."""
 PATTERN_WIDTH = 90
 ALWAYS_REGISTERED = ("inductor", "eager", "aot_eager", "aot_eager_decomp_partition")
@@ -46,7 +46,7 @@ CATEGORIES = (*VALUES, "dtype", "shape", "device", "requires_grad", "stride", "a
 
 
 class NoShortForm(MinidbgError):
-    """The repro needs the whole oracle; the message says why."""
+    """The failure needs the whole judge; the message says why."""
 
 
 def lines_for(
@@ -58,11 +58,11 @@ def lines_for(
     ``has_numbers``: there may be plain integers among the inputs. ``lies_oddly``: a plain ``double()`` would lay an input otherwise in memory.
     """
     case = _Judged(header, model, plain_backend, has_numbers)
+    if why := case.beyond_a_few_lines():
+        raise NoShortForm(why)
     case.lies_oddly = lies_oddly
-    needed = {"run": case.needs_run, "compiled": case.is_direct, "check": bool(case.leaf)}
-    text = templates.environment().get_template("judge.py.j2").module
     return {
-        "functions": [getattr(text, name)(case).strip("\n") for name, wanted in needed.items() if wanted],
+        "functions": functions_of(case, check=bool(case.leaf)),
         "test": case.test(),
         "eager": case.judging(case.eager),
         "backend_line": case.backend_line(),
@@ -72,6 +72,29 @@ def lines_for(
         "said": case.said(),
         "searched": case.searched,
     }
+
+
+def lines_that_show(header: Header, *, model: str, plain_backend: str) -> dict[str, Any]:
+    """The variables of ``hands_over.py.j2``: one run in eager and one through the backend; none where that would end the process."""
+    case = _Judged(header, model, plain_backend, has_numbers=True)
+    if case.kind in (Kind.CRASH, Kind.HANG):
+        return {"functions": [], "shown": []}
+    shown = [case.call(case.compiled_model())]
+    if case.leaf:
+        case.category = "whatever"  # no float64 run is asked for
+        both = f"{case.call(case.eager)}, {case.call(case.compiled_model())}"
+        shown = [
+            f"for i, (wanted, got) in enumerate(itertools.zip_longest({both})):",
+            f'    print(f"{case.leaf} {{i}}: eager gives {{wanted}}, the backend gives {{got}}")',
+        ]
+    return {"functions": functions_of(case, check=False), "shown": shown}
+
+
+def functions_of(case: _Judged, *, check: bool) -> list[str]:
+    """The text of the functions that the lines call."""
+    needed = {"run": case.needs_run, "compiled": case.is_direct, "check": check}
+    text = templates.environment().get_template("judge.py.j2").module
+    return [getattr(text, name)(case).strip("\n") for name, wanted in needed.items() if wanted]
 
 
 class _Judged:
@@ -94,16 +117,16 @@ class _Judged:
         if self.kind is Kind.ACCURACY:
             self.leaf, _, self.category = (self.spec.expected.message or "output: float").partition(": ")
             self.category = self.category.partition(" ")[0]
-            if self.category not in CATEGORIES:
-                raise NoShortForm("a result of another structure than eager's needs the whole comparison")
-            if isinstance(self.spec.tolerances, str) and self.compares_values:
-                raise NoShortForm(
-                    f"what {self.spec.tolerances} arithmetic gives is known to the whole comparison only"
-                )
+
+    def beyond_a_few_lines(self) -> str:
+        """Why the failure needs the whole judge; empty where a few lines do."""
+        if self.leaf and self.category not in CATEGORIES:
+            return "a result of another structure than eager's needs the whole comparison"
+        if isinstance(self.spec.tolerances, str) and self.compares_values:
+            return f"what {self.spec.tolerances} arithmetic gives is known to the whole comparison only"
         if self.is_direct and self.has_parameters and self.backward:
-            raise NoShortForm(
-                "gradients of parameters are asked for, and the backend is called without torch.compile"
-            )
+            return "gradients of parameters are asked for, and the backend is called without torch.compile"
+        return ""
 
     @property
     def compares_values(self) -> bool:

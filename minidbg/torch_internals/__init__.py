@@ -2,6 +2,7 @@
 
 from minidbg.torch_internals.aot import *  # noqa: F403
 from minidbg.torch_internals.backends import *  # noqa: F403
+from minidbg.torch_internals.direct import *  # noqa: F403
 from minidbg.torch_internals.dynamo import *  # noqa: F403
 from minidbg.torch_internals.lazy_backward import *  # noqa: F403
 from minidbg.torch_internals.operators import *  # noqa: F403

@@ -380,3 +380,16 @@ def _copied(value: Any) -> Any:
 
 def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     return tuple(value.shape), value.stride(), int(value.storage_offset())
+
+
+@seen("2.11", "2.15")
+def mark_sizes(value: Any, dims: tuple[int, ...]) -> None:
+    """Have dynamo take ``dims`` as symbols and the other dimensions as numbers, also with ``dynamic=True``.
+
+    ``mark_static`` does nothing while dynamo compiles, which a fork of the failing program still does.
+    """
+    for dim in dims:
+        torch._dynamo.maybe_mark_dynamic(value, dim)
+    value._dynamo_static_indices = set(range(value.dim())).difference(dims)
+    if value._base is not None and not dims:  # dynamo makes symbols for a view's base, too
+        value._base._dynamo_static_indices = set(range(value._base.dim()))

@@ -1,15 +1,10 @@
-"""Which tensors have plain memory, where to read the others, and copies that lie in memory as the original does.
-
-Standing alone, since it is also part of repro scripts as text.
-"""
+"""Which tensors have plain memory, where to read the others, and copies that lie in memory as the original does."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-
-# --- embedded from here ---
 
 
 def has_plain_memory(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """What a run may leave behind in its thread, put back: levels of vmap and grad, modes, grad mode, autocast.
 
 A graph holds the calls that open and close them. One that raises in between (in float64, in a mode that changes its answers)
-leaves them open for whatever runs next, the user's program included. Standing alone, since it is also part of repro scripts as text.
+leaves them open for whatever runs next, the user's program included.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-
-# --- embedded from here ---
 
 
 @contextlib.contextmanager

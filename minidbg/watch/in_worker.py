@@ -62,8 +62,9 @@ def judged(script: Mapping[str, Any], spec: RunSpec, device: str) -> dict[str, A
     """Judge a few cases of one op as any other case is judged: one must be as in eager, since each may be a repro's very bug."""
     import torch
 
-    from minidbg.judge.agreement import differ
-    from minidbg.judge.script import judge_script
+    from minidbg.judge.harness import judge
+    from minidbg.judge.script import Script, Unavailable
+    from minidbg.words.outcome import Verdict
     from minidbg.words.run_spec import RunSpec
 
     def inputs(device: str) -> tuple[Any, ...]:
@@ -75,13 +76,14 @@ def judged(script: Mapping[str, Any], spec: RunSpec, device: str) -> dict[str, A
     reason = ""
     plain = RunSpec(spec.backend, level=spec.level, dynamic=None)  # the rest is about the failure
     for op in ops:
-        one_op = {**script, "graph": one_op_model(op), "inputs": inputs, "differ": differ}
-        found = judge_script(one_op, plain, device, None, lambda phase: None)
-        if found["verdict"] == "gone":
-            return {"canary": "passes", "reason": "", "fallback": found["reason"].startswith("fallback:")}
-        if found["verdict"] == "skipped":  # the device has gone, which is no fault of the backend
-            return {"canary": "missing", "reason": found["reason"]}
-        reason = reason or found["message"].partition("\n")[0] or found["reason"]
+        one_op = Script("", {**script, "graph": one_op_model(op), "inputs": inputs}, plain)
+        try:
+            found = judge(one_op.runnable(device), any_failure=True)
+        except Unavailable as missing:  # the device has gone, which is no fault of the backend
+            return {"canary": "missing", "reason": str(missing)}
+        if found.verdict is Verdict.GONE:
+            return {"canary": "passes", "reason": "", "fallback": found.reason.startswith("fallback:")}
+        reason = reason or found.message.partition("\n")[0] or found.reason
     return {"canary": "broken", "reason": reason[:300]}
 
 

@@ -21,7 +21,7 @@ RUN = "MINIDBG__RUN"
 HOOK = Path(__file__).parents[1] / "commands" / "run" / "hook"
 """In front of the program's PYTHONPATH: the folder whose ``sitecustomize`` has those orders followed."""
 JUDGING = "MINIDBG__JUDGING"
-"""The mark. ``judge.harness`` sets it by its name, since its text also stands in scripts without minidbg."""
+"""The mark of a process that judges, or is judging just now."""
 
 
 @dataclass(frozen=True, slots=True)

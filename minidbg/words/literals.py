@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-# --- embedded from here ---
-
 
 class NotALiteral(Exception):
     """``value`` has no source text; ``path`` says where it lies inside what was written."""

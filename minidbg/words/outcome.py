@@ -9,8 +9,6 @@ from typing import Any
 
 from minidbg.words.script_header import same_message
 
-# --- embedded from here ---
-
 
 class Kind(enum.StrEnum):
     """In which way a backend fails.
@@ -68,6 +66,8 @@ EXIT_STATUS: Mapping[Verdict, int] = {
 }
 
 
+OTHERWISE: Mapping[Kind, Verdict] = {Kind.CRASH: Verdict.CRASHED, Kind.HANG: Verdict.TIMEOUT}
+"""The verdict on a failure that is not the expected one, where that is another one than ``changed``."""
 LAYOUT = "output: stride"
 """The message of a signature where nothing but the strides of results differs."""
 
@@ -201,5 +201,4 @@ class Outcome:
             return self
         if expected is None or expected.is_shown_by(self.signature):
             return replace(self, verdict=Verdict.REPRODUCES)
-        dies = {Kind.CRASH: Verdict.CRASHED, Kind.HANG: Verdict.TIMEOUT}
-        return replace(self, verdict=dies.get(self.signature.kind, Verdict.CHANGED))
+        return replace(self, verdict=OTHERWISE.get(self.signature.kind, Verdict.CHANGED))

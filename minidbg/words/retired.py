@@ -18,6 +18,10 @@ SETTINGS = {
 }
 """By the setting's name, in a call, a file, or a variable ``MINIDBG_NAME``."""
 OPTIONS = {
+    ("export", "--standalone"): (
+        "it went: a script judges itself in a few lines, and where they do not do it asks minidbg; 'minidbg export REPRO' "
+        "writes that, and 'minidbg check REPRO' judges any"
+    ),
     ("export", "--template"): f"it went; 'minidbg report REPRO' writes the bug report, and {DATA_INSTEAD}",
 }
 """By command and option; of a short option the long name."""

@@ -15,8 +15,6 @@ from minidbg.words.literals import read_literal, write_literal
 from minidbg.words.outcome import Kind, Signature
 from minidbg.words.script_header import HANG_LIMIT_S
 
-# --- embedded from here ---
-
 DAMAGE = (
     KeyError,
     ValueError,

@@ -14,8 +14,6 @@ DIVIDER = (
 )
 """The line of a script that people need not read beyond."""
 
-# --- embedded from here ---
-
 BLOCK = re.compile(
     r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
 )  # the regular expression of PEP 723

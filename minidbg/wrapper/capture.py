@@ -131,7 +131,7 @@ def reference_to(link: Link, settings: Settings) -> BackendRef:
 def signature(failure: Failure) -> Signature:
     if isinstance(failure.error, AccuracyError):
         return Signature.from_table({"kind": str(Kind.ACCURACY), **failure.error.signature})
-    return Signature.from_table(signature_of(failure.error, str(failure.kind), str(failure.direction)))
+    return signature_of(failure.error, failure.kind, failure.direction)
 
 
 def digest(failure: Failure) -> str:

@@ -15,7 +15,7 @@ from minidbg import backends, torch_internals
 from minidbg.fx.case import symbolic_dims
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import op_name
-from minidbg.judge.direct import compile_directly
+from minidbg.torch_internals import compile_directly
 from minidbg.words.errors import ConflictingOptions
 from minidbg.words.run_spec import BackendRef, CompiledFn, CompilerFn, Level, RunSpec
 

@@ -112,7 +112,7 @@ def test_another_failure_is_told_apart_and_skipped_by_git_bisect(tmp_path, elsew
         (None, ("--no-such-option",), "no-such-option"),
     ],
 )
-@pytest.mark.parametrize("form", [Form.SHORT, Form.STANDALONE])
+@pytest.mark.parametrize("form", [Form.SHORT, Form.HANDS_OVER])
 def test_what_cannot_be_judged_here_is_125(tmp_path, elsewhere, backend, arguments, why, form):
     script = write(relu_case(backend=backend) if backend else relu_case(), tmp_path / "r.py", form)
     for command in ((script, *arguments), (JUDGE_SCRIPT, script, *arguments)):
@@ -121,7 +121,7 @@ def test_what_cannot_be_judged_here_is_125(tmp_path, elsewhere, backend, argumen
         assert why in said + erred
 
 
-@pytest.mark.parametrize("form", [Form.SHORT, Form.STANDALONE])
+@pytest.mark.parametrize("form", [Form.SHORT, Form.HANDS_OVER])
 def test_without_torch_nothing_is_judged(tmp_path, elsewhere, form):
     """``python -S`` finds no installed package; status 1 would mean that the failure reproduces."""
     script = write(relu_case(), tmp_path / "r.py", form)
@@ -131,9 +131,12 @@ def test_without_torch_nothing_is_judged(tmp_path, elsewhere, form):
 
 
 def test_a_torch_without_a_private_name_of_the_judge_is_125(tmp_path, elsewhere):
-    script = write(relu_case(), tmp_path / "r.py", Form.STANDALONE)
-    script.write_text(script.read_text().replace("import lookup_backend", "import lookup_backend_"))
-    assert ended(script, cwd=elsewhere)[0] == 125
+    script = write(relu_case(), tmp_path / "r.py", Form.CAPTURE)
+    lacks = "import torch._dynamo.backends.registry as registry\ndel registry.lookup_backend\n"
+    script.write_text(script.read_text().replace("import torch\n", f"import torch\n{lacks}", 1))
+    status, said, erred = ended(JUDGE_SCRIPT, script, cwd=elsewhere)
+    assert (status, said) == (125, "")
+    assert "lookup_backend" in erred
 
 
 def test_a_capture_says_that_it_judges_nothing(tmp_path, elsewhere):

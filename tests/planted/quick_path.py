@@ -66,7 +66,7 @@ def judge_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) ->
     """What the installed judge says of the script at ``path``."""
 
     def in_child() -> object:
-        return outcome_of(command.with_judge(command.definitions_of(str(path)), str(path)))
+        return outcome_of(command.script_of(command.definitions_of(str(path)), str(path))).to_json()
 
     done = workers.call_in_fork(in_child, seconds=seconds)
     if not done.answered:

@@ -12,7 +12,6 @@ from minidbg.judge.harness import first_lines
 from minidbg.judge.signature import signature_of
 from minidbg.repro import selfcheck
 from minidbg.repro.header import Header, header_of, write_lines
-from minidbg.words.outcome import Signature
 
 PIECES = st.sampled_from(
     ["error: ", "x.cpp:3:7: ", "Fehler: ", "'", "\u2018", "\u00ab\u00a0", "\x1b[31m", "\x1b[m", "\x1b", "\x00", "\t", "\n", "\r\n", "  ",
@@ -23,7 +22,7 @@ MESSAGES = st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join)
 
 
 def header_of_failure(error: BaseException, message: str) -> Header:
-    signature = Signature.from_table(signature_of(error, "compile"))
+    signature = signature_of(error, "compile")
     table = {"schema": 1, "kind": "compile", "backend": "x", "signature": signature.to_table()}
     text = "\n".join(f"# {line}" for line in ["[tool.minidbg]", *write_lines(table)])
     header = header_of(f"# /// script\n{text}\n# ///\n", "x.py")

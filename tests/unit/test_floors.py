@@ -33,15 +33,6 @@ FLOORS = {
 }
 """The picture that ``ls minidbg`` is, from below. Rooms of one floor do not see each other."""
 
-# The judge's files are text that a standalone script carries, so they cannot import torch_internals.
-MAY_NAME_PRIVATE_TORCH = {
-    "judge/harness.py",
-    "judge/direct.py",
-    "judge/compare.py",
-    "judge/undefined.py",
-}
-
-
 # What they need of torch is imported late, in the child: it goes when one forkserver is handed its preparation by name.
 WORKERS_THAT_KNOW_TORCH = {"workers/fork.py", "workers/server.py", "workers/forkserver.py"}
 
@@ -102,7 +93,7 @@ def is_private_torch(name: str) -> bool:
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_private_torch_names_live_in_one_room(path: Path) -> None:
-    if room_of(path) == "torch_internals" or str(path.relative_to(PACKAGE)) in MAY_NAME_PRIVATE_TORCH:
+    if room_of(path) == "torch_internals":
         pytest.skip("this module is where private names may be")
     named = [f"line {line}: {name}" for line, name in imported_modules(path) if is_private_torch(name)]
     for node in ast.walk(ast.parse(path.read_text())):
@@ -134,7 +125,7 @@ STARTS = {
     "commands/demo/show.py": "the demo's repro, as a person runs it",
     "commands/doctor.py": "a C++ compiler",
     "commands/run/launch.py": "the user's program",
-    "judge/child.py": "a script that may die judges itself in a child; its text stands in scripts without minidbg",
+    "judge/child.py": "what may die is judged in a child, also where nothing of ours but the judge is",
     "python_text/modules.py": "git",
     "repro/running.py": "another Python, with a torch of its own",
     "watch/bisecting.py": "git",

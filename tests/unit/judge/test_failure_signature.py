@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from minidbg.judge.signature import function_name, signature_of, stable_message
-from minidbg.words.outcome import Signature
+from minidbg.words.outcome import Direction, Kind, Signature
 
 
 def raised(function: Callable[[], Any]) -> BaseException:
@@ -113,9 +114,9 @@ def test_lowering_errors_keep_the_target_and_lose_the_arguments() -> None:
         signature_of(raised(lambda name=name: inductor.lower(name)), "compile") for name in ("buf2", "buf95")
     )
     assert one == two
-    assert one["types"] == ["torch._inductor.exc.LoweringException", "AssertionError"]
-    assert one["message"] == "max not supported target: aten.cumsum.default"
-    assert one["frames"] == ["torch._inductor.exc:lower"]
+    assert one.types == ("torch._inductor.exc.LoweringException", "AssertionError")
+    assert one.message == "max not supported target: aten.cumsum.default"
+    assert one.frames == ("torch._inductor.exc:lower",)
 
 
 def test_chain_follows_causes_and_leaves_dynamo_out() -> None:
@@ -127,15 +128,15 @@ def test_chain_follows_causes_and_leaves_dynamo_out() -> None:
     inner = ValueError("lowering failed")
     inner.__cause__ = KeyError("buf1")
     table = signature_of(dynamo.BackendCompilerFailed(inner))
-    assert table["types"] == ["ValueError", "KeyError"]
-    assert table["message"] == "lowering failed"
-    assert table["kind"] == "compile"
+    assert table.types == ("ValueError", "KeyError")
+    assert table.message == "lowering failed"
+    assert table.kind == "compile"
 
 
 def test_chain_that_bites_its_tail_ends() -> None:
     one, two = ValueError("a"), ValueError("b")
     one.__cause__, two.__cause__ = two, one
-    assert signature_of(one, "runtime")["types"] == ["ValueError", "ValueError"]
+    assert signature_of(one, "runtime").types == ("ValueError", "ValueError")
 
 
 def test_frames_are_the_backends_and_not_the_carriers() -> None:
@@ -144,7 +145,7 @@ def test_frames_are_the_backends_and_not_the_carriers() -> None:
     outer = in_module("minidbg.wrapper", "def call(run, lower, fail): run(lower, fail)\n")
     deep = in_module("acme.ops", "def fail(): raise ValueError('x')\n")
     table = signature_of(raised(lambda: outer.call(fx.run, backend.lower, deep.fail)), "compile")
-    assert table["frames"] == ["acme.ops:fail", "acme.lowering:lower"]
+    assert table.frames == ("acme.ops:fail", "acme.lowering:lower")
 
 
 def test_frames_above_the_call_of_the_backend_do_not_count() -> None:
@@ -152,7 +153,7 @@ def test_frames_above_the_call_of_the_backend_do_not_count() -> None:
     backend = in_module("acme.lowering", "def lower(): raise ValueError('x')\n")
     user = in_module("train", "def step(call, backend): call(backend)\n")
     table = signature_of(raised(lambda: user.step(dynamo.call_user_compiler, backend.lower)))
-    assert (table["kind"], table["frames"]) == ("compile", ["acme.lowering:lower"])
+    assert (table.kind, table.frames) == ("compile", ("acme.lowering:lower",))
 
 
 def test_generated_code_and_scripts_loaded_by_path_have_one_name() -> None:
@@ -163,8 +164,8 @@ def test_generated_code_and_scripts_loaded_by_path_have_one_name() -> None:
     script.Odd.__module__ = "train_0a1b2c3d"
     kernel.boom = script.boom
     table = signature_of(raised(kernel.Runner().call), "runtime")
-    assert table["frames"][:2] == ["<script>:boom", "<generated>:call"]
-    assert table["types"] == ["<script>.Odd"]
+    assert table.frames[:2] == ("<script>:boom", "<generated>:call")
+    assert table.types == ("<script>.Odd",)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_generated_code_and_scripts_loaded_by_path_have_one_name() -> None:
 )
 def test_a_message_is_the_same_whatever_its_symbolic_sizes_are(one: str, other: str, same: bool) -> None:
     tables = [signature_of(TypeError(text), "compile") for text in (one, other)]
-    first, second = map(Signature.from_table, tables)
+    first, second = tables
     assert first.matches(second) is second.matches(first) is same
     assert first.is_shown_by(second) is same
 
@@ -194,14 +195,14 @@ def test_a_device_in_error_tells_no_frames_since_whichever_call_came_next_raises
 
     first, second = (signature_of(raised(call)) for call in (one_call, another))
     assert first == second
-    assert first["types"] == ["torch.AcceleratorError"]
+    assert first.types == ("torch.AcceleratorError",)
 
 
 def test_recursion_has_no_frames_since_its_end_is_chance() -> None:
     def forever() -> None:
         forever()
 
-    assert signature_of(raised(forever), "compile")["frames"] == []
+    assert signature_of(raised(forever), "compile").frames == ()
 
 
 @pytest.mark.parametrize(
@@ -219,8 +220,9 @@ def test_function_names_are_the_same_in_every_python(qualified: str, expected: s
 
 
 def test_signature_is_plain_and_read_back_by_the_package() -> None:
-    table = signature_of(raised(lambda: [][3]), "runtime", "backward")
-    assert Signature.from_table(table).to_table() == table
+    found = signature_of(raised(lambda: [][3]), "runtime", "backward")
+    assert (found.kind, found.direction) == (Kind.RUNTIME, Direction.BACKWARD)
+    assert Signature.from_table(json.loads(json.dumps(found.to_table()))) == found
 
 
 def test_exceptions_with_hostile_text_are_only_text() -> None:
@@ -229,9 +231,9 @@ def test_exceptions_with_hostile_text_are_only_text() -> None:
             return "\x00\x1b]0;title\x07 \ud800 '''\n# ///"
 
     table = signature_of(raised(lambda: (_ for _ in ()).throw(Odd())), "compile")
-    assert "\x1b" not in table["message"]
-    assert "\x00" not in table["message"]
-    table["message"].encode()
+    assert "\x1b" not in table.message
+    assert "\x00" not in table.message
+    table.message.encode()
 
 
 def test_exception_whose_text_cannot_be_had_still_has_a_signature() -> None:
@@ -240,8 +242,8 @@ def test_exception_whose_text_cannot_be_had_still_has_a_signature() -> None:
             raise RuntimeError("no text")
 
     table = signature_of(raised(lambda: (_ for _ in ()).throw(Broken())), "compile")
-    assert table["types"][0].endswith("Broken")
-    assert table["message"] == ""
+    assert table.types[0].endswith("Broken")
+    assert table.message == ""
 
 
 def test_module_imports_the_standard_library_only() -> None:
@@ -254,5 +256,5 @@ def test_module_imports_the_standard_library_only() -> None:
 
 def test_a_compiler_that_says_the_same_of_each_loop_has_said_it_once() -> None:
     said = "k.cpp:4:1: error: 'foo' was not declared\n"
-    one, two = (signature_of(RuntimeError(text), "compile")["message"] for text in (said, said * 2))
+    one, two = (signature_of(RuntimeError(text), "compile").message for text in (said, said * 2))
     assert one == two

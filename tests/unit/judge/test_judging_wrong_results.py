@@ -16,7 +16,7 @@ from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge import harness
-from minidbg.judge.agreement import differ, margin_for
+from minidbg.judge.agreement import margin_for
 from minidbg.words.outcome import LAYOUT, Direction, Kind, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 
@@ -84,9 +84,10 @@ def test_a_backend_that_gives_the_graph_back_is_no_pass(case_of: MakeCase) -> No
 
 def test_what_eager_itself_draws_anew_is_said_to_be_unjudged() -> None:
     graph, inputs = capture_by_dynamo(lambda x: (torch.rand_like(x), x + 1), (torch.ones(3, 4),))
-    found = harness.attempt(lambda: graph, lambda: inputs, planted.other_random_numbers, ANY, differ=differ)
-    assert found["verdict"] == "gone"
-    assert found["reason"] == "output 0 is not judged: eager differs from itself"
+    program = harness.Runnable(lambda: graph, lambda: inputs, planted.other_random_numbers, ANY)
+    found = harness.judge(program, any_failure=True)
+    assert found.verdict is Verdict.GONE
+    assert found.reason == "output 0 is not judged: eager differs from itself"
 
 
 def test_models_and_inputs_are_made_outside_the_modes_of_the_run() -> None:
@@ -109,7 +110,7 @@ def test_models_and_inputs_are_made_outside_the_modes_of_the_run() -> None:
         default_dtype="torch.float64", inference=True, autocast=(("cpu", "torch.bfloat16", True),)
     )
     spec = replace(ANY, call=CallPath.DIRECT, context=context)
-    harness.attempt(Looks, make_inputs, gives_it_back, spec)
+    harness.judge(harness.Runnable(Looks, make_inputs, gives_it_back, spec))
     assert seen[:2] == [(torch.float32, False, False), (torch.float64, True, True)]
 
 
@@ -118,9 +119,9 @@ def test_values_that_are_not_beside_the_script_are_skipped(error: Exception) -> 
     def make_inputs() -> tuple[Any, ...]:
         raise error
 
-    found = harness.attempt(torch.nn.Identity, make_inputs, "eager", ANY)
-    assert found["verdict"] == "skipped"
-    assert str(error) in found["reason"]
+    found = harness.judge(harness.Runnable(torch.nn.Identity, make_inputs, "eager", ANY))
+    assert found.verdict is Verdict.SKIPPED
+    assert str(error) in found.reason
 
 
 def test_gradients_begin_with_the_same_cotangents_whatever_the_seed() -> None:

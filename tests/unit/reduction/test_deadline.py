@@ -115,7 +115,7 @@ def test_the_verification_has_its_share_of_the_budget(
 def test_what_the_budget_does_not_let_verify_is_not_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script that is cut off is no hang, and says nothing about the script: no further form is tried, and none standalone."""
+    """A script that is cut off is no hang, and says nothing about the script: no further form is tried."""
     written = reduced_in(world := World(question_s=1.0, script_s=5.0), tmp_path, monkeypatch)
     assert written.path is None
     assert written.line.endswith("not verified: budget of 8 s")
@@ -132,7 +132,7 @@ def test_a_judge_in_time_and_a_script_by_itself_too_late_are_no_verification(
 ) -> None:
     written = reduced_in(world := World(question_s=1.0, script_s=2.0), tmp_path, monkeypatch)
     assert written.path is None
-    assert len(world.runs) == 2, "none in standalone form: nothing was seen against the short one"
+    assert len(world.runs) == 2, "no other form: nothing was seen against the short one"
     assert world.now <= BUDGET_S
 
 

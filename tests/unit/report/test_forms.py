@@ -33,27 +33,16 @@ def edited(repro: Path, old: str, new: str) -> Story:
 
 
 def test_an_old_repro_is_written_anew_short_and_runs(story: Story) -> None:
-    form = forms.rewritten(story, standalone=False)
+    form = forms.rewritten(story)
     assert form.complaint == ""
     assert "class Repro" in form.text
     assert len(form.text.splitlines()) < 80
 
 
 @pytest.mark.slow
-def test_the_standalone_form_judges_by_itself(story: Story, tmp_path: Path) -> None:
-    form = forms.rewritten(story, standalone=True)
-    assert (form.complaint, form.name) == ("", "compile_relu_aaaaaa_standalone.py")
-    assert "def is_shown_by" in form.text
-    script = tmp_path / form.name
-    script.write_text(form.text)
-    done = python(script, "--json", timeout=120)
-    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "reproduces")
-
-
-@pytest.mark.slow
 def test_the_repro_fails_in_pytest_while_the_bug_is_there(story: Story, tmp_path: Path) -> None:
     test = tmp_path / "test_it.py"
-    test.write_text(forms.rewritten(story, standalone=False).text)
+    test.write_text(forms.rewritten(story).text)
     done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", test, cwd=tmp_path, timeout=120)
     assert done.returncode == 1
     assert "ValueError: no kernel for relu" in done.stdout
@@ -61,7 +50,7 @@ def test_the_repro_fails_in_pytest_while_the_bug_is_there(story: Story, tmp_path
 
 def test_a_form_that_does_not_fail_is_never_handed_out_without_a_word(repro: Path) -> None:
     story = edited(repro, "if node.target is torch.relu:", "if node.target is torch.sigmoid:")
-    assert "did not show its failure" in forms.rewritten(story, standalone=False).complaint
+    assert "did not show its failure" in forms.rewritten(story).complaint
 
 
 def test_modes_options_and_dynamic_shapes_are_in_the_short_form(repro: Path) -> None:
@@ -70,7 +59,7 @@ def test_modes_options_and_dynamic_shapes_are_in_the_short_form(repro: Path) -> 
         '# autocast = [["cpu", "torch.bfloat16", true]]\n# deterministic = true\n'
     )
     story = edited(repro, "# dynamic = false\n", modes)
-    text = forms.rewritten(story, standalone=False, run=False).text
+    text = forms.rewritten(story, run=False).text
     assert 'dynamic=True, mode="reduce-overhead"' in text
     assert 'with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):' in text
     assert "torch.use_deterministic_algorithms(True)" in text
@@ -97,7 +86,7 @@ def test_a_report_tells_what_other_stages_do(repro: Path) -> None:
 def test_a_report_is_run_asks_other_backends_and_has_the_versions(
     repro: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    repro.write_text(forms.rewritten(story_of(repro), standalone=False).text)
+    repro.write_text(forms.rewritten(story_of(repro)).text)
     with pytest.raises(SystemExit):
         commands.main(["report", str(repro), "--json"])
     told = json.loads(capsys.readouterr().out)

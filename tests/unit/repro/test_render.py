@@ -70,11 +70,13 @@ def test_a_repro_of_wrong_results_has_at_most_120_lines(make_case):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_a_script_never_names_minidbg_in_its_code(make_case, form):
+def test_a_script_never_names_minidbg_in_its_code_unless_it_asks_for_the_verdict(make_case, form):
     tree = ast.parse(render(make_case(), form).text)
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    named = [line for line in imports if "minidbg" in line]
+    asks = ["from minidbg.judge.command import check_with_pytest", "from minidbg.judge.command import main"]
     assert imports
-    assert not any("minidbg" in ast.unparse(node) for node in imports)
+    assert sorted(named) == (asks if form is Form.HANDS_OVER else [])
 
 
 def test_options_and_config_are_written_so_that_they_are_read(make_case):
@@ -85,12 +87,11 @@ def test_options_and_config_are_written_so_that_they_are_read(make_case):
     assert ast.literal_eval(options) == {"a": (1, None), "b": 'x"y'}
 
 
-def test_a_definition_that_the_judge_would_overwrite_is_used_by_another_name(make_case, tmp_path):
-    backend = BackendRef("main", "main", embedded="def main(gm, example_inputs):\n    return gm.forward\n")
-    path = write(make_case(backend=backend), tmp_path / "script.py", Form.STANDALONE)
+def test_a_definition_that_the_script_would_overwrite_is_used_by_another_name(make_case, tmp_path):
+    backend = BackendRef("check", "check", embedded="def check(gm, example_inputs):\n    return gm.forward\n")
+    path = write(make_case(backend=backend), tmp_path / "script.py", Form.CAPTURE)
     namespace = runpy.run_path(str(path), run_name="script")
-    found = namespace["backend"]()
-    assert found is namespace["main_"] is not namespace["main"]
+    assert namespace["backend"]() is namespace["check_"]
 
 
 def test_text_that_is_no_python_is_refused(make_case):
@@ -153,7 +154,7 @@ def test_values_beyond_the_limit_are_refused(make_case):
     assert render(case, value_limit_bytes=0)
 
 
-@pytest.mark.parametrize("form", [Form.SHORT, Form.STANDALONE])
+@pytest.mark.parametrize("form", [Form.SHORT, Form.HANDS_OVER])
 @pytest.mark.parametrize("call", CallPath)
 @pytest.mark.parametrize("kind", Kind)
 def test_every_script_can_be_imported(make_case, tmp_path, kind, call, form):

@@ -75,7 +75,7 @@ def test_a_compiler_s_error_is_told_in_every_locale(locale, make_case):
     """g++ quotes names otherwise in each locale, colours what it says, and has it translated."""
     error, same = compile_error(locale, "tmp5"), compile_error(locale, "tmp71", "b.cpp")
     others = [compile_error(locale, "kernel"), compile_error("C", "tmp5"), CppCompileError("no g++ here")]
-    signature = Signature.from_table(signature_of(error, "compile"))
+    signature = signature_of(error, "compile")
     said = first_lines(error)
     (line,) = meaningful_lines(said)
     assert "tmp5" in line
@@ -87,14 +87,14 @@ def test_a_compiler_s_error_is_told_in_every_locale(locale, make_case):
     for other in others:
         is_same = locale in english and str(other) == str(compile_error("C", "tmp5"))
         assert script_recognises(text, other) is is_same
-        found = [Signature.from_table(signature_of(one, "compile")) for one in (error, other)]
+        found = [signature_of(one, "compile") for one in (error, other)]
         assert found[0].is_shown_by(found[1]) is is_same
 
 
 def test_another_face_of_a_failure_is_recognised_by_what_its_signature_kept(make_case):
     first, second = ValueError("no relu"), compile_error("C.UTF-8", "/a/b/tmp5")
-    signature = Signature.from_table(signature_of(first, "compile"))
-    both = replace(signature, others=(Signature.from_table(signature_of(second, "compile")),))
+    signature = signature_of(first, "compile")
+    both = replace(signature, others=(signature_of(second, "compile"),))
     text = render(make_case(signature=both, provenance=Provenance(message="ValueError: no relu"))).text
     assert script_recognises(text, first)
     assert script_recognises(text, second)

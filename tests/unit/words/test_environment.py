@@ -108,7 +108,7 @@ READERS = {"several_ranks", "from_environment", "eager_fails_too", "allowed_envi
 
 EXCEPTIONS = {
     "words/environment.py": "the one room",
-    "judge/child.py": "its text stands in scripts without minidbg; its child judges in the environment of the one that started it",
+    "judge/child.py": "its child judges in the environment of the one that started it",
     "workers/server.py": "a run becomes its script, in the environment that the pool has made for it",
 }
 

@@ -18,7 +18,6 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != RECORD]
 
 HOLDERS = {
     "words/script_header.py": "takes the table out of the script's text",
-    "judge/script.py": "hands it to from_table",
     "judge/command.py": "hands it to from_table",
     "repro/header.py": "what a header has beside the record: schema, expect, nodes, stages",
     "watch/repros.py": "the same, and what people write: owner, issue, muted",

@@ -1,9 +1,8 @@
-"""The judge as text in a script: it stands alone, prints the verdict first, and never exits 1 by accident."""
+"""The installed judge of a script: it prints the verdict first, and never exits 1 by accident."""
 
 from __future__ import annotations
 
-import ast
-import importlib.util
+import gc
 import json
 import os
 import re
@@ -15,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from minidbg.judge import script as module_form
-from minidbg.judge.embed import harness_imports, harness_names, harness_source
+from minidbg.judge import command
 from minidbg.judge.harness import failure
 from minidbg.words.outcome import EXIT_STATUS, Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, CallPath, RunSpec
@@ -57,17 +55,14 @@ def write_script(tmp_path: Path) -> WriteScript:
     ) -> Path:
         table = f'[tool.minidbg]\nkind = "{kind}"\nbackend = "{backend}"\ncall = "{call}"\n{header}'
         lines = "\n".join("# " + line if line else "#" for line in table.splitlines())
-        imports = "\n".join(line for line in harness_imports(kind, call) if "__future__" not in line)
-        future = "from __future__ import annotations\n"
         function = (
             function
             or f"def backend():\n    import planted_backends\n    return planted_backends.{backend}\n"
         )
         text = (
-            f"{future}import torch\n{imports}\n{function}\n{model or (GRAPH if call == 'direct' else MODEL)}\n{inputs}\n"
-            f"# /// script\n{lines}\n# ///\n{harness_source(kind, call)}\n"
-            "def test_repro():\n    check_with_pytest(globals())\n\n"
-            "if __name__ == '__main__':\n    sys.exit(main(globals()))\n"
+            f"import torch\n{function}\n{model or (GRAPH if call == 'direct' else MODEL)}\n{inputs}\n"
+            f"# /// script\n{lines}\n# ///\n"
+            "def test_repro():\n    from minidbg.judge.command import check_with_pytest\n    check_with_pytest(__file__)\n"
         )
         path = tmp_path / f"{backend}_{kind}.py"
         path.write_text(text)
@@ -76,63 +71,18 @@ def write_script(tmp_path: Path) -> WriteScript:
     return write
 
 
-def loaded(path: Path) -> dict[str, Any]:
-    """The script's globals, its main block not run."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return vars(module)
+@pytest.fixture(autouse=True)
+def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command is run in this process, and is made for one of its own."""
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def run_here(path: Path, *arguments: str) -> int:
-    script = loaded(path)
     try:
-        return int(script["main"](script, list(arguments)))
+        return command.main([str(path), *arguments])
     except SystemExit as end:
         return int(str(end.code))
-
-
-ALL_FORMS = [(str(kind), str(call)) for kind in Kind for call in CallPath]
-
-
-@pytest.mark.parametrize(("kind", "call"), ALL_FORMS)
-def test_text_needs_nothing_but_torch_and_the_standard_library(kind: str, call: str) -> None:
-    text = harness_source(kind, call)
-    compile(text, "harness", "exec")
-    imports = ast.parse("\n".join(harness_imports(kind, call)))
-    for node in ast.walk(imports):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            name = getattr(node, "module", None) or node.names[0].name
-            assert name.partition(".")[0] in {"torch", "__future__", *sys.stdlib_module_names}
-    assert "import minidbg" not in text
-    assert "from minidbg" not in text
-
-
-@pytest.mark.parametrize(("kind", "call"), ALL_FORMS)
-def test_text_defines_every_name_that_it_uses(kind: str, call: str) -> None:
-    import builtins
-    import symtable
-
-    text = "\n".join([*harness_imports(kind, call), harness_source(kind, call)])
-    known = set(harness_names(kind)) | set(dir(builtins)) | {"__file__", "__name__"}
-    wanted: set[str] = set()
-
-    def visit(table: symtable.SymbolTable) -> None:
-        for symbol in table.get_symbols():
-            if symbol.is_global() and symbol.is_referenced():
-                wanted.add(symbol.get_name())
-        for child in table.get_children():
-            visit(child)
-
-    visit(symtable.symtable(text.replace("from __future__ import annotations\n", ""), "harness", "exec"))
-    missing = wanted - known
-    assert missing <= ({"compile_directly"} if call == "torch.compile" else set())
-
-
-def test_text_says_nothing_to_linters() -> None:
-    assert "noqa" not in harness_source("crash")
-    assert "type: ignore" not in harness_source("accuracy")
 
 
 @pytest.mark.parametrize("call", list(CallPath))
@@ -215,7 +165,6 @@ def test_another_backend_can_be_asked(write_script: WriteScript, capfd: Any) -> 
         ({}, ("--device", "acme"), "skipped: .*acme"),
         ({"model": MODEL.replace("torch.relu(x)", "x @ x")}, (), ".*eager itself"),
         ({"inputs": "def inputs(device='cpu'):\n    raise OSError('no tensors')\n"}, (), ".*no tensors"),
-        ({"header": "this is no toml\n"}, (), ".*the script itself failed"),
     ],
 )
 def test_what_is_not_here_or_proves_nothing_exits_with_125(
@@ -225,16 +174,24 @@ def test_what_is_not_here_or_proves_nothing_exits_with_125(
     assert re.match(said, capfd.readouterr().out.splitlines()[0])
 
 
+def test_a_damaged_header_is_told_with_the_scripts_name(write_script: WriteScript, capfd: Any) -> None:
+    path = write_script("raises_on_relu", header="this is no toml\n")
+    assert run_here(path) == 125
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"{path}: ")
+
+
 @pytest.mark.parametrize("argument", ["--no-such-option", "--device", "extra"])
 def test_usage_errors_exit_with_125(write_script: WriteScript, argument: str) -> None:
     assert run_here(write_script("raises_on_relu"), argument) == 125
 
 
 def test_as_a_pytest_module_it_passes_when_gone(write_script: WriteScript) -> None:
-    loaded(write_script("returns_gm_forward"))["test_repro"]()
+    command.check_with_pytest(str(write_script("returns_gm_forward")))
     for backend, error in (("raises_on_relu", pytest.fail.Exception), ("acme", pytest.skip.Exception)):
         with pytest.raises(error):
-            loaded(write_script(backend))["test_repro"]()
+            command.check_with_pytest(str(write_script(backend)))
 
 
 def test_wrong_values_reproduce_in_a_script(write_script: WriteScript, capfd: Any) -> None:
@@ -287,8 +244,8 @@ def test_a_bug_reproduces_where_a_lower_precision_is_allowed(write_script: Write
     assert "the backend's 1, eager's in bfloat16 0.00" in capfd.readouterr().out
 
 
-def test_statuses_are_the_packages_and_below_128() -> None:
-    assert {Verdict(name): status for name, status in module_form.EXIT_STATUS.items()} == dict(EXIT_STATUS)
+def test_statuses_are_below_128() -> None:
+    assert set(EXIT_STATUS) == set(Verdict)
     assert max(EXIT_STATUS.values()) < 128
 
 
@@ -301,12 +258,12 @@ SIGNATURES = [
 ]
 
 
-def test_script_and_package_agree_on_what_is_the_same_failure() -> None:
+def test_a_judged_run_and_its_outcome_agree_on_what_is_the_same_failure() -> None:
     for expected in SIGNATURES:
         for found in SIGNATURES:
             package = Outcome(Verdict.CHANGED, signature=found).judged_against(expected).verdict
             spec = RunSpec(BackendRef("b", "b"), signature=expected)
-            assert failure(found.to_table(), spec, "")["verdict"] == str(package)
+            assert failure(found, spec, "").verdict is package
             if expected.kind not in (Kind.CRASH, Kind.HANG):
                 assert expected.is_shown_by(found) == expected.matches(found)
 
@@ -345,7 +302,7 @@ def test_dangerous_scripts_live_to_tell_the_verdict(
     header = (
         f'time_limit_s = 6\n[tool.minidbg.signature]\nkind = "{kind}"\n' if kind in ("crash", "hang") else ""
     )
-    done = run_there(write_script(backend, kind=kind, header=header))
+    done = run_there(command.JUDGE_SCRIPT, write_script(backend, kind=kind, header=header))
     assert done.returncode == status, done.stderr
     assert words in done.stdout.splitlines()[0]
     assert "Traceback" not in done.stdout
@@ -354,7 +311,7 @@ def test_dangerous_scripts_live_to_tell_the_verdict(
 @pytest.mark.slow
 def test_model_that_dies_in_eager_is_invalid(write_script: WriteScript) -> None:
     model = MODEL.replace("return (torch.relu(x),)", "__import__('ctypes').string_at(0)")
-    done = run_there(write_script("segfaults_on_relu", kind="crash", model=model))
+    done = run_there(command.JUDGE_SCRIPT, write_script("segfaults_on_relu", kind="crash", model=model))
     assert done.returncode == 125
     assert done.stdout.startswith("invalid: eager itself died (SIGSEGV)")
 

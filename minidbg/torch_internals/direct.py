@@ -1,4 +1,4 @@
-"""Calling a backend without dynamo. Embedded in standalone scripts whose graph dynamo would change on the way."""
+"""Calling a backend without dynamo, which would change some graphs on the way."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import contextlib
 from typing import Any
 
 import torch
-from torch._dynamo.source import LocalSource
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
+from minidbg.torch_internals.private_names import seen
 from minidbg.words.run_spec import Level, RunSpec
 
-# --- embedded from here ---
 
-
+@seen("2.11", "2.15")
 def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], spec: RunSpec) -> Any:
     """What ``compiler`` makes of the graph, handed over as dynamo would; it may write to the graph."""
+    from torch._guards import TracingContext, tracing
+
     if spec.level is Level.ATEN:
         return compile_as_aot_autograd_does(compiler, graph_module, inputs, spec)
     given = [spec.backend.mode, dict(spec.backend.options) or None, spec.dynamic]
@@ -45,10 +41,15 @@ def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], 
     return call_compiled
 
 
+@seen("2.11", "2.15")
 def compile_as_aot_autograd_does(
     compiler: Any, graph_module: Any, inputs: tuple[Any, ...], spec: RunSpec
 ) -> Any:
     """``compiler(gm, fake_inputs)``: each node knows its fake value, and what comes back may want its inputs boxed."""
+    from torch._guards import TracingContext, tracing
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+    from torch.fx.passes.shape_prop import _extract_tensor_metadata
+
     dims = spec.dynamic_dims or ((),) * len(inputs)
     fake_mode, fakes = with_symbolic_sizes(inputs, dims, numbers=bool(spec.dynamic))
     with torch.no_grad():
@@ -65,6 +66,7 @@ def compile_as_aot_autograd_does(
     return call_compiled
 
 
+@seen("2.11", "2.15")
 def with_symbolic_sizes(
     inputs: tuple[Any, ...], dynamic_dims: tuple[tuple[int, ...], ...], numbers: bool = True
 ) -> tuple[Any, list[Any]]:
@@ -72,6 +74,10 @@ def with_symbolic_sizes(
 
     Without dynamo, backends take real inputs for static ones, and a bug that needs symbols would be gone.
     """
+    from torch._dynamo.source import LocalSource
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
     fake_mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     shapes: Any = fake_mode.shape_env
     fakes = []
