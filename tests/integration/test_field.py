@@ -17,13 +17,13 @@ DOZEN = [
 
 
 def rows_of(folder: Path, *arguments: str) -> list[dict[str, object]]:
-    done = python(FIELD, *arguments, "--json", folder / "rows.jsonl", cwd=folder, timeout=580)
+    done = python(FIELD, *arguments, "--json", folder / "rows.jsonl", cwd=folder, timeout=880)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("backend", "modes", "models"),
     [
@@ -39,7 +39,7 @@ def test_models_run_in_silence_with_the_same_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_bugs_planted_into_models_are_found(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, "--backends", "aot_eager", "--modes", "train", "--plant", "--models", *DOZEN[:8])
     assert (
