@@ -31,7 +31,7 @@ RUN = click.option("--run/--no-run", default=True, help="Run it first, to be sur
 @click.option(
     "--html",
     type=FILE,
-    help="Write a page that stands alone: the graph, the reduction's course, the history.",
+    help="Write a page that stands alone: what became of each node of the graph, the reduction's course, the history.",
 )
 @click.option(
     "--errors",
@@ -50,7 +50,7 @@ def show(repro: Path, html: Path | None, errors: bool, body: bool, as_json: bool
     from minidbg import report
 
     if errors and html is None:
-        raise click.UsageError("--errors draws on a page; give --html FILE too")
+        raise click.UsageError("--errors has its bars on a page; give --html FILE too")
     story = report.story_of(repro_named(repro))
     if html is not None:
         write_page(story, html, errors=errors, body_only=body)

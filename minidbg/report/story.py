@@ -14,11 +14,12 @@ from typing import Any
 from minidbg import repro
 from minidbg.history import NAME, DamagedHistory, Flip, History, ReproState, Result
 from minidbg.reduction.stages import StageReport, stages_of
-from minidbg.report.drawn_graph import read_graph
+from minidbg.report.marked_nodes import left_in
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.known_workaround import best_of
 from minidbg.repro.loading import Parts, read_parts
+from minidbg.source.node_list import without_nodes
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.run_spec import Provenance
 from minidbg.words.text import display_path, moment, plural
@@ -108,7 +109,7 @@ class Story:
             "reduced": story.reduced,
             "nodes": self.header.nodes,
             "nodes_before": story.nodes,
-            "inputs": sum(node.is_input for node in read_graph(self.parts.model)),
+            "inputs": len(left_in(self.parts.model).inputs),
             "inputs_before": story.inputs,
             "certified": story.certified,
             "oracle_calls": story.oracle_calls,
@@ -140,7 +141,7 @@ def taken(record: object, *names: str) -> dict[str, Any]:
 
 def story_of(path: Path) -> Story:
     """Everything known about the repro or capture at ``path``. Raises UnreadableRepro."""
-    text = script_text(path)
+    text = without_nodes(script_text(path))
     header = header_of(text, path)
     parts = read_parts(text, header)
     home = repro.folder_of(path)

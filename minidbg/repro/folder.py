@@ -56,9 +56,11 @@ def keep_capture(
     """
     if describing.bytes_to_store(case.inputs, exactness) > value_limit_bytes:
         exactness = Exactness.SEEDED
-    return _placed(
-        case, folder, captures(folder), lambda path: write(case, path, Form.CAPTURE, exactness=exactness)
-    )
+
+    def put(path: Path) -> Path:
+        return write_script(render(case, Form.CAPTURE, exactness=exactness, with_nodes=True), path)
+
+    return _placed(case, folder, captures(folder), put)
 
 
 def _placed(case: Case, folder: Path | str, place: Path, put: Callable[[Path], object]) -> Path:

@@ -49,6 +49,8 @@ class ModuleSource:
     """The class."""
     kernels: Mapping[str, str] = field(default_factory=dict)
     """Name -> statement that defines a Triton kernel, or what one looks up; they stand above ``text``, in this order."""
+    node_names: Mapping[fx.Node, str] = field(default_factory=dict)
+    """What ``text`` calls each node that it names, those of nested graphs included."""
 
 
 def write_module(
@@ -74,11 +76,14 @@ class _Writer(abc.ABC):
         self._imports: set[str] = set()
         self._constants: dict[str, Tensor] = {}
         self._kernels: dict[str, str] = {}
+        self._node_names: dict[fx.Node, str] = {}
 
     def source(self, name: str, text: str, input_names: tuple[str, ...]) -> ModuleSource:
         """``text``, with all that was collected."""
         imports = tuple(sorted(self._imports))
-        return ModuleSource(f"{text}\n", imports, input_names, self._constants, name, self._kernels)
+        return ModuleSource(
+            f"{text}\n", imports, input_names, self._constants, name, self._kernels, self._node_names
+        )
 
     @abc.abstractmethod
     def write(self, gm: fx.GraphModule, name: str, path: str) -> tuple[str, tuple[str, ...]]:
@@ -93,8 +98,9 @@ class _Writer(abc.ABC):
             attributes.fill(target, f"{owner}{name}()")
         return texts
 
-    def _take(self, write: Expressions) -> None:
-        """Collect what the text of one graph refers to."""
+    def _take(self, names: Names, write: Expressions) -> None:
+        """Collect the names in the text of one graph, and what it refers to."""
+        self._node_names |= names.by_node
         self._imports |= write.imports
         for name, text in write.kernels.texts.items():
             if self._kernels.setdefault(name, text) != text:
@@ -125,7 +131,7 @@ class _ClassWriter(_Writer):
             blocks.append("\n".join(lines + [INDENT + line for line in attributes.statements]))
         forward = _ForwardWriter(gm.graph)
         blocks.append(forward.text)
-        self._take(forward.expressions)
+        self._take(forward.names, forward.expressions)
         body = textwrap.indent("\n\n".join(blocks), INDENT)
         return f"class {name}(torch.nn.Module):\n{body}", forward.input_names
 
@@ -153,13 +159,13 @@ class _ForwardWriter:
         self._pairs = paired(graph)
         # a value that nobody uses is written without a name
         named = [node for node in graph.nodes if node.op == "placeholder" or node.users]
-        for self._names, self.expressions in namings(named, set()):
+        for self.names, self.expressions in namings(named, set()):
             self.text = self._write()
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """The parameters of ``forward`` without ``self``."""
-        return tuple(self._names[node] for node in self._graph.find_nodes(op="placeholder"))
+        return tuple(self.names[node] for node in self._graph.find_nodes(op="placeholder"))
 
     def _write(self) -> str:
         head = self._head()
@@ -188,7 +194,7 @@ class _ForwardWriter:
 
     def _parameter(self, node: fx.Node) -> str:
         default = f"={self.expressions.value(node.args[0])}" if node.args else ""
-        return self._names[node] + default
+        return self.names[node] + default
 
     def _code(self, node: fx.Node) -> str:
         write = self.expressions
@@ -200,7 +206,7 @@ class _ForwardWriter:
         if is_item_assignment(node):
             owner, index, value = node.args
             return f"{write.value(owner)}[{write.index(index)}] = {write.value(value)}"
-        return f"{self._names[node]} = {write.node(node)}" if node.users else write.node(node)
+        return f"{self.names[node]} = {write.node(node)}" if node.users else write.node(node)
 
 
 def level_mark(node: fx.Node) -> str:
@@ -307,7 +313,7 @@ class _BuilderWriter(_Writer):
         """One line a node, and the variables of the placeholders."""
         for names, write in namings(list(graph.nodes), set(_OWN_NAMES)):
             lines = [self._line(node, names, write) for node in graph.nodes]
-        self._take(write)
+        self._take(names, write)
         return lines, tuple(names[node] for node in graph.find_nodes(op="placeholder"))
 
     def _line(self, node: fx.Node, names: Names, write: Expressions) -> str:

@@ -85,16 +85,16 @@ class Names:
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
         self._used: set[str] = set(reserved)
-        self._of: dict[fx.Node, str] = {}
+        self.by_node: dict[fx.Node, str] = {}
 
     def __getitem__(self, node: fx.Node) -> str:
-        return self._of[node]
+        return self.by_node[node]
 
     def add(self, node: fx.Node) -> str:
         """Choose and keep the name of ``node``."""
         is_input = node.op == "placeholder"
         name = self.unique(*(readable(str(node.target)) if is_input else (identifier(node.name),)))
-        self._of[node] = name
+        self.by_node[node] = name
         return name
 
     def free(self, raw: str) -> str:

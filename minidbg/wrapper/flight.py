@@ -98,6 +98,7 @@ class Record:
                 value_limit_bytes=VALUE_LIMIT_BYTES,
                 contents=AT_A_GLANCE,
                 kind=Kind.CRASH,
+                with_nodes=True,
             )
         number = next(NUMBERS)
         folder = place_for_records(self.settings.repro_dir)

@@ -15,7 +15,7 @@ from command_line import cli, python
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
 
-from lying_repro import HEADER, lay, long_capture
+from lying_repro import lay, long_capture
 
 from minidbg.report import story_of
 from minidbg.report.errors_along import ErrorsAlong
@@ -32,23 +32,20 @@ LOOK = """<script>
 const style = getComputedStyle(document.body), seen = {};
 seen.background = style.backgroundColor; seen.text = style.color;
 seen.wide = document.documentElement.scrollWidth > innerWidth;
-seen.boxes = document.querySelectorAll(".box").length;
-seen.spilling = [...document.querySelectorAll(".box")].filter(box => box.querySelector("text").getBBox().width
-  > box.querySelector("rect").getBBox().width - 12).map(box => box.textContent);
-const kept = document.querySelector(".kept rect"), frame = document.getElementById("graph");
-if (kept) { const one = kept.getBoundingClientRect(), all = frame.getBoundingClientRect();
-  seen.kept_in_view = one.top >= all.top && one.bottom <= all.bottom; }
-seen.charts = [...document.querySelectorAll("svg.chart")].map(chart => chart.getBoundingClientRect().height > 100);
+const folded = document.querySelector("details:has(.nodes)"), inside = one => one.getBoundingClientRect();
+seen.kept = [...document.querySelectorAll("tr.kept, tr.as_input")].filter(row => row.checkVisibility()).map(row => row.cells[2].textContent);
+seen.bars = [...document.querySelectorAll("tr.kept .error i")].map(bar => inside(bar).width);
+seen.cut = [...document.querySelectorAll(".nodes td")].slice(0, 200).filter(cell => cell.scrollWidth > cell.clientWidth + 1).length;
+folded.open = false; seen.closed = inside(folded).height;
+folded.open = true; seen.opened = inside(folded).height; seen.lines = folded.querySelectorAll("tr.removed").length;
+seen.wide ||= document.documentElement.scrollWidth > innerWidth;
 seen.resources = performance.getEntriesByType("resource").length;
-const link = document.querySelector("#graph a");
-if (link) { location.hash = link.getAttribute("href"); openTarget();
-  seen.opened = document.querySelector(location.hash).getBoundingClientRect().height > 30; }
 document.body.dataset.seen = JSON.stringify(seen);
 </script></body>"""
 
 
 def looked_at(text: str, folder: Path, *, dark: bool) -> dict[str, object]:
-    """What the browser made of the page: a second script on it looks around and leaves its answer in the document."""
+    """What the browser made of the page: a script that is put on it looks around and leaves its answer in the document."""
     file = folder / "page.html"
     file.write_text(text.replace("</body>", LOOK))
     assert BROWSER is not None
@@ -67,9 +64,9 @@ def page_of(count: int, folder: Path) -> str:
     """The page of a repro reduced from ``count`` nodes."""
     repro = lay(folder / "repros")
     capture = folder / "repros" / ".minidbg" / "captures" / "compile_relu_bbbbbb.py"
-    capture.write_text(long_capture(count) + HEADER.format(nodes=count, story='python_version = "3.11.7"'))
+    capture.write_text(long_capture(count))
     errors = ErrorsAlong(
-        tuple(map(str, range(count))), (1e-7,) * (count // 2) + (0.1,) * (count - count // 2), 3e-5
+        ("tanh", "relu", *(f"v_{number}" for number in range(count))), (1e-7, 0.1, *[1e-3] * count), 3e-5
     )
     return page(story_of(repro), errors)
 
@@ -81,13 +78,16 @@ def test_a_page_lays_out_at_any_size_in_light_and_dark(count: int, dark: bool, t
     assert seen["background"] == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
     assert seen["text"] == ("rgb(228, 232, 238)" if dark else "rgb(29, 33, 39)")
     assert seen["wide"] is False
-    assert seen["spilling"] == []
-    assert 10 <= int(str(seen["boxes"])) <= 60
-    assert seen["kept_in_view"] is True
-    assert seen["charts"] == [True, True]
+    assert seen["kept"] == [
+        "tanh = tanh(" + ("v_3" if count == 10 else f"v_{count // 2 - 2}") + ")",
+        "relu = relu(tanh)",
+    ]
+    assert seen["bars"] == [63]
+    assert seen["cut"] == 0
     assert seen["resources"] == 0
-    if count > 40:
-        assert seen["opened"] is True
+    assert seen["lines"] == count + 1, "three inputs more, and two nodes that are left"
+    assert float(str(seen["closed"])) < 40 < float(str(seen["opened"])) < 800
+    assert float(str(seen["opened"])) > 200
 
 
 def test_hostile_texts_do_not_break_the_page(tmp_path: Path) -> None:
@@ -133,7 +133,8 @@ def test_the_first_wrong_value_is_found_along_the_graph(tmp_path: Path) -> None:
     (capture,) = tmp_path.glob("minidbg_repros/.minidbg/captures/*.py")
     cli("show", capture, "--errors", "--html", "page.html", cwd=tmp_path, check=True)
     text = (tmp_path / "page.html").read_text()
-    found = re.search(r"The first node above the dashed line \(3e-05\) is <b>(\w+)</b>", text)
+    found = re.search(r"The first wrong value, with an error above 3e-05, is that of <b>(\w+)</b>", text)
     assert found
     line = next(line for line in capture.read_text().splitlines() if f" {found[1]} = " in line)
     assert "torch.sigmoid" in line
+    assert "sigmoid" in next(row for row in text.split("<tr") if 'class="error wrong"' in row)

@@ -271,13 +271,15 @@ def test_a_repro_s_page_has_everything_in_any_light_and_width(
     with serving(home, live) as address, looking(browser, address, width=width, dark=dark) as page:
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.goto(f"{address}#repro={repro.name}")
-        page.wait_for_selector("#drawing svg.graph", timeout=90_000)
+        page.wait_for_selector("#story .nodes", timeout=90_000)
         text = page.locator("#repro").inner_text()
         said = "no_relu fails to compile relu", "no kernel for relu", "1 of 5 nodes", "kept"
         for wanted in (*said, "class Repro", "torch.tanh"):
             assert wanted in text, wanted
-        assert "1 kept, 1 of its values became inputs" in text, "what was removed"
-        assert page.locator("#drawing svg.chart").count() == 1
+        assert "1 kept, 1 became an input, 6 removed" in text
+        assert "6 oracle calls: 3 failed the same way" in text
+        page.locator("#story summary", has_text="6 removed").click()
+        sync_api.expect(page.locator("#story")).to_contain_text("linear_1 = linear(relu, layers_1_weight)")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
@@ -313,7 +315,7 @@ def test_hostile_texts_are_texts(browser: Any, tmp_path: Path) -> None:
         live.show(flip(f"{evil}.py"))
         sync_api.expect(page.locator("#flips")).to_contain_text("<img src=x")
         page.goto(f"{address}#repro={repro.name}")
-        page.wait_for_selector("#drawing svg", timeout=90_000)
+        page.wait_for_selector("#story .nodes", timeout=90_000)
         assert evil in page.locator("#repro").inner_text()
         assert page.evaluate("document.body.dataset.evil") is None
         assert page.locator("img").count() == 0

@@ -34,9 +34,9 @@ BETWEEN_S = 0.1
 """Seconds between two messages to a browser: what happens in between is one message."""
 STILL_HERE_S = 15.0
 RUNS_A_COLUMN = 60
-DRAW_SECONDS = 120.0
+STORY_SECONDS = 120.0
 SPARE_SECONDS = 120.0
-"""How long an interpreter for drawings waits for the next one; it takes some 300 MB."""
+"""How long an interpreter waits for the next repro that is looked at; it takes some 300 MB."""
 PACKAGE = Path(__file__).parents[2]
 
 
@@ -44,7 +44,7 @@ class NotHere(MinidbgError):
     """There is no such repro, or it may not be shown."""
 
 
-class Drawings:
+class Stories:
     """The middle of ``minidbg show --html``, made in an interpreter with torch, one at a time; made again when the script has changed."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Drawings:
         self.closed = False
 
     def get_ready(self) -> None:
-        """Have an interpreter wait for a drawing that is likely to be asked for, for a while."""
+        """Have an interpreter wait for a repro that is likely to be asked for, for a while."""
         with self.hands_on:
             self.timer.cancel()
             if self.spare is None and not self.closed:
@@ -75,14 +75,14 @@ class Drawings:
             pass
 
     def of(self, path: Path) -> str:
-        """The drawing of the repro at ``path``, as HTML. Raises MinidbgError when there can be none."""
+        """The story of the repro at ``path``, as HTML. Raises MinidbgError when there can be none."""
         with self.at_work:
             stamp = stamp_of(path)
             if self.made.get(path, ((), ""))[0] != stamp:
-                self.made[path] = stamp, self.draw(path)
+                self.made[path] = stamp, self.tell(path)
             return self.made[path][1]
 
-    def draw(self, path: Path) -> str:
+    def tell(self, path: Path) -> str:
         """``minidbg show`` in a process of its own."""
         self.get_ready()
         spare = self.take_spare()
@@ -91,7 +91,7 @@ class Drawings:
         with tempfile.TemporaryDirectory(prefix="minidbg-page-") as folder, spare:
             file = Path(folder, "body.html")
             argv = [str(PACKAGE / "__main__.py"), "show", str(path), "--html", str(file), "--body"]
-            ended = spare.run(argv, seconds=DRAW_SECONDS, cwd=Path.cwd())
+            ended = spare.run(argv, seconds=STORY_SECONDS, cwd=Path.cwd())
             if not file.exists():
                 last = last_line(ended.stderr_tail)
                 raise MinidbgError(f"minidbg show ended with status {ended.exit_status}: {last}")
@@ -99,7 +99,7 @@ class Drawings:
             return file.read_text(encoding="utf-8")
 
     def close(self) -> None:
-        """End what waits; a drawing under way ends by itself, and nobody sees it."""
+        """End what waits; a story under way ends by itself, and nobody sees it."""
         self.closed = True
         self.timer.cancel()
         self.drop_spare()
@@ -110,7 +110,7 @@ class Site:
 
     def __init__(self, live: Live, home: Path, rerun: Callable[[str], None] | None = None) -> None:
         self.live, self.folder, self.home, self.rerun = live, home.absolute(), home.resolve(), rerun
-        self.drawings = Drawings()
+        self.stories = Stories()
         self.waiting: set[asyncio.Event] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.closing = False
@@ -125,7 +125,7 @@ class Site:
             Route("/state", lambda request: JSONResponse(self.state())),
             Route("/events", self.events),
             Route("/repro", self.repro),
-            Route("/drawing", self.drawing),
+            Route("/story", self.story),
             Route("/rerun", self.ask_for_run, methods=["POST"]),
         ]  # fmt: skip
         gzip = Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)
@@ -185,7 +185,7 @@ class Site:
     def close(self) -> None:
         self.closing = True
         self.wake()
-        self.drawings.close()
+        self.stories.close()
 
     # One repro
 
@@ -194,11 +194,11 @@ class Site:
         repro = self.named(request)
         with contextlib.suppress(NotHere):
             self.path_of(repro)
-            self.drawings.get_ready()  # it is asked for next
+            self.stories.get_ready()  # it is asked for next
         return JSONResponse({**self.about(repro), **self.script_of(repro), **self.past_of(repro)})
 
-    def drawing(self, request: Request) -> Response:
-        """The graph, what was removed from it, and the course of the reduction."""
+    def story(self, request: Request) -> Response:
+        """The graph, what became of its nodes, and the course of the reduction."""
         path = self.path_of(self.named(request))
         # what 'minidbg show' reads beside a repro
         inside = ("", "/*", "/captures/*", "/neighbours/*", "/reductions/*", "/reductions/*/replay.jsonl")
@@ -208,7 +208,7 @@ class Site:
             raise NotHere(
                 f"{strays[0]} is a link to a file outside the repro folder; nothing beside it is shown"
             )
-        return HTMLResponse(self.drawings.of(path))
+        return HTMLResponse(self.stories.of(path))
 
     def ask_for_run(self, request: Request) -> Response:
         """Run one repro again, or all."""

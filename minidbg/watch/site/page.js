@@ -249,12 +249,10 @@ async function openRepro(name, column) {
   if (told.error) { view.replaceChildren(backLink(), make("p", { className: "complaint", textContent: told.error })); return; }
   view.replaceChildren(...page(name, column, told));
   if (told.refusal) return;
-  const answer = await fetch(`drawing?${new URLSearchParams({ repro: name })}`).catch(error => ({ ok: false, text: () => String(error) })), html = await answer.text();
+  const answer = await fetch(`story?${new URLSearchParams({ repro: name })}`).catch(error => ({ ok: false, text: () => String(error) })), html = await answer.text();
   if (view.dataset.name !== name) return;
-  if (!answer.ok) { $("drawing").replaceChildren(make("p", { className: "complaint", textContent: `No drawing of the graph: ${html}` })); return; }
-  $("drawing").innerHTML = html;
-  const kept = $("drawing").querySelector("#graph .kept rect"), scroll = $("graph");
-  if (kept) scroll.scrollTop = Math.max(0, kept.getBBox().y - scroll.clientHeight / 3);
+  if (!answer.ok) { $("story").replaceChildren(make("p", { className: "complaint", textContent: `No more can be shown: ${html}` })); return; }
+  $("story").innerHTML = html;
 }
 let refreshing = 0;
 function refreshRepro() {
@@ -282,16 +280,8 @@ function page(name, column, told) {
   if (about.issue) line.append("  ·  ", /^https?:\/\//.test(about.issue) ? make("a", { href: about.issue, rel: "noreferrer", textContent: about.issue }) : `issue ${about.issue}`);
   const tools = make("div", { className: "tools" }, button("Copy command", () => copy(command(name))), button("Copy link", () => copy(location.href)), ...(head.actions ? [button("Re-run", () => rerun(name))] : []), make("code", { className: "dim", textContent: command(name) }));
   const script = told.script ? [make("h2", { textContent: "The script" }), make("pre", { className: "code", innerHTML: told.script }), make("p", { className: "dim", textContent: "Without the part by which the script judges itself." })] : told.refusal ? [make("p", { className: "complaint", textContent: told.refusal })] : [];
-  const drawing = make("div", { id: "drawing" }, ...(told.script ? [make("p", { className: "dim", textContent: "The graph is being drawn …" })] : []));
-  drawing.addEventListener("click", event => {
-    const to = event.target.closest("a")?.getAttribute("href");
-    if (!to?.startsWith("#block-")) return;
-    event.preventDefault();
-    const found = $(to.slice(1));
-    for (let one = found; one; one = one.parentElement) if (one.tagName === "DETAILS") one.open = true;
-    found?.scrollIntoView();
-  });
-  return [backLink(), make("h2", { className: "title", textContent: told.title }), line, ...(told.message ? [make("pre", { className: "message", textContent: told.message })] : []), tools, seen(name, column, told), drawing, ...script];
+  const story = make("div", { id: "story" }, ...(told.script ? [make("p", { className: "dim", textContent: "The graph and its reduction are being read …" })] : []));
+  return [backLink(), make("h2", { className: "title", textContent: told.title }), line, ...(told.message ? [make("pre", { className: "message", textContent: told.message })] : []), tools, seen(name, column, told), story, ...script];
 }
 
 function seen(name, column, told) {

@@ -1,4 +1,4 @@
-"""The drawing of a graph says which nodes were kept, whatever its size; the page stands alone."""
+"""The page lists the captured graph and says what became of each node, whatever its size; it stands alone."""
 
 from __future__ import annotations
 
@@ -7,89 +7,141 @@ import re
 from pathlib import Path
 
 import pytest
-from lying_repro import LARGE, SMALL, lay, long_capture
+import torch
+from lying_repro import NODES, lay, long_capture, node_list
+from torch import fx
 
 from minidbg.report import story_of
-from minidbg.report.drawn_graph import MOST_BLOCKS, DrawnNode, fold, kept_names, module_of, read_graph
 from minidbg.report.errors_along import ErrorsAlong
-from minidbg.report.page import errors_svg, graph_svg, highlighted, page
+from minidbg.report.marked_nodes import Mark, left_in
+from minidbg.report.page import MOST_LISTED, highlighted, page
 from minidbg.source.module_text import write_graph_builder
+from minidbg.source.node_list import MARK, ListedNode
 
 
-def model_in(script: str) -> str:
-    start = script.index("class Repro")
-    return script[start : script.index("\n\n\n", start)]
+@pytest.fixture
+def repro(tmp_path: Path) -> Path:
+    return lay(tmp_path / "repros")
 
 
-def test_a_graph_is_read_off_the_source_with_what_each_node_reads() -> None:
-    nodes = read_graph(model_in(LARGE))
-    assert [node.name for node in nodes if node.is_input] == ["x", "layers_0_weight", "layers_1_weight"]
-    relu = next(node for node in nodes if node.label == "relu")
-    assert (relu.inputs, relu.comment, relu.module) == (("tanh",), "train.py:21", "layers_0")
+def capture_of(repro: Path) -> Path:
+    (capture,) = repro.parent.glob(".minidbg/captures/*.py")
+    return capture
 
 
-def test_operators_items_methods_and_statements_have_labels() -> None:
-    source = (
-        "class Repro(torch.nn.Module):\n    def forward(self, x):\n"
-        "        a = x + 1\n        b = a[0]\n        c = b.relu_()\n        d = -c\n"
-        "        torch.ops.aten.add_.Tensor(d, 1)\n        e = d.shape\n        f = a @ b\n        return (f,)\n"
+def rows_of(text: str) -> list[str]:
+    """The lines of the page's lists of nodes, without markup."""
+    rows = re.findall(r'<tr class="\w*">(.*?)</tr>', text)
+    return [" ".join(html.unescape(re.sub(r"<[^>]*>", " ", row)).split()) for row in rows]
+
+
+def marks(model: str, *nodes: ListedNode) -> list[Mark]:
+    left = left_in(model)
+    return [left.mark(node) for node in nodes]
+
+
+MODEL = """class Repro(torch.nn.Module):
+    class CondTrue0(torch.nn.Module):
+        def forward(self, y):
+            sin = torch.sin(y)  # a.py:9
+            return (sin,)
+
+    def forward(self, x, tanh):
+        relu = torch.relu(tanh)  # a.py:1
+        relu.add_(x)  # a.py:2
+        relu[0] = x  # a.py:3
+        with torch.autocast('cpu', None, True, None):
+            mm = relu @ x  # a.py:4
+        return (mm,)
+"""
+
+
+def test_nodes_are_kept_become_inputs_or_are_removed_by_name_and_line() -> None:
+    kept = [ListedNode("x", "input"), ListedNode("relu", "relu", place="a.py:1")]
+    kept += [ListedNode("mm", "matmul", place="a.py:4"), ListedNode("sin", "sin", place="a.py:9")]
+    assert marks(MODEL, *kept) == [Mark.KEPT] * 4
+    assert marks(MODEL, ListedNode("tanh", "tanh", place="a.py:1")) == [Mark.AS_INPUT]
+    gone = [ListedNode("w", "input"), ListedNode("relu", "relu", place="a.py:8"), ListedNode("y", "input")]
+    assert marks(MODEL, *gone) == [Mark.REMOVED] * 3
+
+
+def test_calls_without_a_name_and_blocks_are_found_by_op_and_line() -> None:
+    kept = [ListedNode("", "add_", place="a.py:2"), ListedNode("", "setitem", place="a.py:3")]
+    kept += [ListedNode("_enter_autocast", "_enter_autocast"), ListedNode("", "_exit_autocast")]
+    assert marks(MODEL, *kept) == [Mark.KEPT] * 4
+    gone = [ListedNode("", "add_", place="a.py:7"), ListedNode("", "mul_", place="a.py:2")]
+    assert marks(MODEL, *gone) == [Mark.REMOVED] * 2
+
+
+def test_a_graph_that_is_built_node_by_node_is_compared_too() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return torch.relu(x)
+
+    model = write_graph_builder(fx.symbolic_trace(f)).text
+    assert left_in(model).inputs == ("x",)
+    nodes = [ListedNode("x", "add"), ListedNode("add_", "add_"), ListedNode("relu", "relu")]
+    assert marks(model, *nodes) == [Mark.AS_INPUT, Mark.KEPT, Mark.KEPT]
+
+
+def test_a_script_whose_model_a_person_wrote_anew_keeps_nothing_and_is_no_error() -> None:
+    assert marks("class Repro(torch.nn.Sequential):\n    pass\n", ListedNode("x", "input")) == [Mark.REMOVED]
+
+
+def test_what_is_left_stands_on_top_with_the_program_s_lines_and_the_rest_is_folded(repro: Path) -> None:
+    text = page(story_of(repro))
+    assert (
+        "The 8 inputs and nodes of the graph as it was captured: 1 kept, 1 became an input, 6 removed."
+        in text
     )
-    labels = [node.label for node in read_graph(source)][1:]
-    assert labels == ["add", "getitem", "relu", "neg", "Tensor", "shape", "matmul"]
+    top, _, folded = text.partition("<details><summary>6 removed</summary>")
+    assert rows_of(top) == [
+        "5 became an input tanh = tanh(linear) float32[2, 2] train.py:21 x = torch.tanh(x)",
+        "6 kept relu = relu(tanh) float32[2, 2] train.py:21 x = torch.relu(x)",
+    ]
+    assert rows_of(folded)[0] == "1 removed x input float32[2, 2] train.py:20 x = self.layer(x)"
+    assert len(rows_of(folded)) == 6
 
 
-def test_a_graph_that_is_built_node_by_node_is_read_too() -> None:
-    import torch
-    from torch import fx
-
-    written = write_graph_builder(fx.symbolic_trace(lambda x: torch.relu(x) + 1))
-    nodes = [(node.label, node.inputs) for node in read_graph(written.text)]
-    assert nodes == [("input", ()), ("relu", ("x",)), ("add", ("relu",))]
+def test_a_capture_s_own_page_lists_its_graph_without_marks(repro: Path) -> None:
+    text = page(story_of(capture_of(repro)))
+    assert "The 8 inputs and nodes of the graph as it was captured." in text
+    assert len(rows_of(text)) == 8
+    assert "removed" not in text
+    assert "linear_1" in text
+    assert MARK[2:40] not in text, "the list is no part of the script"
 
 
 @pytest.mark.parametrize(
-    ("name", "module"),
-    [
-        ("layers_3_attention_weight", "layers_3"),
-        ("h_0_ln_1_bias", "h_0"),
-        ("ln_f_weight", "ln_f"),
-        ("x", ""),
-        ("primals_1", ""),
-    ],
+    "damage", ["# [1, 2]", "# {}[", '# ["a", "b", "c", "d", "e", "f", "g", "h"]', "# " + "[" * 50_000]
 )
-def test_modules_are_told_by_the_names_of_parameters(name: str, module: str) -> None:
-    assert module_of(name) == module
+def test_a_capture_without_a_list_or_with_a_damaged_one_shows_the_repro_s_graph_and_says_so(
+    repro: Path, damage: str
+) -> None:
+    capture = capture_of(repro)
+    capture.write_text(f"{capture.read_text()}{damage}\n")
+    said = "The script&#39;s own graph stands above: its capture carries no list of its nodes."
+    assert said in page(story_of(repro))
+    capture.write_text(capture.read_text().partition(MARK)[0])
+    text = page(story_of(repro))
+    assert said in text
+    assert rows_of(text) == []
 
 
-def test_kept_nodes_are_found_by_name_or_by_what_they_call_and_where() -> None:
-    original, reduced = read_graph(model_in(LARGE)), read_graph(model_in(SMALL))
-    assert kept_names(original, reduced) == ({"relu"}, {"tanh"})
-    renamed = read_graph(model_in(SMALL).replace("relu = ", "other = ").replace("relu,", "other,"))
-    assert kept_names(original, renamed) == ({"relu"}, {"tanh"})
+def test_more_nodes_than_a_browser_likes_are_counted_and_not_listed(repro: Path) -> None:
+    capture_of(repro).write_text(long_capture(MOST_LISTED + 5_000))
+    text = page(story_of(repro))
+    assert len(rows_of(text)) == MOST_LISTED + 2
+    assert f"The first {MOST_LISTED}; the capture lists all." in text
 
 
-@pytest.mark.parametrize("count", [10, 300, 10_000])
-def test_a_graph_of_any_size_is_drawn_in_few_blocks_that_hold_each_node_once(count: int) -> None:
-    nodes = read_graph(model_in(long_capture(count)))
-    blocks = fold(nodes, {"relu"}, {"tanh"})
-    assert len(blocks) <= MOST_BLOCKS + 2
-    drawn = [node.name for block in blocks for node in block.nodes]
-    assert drawn == [node.name for node in nodes if not node.is_input]
-    (alone,) = [block for block in blocks if block.kept]
-    assert alone.is_single
-
-
-def test_a_repro_with_thousands_of_kept_nodes_is_folded_all_the_same() -> None:
-    nodes = read_graph(model_in(long_capture(5_000)))
-    blocks = fold(nodes, {node.name for node in nodes})
-    assert len(blocks) <= MOST_BLOCKS
-    assert sum(block.kept for block in blocks) == sum(not node.is_input for node in nodes)
-
-
-def test_names_cannot_break_out_of_the_drawing() -> None:
-    node = DrawnNode("<script>", "relu", (), 'x = "</title><script>"')
-    drawing = graph_svg(fold([node], {"<script>"}))
-    assert "<script>" not in drawing
+def test_names_and_lines_of_strangers_are_text(repro: Path) -> None:
+    capture, evil = capture_of(repro), "</code></table><script>\u202e\x1b"
+    nodes = [*NODES, [evil] * 7]
+    capture.write_text(capture.read_text().partition(MARK)[0] + node_list(nodes))
+    text = page(story_of(repro))
+    assert "&lt;/code&gt;&lt;/table&gt;&lt;script&gt;\\u202e\\x1b" in text
+    assert "<script" not in text
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[3] / "minidbg" / "report").glob("*.py")))
@@ -110,22 +162,50 @@ def test_errors_along_a_graph_name_the_first_wrong_node() -> None:
     found = ErrorsAlong(("a", "b", "c"), (1e-7, None, 0.5), 3e-5)
     assert found.first_wrong == "c"
     assert ErrorsAlong(("a",), (0.0,), 3e-5).first_wrong == ""
-    drawing = errors_svg(("a", "b", "c"), (0.0, float("inf"), 0.5), 3e-5)
-    assert drawing.count("error wrong") == 2
 
 
-def test_a_page_has_everything_and_loads_nothing(tmp_path: Path) -> None:
-    text = page(story_of(lay(tmp_path / "repros")))
-    for part in ("What fails", "Where it was", "How it was found", "Where it was seen", "The script"):
+def test_each_measured_value_has_a_bar_and_what_is_wrong_stands_out(repro: Path) -> None:
+    errors = ErrorsAlong(("linear", "tanh", "relu", "linear_1"), (0.0, None, 1e-4, float("inf")), 3e-5)
+    text = page(story_of(repro), errors)
+    bars = re.findall(r'<td class="error( wrong)?"><span>(.*?)</span><i style="width: (.*?)px">', text)
+    assert bars == [(" wrong", "0.0001", "36.0"), ("", "0", "0.0"), (" wrong", "inf", "72.0")]
+    assert "is that of <b>relu</b>" in text
+    assert "<details open><summary>6 removed</summary>" in text
+
+
+def test_errors_of_a_script_without_a_list_are_listed_by_their_names(tmp_path: Path, repro: Path) -> None:
+    alone = tmp_path / "alone.py"
+    alone.write_text(repro.read_text())
+    text = page(story_of(alone), ErrorsAlong(("relu",), (0.5,), 3e-5))
+    assert rows_of(text) == ["1 relu 0.5"]
+
+
+def test_the_course_of_a_reduction_is_a_table_of_what_was_smaller_each_time(repro: Path) -> None:
+    text = page(story_of(repro))
+    assert "6 oracle calls: 3 failed the same way, 1 passed, 1 failed otherwise, 1 proved nothing." in text
+    rows = re.findall(
+        r"<tr><td>(\d+)</td><td>(\d+)</td><td>(\d+)</td><td>(\w+)</td><td>(.*?)</td></tr>", text
+    )
+    assert rows == [
+        ("1", "5", "1", "suspects", "0.10"),
+        ("3", "3", "1", "suspects", "0.10"),
+        ("5", "1", "1", "suspects", "0.10"),
+    ]
+
+
+def test_a_page_has_everything_and_loads_nothing(repro: Path) -> None:
+    text = page(story_of(repro))
+    for part in ("What fails", "The captured graph", "How it was found", "Where it was seen", "The script"):
         assert f"<h2>{part}</h2>" in text
-    assert not re.search(r"""(src|href)\s*=\s*["'](?!#)""", text)
+    assert not re.search(r"""(src|href)\s*=\s*["']""", text)
+    assert "<script" not in text
     assert "url(http" not in text
     assert "@import" not in text
 
 
-def test_a_page_of_a_repro_alone_says_what_is_not_there(tmp_path: Path) -> None:
+def test_a_page_of_a_repro_alone_says_what_is_not_there(tmp_path: Path, repro: Path) -> None:
     alone = tmp_path / "alone.py"
-    alone.write_text(lay(tmp_path / "repros").read_text())
+    alone.write_text(repro.read_text())
     text = page(story_of(alone))
     assert "no capture of the graph that it came from lies beside it" in text
     assert "How it was found" not in text

@@ -216,7 +216,7 @@ def test_nothing_outside_the_repro_folder_is_shown(name: str, serve: Serve, home
     secret.write_text(SCRIPT.replace("toy", "hunter2"))
     (home / "link.py").symlink_to(secret)
     browser = serve()
-    for path in (f"/repro?repro={name}", f"/drawing?repro={name}"):
+    for path in (f"/repro?repro={name}", f"/story?repro={name}"):
         status, text, _ = browser.ask(path)
         assert "def backend" not in text
         assert "hunter2 fails" not in text
@@ -229,10 +229,10 @@ def test_nothing_outside_the_repro_folder_is_shown(name: str, serve: Serve, home
     assert browser.ask("/site/page.js")[0] == 404
 
 
-def test_a_capture_that_is_a_link_out_is_not_drawn(serve: Serve, home: Path) -> None:
+def test_a_capture_that_is_a_link_out_is_not_shown(serve: Serve, home: Path) -> None:
     (home / ".minidbg" / "captures").mkdir()
     (home / ".minidbg" / "captures" / "x.py").symlink_to("/etc/passwd")
-    status, text, _ = serve().ask("/drawing?repro=a.py")
+    status, text, _ = serve().ask("/story?repro=a.py")
     assert status == 404
     assert "link to a file outside" in text
 
