@@ -25,7 +25,7 @@ from minidbg.words.script_header import DIVIDER
 from minidbg.words.text import display_path, moment, plural
 
 MOST_LISTED = 20_000
-"""Removed nodes that are listed on the page."""
+"""Nodes that a list on the page has at most."""
 SMALLEST_SHOWN, BAR_PX = 1e-8, 72
 TIMELINE = 120
 """Runs of a device that are shown."""

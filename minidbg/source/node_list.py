@@ -19,7 +19,8 @@ from minidbg.source.origins import location, user_frames
 from minidbg.words.text import printable
 
 MARK = "# The nodes of the graph, for the page of 'minidbg show': name, op, what it reads, value, line, its text, graph."
-LINE_CHARACTERS = 160
+LONGEST = 160
+"""Characters of a value or a line of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,9 @@ def listed(
                 names.get(node, ""),
                 op_of(node),
                 ", ".join(names.get(one, "") for one in node.all_input_nodes),
-                in_words(node.meta.get("example_value", node.meta.get("val", values.get(node)))),
+                in_words(node.meta.get("example_value", node.meta.get("val", values.get(node))))[:LONGEST],
                 place,
-                line[:LINE_CHARACTERS],
+                line[:LONGEST],
                 ".".join(route),
             )
 
@@ -103,5 +104,8 @@ def in_words(value: Any) -> str:
         return f"({', '.join(map(in_words, value))})"
     if not isinstance(value, Tensor):
         return ""
-    dtype = str(value.dtype).removeprefix("torch.")
-    return dtype if value.is_nested else f"{dtype}{list(value.shape)}"
+    try:
+        dtype = str(value.dtype).removeprefix("torch.")
+        return dtype if value.is_nested else f"{dtype}{list(value.shape)}"
+    except Exception:  # noqa: BLE001 - a program's own class of tensors: its capture is one without this text
+        return type(value).__name__

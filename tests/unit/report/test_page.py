@@ -131,8 +131,8 @@ def test_a_capture_without_a_list_or_with_a_damaged_one_shows_the_repro_s_graph_
 def test_more_nodes_than_a_browser_likes_are_counted_and_not_listed(repro: Path) -> None:
     capture_of(repro).write_text(long_capture(MOST_LISTED + 5_000))
     text = page(story_of(repro))
-    assert len(rows_of(text)) == MOST_LISTED + 2
-    assert f"The first {MOST_LISTED}; the capture lists all." in text
+    assert len(rows_of(text)) == MOST_LISTED + 2, "and the two that are left"
+    assert f"The first {MOST_LISTED} of 25001; the capture lists all." in text
 
 
 def test_names_and_lines_of_strangers_are_text(repro: Path) -> None:

@@ -69,7 +69,7 @@ def test_symbolic_sizes_and_overloads_are_told_and_every_node_of_a_builder_has_a
     )
 
 
-def test_the_list_reads_no_element_of_what_the_inputs_hold() -> None:
+def test_no_input_is_too_odd_to_be_listed() -> None:
     gm = fx.symbolic_trace(lambda x: x + 1)
     for value in (
         torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
