@@ -2,35 +2,48 @@
 
 Which of several forms of a program fails is found by running each once, in a child process.
 
-The files of torch's minifier are ``minifier_launcher.py``, ``repro.py`` and ``fx_graph_runnable``. Such a file defines ``Repro``,
-``mod`` and ``load_args``, sets options, and ends with a call of ``run_repro`` of ``torch._dynamo.repro.after_dynamo`` or
-``after_aot``. It is executed without that call and without its settings, which become part of the case. The storages that it
+The files of torch's minifier are ``minifier_launcher.py``, ``repro.py`` and ``fx_graph_runnable``. Such a file sets options,
+defines a module and ``load_args``, and ends with a call of ``run_repro`` of ``torch._dynamo.repro.after_dynamo`` or ``after_aot``.
+A child executes it as it is, with a ``run_repro`` that writes what it is called with as scripts of ours. The storages that the file
 names are read where they are there, else torch makes values up.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import itertools
+import builtins
+import logging
 import platform
-import warnings
+import re
+import sys
+import tempfile
+import traceback
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
 
-from minidbg import asking, backends, torch_internals
+from minidbg import asking, backends, repro, torch_internals, workers
+from minidbg.asking.oracle_calls import died_by, main_device
+from minidbg.asking.packing import with_all_values
 from minidbg.fx.case import Case
+from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.python_text.run import run_as_module
+from minidbg.repro.folder import write_script
 from minidbg.source.size import call_nodes
-from minidbg.words.errors import BackendUnreachable, MinidbgError, NotReproduced, UnreadableRepro
+from minidbg.words.errors import (
+    BackendUnreachable,
+    MinidbgError,
+    NotReproduced,
+    UnknownBackend,
+    UnreadableRepro,
+)
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import BackendRef, CallPath, CompilerFn, Context, Level, Provenance, RunSpec
 
@@ -104,6 +117,10 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
     )
 
 
+def first_line(error: object) -> str:
+    return str(error).strip().partition("\n")[0][:200]
+
+
 def need_grad(values: Iterable[Any]) -> bool:
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
 
@@ -133,9 +150,8 @@ def read_exported(path: Path) -> torch.export.ExportedProgram:
     except OSError as error:
         raise UnreadableProgram(f"{path}: {error.strerror or error}") from error
     except Exception as error:  # a damaged or foreign archive fails anywhere in torch's reader
-        first = str(error).strip().partition("\n")[0][:200]
         raise UnreadableProgram(
-            f"{path}: torch.export cannot load it ({type(error).__name__}: {first})"
+            f"{path}: torch.export cannot load it ({type(error).__name__}: {first_line(error)})"
         ) from error
 
 
@@ -200,30 +216,20 @@ class WithKeywords(nn.Module):
 MARK = "torch._dynamo.repro.after_"
 INNER = "torch._inductor.compile_fx:compile_fx_inner"
 """What a graph of AOTAutograd is compiled with."""
+OPTION = re.compile(r"\s*torch\.[\w.]*config\.[\w.]+ = ")
+"""A line that sets an option of torch, as torch writes it."""
+UNQUOTED = re.compile(r"(autocast=\w+, backend=)[^'\"\n]*\)$", re.MULTILINE)
+"""A backend that is an object: somebody's edit, or what no Python reads, ``<function mine at 0x7f>``."""
+NOT_THE_FILES = frozenset({"compile_threads", "fake_tensor_allow_unsafe_data_ptr_access"})
+"""Options that our children have, and that torch's minifier sets itself."""
 
-_numbers = itertools.count(1)
+log = logging.getLogger("minidbg")
 
 
 class UnreadableTorchRepro(UnreadableRepro):
-    """A repro of torch's minifier that cannot be read; the message names the line."""
+    """A repro of torch's minifier that becomes no case; the message says why, with the line."""
 
-    advice = "mend that line by hand, or have the failing program run under minidbg.wrap"
-
-
-@dataclass(frozen=True, slots=True)
-class TorchRepro:
-    """What such a file holds, before anything of it is run."""
-
-    path: Path
-    level: Level
-    body: ast.Module
-    """The definitions, without settings and without the call."""
-    arguments: Mapping[str, Any]
-    """Of ``run_repro``: ``accuracy``, ``backend``, ``save_dir``, ``autocast``, ``tracing_mode``."""
-    config: Mapping[str, Mapping[str, Any]]
-    """Options that the file sets and that differ from their defaults."""
-    grad: bool
-    """Whether the call is outside ``torch.no_grad()``."""
+    advice = "mend that by hand; where only its backend is at fault, --backend NAME, or module:attribute, replaces it"
 
 
 def is_torch_repro(path: Path) -> bool:
@@ -236,165 +242,156 @@ def is_torch_repro(path: Path) -> bool:
 
 
 def cases_of_torch_repro(path: Path, backend: str | CompilerFn | None) -> Iterator[Case]:
-    """The forms in which the file's failure may show, the most readable first. Executes the file's definitions.
+    """The forms in which the file's failure may show, the most readable first. Executes the file, in a child.
 
-    ``backend`` replaces the one in the file. Raises UnreadableTorchRepro, UnknownBackend, BackendUnreachable, and what
-    the file's own code raises.
+    ``backend`` replaces the one in the file. Raises UnreadableTorchRepro, UnknownBackend and BackendUnreachable.
     """
-    found = read_torch_repro(path)
-    namespace = executed(found)
-    inputs, notes = loaded_inputs(found, namespace)
-    used = backend_of(found, backend)
-    symbolic = any(type(value) is int for value in inputs)
-    context = Context(grad=found.grad, config=found.config)
-    graph_module, values = capture_by_dynamo(namespace["mod"], inputs, dynamic=symbolic or None)
-    notes = [*notes, f"from {path.name}, which torch's minifier wrote"]
-    form = partial(case_of, graph_module, values, notes=notes, dynamic=symbolic)
-    yield form(used, context=context)
-    if found.grad and need_grad(values):
-        yield form(used, context=context).with_spec(backward=True)
-    if found.level is Level.ATEN and backend is None:
-        inner = form(backend_named(INNER), context=replace(context, grad=False))
-        yield inner.with_spec(level=Level.ATEN, call=CallPath.DIRECT)
-
-
-def backend_of(found: TorchRepro, wanted: str | CompilerFn | None) -> UsedBackend:
-    """The backend that the file names, or the one that is wanted instead."""
-    if wanted is not None:
-        return backend_named(wanted)
-    named = found.arguments.get("backend", "inductor") if found.level is Level.DYNAMO else "inductor"
-    if not isinstance(named, str):
-        raise BackendUnreachable(
-            f"{found.path}: its backend is {named!r}; name it: --backend module:attribute"
+    wanted = asdict(backend_named(backend).ref) if backend is not None else None
+    with tempfile.TemporaryDirectory(prefix="minidbg-") as folder:
+        done = workers.call_in_server(
+            workers.Preparation(f"{__name__}:answer", warm="imports"),
+            {"path": str(path.absolute()), "folder": folder, "backend": repr(wanted)},
+            seconds=SECONDS,
         )
-    return backend_named(named)
+        if not done.answered:
+            how = f"ran for more than {SECONDS:g} s" if done.timed_out else f"ended by {died_by(done, None)}"
+            raise UnreadableTorchRepro(f"{path}: the process that executed it {how}")
+        for said in done.value["skipped"]:
+            log.warning("minidbg: %s: left out: %s", path.name, said)
+        if done.value["refused"]:
+            raise UnreadableTorchRepro(f"{path}: {done.value['refused']}")
+        for script in done.value["scripts"]:
+            case = repro.load(script)
+            yield case
+            if case.spec.context.grad and need_grad(case.inputs):
+                yield case.with_spec(backward=True)
 
 
-# --- reading, without running ---
+# --- in the child ---
 
 
-def read_torch_repro(path: Path) -> TorchRepro:
-    """The parts of the file. Raises UnreadableTorchRepro."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    except SyntaxError as error:
-        line = (error.text or "").strip()
-        raise UnreadableTorchRepro(f"{path}: line {error.lineno} is no Python: {line[:120]}") from error
-    except ValueError as error:
-        raise UnreadableTorchRepro(f"{path}: {error}") from error
-    nodes = list(ast.walk(tree))
-    calls = [one for one in nodes if isinstance(one, ast.Call) and is_named(one.func, "run_repro")]
-    modules = [
-        f"{one.module}" for one in nodes if isinstance(one, ast.ImportFrom) and MARK in f"{one.module}"
-    ]
-    if not calls or not modules:
-        raise UnreadableTorchRepro(f"{path}: there is no call of run_repro in it")
-    body = [node for node in tree.body if not is_ending(node) and not is_setting(node)]
-    return TorchRepro(
-        path,
-        Level.ATEN if modules[0].endswith("after_aot") else Level.DYNAMO,
-        ast.Module(body, []),
-        {keyword.arg: literal(keyword.value) for keyword in calls[0].keywords if keyword.arg},
-        config_in(tree),
-        grad=not any(is_named(one, "no_grad") for one in nodes if isinstance(one, ast.Attribute)),
-    )
+def answer(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
+    """The scripts that the file at ``path`` becomes, or why it becomes none; and what of it was left out."""
+    ref = ast.literal_eval(argument["backend"])
+    replacing = UsedBackend(BackendRef(**ref), "") if ref is not None else None
+    execution = Execution(Path(argument["path"]), Path(argument["folder"]), replacing)
+    return {"refused": execution.run(), "scripts": execution.scripts, "skipped": execution.skipped}
 
 
-def is_named(node: ast.expr, name: str) -> bool:
-    """Whether ``node`` is ``name`` or an attribute of that name."""
-    return ast.unparse(node).rpartition(".")[2] == name
+class Execution:
+    """A file of torch's minifier in a process that is the file's from now on."""
 
+    def __init__(self, path: Path, folder: Path, replacing: UsedBackend | None) -> None:
+        """``folder`` is for the scripts; ``replacing`` is wanted instead of the backend in the file."""
+        self.path, self.folder, self.replacing = path, folder, replacing
+        self.scripts: list[str] = []
+        self.skipped: list[str] = []
+        sys.argv[:], sys.path[:0] = [str(path)], [str(path.parent)]
+        torch_internals.replace_run_repro(self.record)
 
-def is_ending(node: ast.stmt) -> bool:
-    """Whether it is the block that runs the repro, or the import of what runs it."""
-    if isinstance(node, ast.If):
-        return "__main__" in ast.unparse(node.test)
-    return isinstance(node, ast.ImportFrom) and MARK in f"{node.module}"
+    def run(self) -> str:
+        """Write the scripts; else the reason why there are none."""
+        text = self.path.read_text(encoding="utf-8")
+        importing: Callable[..., Any] = builtins.__import__
+        if self.replacing is not None:
+            text, importing = UNQUOTED.sub(r"\1None)", text), self.import_or_stand_in
+        lines = text.splitlines()
+        while True:
+            try:
+                known = {**vars(builtins), "__import__": importing}
+                run_as_module("__main__", "\n".join(lines), __file__=str(self.path), __builtins__=known)
+            except MinidbgError as error:
+                return str(error)
+            except SystemExit as error:
+                return "" if self.scripts else f"line {line_of(error)} ends it, with status {error.code!r}"
+            except Exception as error:  # noqa: BLE001 - somebody's code
+                number = line_of(error)
+                if not OPTION.match(lines[number - 1]):
+                    # msg: the text of a SyntaxError has a line of its own
+                    said = first_line(getattr(error, "msg", error))
+                    return f"line {number}, {lines[number - 1].strip()[:80]}: {type(error).__name__}: {said}"
+                lines[number - 1] = ""
+                self.skipped.append(f"line {number}: {first_line(error)}")
+            else:
+                return "it never calls run_repro"
 
+    def import_or_stand_in(self, name: str, *rest: Any) -> Any:
+        """What ``import`` gives; for what cannot be imported, as the backend that is replaced, a thing with any attribute."""
+        try:
+            return builtins.__import__(name, *rest)
+        except Exception as error:  # whatever a backend raises that is not at home here
+            if name.partition(".")[0] == "torch":
+                raise
+            from unittest.mock import MagicMock  # late: it loads asyncio
 
-def is_setting(node: ast.stmt) -> bool:
-    """Whether it sets an option of torch or a variable of the environment, for the whole process."""
-    text = ast.unparse(node)
-    is_option = isinstance(node, ast.Assign) and option_of(ast.unparse(node.targets[0])) is not None
-    return is_option or text.startswith(("os.environ[", "os.environ.pop("))
+            self.skipped.append(f"import of {name}: {type(error).__name__}: {first_line(error)}")
+            return MagicMock(name=name)
 
-
-def option_of(target: str) -> tuple[str, str] | None:
-    """Module and option of ``torch._inductor.config.cpp.threads``."""
-    for name in ("config", "_config"):
-        module, found, option = target.partition(f".{name}.")
-        if found and module.startswith("torch."):
-            return f"{module}.{name}", option
-    return None
-
-
-def config_in(tree: ast.Module) -> dict[str, dict[str, Any]]:
-    """Options that the file sets to what is not their default; those that this torch does not have are left out."""
-    config: dict[str, dict[str, Any]] = {}
-    for node in tree.body:
-        if not isinstance(node, ast.Assign) or (place := option_of(ast.unparse(node.targets[0]))) is None:
-            continue
-        with contextlib.suppress(ValueError, KeyError, ImportError, AttributeError):
-            value = ast.literal_eval(node.value)
-            if value != torch_internals.config_default(*place) and place not in HARMLESS:
-                config.setdefault(place[0], {})[place[1]] = value
-    return config
-
-
-HARMLESS = {("torch._functorch.config", "fake_tensor_allow_unsafe_data_ptr_access")}
-"""Options that torch writes down because its minifier sets them itself."""
-
-
-def literal(node: ast.expr) -> Any:
-    """The value of a literal; the source of anything else."""
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return Source(ast.unparse(node))
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An argument that is no literal."""
-
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-# --- running what it defines ---
-
-
-def executed(found: TorchRepro) -> dict[str, Any]:
-    """The names that the file defines. Raises UnreadableTorchRepro when its own ones are not among them."""
-    name = f"minidbg_torch_repro_{next(_numbers)}"
-    with torch.random.fork_rng([]):
-        namespace = run_as_module(name, ast.unparse(found.body), __file__=str(found.path))
-    for needed in ("mod", "load_args"):
-        if needed not in namespace:
-            raise UnreadableTorchRepro(f"{found.path}: it defines no {needed!r}")
-    return namespace
-
-
-def loaded_inputs(found: TorchRepro, namespace: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
-    """The arguments of the module, and notes on where they come from."""
-    stored = storages_of(found)
-    reader = torch_internals.input_reader(str(stored) if stored else None)
-    with torch.random.fork_rng([]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of each storage that is not there
+    def record(
+        self,
+        level: Level,
+        mod: nn.Module,
+        load_args: Callable[[Any], object],
+        *,
+        save_dir: str | None = None,
+        autocast: bool = False,
+        backend: Any = "inductor",
+        **_: Any,
+    ) -> NoReturn:
+        """In place of ``run_repro``: write the cases that it would run, in the modes that are on, and end the file."""
+        stored = storages_of(self.path, save_dir)
+        reader = torch_internals.input_reader(str(stored) if stored else None)
         torch.manual_seed(0)
-        namespace["load_args"](reader)
-    version = getattr(namespace["load_args"], "_version", 0)
-    if version != 0:
-        raise UnreadableTorchRepro(f"{found.path}: its load_args is of version {version}, known is 0")
-    notes = [] if stored else ["its storages are not there, so torch's random values stand in"]
-    return list(reader.args), notes
+        load_args(reader)
+        with torch.autocast(main_device(tuple(reader.args)).type, enabled=autocast):
+            context = replace(current_context(), threads=None, config=config_of_the_file())
+        symbolic = any(type(value) is int for value in reader.args)
+        graph_module, values = capture_by_dynamo(mod, reader.args, dynamic=symbolic or None)
+        notes = [f"left out: {one}" for one in self.skipped]
+        notes += [] if stored else ["its storages are not there, so torch's random values stand in"]
+        notes += [f"from {self.path.name}, which torch's minifier wrote"]
+        form = partial(case_of, graph_module, values, notes=notes, dynamic=symbolic)
+        used = self.replacing or own_backend(backend if level is Level.DYNAMO else "inductor")
+        forms = [form(used, context=context)]
+        if level is Level.ATEN and self.replacing is None:
+            inner = form(backend_named(INNER), context=replace(context, grad=False))
+            forms.append(inner.with_spec(level=Level.ATEN, call=CallPath.DIRECT))
+        for number, one in enumerate(forms):
+            script = write_script(with_all_values(one), self.folder / f"form_{number}.py")
+            self.scripts.append(str(script))
+        raise SystemExit
 
 
-def storages_of(found: TorchRepro) -> Path | None:
+def config_of_the_file() -> dict[str, dict[str, Any]]:
+    """Options of torch that differ from their defaults because the file has set them."""
+    config = {
+        module: {name: value for name, value in literal_config(module).items() if name not in NOT_THE_FILES}
+        for module in (*CONFIG_MODULES, "torch.fx.experimental._config")
+    }
+    return {module: options for module, options in config.items() if options}
+
+
+def line_of(error: BaseException) -> int:
+    """The file's line that raised ``error``, or that is no Python."""
+    frames = traceback.extract_tb(error.__traceback__)
+    numbers = [frame.lineno for frame in frames if frame.filename == "<__main__>"]
+    return next(iter(numbers[::-1]), getattr(error, "lineno", None)) or 1
+
+
+def own_backend(named: Any) -> UsedBackend:
+    """The backend that the file names, or has imported. Raises UnreadableTorchRepro where no fresh process can have it."""
+    try:
+        if not isinstance(named, str) and not callable(named):
+            raise BackendUnreachable("torch had no name for it")
+        return backend_named(named)
+    except (UnknownBackend, BackendUnreachable) as error:
+        why = str(error).partition(". ")[0].partition("; ")[0]
+        raise UnreadableTorchRepro(
+            f"its backend is {named!r}: {why}; name it, or another one: --backend NAME, or module:attribute"
+        ) from error
+
+
+def storages_of(path: Path, save_dir: str | None) -> Path | None:
     """The folder that holds ``storages``: the one that the file names, or one beside it, when it was moved."""
-    named = found.arguments.get("save_dir")
-    beside = (found.path.parent / "checkpoints", found.path.parent)
-    folders = (*([Path(named)] if isinstance(named, str) else ()), *beside)
+    folders = (*([Path(save_dir)] if save_dir else ()), path.parent / "checkpoints", path.parent)
     return next((folder for folder in folders if (folder / "storages").is_dir()), None)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import functools
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, MutableSet, Sequence
+from collections.abc import Callable, Iterator, MutableSet, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -18,6 +18,7 @@ from minidbg.torch_internals.aot import in_backward
 from minidbg.torch_internals.operators import grad_mode_function
 from minidbg.torch_internals.private_names import seen, version_at_least
 from minidbg.torch_internals.tensors import is_fake
+from minidbg.words.run_spec import Level
 
 CONTROL_FLOW = (
     "TensorifyScalarRestartAnalysis", "SkipFrame", "DataDependentOutputException", "DynamicOutputShapeException",
@@ -243,19 +244,20 @@ def size_arithmetic(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> dict[tor
 
 
 @seen("2.11", "2.15")
+def replace_run_repro(record: Callable[..., NoReturn]) -> None:
+    """In this process, for good: a file that torch's minifier wrote calls ``record(level, mod, load_args, **options)`` at its end."""
+    from torch._dynamo.repro import after_aot, after_dynamo
+
+    for module, level in ((after_dynamo, Level.DYNAMO), (after_aot, Level.ATEN)):
+        vars(module)["run_repro"] = functools.partial(record, level)
+
+
+@seen("2.11", "2.15")
 def input_reader(save_dir: str | None) -> Any:
-    """What ``load_args`` of a repro by torch's minifier reads its inputs with: stored ones, without it random ones.
+    """What ``load_args`` of such a file reads its inputs with: stored ones, without ``save_dir`` random ones. It is private."""
+    from torch._dynamo.debug_utils import InputReader
 
-    ``InputReader`` and its logger are private.
-    """
-    from torch._dynamo import debug_utils
-
-    level = debug_utils.log.level
-    debug_utils.log.setLevel(logging.ERROR)  # that there is nothing to read is said in our own words
-    try:
-        reader = debug_utils.InputReader(save_dir=save_dir)
-    finally:
-        debug_utils.log.setLevel(level)
+    reader = InputReader(save_dir=save_dir)
     symint = reader.symint
     # Scripts of 2.13 and later also pass expr=, which older readers do not take and nothing here asks for.
     reader.symint = lambda value, **_: symint(value)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Programs of torch.export as cases; repros of torch's own minifier: read without being run, executed without their settings.
+"""Programs of torch.export as cases; repros of torch's own minifier, executed in a child.
 
 The texts of such repros have the forms that torch 2.13 writes.
 """
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from minidbg.reduction import importers
-from minidbg.reduction.importers import UnreadableTorchRepro, backend_named, read_torch_repro
+from minidbg.reduction.importers import UnreadableTorchRepro, backend_named
 from minidbg.words.errors import BackendUnreachable, UnreadableRepro
 from minidbg.words.run_spec import CallPath, Level
 
@@ -110,6 +110,7 @@ import torch._inductor.config
 torch._inductor.config.epilogue_fusion = False
 torch._inductor.config.comprehensive_padding = True
 torch._inductor.config.no_such_option = 3
+torch._inductor.config.no_such_group.option = 3
 torch._functorch.config.fake_tensor_allow_unsafe_data_ptr_access = True
 from torch.nn import *
 class Repro(torch.nn.Module):
@@ -180,17 +181,34 @@ def test_both_forms_are_told_from_our_own(after_dynamo: Path, after_aot: Path, t
     ]
 
 
-def test_only_options_that_differ_from_their_defaults_are_kept(after_dynamo: Path) -> None:
-    assert read_torch_repro(after_dynamo).config == {"torch._inductor.config": {"epilogue_fusion": False}}
-
-
-def test_settings_and_the_call_are_not_executed(after_dynamo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_become_part_of_the_case_and_reach_no_other_process(
+    after_dynamo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with their default's value are none, nor is what torch's minifier sets itself."""
     monkeypatch.delenv("TORCH_COMPILE_DEBUG_DIR", raising=False)
     case = next(importers.cases_of_torch_repro(after_dynamo, None))
     assert "TORCH_COMPILE_DEBUG_DIR" not in os.environ
     assert torch._inductor.config.epilogue_fusion
     assert case.spec.context.config == {"torch._inductor.config": {"epilogue_fusion": False}}
+    assert case.spec.context.threads is None
     assert case.backend.name == "aot_eager"
+
+
+def test_options_that_this_torch_lacks_are_left_out_and_said(
+    after_dynamo: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", logger="minidbg"):
+        case = next(importers.cases_of_torch_repro(after_dynamo, None))
+    left_out = "left out: line 12: torch._inductor.config.no_such_option does not exist"
+    assert left_out in case.provenance.notes
+    assert left_out in caplog.text
+    assert "left out: line 13: torch._inductor.config.no_such_group does not exist" in caplog.text
+
+
+def test_autocast_around_the_call_is_part_of_the_case(after_dynamo: Path) -> None:
+    after_dynamo.write_text(after_dynamo.read_text().replace("autocast=False", "autocast=True"))
+    case = next(importers.cases_of_torch_repro(after_dynamo, None))
+    assert [device for device, _, _ in case.spec.context.autocast] == ["cpu"]
 
 
 def test_training_is_tried_too_and_the_values_are_torchs_random_ones(after_dynamo: Path) -> None:
@@ -224,15 +242,82 @@ def test_a_graph_of_aot_autograd_is_tried_through_torch_compile_first(after_aot:
 def test_a_backend_can_be_named_instead(after_aot: Path) -> None:
     (case,) = importers.cases_of_torch_repro(after_aot, "planted_backends:raises_on_relu")
     assert case.compiler is planted.raises_on_relu
+    assert case.backend.name == "planted_backends.raises_on_relu"
     with pytest.raises(BackendUnreachable, match="leads nowhere"):
         importers.backend_named("planted_backends:raises_on_nothing_at_all")
 
 
-def test_a_backend_that_torch_wrote_as_an_object_is_an_error_that_names_the_line(after_dynamo: Path) -> None:
-    """torch writes ``backend=<function my_backend at 0x...>`` for a callable, which is no Python."""
-    after_dynamo.write_text(AFTER_DYNAMO.replace("BACKEND", "<function mine at 0x7f>"))
-    with pytest.raises(UnreadableTorchRepro, match=r"line 3\d is no Python: .*function mine"):
-        read_torch_repro(after_dynamo)
-    after_dynamo.write_text(AFTER_DYNAMO.replace("BACKEND", "mine"))
-    with pytest.raises(BackendUnreachable, match="--backend"):
+def test_a_backend_that_the_file_imports_is_found_again(after_dynamo: Path) -> None:
+    """What torch says to do where it has no name for a backend."""
+    text = AFTER_DYNAMO.replace("BACKEND", "mine").replace(
+        "    run_repro(", "    from beside_the_file import mine\n    run_repro("
+    )
+    after_dynamo.write_text(text)
+    (after_dynamo.parent / "beside_the_file.py").write_text(
+        "def mine(gm, example_inputs):\n    return gm.forward\n"
+    )
+    case = next(importers.cases_of_torch_repro(after_dynamo, None))
+    assert case.backend.name == "beside_the_file.mine"
+
+
+NO_MODULE = "from no_such_package.sub import mine"
+NOT_HERE = {
+    "a name that nobody registered": AFTER_DYNAMO.replace("BACKEND", "'mine'"),
+    "none": AFTER_DYNAMO.replace("BACKEND", "None"),
+    "a name that nothing defines": AFTER_DYNAMO.replace("BACKEND", "mine"),
+    "no Python": AFTER_DYNAMO.replace("BACKEND", "<function mine at 0x7f>"),
+    "imported above": f"{NO_MODULE}\n{AFTER_DYNAMO}".replace("BACKEND", "mine"),
+    "imported at the end": AFTER_DYNAMO.replace("BACKEND", "mine").replace(
+        "    run_repro(", f"    {NO_MODULE}\n    run_repro("
+    ),
+}
+REFUSALS = {
+    "a name that nobody registered": "its backend is 'mine': no backend named 'mine'; .*--backend",
+    "none": "its backend is None: torch had no name for it; .*--backend",
+    "a name that nothing defines": r"line 34, .*backend=mine\): NameError: name 'mine' is not defined",
+    "no Python": r"line 34, .*backend=<function mine at 0x7f>: SyntaxError: invalid syntax$",
+    "imported above": f"line 1, {NO_MODULE}: ModuleNotFoundError: No module named 'no_such_package'",
+    "imported at the end": f"line 33, {NO_MODULE}: ModuleNotFoundError: No module named 'no_such_package'",
+}
+
+
+@pytest.mark.parametrize("what", NOT_HERE)
+def test_a_backend_that_is_not_here_is_refused_with_its_line_and_replaced_when_another_is_named(
+    what: str, after_dynamo: Path
+) -> None:
+    after_dynamo.write_text(NOT_HERE[what])
+    with pytest.raises(UnreadableTorchRepro, match=REFUSALS[what]) as refused:
+        next(importers.cases_of_torch_repro(after_dynamo, None))
+    assert "--backend" in " ".join(refused.value.in_two())
+    case = next(importers.cases_of_torch_repro(after_dynamo, "planted_backends:raises_on_relu"))
+    assert case.compiler is planted.raises_on_relu
+    assert "imported" not in what or any("no_such_package" in note for note in case.provenance.notes)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("raise ValueError('trouble')", "line 31, raise ValueError.*: ValueError: trouble"),
+        ("raise SystemExit(3)", "line 31 ends it, with status 3"),
+        ("os._exit(3)", "the process that executed it ended by exit status 3"),
+        ("os.kill(os.getpid(), 11)", "the process that executed it ended by SIGSEGV"),
+        ("__import__('time').sleep(1000)", "the process that executed it ran for more than 5 s"),
+        ("__name__ = 'other'", "it never calls run_repro"),
+    ],
+)
+def test_a_file_that_does_not_come_to_its_call_is_refused_in_one_sentence(
+    statement: str, said: str, after_dynamo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importers, "SECONDS", 5.0)
+    lines = after_dynamo.read_text().replace("if __name__ ==", f"{statement}\nif __name__ ==")
+    after_dynamo.write_text(lines)
+    with pytest.raises(UnreadableTorchRepro, match=said):
+        next(importers.cases_of_torch_repro(after_dynamo, None))
+
+
+def test_inputs_that_this_torch_cannot_read_are_refused_with_their_line(after_dynamo: Path) -> None:
+    after_dynamo.write_text(
+        after_dynamo.read_text().replace("reader.tensor(buf1", "reader.tensor_of_2099(buf1")
+    )
+    with pytest.raises(UnreadableTorchRepro, match=r"line 29, reader\.tensor_of_2099.*AttributeError"):
         next(importers.cases_of_torch_repro(after_dynamo, None))
