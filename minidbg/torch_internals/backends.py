@@ -10,7 +10,7 @@ import io
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -315,17 +315,3 @@ def names_of_sources(node: torch.fx.Node) -> list[str]:
         names.append(str(getattr(source, "name", "")))
         sources += list(getattr(source, "from_node", None) or ())
     return names
-
-
-@seen("2.13", "2.15")
-def inductor_fallback_lines(operators: Sequence[str]) -> list[str]:
-    """Statements after which inductor calls eager's kernels for the operators, of which it has no decomposition then.
-
-    They belong before the first compilation; the table of decompositions may have been copied into a cache by an earlier one.
-    """
-    return [
-        "from torch._inductor import decomposition, lowering",
-        *(f"decomposition.decompositions.pop({name}, None)" for name in operators),
-        "decomposition.fast_random_decomps.cache_clear()",
-        *(f"lowering.make_fallback({name}, warn=False)" for name in operators),
-    ]

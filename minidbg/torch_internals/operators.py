@@ -182,26 +182,6 @@ def op_samples() -> list[Any]:
     return list(op_db)
 
 
-@contextlib.contextmanager
-@seen("2.11", "2.15")
-def aten_calls() -> Iterator[list[str]]:
-    """A block in which the list hears each operator that eager calls below autograd, but for views: ``torch.ops.aten.cumsum.default``."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    called: list[str] = []
-
-    class Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if not func.is_view and not func.name().startswith(
-                ("aten::detach", "aten::clone", "aten::empty")
-            ):
-                called.append(f"torch.ops.{func}")
-            return func(*args, **(kwargs or {}))
-
-    with Listener():  # type: ignore[no-untyped-call]
-        yield called
-
-
 @seen("2.11", "2.15")
 def loop_functions() -> dict[str, Callable[..., Any]]:
     """torch's control-flow ops by name; the paths to all but ``cond`` are private."""

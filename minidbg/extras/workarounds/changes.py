@@ -1,6 +1,5 @@
-"""Changes of a program. Some leave its graph as it is: options and modes of its backend, symbolic sizes, one thread, another backend.
-
-Others concern the ops at fault: a copy or a cast before them, their fallback to eager inside the backend or outside of it.
+"""Four kinds of changes of a program: an option of the backend, ``dynamic=`` or the number of threads; another backend; the ops at
+fault in eager, as a graph break around them has it; contiguous or cast tensors before them.
 """
 
 from __future__ import annotations
@@ -15,10 +14,12 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-from minidbg import asking, backends, repro, torch_internals
+from minidbg import backends, torch_internals
 from minidbg.fx.case import Case
-from minidbg.fx.copying import clone_values, copy_graph_module
+from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import is_call
+from minidbg.source.expressions import Expressions
+from minidbg.source.names import identifier, numbered
 from minidbg.source.origins import location
 from minidbg.words.run_spec import CallPath
 
@@ -50,15 +51,22 @@ class Change:
     what: str
     """In a few words: ``.contiguous() before cumsum``."""
     lines: tuple[str, ...]
-    """To write into the program."""
+    """Statements for the program."""
     where: str
-    """``train.py:41``, or a sentence."""
+    """``in place of cumsum at train.py:41``."""
     case: Case
     changes_graph: bool = False
     """Whether the graph computes in another way, so that its eager results are compared with those before."""
 
 
-WHERE = "where torch.compile is called"
+WHERE = "where torch.compile is called, with its other arguments"
+
+
+def with_backend(case: Case, **more: Any) -> Case:
+    return case.with_spec(backend=replace(case.backend, **more), call=CallPath.TORCH_COMPILE)
+
+
+# --- an option: of the backend, dynamic=, one thread ---
 
 
 def inductor_options(case: Case) -> Mapping[str, Any]:
@@ -70,35 +78,41 @@ def inductor_options(case: Case) -> Mapping[str, Any]:
 
 
 def with_options(case: Case, options: Mapping[str, Any]) -> Change:
-    given = {**case.backend.options, **options}
-    what = f"options={dict(options)!r}"
-    line = f"torch.compile(..., backend={case.backend.expression}, options={given!r})"
-    return Change(what, (line,), WHERE, with_backend(case, options=given, mode=None))
+    return with_settings(case, f"options={dict(options)!r}", {**case.backend.options, **options})
 
 
-def with_backend(case: Case, **more: Any) -> Case:
-    return case.with_spec(backend=replace(case.backend, **more), call=CallPath.TORCH_COMPILE)
-
-
-def without_own_settings(case: Case) -> Iterator[Change]:
+def without_own_options(case: Case) -> Iterator[Change]:
     """The program's own mode and options, one left out at a time."""
-    expression = case.backend.expression
     if case.backend.mode:
-        line = f"torch.compile(..., backend={expression})"
-        yield Change(f"without mode={case.backend.mode!r}", (line,), WHERE, with_backend(case, mode=None))
+        yield with_settings(case, f"without mode={case.backend.mode!r}", {})
     for name in case.backend.options:
         rest = {key: value for key, value in case.backend.options.items() if key != name}
-        line = f"torch.compile(..., backend={expression}" + (f", options={rest!r})" if rest else ")")
-        yield Change(f"without the option {name!r}", (line,), WHERE, with_backend(case, options=rest))
+        yield with_settings(case, f"without the option {name!r}", rest)
 
 
-def with_other_sizes(case: Case) -> Iterator[Change]:
+def with_settings(case: Case, what: str, options: Mapping[str, Any]) -> Change:
+    changed = with_backend(case, options=options, mode=None)
+    return Change(what, call_of_compile(changed), WHERE, changed)
+
+
+def call_of_compile(case: Case, backend: str = "{}{}", more: str = "") -> tuple[str, ...]:
+    """The call of torch.compile, with the imports that it needs; ``backend`` has places for the expression and its settings."""
+    given = {"mode": case.backend.mode, "options": dict(case.backend.options)}
+    settings = "".join(f", {name}={value!r}" for name, value in given.items() if value)
+    imports = [line for line in case.backend.setup if line.startswith(("import ", "from "))]
+    return (
+        *imports,
+        f"model = torch.compile(model, backend={backend.format(case.backend.expression, settings)}{more})",
+    )
+
+
+def with_other_sizes(case: Case) -> Change:
     """All sizes symbolic, or all of them numbers."""
-    symbolic = any(case.spec.dynamic_dims) or case.spec.dynamic
+    symbolic = bool(any(case.spec.dynamic_dims) or case.spec.dynamic)
     other = case.with_spec(dynamic=not symbolic, dynamic_dims=(), call=CallPath.TORCH_COMPILE)
     cost = "a compilation for each size" if symbolic else "one compilation for many sizes"
-    line = f"torch.compile(..., dynamic={not symbolic})  # {cost}"
-    yield Change(f"dynamic={not symbolic}", (line,), WHERE, other)
+    *imports, line = call_of_compile(case, more=f", dynamic={not symbolic}")
+    return Change(f"dynamic={not symbolic}", (*imports, f"{line}  # {cost}"), WHERE, other)
 
 
 def with_one_thread(case: Case) -> Iterator[Change]:
@@ -108,25 +122,21 @@ def with_one_thread(case: Case) -> Iterator[Change]:
         yield Change("one thread", ("torch.set_num_threads(1)",), "before the first call", changed)
 
 
-def in_lite_mode(case: Case) -> Iterator[Change]:
-    """The mode of inductor in which each op falls back to eager's kernel and nothing is fused."""
-    if case.backend.name == "inductor" and "lite" in torch_internals.inductor_modes():
-        line = f'torch.compile(..., backend={case.backend.expression}, mode="lite")'
-        yield Change('mode="lite"', (line,), WHERE, with_backend(case, options={}, mode="lite"))
+# --- another backend ---
 
 
 def with_other_backends(case: Case) -> Iterator[Change]:
     """This graph through a backend that compiles nothing; the program's other graphs are still compiled."""
     for name in ("aot_eager", "eager"):
-        line = f'torch.compile(..., backend=minidbg.wrap([{case.backend.expression}, "{name}"]))'
-        changed = replace(
-            case.with_spec(backend=backends.find(name), call=CallPath.TORCH_COMPILE), compiler=name
-        )
-        yield Change(f"{name} for this graph", (line,), WHERE, changed)
+        lines = ("import minidbg", *call_of_compile(case, f'minidbg.wrap([{{}}, "{name}"]{{}})'))
+        # the setup stays, which has the graph's custom operators defined
+        changed = with_backend(case, name=name, expression=f'"{name}"', options={}, mode=None)
+        yield Change(f"{name} for this graph", lines, WHERE, replace(changed, compiler=name))
 
+
+# --- the ops at fault ---
 
 MOST_CULPRITS = 8
-ATEN_SECONDS = 60.0
 
 
 def culprits_of(case: Case, small: Case) -> list[fx.Node]:
@@ -146,27 +156,59 @@ def repr_of(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else torch_internals.GivenCall.of(node).text
 
 
+def definitions(
+    nodes: Sequence[fx.Node], suffix: str, of_input: Callable[[fx.Node, str], str], of_result: str = ""
+) -> list[str]:
+    """A function for each different call that ``nodes`` make, of the values that they take, to call in their place.
+
+    ``of_input`` writes what a call takes, by its node and its name. Raises CannotWrite.
+    """
+    imports: dict[str, None] = {}
+    found: dict[str, str] = {}
+    for node in nodes:
+        names = {one: f"x{number}" for number, one in enumerate(node.all_input_nodes)}
+        write = Expressions(lambda one, names=names: of_input(one, names[one]))  # type: ignore[misc]
+        value = write.node(node)
+        imports |= dict.fromkeys(sorted(write.imports))
+        value = f"({value}){of_result.format(dtype_of(node))}" if of_result and dtype_of(node) else value
+        text = f"({', '.join(names.values())}):\n    return {value}"
+        found.setdefault(text, numbered(f"{identifier(short_name(node))}_{suffix}", {*found.values()}))
+    return [*imports, *(f"def {name}{text}" for text, name in found.items())]
+
+
+def called_in_place(culprits: Sequence[fx.Node]) -> str:
+    """Where the functions of ``definitions`` are called."""
+    places = ", ".join(dict.fromkeys(place for node in culprits if (place := location(node))))
+    return f"in place of {names_of(culprits)} at {places or 'a line that is not known'}"
+
+
+def names_of(culprits: Sequence[fx.Node]) -> str:
+    return ", ".join(dict.fromkeys(short_name(node) for node in culprits))
+
+
+def short_name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
 def with_changed_inputs(case: Case, small: Case, culprits: Sequence[fx.Node]) -> Iterator[Change]:
-    """A copy or a cast of the tensors that the ops at fault take."""
+    """The tensors that the ops at fault take, contiguous or cast."""
     dtypes = {value.dtype for value in small.inputs if isinstance(value, torch.Tensor)}
-    kinds: list[tuple[str, str, tuple[Any, ...]]] = [
-        ("contiguous", ".contiguous()", ()),
-        ("clone", ".clone()", ()),
-    ]
+    kinds: list[tuple[str, str, tuple[Any, ...]]] = [("contiguous", ".contiguous()", ())]
     if dtypes & {torch.float16, torch.bfloat16}:
-        kinds.insert(0, ("to", ".float()", (torch.float32,)))
-    if torch.bool in dtypes or torch.uint8 in dtypes:
+        kinds.insert(0, ("to", ".to(torch.float32)", (torch.float32,)))
+    if dtypes & {torch.bool, torch.uint8}:
         kinds.insert(0, ("to", ".to(torch.int64)", (torch.int64,)))
     for method, text, arguments in kinds:
         changed = changed_before(case, culprits, method, arguments)
         if changed is not None:
-            names = ", ".join(dict.fromkeys(short_name(node) for node in culprits))
-            lines = tuple(
-                f"{short_name(node)}: {text} on each tensor that it takes"
-                + (", and .to(dtype) on its result" if method == "to" else "")
-                for node in culprits[:3]
-            )
-            yield Change(f"{text} before {names}", lines, places_of(culprits), changed, changes_graph=True)
+
+            def of_input(node: fx.Node, name: str, text: str = text) -> str:
+                return name + text if is_tensor(node, case) else name
+
+            suffix, back = ("of_cast", ".to({})") if method == "to" else ("of_contiguous", "")
+            lines = definitions(culprits, suffix, of_input, back)
+            what = f"{text} before {names_of(culprits)}"
+            yield Change(what, tuple(lines), called_in_place(culprits), changed, changes_graph=True)
 
 
 def changed_before(
@@ -205,38 +247,9 @@ def dtype_of(node: fx.Node) -> torch.dtype | None:
     return example.dtype if isinstance(example, torch.Tensor) else None
 
 
-def inside_the_backend(case: Case, small: Case) -> Iterator[Change]:
-    """Inductor's own fallback: it calls the kernels that eager has for the ops at fault, and compiles the rest."""
-    operators = aten_calls_of(small) if case.backend.name == "inductor" else []
-    if not operators:
-        return
-    lines = torch_internals.inductor_fallback_lines(operators)
-    names = ", ".join(one.removeprefix("torch.ops.") for one in operators)
-    ref = replace(case.backend, setup=(*case.backend.setup, *lines))
-    changed = replace(case.with_spec(backend=ref, call=CallPath.TORCH_COMPILE), compiler=None)
-    yield Change(
-        f"inductor's fallback for {names}", tuple(lines), "before " + WHERE.removeprefix("where "), changed
-    )
-
-
-def aten_calls_of(case: Case) -> list[str]:
-    """``torch.ops.aten.cumsum.default``: the operators that eager calls for the case, but for views, asked in a child."""
-    value = asking.ask(f"{__name__}:aten_calls", case, seconds=ATEN_SECONDS)
-    return [str(one) for one in value] if isinstance(value, list) else []
-
-
-def aten_calls(argument: Mapping[str, Any], note: object) -> list[str]:
-    """In the child: the answer to ``aten_calls_of``."""
-    case = repro.load(argument["paths"][0])
-    with torch_internals.aten_calls() as called:
-        case.graph_module(*clone_values(case.inputs))
-    return list(dict.fromkeys(called))
-
-
 def outside_the_graph(case: Case, culprits: Sequence[fx.Node]) -> Change:
     """The ops at fault run in eager between two compiled parts: what a graph break around their lines does."""
     names = tuple(node.name for node in culprits)
-    ops = ", ".join(dict.fromkeys(short_name(node) for node in culprits))
     ref = case.backend
     expression = f"minidbg.extras.workarounds.eager_around({ref.expression}, {names!r}, {dict(ref.options)!r}, {ref.mode!r})"
     around = replace(
@@ -247,22 +260,14 @@ def outside_the_graph(case: Case, culprits: Sequence[fx.Node]) -> Change:
         mode=None,
     )
     backend = eager_around(case.compiler or backends.resolve(ref), names, ref.options, ref.mode)
-    lines = (
-        "@torch.compiler.disable",
-        f"def outside(*args): ...  # the call of {ops} goes in here",
-    )
+    lines = [
+        f"@torch.compiler.disable\n{text}" if text.startswith("def ") else text
+        for text in definitions(culprits, "in_eager", lambda node, name: name)
+    ]
     changed = replace(case.with_spec(backend=around, call=CallPath.TORCH_COMPILE), compiler=backend)
-    return Change(f"a graph break around {ops}", lines, places_of(culprits), changed)
-
-
-def short_name(node: fx.Node) -> str:
-    return str(getattr(node.target, "__name__", node.target))
-
-
-def places_of(nodes: Sequence[fx.Node]) -> str:
-    """``train.py:41, train.py:50``."""
-    places = dict.fromkeys(place for node in nodes if (place := location(node)))
-    return ", ".join(places) or "the lines are not known"
+    return Change(
+        f"a graph break around {names_of(culprits)}", tuple(lines), called_in_place(culprits), changed
+    )
 
 
 def eager_around(

@@ -37,7 +37,7 @@ def workaround(path: Path, max_questions: int, as_json: bool) -> None:
     for number, found in enumerate([] if as_json else search.found, 1):
         click.echo(f"{number}. {printable(found.what)}: {found.cost}")
         click.echo(f"   {found.where}")
-        for line in found.lines:
+        for line in "\n".join(found.lines).splitlines():
             click.echo(f"       {printable(line)}")
     for text in search.notes:
         note(text)

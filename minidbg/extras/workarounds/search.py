@@ -6,6 +6,7 @@ gives for the graph as it was.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import time
@@ -28,7 +29,7 @@ from minidbg.repro.folder import hidden
 from minidbg.repro.known_workaround import kept_file
 from minidbg.source.module_text import instantiate
 from minidbg.torch_internals.devices import synchronize
-from minidbg.words.errors import NotReproduced
+from minidbg.words.errors import CannotWrite, NotReproduced
 from minidbg.words.files import replace_file
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import Level
@@ -155,17 +156,16 @@ def candidates(case: Case, small: Case, trials: Asking) -> Iterator[Change]:
     """Changes to try, those first that help often and cost little."""
     yield from changes.with_one_thread(case)
     yield from option_that_helps(case, trials)
+    yield from changes.without_own_options(case)
     culprits = changes.culprits_of(case, small)
-    if culprits:
-        yield from changes.inside_the_backend(case, small)
-    yield from changes.without_own_settings(case)
-    if culprits:
-        yield changes.outside_the_graph(case, culprits)
-    yield from changes.in_lite_mode(case)
-    yield from changes.with_other_sizes(case)
+    with contextlib.suppress(CannotWrite):  # an op that no line of the user's can name
+        if culprits:
+            yield changes.outside_the_graph(case, culprits)
+    yield changes.with_other_sizes(case)
     yield from changes.with_other_backends(case)
-    if culprits:
-        yield from changes.with_changed_inputs(case, small, culprits)
+    with contextlib.suppress(CannotWrite):
+        if culprits:
+            yield from changes.with_changed_inputs(case, small, culprits)
 
 
 def option_that_helps(case: Case, trials: Asking) -> Iterator[Change]:

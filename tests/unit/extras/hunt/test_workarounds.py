@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_a_cast_before_the_op_is_undone_after_it() -> None:
 
 def test_nothing_is_copied_before_an_op_that_writes_to_its_input() -> None:
     case = case_of(lambda x: x.relu_(), torch.randn(3))
-    assert changes.changed_before(case, changes.culprits_of(case, case), "clone", ()) is None
+    assert changes.changed_before(case, changes.culprits_of(case, case), "contiguous", ()) is None
 
 
 def test_the_option_that_helps_is_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,20 +89,87 @@ def test_the_option_that_helps_is_found_by_halves(monkeypatch: pytest.MonkeyPatc
 def test_a_backend_that_hands_the_graph_back_has_not_been_helped(monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_of(program, torch.ones(3))
     trials = search.Asking(case, 10)
-    change = next(changes.with_other_sizes(case))
+    change = changes.with_other_sizes(case)
     for reason, works in (("", True), ("fallback: eager ran it", False)):
         outcome = Outcome(Verdict.GONE, reason=reason)
         monkeypatch.setattr(trials, "outcome", lambda case, outcome=outcome: outcome)
         assert trials.agrees(change) is works
 
 
-def test_what_eager_calls_below_an_op_is_what_inductor_falls_back_for() -> None:
-    inductor = BackendRef("inductor", '"inductor"')
-    case = case_of(lambda x: torch.cumsum(x.t(), 0), torch.ones(2, 3)).with_spec(backend=inductor)
-    assert changes.aten_calls_of(case) == ["torch.ops.aten.cumsum.default"]
-    (change,) = changes.inside_the_backend(case, case)
-    assert "lowering.make_fallback(torch.ops.aten.cumsum.default, warn=False)" in change.lines
-    assert change.case.backend.setup == change.lines
+def test_four_kinds_of_changes_are_tried() -> None:
+    """An option, another backend, the op in eager, and other inputs for it."""
+    backend = BackendRef("inductor", '"inductor"', options={"max_autotune": False})
+    case = case_of(program, torch.randn(3).half())
+    case = replace(case.with_spec(backend=backend), compiler="inductor")
+    trials = search.Asking(case, 10)
+    trials.tried = {f"options={dict(changes.inductor_options(case))!r}": False}
+    tried = [change.what for change in search.candidates(case, case_of(only_relu, *case.inputs), trials)]
+    assert tried == [
+        "without the option 'max_autotune'",
+        "a graph break around relu",
+        "dynamic=True",
+        "aot_eager for this graph",
+        "eager for this graph",
+        ".to(torch.float32) before relu",
+        ".contiguous() before relu",
+    ]
+
+
+def several(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    parts = torch.cat([x.t(), y], dim=1).cumsum(1)
+    return torch.cat([parts, x.t()], dim=1) + torch.cat([y, y, y], dim=1)
+
+
+def run_lines(lines: Sequence[str], **known: Any) -> dict[str, Any]:
+    """What the printed lines define when they are pasted."""
+    exec("\n".join(lines), known)
+    return known
+
+
+def test_the_code_of_a_graph_break_computes_the_op_and_keeps_it_from_the_backend() -> None:
+    case = case_of(program, torch.randn(3))
+    change = changes.outside_the_graph(case, changes.culprits_of(case, case_of(only_relu, torch.randn(3))))
+    relu_in_eager = run_lines(change.lines, torch=torch)["relu_in_eager"]
+    compiled = torch.compile(lambda x: relu_in_eager(x + 1).tanh() * 2, backend=planted.raises_on_relu)
+    x = torch.randn(3)
+    assert torch.equal(compiled(x), program(x))
+
+
+def test_each_different_call_of_an_op_has_a_function_of_its_own() -> None:
+    inputs = torch.randn(3, 2).half(), torch.randn(2, 3).half()
+    case = case_of(several, *inputs)
+    culprits = [node for node in case.graph_module.graph.nodes if node.target in (torch.cat, "cumsum")]
+    culprits[1].meta["example_value"] = torch.empty(2, 6, dtype=torch.float16)
+    cast, contiguous = changes.with_changed_inputs(case, case, culprits)
+    x, y = inputs
+    for change in (cast, contiguous):
+        defined = run_lines(change.lines, torch=torch)
+        suffix = "of_cast" if change is cast else "of_contiguous"
+        cat, cumsum = defined[f"cat_{suffix}"], defined[f"cumsum_{suffix}"]
+        thrice = defined[f"cat_{suffix}_1"]
+        assert torch.equal(cat(x.t(), y).to(x.dtype), torch.cat([x.t(), y], dim=1))
+        assert torch.equal(thrice(y).to(x.dtype), torch.cat([y, y, y], dim=1))
+        assert cumsum(y).dtype is torch.float16
+    assert ".contiguous()" in "".join(contiguous.lines)
+    assert len(contiguous.lines) == 3  # the first and the second cat are one call
+
+
+def test_the_call_of_compile_is_code_with_the_imports_and_the_options_of_the_backend() -> None:
+    case = case_of(program, torch.ones(3))
+    case = case.with_spec(backend=replace(case.backend, options={"level": 2}))
+    asked: list[dict[str, Any]] = []
+
+    class Torch:
+        @staticmethod
+        def compile(model: Any, **given: Any) -> Any:
+            asked.append(given)
+
+    run_lines(changes.with_other_sizes(case).lines, torch=Torch, model=None)
+    run_lines(next(changes.without_own_options(case)).lines, torch=Torch, model=None)
+    assert asked == [
+        {"backend": planted.raises_on_relu, "options": {"level": 2}, "dynamic": True},
+        {"backend": planted.raises_on_relu},
+    ]
 
 
 def test_nothing_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +193,9 @@ def test_the_best_one_is_kept_for_show_and_the_warning_of_a_fallback_names_it(tm
 
 
 @pytest.mark.slow
-def test_a_capture_that_fails_has_a_workaround_for_it(tmp_path: Path) -> None:
+def test_a_capture_that_fails_has_a_workaround_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = case_of(program, torch.randn(3)).with_spec(signature=None)
     failing = with_failure(case, asking.submit(case, seconds=60))
     small = case_of(only_relu, torch.randn(3)).with_spec(signature=failing.signature)
@@ -138,4 +208,12 @@ def test_a_capture_that_fails_has_a_workaround_for_it(tmp_path: Path) -> None:
         "eager for this graph",
     }
     assert all(one.seconds_a_call for one in done.found)
+    monkeypatch.setenv("MINIDBG_REDUCE", "later")
+    monkeypatch.setenv("MINIDBG_REPRO_DIR", str(tmp_path / "repros"))
+    x = torch.randn(3)
+    for one in done.found:
+        if one.what.endswith("for this graph"):
+            torch._dynamo.reset()
+            model = run_lines(one.lines, torch=torch, model=program)["model"]
+            assert torch.equal(model(x), program(x))
     assert done.questions <= 10
