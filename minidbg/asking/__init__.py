@@ -1,15 +1,15 @@
 """Questions about a case, each answered in a child: one ``submit``, whatever the case."""
 
 from minidbg.asking.oracle_calls import asked_elsewhere, outcome_of, submit, unless_the_machine_failed
-from minidbg.asking.packing import ask, packed, portable, preparation
+from minidbg.asking.packing import ask, packed, preparation, with_all_values
 
 __all__ = [
     "ask",
     "asked_elsewhere",
     "outcome_of",
     "packed",
-    "portable",
     "preparation",
     "submit",
     "unless_the_machine_failed",
+    "with_all_values",
 ]

@@ -93,18 +93,6 @@ def with_files(script: Script, files: Mapping[str, tuple[str, int]]) -> str:
     return script.text.replace(STORED.rstrip("\n"), MAPPED.format(files=dict(files)).rstrip("\n"))
 
 
-def portable(case: Case, folder: str, name: Callable[[bytes], str]) -> tuple[str, dict[str, bytes]]:
-    """The script of ``case`` for another machine, and the files that it looks for in ``folder`` there, called by ``name``.
-
-    Raises CannotWrite.
-    """
-    script = with_all_values(case)
-    data = {key: array.tobytes() for key, array in arrays_of(script).items()}
-    names = {key: name(one) for key, one in data.items()}
-    text = with_files(script, {key: (f"{folder}/{names[key]}", len(one)) for key, one in data.items()})
-    return text, {names[key]: one for key, one in data.items()}
-
-
 @contextlib.contextmanager
 def packed(case: Case, *, value_limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
     """The path of a script that has ``case`` with all of its values, for ``load`` in a child of the forkserver.

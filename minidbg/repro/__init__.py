@@ -12,6 +12,7 @@ from minidbg.repro.folder import (
     publish,
     reduction_place,
     write,
+    write_script,
 )
 from minidbg.repro.header import Header, read_header
 from minidbg.repro.loading import load
@@ -43,4 +44,5 @@ __all__ = [
     "run",
     "run_alone",
     "write",
+    "write_script",
 ]

@@ -155,7 +155,7 @@ def code_behind(path: Path) -> tuple[dict[str, str], list[str]]:
     repro = read_repro(path, path.name)
     if repro is None or repro.damage:
         return {}, []
-    found = scan(source_roots([repro]), Ignore(), Snapshot(), now_ns=0)
+    found = scan(source_roots([repro]), Ignore(with_compiled=True), Snapshot(), now_ns=0)
     return {name: entry.digest for name, entry in found.files.items()}, import_folders([repro])
 
 

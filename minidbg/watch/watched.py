@@ -134,7 +134,7 @@ class Watched:
     told_stepping: bool = False
 
     def __post_init__(self) -> None:
-        self.ignore = Ignore(self.settings.ignore)
+        self.ignore = self.what_to_ignore()
         # A build must not begin on a half-saved tree: nothing supersedes what it writes.
         self.burst = Burst(small_quiet_s=QUIET_S if self.settings.build else LULL_S)
         self.polling = self.settings.poll_s is not None
@@ -255,10 +255,15 @@ class Watched:
         before, hints, now_ns = self.snapshot, tuple(hints), time.time_ns()
         everywhere = everywhere or any(os.path.basename(path) == ".gitignore" for path in hints)
         if everywhere:
-            self.ignore = Ignore(self.settings.ignore)
+            self.ignore = self.what_to_ignore()
         find = scan if everywhere else update
         self.snapshot = find(self.roots, self.ignore, before, hints, now_ns=now_ns, always=self.always)
         return self.snapshot.changes_since(before)
+
+    def what_to_ignore(self) -> Ignore:
+        """What the settings say, and git as it is now. A worker's run cannot load, and then tell of, a library that was not sent."""
+        sent = self.settings.cluster is not None and not self.settings.build
+        return Ignore(self.settings.ignore, with_compiled=sent)
 
     def concerns(self, path: str) -> bool:
         """Whether a hint for ``path`` is worth a look."""

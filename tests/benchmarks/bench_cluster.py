@@ -69,7 +69,7 @@ class Sleeper:
     log = ""
 
 
-def judge(request: Mapping[str, Any]) -> None:
+def judge(request: Mapping[str, Any], zipped: bytes) -> None:
     """In place of ``judges.judge``."""
     from distributed import get_worker
 

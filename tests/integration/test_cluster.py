@@ -19,6 +19,8 @@ from command_line import cli, python
 from toy_repros import BROKEN, WORKS, Checkout, script
 from watch_driver import WatchProcess, watching
 
+from minidbg.extras.cluster.code import MANIFEST
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 OPS = {"relu": BROKEN, "sin": BROKEN, "cos": WORKS}
@@ -81,9 +83,11 @@ def test_columns_are_kinds_of_machines_and_code_travels(desk: Checkout, cluster:
         running.wait_for_sweep(since=0)
         wanted = {(f"{op}.py", f"cpu@{kind}"): EXPECT[op] for op in OPS for kind in ("red", "blue")}
         assert results(running, 0) == wanted
-        sent = [path.read_text() for path in (cluster.folder / "cache-one" / "blobs").iterdir()]
-        code = sorted(text for text in sent if "def " in text and "[tool" not in text)
-        assert code == sorted(path.read_text() for path in desk.package.glob("*.py"))
+        (tree,) = (cluster.folder / "cache-one" / "code").iterdir()
+        sent = {path for path in tree.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+        code = {Path(f"{tree}{path}"): path.read_text() for path in desk.package.glob("*.py")}
+        assert sent == {*code, tree / MANIFEST}
+        assert {path: path.read_text() for path in code} == code
         end(two)
         mark = running.mark()
         columns(running, "cpu@red", since=mark)
@@ -173,6 +177,26 @@ def test_a_build_runs_on_the_worker_once_a_content(desk: Checkout, cluster: Clus
         assert running.flips() == [("FIXED", "relu.py")]
 
 
+def test_a_library_that_was_built_in_place_travels_although_git_ignores_it(
+    desk: Checkout, cluster: Cluster
+) -> None:
+    """And when it is built again, runs see the new one."""
+    library = desk.package / "native.so"
+    reads = "import pathlib\nexec(pathlib.Path(__file__).with_name('native.so').read_text())\n"
+    (desk.package / "relu.py").write_text(reads)
+    library.write_text(BROKEN.format(op="relu"))
+    desk.commit(ignored="*.so")
+    cluster.worker("one", "--kind", "red")
+    with watching(desk.folder, "minidbg_repros", *cluster.watch_options(), env=desk.env) as running:
+        running.wait_for_sweep(since=0)
+        assert results(running, 0) == {(f"{op}.py", "cpu@red"): EXPECT[op] for op in OPS}
+        mark = running.mark()
+        library.write_text(WORKS.format(op="relu"))
+        running.wait_for_event("flip", since=mark)
+        running.wait_until_quiet()
+        assert running.flips() == [("FIXED", "relu.py")]
+
+
 def certificates(folder: Path) -> list[str]:
     """An authority, and one certificate of it for all; as options."""
     folder.mkdir()
@@ -205,10 +229,11 @@ def test_tls_lets_only_those_in_who_have_a_certificate(desk: Checkout, tmp_path:
 
 
 BACKEND = """
-import torch
+import os, torch
 
 
 def needs_both(gm, example_inputs):
+    print(__file__, file=open(os.environ["CALLS"], "a")) if "CALLS" in os.environ else None
     if {torch.relu, torch.tanh} <= {node.target for node in gm.graph.nodes}:
         raise ValueError("no kernel")
     return gm.forward
@@ -229,6 +254,18 @@ with contextlib.suppress(Exception):
 """
 
 
+def counting(folder: Path) -> dict[str, str]:
+    """For a worker that holds torch, and whose backend notes where it was imported from whenever it is called."""
+    return {"MINIDBG__WATCH_PRELOAD": "", "CALLS": str(folder / "calls")}
+
+
+def calls(folder: Path) -> list[str]:
+    """The calls of the backend on workers, all of which had it from what was sent to them."""
+    found = (folder / "calls").read_text().splitlines()
+    assert all(path.startswith(str(folder / "cluster" / "cache-")) for path in found), found
+    return found
+
+
 @pytest.mark.exhaustive
 def test_a_reduction_on_workers_has_the_same_result(tmp_path: Path) -> None:
     """The worker cannot import the backend by itself, and is asked two questions at a time."""
@@ -244,15 +281,10 @@ def test_a_reduction_on_workers_has_the_same_result(tmp_path: Path) -> None:
 
     alone, _ = reduced("alone")
     with Cluster(tmp_path / "cluster") as cluster:
-        cluster.worker("one", "--kind", "red", "-j", "2", env={"MINIDBG__WATCH_PRELOAD": ""})
+        cluster.worker("one", "--kind", "red", "-j", "2", env=counting(tmp_path))
         together, said = reduced("together", *cluster.watch_options())
         assert "questions are asked on cpu@red, 2 at a time" in said
-        questions = [
-            path.read_text()
-            for path in (tmp_path / "cluster" / "cache-one" / "blobs").iterdir()
-            if b"def forward" in path.read_bytes()
-        ]
-        assert len(questions) > 3
+        assert len(calls(tmp_path)) > 3
     assert together == alone
 
 
@@ -272,10 +304,11 @@ with contextlib.suppress(Exception):
     torch.compile(model, backend=minidbg.wrap(needy.needs_none_of, reduce="later", repro_dir=sys.argv[2]))(torch.randn(3, 4))
 """
 NEEDS_NONE_OF = """
-import torch
+import os, torch
 
 
 def needs_none_of(gm, example_inputs):
+    print(__file__, file=open(os.environ["CALLS"], "a")) if "CALLS" in os.environ else None
     for node in gm.graph.nodes:
         if node.target in (torch.relu, torch.tanh):
             raise ValueError(f"no kernel for {node.target.__name__}")
@@ -296,7 +329,7 @@ def test_what_training_jobs_left_in_a_shared_folder_is_reduced_on_workers(tmp_pa
     assert len(list(shared.glob(".minidbg/captures/*.py"))) == 2
     with Cluster(tmp_path / "cluster") as cluster:
         for name in ("one", "two"):
-            cluster.worker(name, "--kind", "red", "-j", "1", env={"MINIDBG__WATCH_PRELOAD": ""})
+            cluster.worker(name, "--kind", "red", "-j", "1", env=counting(tmp_path))
         with watching(tmp_path, "shared", *cluster.watch_options(), env=env) as running:
             columns(running, "cpu@red", seconds=120)
             running.wait_for(lambda _: len(running.since(0, "reduction_finished")) == 2, seconds=250)
@@ -307,13 +340,7 @@ def test_what_training_jobs_left_in_a_shared_folder_is_reduced_on_workers(tmp_pa
                 lambda event: set(results(running, 0)) >= {(one, "cpu@red") for one in repros}, seconds=60
             )
             assert set(results(running, 0).values()) == {"reproduces"}
-        questions = [
-            path
-            for name in ("one", "two")
-            for path in (tmp_path / "cluster" / f"cache-{name}" / "blobs").iterdir()
-            if b"def forward" in path.read_bytes()
-        ]
-        assert len(questions) > 4
+        assert len(calls(tmp_path)) > 4
 
 
 @pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts())

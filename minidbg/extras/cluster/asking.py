@@ -15,9 +15,9 @@ import torch
 
 from minidbg import asking
 from minidbg.asking import packing
-from minidbg.extras.cluster.code import BLOBS, sha_of
 from minidbg.extras.cluster.pool import ClusterPool
 from minidbg.fx.case import Case
+from minidbg.repro import discard, write_script
 from minidbg.watch.places import Members, Notice, Place, whole_name
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.errors import CannotWrite, MinidbgError
@@ -52,12 +52,11 @@ class Asker:
     def __call__(self, case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool) -> Outcome:
         """One run on a worker. Raises OSError where no machine can do it."""
         try:
-            text, blobs = asking.portable(case, BLOBS, sha_of)
+            whole = asking.with_all_values(case)
         except CannotWrite as refusal:
             return Outcome(Verdict.INVALID, reason=str(refusal))
         number = next(NUMBERS)
         script = self.folder / f"case_{number}.py"
-        script.write_text(text)
         warm = "inductor" if case.backend.name == "inductor" else "aot"
         argv = (QUESTION, str(script), json.dumps(case.spec.margin), json.dumps(to_the_end))
         order = Order(
@@ -66,9 +65,10 @@ class Asker:
         pool = self.pool
         assert pool is not None
         try:
-            ended = self.ends.of(order, lambda order: pool.run(order, blobs))
+            write_script(whole, script)
+            ended = self.ends.of(order, pool.run)
         finally:
-            script.unlink()
+            discard(script)
         if ended.unable or ended.lost or ended.cancelled:
             raise OSError(ended.unable or "the worker's interpreter died under a question")
         said = last_json(ended.stdout)

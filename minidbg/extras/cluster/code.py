@@ -1,8 +1,7 @@
-"""The code under test on its way to a worker: a manifest of paths and hashes, and the folder in which it becomes files again.
+"""The code under test on its way to a worker: one zip for each content, and the folder that a worker unpacks it into.
 
-Everything that travels is a blob, called by the SHA-1 of its bytes. The manifest is one too, and its name is the digest that a
-verdict carries. On the worker each manifest has a tree of its own below which every file lies at its path on the sender's
-machine; a tree is never changed once it is complete.
+The digest of the content is what the folder is called and what a verdict belongs to. In the folder every file lies at its path on
+the sender's machine; once it is there, only bytecode is added.
 """
 
 from __future__ import annotations
@@ -11,41 +10,40 @@ import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import re
 import shutil
+import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 
-from minidbg.words.files import link_or_copy
+from minidbg.watch.snapshot import COMPILED
 from minidbg.workers.build import build_within
 
 INSTALLED = re.compile(r".*/(?:site|dist)-packages/(?P<inner>.+)")
 """A path inside an installation: such code does not travel, a worker has its own."""
-BUILT = re.compile(r"\.(so|pyd|dylib|dll)$|\.so\.")
-BLOBS = "@minidbg-blobs@"
-"""In a script: the folder of the blobs."""
-COMPLETE = ".minidbg-complete"
+MANIFEST = ".minidbg-code.json"
+BUILD_SAID = ".minidbg-build"
+"""What the build of a folder came to: its first error, or nothing. It is written last."""
+DRAFT = "draft-"
 BUILD_SECONDS = 3600.0
 MOST_TREES = 16
-SMALL_BYTES = 1 << 16
-"""So much travels with an order; larger files are sent to workers that ask for them, and read again for that."""
-RACY_NS = 2_000_000_000
-"""A file that was written so shortly before may be written again without another time stamp."""
 UNUSED_S = 86400.0
-"""After so long a blob that no tree was made of goes."""
+"""After so long a draft is one of a worker that was killed."""
+WRITTEN_S = 946_684_800
+"""When every file was written, as far as Python sees: bytecode of one folder fits the same file in another."""
 
 
 def sha_of(data: bytes) -> str:
-    """The name of a blob."""
     return hashlib.sha1(data, usedforsecurity=False).hexdigest()
 
 
@@ -58,26 +56,47 @@ class Code:
     """What is sent. All paths are those of the sender's machine."""
 
     files: Mapping[str, str] = field(default_factory=dict)
-    """The blob of each file; a ``*`` behind it where the file is executable."""
+    """The hash of each file; a ``*`` behind it where the file is executable."""
     paths: tuple[str, ...] = ()
     """Folders that go in front of ``sys.path``."""
     installed: Mapping[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
-    """By top-level name, what is watched inside an installation: its version, and the blob of each file by its path there.
+    """By top-level name, what is watched inside an installation: its version, and the hash of each file by its path there.
 
     It is not sent. A worker that has the same version must have the same files.
     """
     build: str = ""
     build_folder: str = ""
 
-    @property
+    @cached_property
     def manifest(self) -> bytes:
-        """The blob that says all of this."""
-        return json.dumps(vars(self), sort_keys=True).encode()
+        """All of this as JSON."""
+        return json.dumps(
+            {one.name: getattr(self, one.name) for one in fields(self)}, sort_keys=True
+        ).encode()
+
+    @cached_property
+    def digest(self) -> str:
+        return sha_of(self.manifest)
+
+    @cached_property
+    def zipped(self) -> bytes:
+        """The manifest and the files. Raises Edited, and OSError for a file that is gone."""
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            archive.writestr(MANIFEST, self.manifest)
+            for path, sha in self.files.items():
+                data = Path(path).read_bytes()
+                if sha_of(data) != sha.rstrip("*"):
+                    raise Edited(f"{path} was edited while it was being sent")
+                member = zipfile.ZipInfo(path.lstrip("/"))
+                member.external_attr = (0o755 if sha.endswith("*") else 0o644) << 16
+                archive.writestr(member, data, zipfile.ZIP_DEFLATED, compresslevel=1)
+        return content.getvalue()
 
     @classmethod
-    def read(cls, manifest: bytes) -> Code:
-        """What a manifest says."""
-        return cls(**json.loads(manifest))
+    def read(cls, tree: Path) -> Code:
+        """What was unpacked into ``tree``. Raises OSError."""
+        return cls(**json.loads((tree / MANIFEST).read_bytes()))
 
     def folders(self) -> list[str]:
         """The folders that its files lie in, for people."""
@@ -97,7 +116,7 @@ def code_of(
     for path, digest in sorted(files.items()):
         inside = INSTALLED.match(path)
         if inside is None:
-            if not (build and BUILT.search(path)):
+            if not (build and COMPILED.search(path)):
                 known = digest if "@" not in digest else sha_of_file(path, digest)
                 sent[path] = known + ("*" if os.access(path, os.X_OK) else "")
         elif "@" not in digest:
@@ -133,199 +152,136 @@ def version_of(name: str) -> str:
         return ""
 
 
-@dataclass(slots=True)
-class Outbox:
-    """The blobs that can be sent from here, and the code that runs are to see now."""
-
-    build: str = ""
-    build_folder: str = ""
-    digest: str = ""
-    """Of the manifest."""
-    blobs: dict[str, str | bytes] = field(default_factory=dict)
-    """The file that has a blob, or its bytes."""
-    latest: dict[str, bytes] = field(default_factory=dict)
-    """The manifest, and the files that the one before did not have; nothing where that is much."""
-    installed: dict[str, str] = field(default_factory=dict)
-    """Path of each watched file inside an installation, by its path in there."""
-    hashes: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    """Of scripts and their tensors, by path; each with its time stamps."""
-
-    def take(self, files: Mapping[str, str], paths: Iterable[str]) -> Code:
-        """From now on runs are to see these files, each with its hash. Raises OSError."""
-        code = code_of(files, paths, build=self.build, build_folder=self.build_folder)
-        manifest = code.manifest
-        self.digest = sha_of(manifest)
-        sources = {sha.rstrip("*"): path for path, sha in code.files.items()}
-        new = [sha for sha in (self.digest, *sources) if sha not in self.blobs]
-        self.blobs |= {**sources, self.digest: manifest}
-        self.installed = {found["inner"]: path for path in files if (found := INSTALLED.match(path))}
-        self.latest = {}
-        size = len(manifest) + sum(os.path.getsize(sources[sha]) for sha in new if sha in sources)
-        if size <= SMALL_BYTES:
-            with contextlib.suppress(Edited):  # the next sweep will see it
-                self.latest = self.read(new)
-        return code
-
-    def script(self, path: Path) -> tuple[str, str]:
-        """The blobs of a script and of the tensors beside it, empty without tensors. Raises OSError."""
-        tensors = path.with_suffix(".safetensors")
-        return self.sha(str(path)), self.sha(str(tensors)) if tensors.exists() else ""
-
-    def sha(self, path: str) -> str:
-        """The blob of a file. It is read again only when it was written. Raises OSError."""
-        status = os.stat(path)
-        stamp = status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
-        known, sha = self.hashes.get(path, ((), ""))
-        if known != stamp or time.time_ns() - status.st_mtime_ns < RACY_NS:
-            data = Path(path).read_bytes()
-            sha = sha_of(data) if data else ""
-            self.blobs[sha] = data if len(data) < SMALL_BYTES else path
-            self.hashes[path] = stamp, sha
-        return sha
-
-    def read(self, shas: Iterable[str]) -> dict[str, bytes]:
-        """The bytes of blobs. Raises Edited when a file no longer has those, and OSError."""
-        found = {}
-        for sha in shas:
-            source = self.blobs.get(sha, b"")
-            found[sha] = source if isinstance(source, bytes) else Path(source).read_bytes()
-            if isinstance(source, str) and sha_of(found[sha]) != sha:
-                raise Edited(f"{source} was edited while it was being sent")
-        return found
-
-
 # On the worker
 
 
 @dataclass(slots=True)
-class BlobStore:
-    """Blobs, and what is made of them, in one folder. Several workers of one machine may share it."""
+class Trees:
+    """The folders of code, each called by the digest of its content. Several workers may share them, also of several machines."""
 
     folder: Path
-    codes: dict[str, Code] = field(default_factory=dict)
-    """The manifest that was read last, by its digest."""
+    codes: dict[str, tuple[Code, str]] = field(default_factory=dict)
+    """What was used last, by its digest, and why it cannot be used here."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        for name in ("blobs", "trees", "scripts"):
-            (self.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def blob(self, sha: str) -> Path:
-        """Where a blob lies if it is here."""
-        return self.folder / "blobs" / sha
+    def ready(self, digest: str, zipped: bytes) -> tuple[Path, Code, str]:
+        """The folder of a content, what it holds, and why it cannot be used, or nothing. Raises OSError, and ValueError for a bad zip."""
+        tree = self.folder / digest
+        with self.lock:
+            if not tree.exists():
+                self.unpack(digest, zipped)
+            os.utime(tree)
+            if digest not in self.codes:
+                code = Code.read(tree)
+                self.codes = {digest: (code, differing(code))}  # one sweep follows the other
+            code, why = self.codes[digest]
+        return tree, code, (code.build and self.build(digest, zipped, code)) or why
 
-    def lacking(self, digest: str, others: Iterable[str] = ()) -> list[str]:
-        """The blobs that are not here of those that a tree and other files are made of; first of all the manifest."""
-        wanted = list(others)
-        if digest and not self.blob(digest).exists():
-            wanted.append(digest)
-        elif digest and not self.is_complete(digest):
-            code = self.code(digest)
-            wanted += {sha.rstrip("*") for sha in code.files.values()}
-        return [sha for sha in wanted if not self.blob(sha).exists()]
+    def unpack(self, digest: str, zipped: bytes) -> None:
+        """Make the folder. It gets its name when it is whole: other workers look for it, and this one may be killed."""
+        tree, before = self.folder / digest, next(iter(self.by_use()), None)
+        with self.draft() as draft:
+            whole = draft / digest
+            extract(zipped, whole)
+            code = Code.read(whole)
+            if code.digest != digest:
+                raise ValueError(f"the zip that was sent as {digest} holds {code.digest}")
+            if before is not None:
+                take_bytecode(before, whole, code)
+            try:
+                whole.rename(tree)
+            except OSError:
+                if not tree.exists():  # else another worker was first
+                    raise
+        self.prune()
 
-    def is_complete(self, digest: str) -> bool:
-        """Whether the tree of a manifest is here."""
-        return (self.folder / "trees" / digest / COMPLETE).exists()
+    def build(self, digest: str, zipped: bytes, code: Code) -> str:
+        """Run the build command in the folder, once; its first error, or nothing. Not in a draft, since it may write paths down."""
+        tree = self.folder / digest
+        said = tree / BUILD_SAID
+        if not said.exists():
+            with FileLock(f"{tree}.lock"):
+                if not said.exists():
+                    self.remove(tree)  # a build that was killed has left a part
+                    self.unpack(digest, zipped)
+                    said.write_text(built(code, tree))
+        return said.read_text()
 
-    def put(self, blobs: Mapping[str, bytes]) -> None:
-        """Keep blobs; one whose bytes are not what its name says is left out. Raises OSError."""
-        for sha, data in blobs.items():
-            if sha_of(data) == sha and not self.blob(sha).exists():
-                draft = self.blob(f"{sha}.{os.getpid()}.{threading.get_ident()}")
-                try:
-                    draft.write_bytes(data)
-                    draft.replace(self.blob(sha))
-                finally:
-                    draft.unlink(missing_ok=True)
+    def by_use(self) -> list[Path]:
+        """The folders, the one that was used last first."""
+        trees = [path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith(DRAFT)]
+        return sorted(trees, key=written, reverse=True)
 
-    def tree(self, digest: str) -> tuple[Path, str]:
-        """The tree of a manifest whose blobs are here, and why it cannot be used, or nothing. Raises OSError."""
-        folder = self.folder / "trees" / digest
-        if not self.is_complete(digest):
-            with FileLock(f"{folder}.lock"):
-                if not self.is_complete(digest):
-                    shutil.rmtree(folder, ignore_errors=True)
-                    self.unpack(self.code(digest), folder, next(iter(self.complete()), None))
-                    self.prune(folder)
-        os.utime(folder / COMPLETE)
-        return folder, (folder / COMPLETE).read_text()
+    def prune(self) -> None:
+        """Remove all but the folders that were used last, and what killed workers have left."""
+        for tree in self.by_use()[MOST_TREES:]:
+            self.remove(tree)
+            Path(f"{tree}.lock").unlink(missing_ok=True)
+        for path in self.folder.iterdir():
+            if path.name.startswith(DRAFT) and time.time() - written(path) > UNUSED_S:
+                shutil.rmtree(path, ignore_errors=True)
 
-    def code(self, digest: str) -> Code:
-        """What a manifest that is here says. Raises OSError."""
-        if digest not in self.codes:
-            self.codes = {digest: Code.read(self.blob(digest).read_bytes())}  # one sweep follows the other
-        return self.codes[digest]
+    def remove(self, tree: Path) -> None:
+        """At once for those who look for it, so that none takes a part of it for the whole."""
+        with self.draft() as draft, contextlib.suppress(FileNotFoundError):  # another worker was first
+            tree.rename(draft / tree.name)
 
-    def unpack(self, code: Code, folder: Path, before: Path | None) -> None:
-        """Write the files, bytecode of the same files ``before`` included, and run the build command."""
-        earlier = Code.read(self.blob(before.name).read_bytes()).files if before is not None else {}
-        for path, sha in code.files.items():
-            target = below(folder, path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self.blob(sha.rstrip("*")), target)
-            # The time is the blob's, so that the bytecode of another tree fits.
-            shutil.copystat(self.blob(sha.rstrip("*")), target)
-            target.chmod(0o755 if sha.endswith("*") else 0o644)
-            if before is not None and earlier.get(path) == sha and path.endswith(".py"):
-                cached = below(before, path).parent / "__pycache__"
-                for one in cached.glob(f"{target.stem}.*.pyc"):
-                    (target.parent / "__pycache__").mkdir(exist_ok=True)
-                    shutil.copy2(one, target.parent / "__pycache__")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / COMPLETE).write_text(built(code, folder) or self.differing(code))
-
-    def differing(self, code: Code) -> str:
-        """Why runs here would say nothing about ``code``: what is installed has the same version and other files."""
-        for top, (version, files) in code.installed.items():
-            here = importlib.util.find_spec(top)
-            if here is None or not here.origin or version_of(top) != version:
-                continue  # missing: the canary will say so; another version: these workers are a kind of their own
-            found = INSTALLED.match(here.origin)
-            base = here.origin.removesuffix(found["inner"]) if found else os.path.dirname(here.origin)
-            other = [inner for inner, sha in files.items() if sha_here(os.path.join(base, inner)) != sha]
-            if other:
-                more = f" and {len(other) - 1} more" if len(other) > 1 else ""
-                return f"{top} {version} is not the same on both machines: {sorted(other)[0]}{more}; what is installed does not travel"
-        return ""
-
-    def script(self, name: str, sha: str, tensors: str, tree: Path, code: Code) -> Path:
-        """A repro script with its tensors, whose paths into ``code`` point into the tree. Raises OSError."""
-        key = sha_of(f"{sha} {tensors} {tree}".encode())
-        path = self.folder / "scripts" / key / name
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if tensors:
-                link_or_copy(self.blob(tensors), path.with_suffix(".safetensors"))
-            text = self.blob(sha).read_text(encoding="utf-8-sig").replace(BLOBS, str(self.folder / "blobs"))
-            text = moved(text, [*code.paths, *code.files], tree)
-            draft = path.with_name(f".{os.getpid()}.{time.monotonic_ns()}")
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
-        return path
-
-    def complete(self) -> list[Path]:
-        """The complete trees, the one that was used last first."""
-        marks = (self.folder / "trees").glob(f"*/{COMPLETE}")
-        return sorted((mark.parent for mark in marks), key=used, reverse=True)
-
-    def prune(self, keep: Path) -> None:
-        """Remove all but the trees that were used last, and old blobs and scripts."""
-        for tree in self.complete()[MOST_TREES:]:
-            if tree != keep:
-                (tree / COMPLETE).unlink(missing_ok=True)
-                shutil.rmtree(tree, ignore_errors=True)
-        for path in [*(self.folder / "blobs").iterdir(), *(self.folder / "scripts").iterdir()]:
-            with contextlib.suppress(OSError):
-                if path.stat().st_atime < time.time() - UNUSED_S and not self.is_complete(path.name):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    @contextlib.contextmanager
+    def draft(self) -> Iterator[Path]:
+        """A folder beside the others, which goes when the block ends."""
+        with tempfile.TemporaryDirectory(prefix=DRAFT, dir=self.folder, ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
 
 
-def used(tree: Path) -> float:
-    """When a tree was used last; 0 when it has gone."""
+def written(path: Path) -> float:
+    """When a folder was used or a file written last; 0 when it has gone."""
     try:
-        return (tree / COMPLETE).stat().st_mtime
+        return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def extract(zipped: bytes, tree: Path) -> None:
+    """Write the files of a zip. Raises ValueError for one that would lie outside ``tree``, and OSError."""
+    with zipfile.ZipFile(io.BytesIO(zipped)) as archive:
+        for member in archive.infolist():
+            target = below(tree, f"/{member.filename}")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(archive.read(member))
+            target.chmod(member.external_attr >> 16)
+            os.utime(target, (WRITTEN_S, WRITTEN_S))
+
+
+def take_bytecode(before: Path, tree: Path, code: Code) -> None:
+    """Copy the bytecode of what is the same in ``before``: after a save a large package need not be compiled again."""
+    with contextlib.suppress(FileNotFoundError):  # another worker removes it
+        earlier = Code.read(before).files
+        for path in (
+            path for path, sha in code.files.items() if path.endswith(".py") and earlier.get(path) == sha
+        ):
+            source = below(before, path)
+            for cached in source.parent.glob(f"__pycache__/{source.stem}.*.pyc"):
+                target = below(tree, path).parent / "__pycache__"
+                target.mkdir(exist_ok=True)
+                shutil.copy2(cached, target)
+
+
+def differing(code: Code) -> str:
+    """Why runs here would say nothing about ``code``: what is installed has the same version and other files."""
+    for top, (version, files) in code.installed.items():
+        here = importlib.util.find_spec(top)
+        if here is None or not here.origin or version_of(top) != version:
+            continue  # missing: the canary will say so; another version: these workers are a kind of their own
+        found = INSTALLED.match(here.origin)
+        base = here.origin.removesuffix(found["inner"]) if found else os.path.dirname(here.origin)
+        other = [inner for inner, sha in files.items() if sha_here(os.path.join(base, inner)) != sha]
+        if other:
+            more = f" and {len(other) - 1} more" if len(other) > 1 else ""
+            return f"{top} {version} is not the same on both machines: {sorted(other)[0]}{more}; what is installed does not travel"
+    return ""
 
 
 def below(tree: Path, path: str) -> Path:
@@ -346,8 +302,6 @@ def moved(text: str, paths: Iterable[str], tree: Path) -> str:
 
 def built(code: Code, folder: Path) -> str:
     """Run the build command in the tree; its first error, or nothing."""
-    if not code.build:
-        return ""
     try:
         done = build_within(BUILD_SECONDS, code.build, below(folder, code.build_folder))
     except OSError as error:
@@ -358,7 +312,7 @@ def built(code: Code, folder: Path) -> str:
 def as_sent(files: Iterable[str], tree: Path) -> list[str]:
     """The files of a run as the sender knows them: absolute paths of its own, and paths inside an installation; others are left out."""
     inside = f"{tree}{os.sep}"
-    found: dict[str, Any] = {}
+    found: dict[str, None] = {}
     for path in files:
         if path.startswith(inside):
             found["/" + path.removeprefix(inside)] = None

@@ -32,6 +32,9 @@ class Connection:
         self.cluster, self.slots, self.topics, self.found, self.lost = cluster, slots, topics, found, lost
         self.security = cluster.security()
         logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # what matters of it we say ourselves
+        dask.config.set(
+            {"distributed.admin.large-graph-warning-threshold": "1 TB"}
+        )  # code and tensors are sent on purpose
         self.client: Client | None = None
         self.local: Any = None
         """The ``LocalCluster`` that was started for us."""

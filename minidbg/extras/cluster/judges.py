@@ -28,7 +28,7 @@ import click
 from distributed import Reschedule, Status, Worker, WorkerPlugin, get_worker
 from platformdirs import user_cache_dir
 
-from minidbg.extras.cluster.code import BlobStore, Code, as_sent, sha_of
+from minidbg.extras.cluster.code import Code, Trees, as_sent, moved, sha_of
 from minidbg.extras.cluster.members import resource_of, slots_of
 from minidbg.workers.deaths import last_json
 from minidbg.workers.pool import (  # fmt: skip
@@ -54,9 +54,9 @@ QUESTIONS = ("minidbg.asking.packing",)
 
 @dataclass(slots=True)
 class Judges(WorkerPlugin):
-    """The interpreters and the store of this process. They stay when the worker loses its scheduler and joins again."""
+    """The interpreters of this process, and the code that they run. They stay when the worker loses its scheduler and joins again."""
 
-    store: BlobStore
+    trees: Trees
     facts: Mapping[str, Any] = field(default_factory=dict)
     name: str = NAME
     pools: dict[str, ServerPool] = field(default_factory=dict)
@@ -127,26 +127,24 @@ class Judges(WorkerPlugin):
 
     # Answering
 
-    def answer(self, request: Mapping[str, Any], key: str) -> dict[str, Any]:
-        """How the run that is asked for ended; or what is lacking for it. Raises OSError where the disk is full."""
-        self.store.put(request["enclosed"])
-        others = [sha for sha in (*request["script"], *request["blobs"]) if sha]
-        lacking = self.store.lacking(request["code"], others)
-        if lacking:
-            return {"lacking": lacking}
-        tree, why = self.store.tree(request["code"])
-        said: dict[str, Any] = {"host": self.facts["host"], "code": request["code"]}
+    def answer(self, request: Mapping[str, Any], zipped: bytes, key: str) -> dict[str, Any]:
+        """How the run that is asked for ended. Raises OSError where the disk is full."""
+        tree, code, why = self.trees.ready(request["code"], zipped)
+        said: dict[str, Any] = {"host": self.facts["host"], "code": code.digest}
         if why:
             return {**said, "unable": f"{why} (on {self.facts['host']})"}
-        code = self.store.code(request["code"])
-        sha, tensors = request["script"]
-        script = self.store.script(request["name"], sha, tensors, tree, code)
-        if self.code != request["code"]:
-            self.code = request["code"]
+        if self.code != code.digest:
+            self.code = code.digest
             self.pool(request["warm"]).refresh()
-        ended = self.run(self.order(request, script, tree, code), key, request["warm"])
+        with tempfile.TemporaryDirectory(dir=self.state, ignore_cleanup_errors=True) as folder:
+            script = Path(folder, request["name"])
+            text = moved(request["script"].decode("utf-8-sig"), [*code.paths, *code.files], tree)
+            script.write_text(text, encoding="utf-8")
+            if request["tensors"]:
+                script.with_suffix(".safetensors").write_bytes(request["tensors"])
+            ended = self.run(self.order(request, script, tree, code), key, request["warm"])
         if self.lacks_room():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.store.folder))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.trees.folder))
         files = None if ended.files is None else as_sent(ended.files, tree)
         return {**said, "ended": {**asdict(ended), "files": files}}
 
@@ -166,7 +164,7 @@ class Judges(WorkerPlugin):
 
     def lacks_room(self) -> bool:
         """Whether the disk has no room for code, or for what runs write."""
-        free = min(shutil.disk_usage(path).free for path in (self.store.folder, self.state))
+        free = min(shutil.disk_usage(path).free for path in (self.trees.folder, self.state))
         return free < LEAST_ROOM_BYTES
 
     def close(self) -> None:
@@ -178,7 +176,7 @@ class Judges(WorkerPlugin):
 @functools.cache
 def judges_of_this_process(folder: str) -> Judges:
     """Made at the first call."""
-    judges = Judges(BlobStore(Path(folder)))
+    judges = Judges(Trees(Path(folder, "code")))
     atexit.register(judges.close)
     return judges
 
@@ -201,13 +199,13 @@ async def dask_setup(worker: Worker, kind: str, cache: str) -> None:
     await worker.plugin_add(plugin=judges, name=NAME)
 
 
-def judge(request: Mapping[str, Any]) -> None:
+def judge(request: Mapping[str, Any], zipped: bytes) -> None:
     """The task; its answer is an event. A machine without room on its disk takes no more of them, and this one goes elsewhere."""
     worker = get_worker()
     judges: Judges = worker.plugins[NAME]  # type: ignore[assignment]
     key = str(worker.get_current_task())
     try:
-        said = {**judges.answer(request, key), "worker": worker.address, "key": key}
+        said = {**judges.answer(request, zipped, key), "worker": worker.address, "key": key}
         worker.log_event(request["topic"], said)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -217,22 +215,13 @@ def judge(request: Mapping[str, Any]) -> None:
         raise Reschedule from None
 
 
-def receive(blobs: Mapping[str, bytes], dask_worker: Worker) -> None:
-    """Keep blobs that the client sends to this worker."""
-    judges: Judges = dask_worker.plugins[NAME]  # type: ignore[assignment]
-    try:
-        judges.store.put(blobs)
-    except OSError as error:
-        withdraw(dask_worker, error)
-
-
 def withdraw(worker: Worker, error: OSError) -> None:
     """Take no tasks until there is room on the disk again."""
     if worker.status != Status.running:
         return
     worker.status = Status.paused
     judges: Judges = worker.plugins[NAME]  # type: ignore[assignment]
-    why = f"{judges.facts['host']}: {error.strerror}: {judges.store.folder}"
+    why = f"{judges.facts['host']}: {error.strerror}: {judges.trees.folder}"
     text = f"{why}; the worker there gets no runs until there is room"
     with contextlib.suppress(ValueError):
         worker.log_event(NAME, {"worker": worker.address, "text": text})

@@ -1,8 +1,9 @@
 """A pool whose interpreters are on the workers of a Dask cluster. Which worker runs what is decided by Dask.
 
-Each order is one task with one resource, the column that it belongs to. The pool sees to what Dask cannot know: that the code
-under test is on the worker, that a task is not asked for ever by dying workers, and that all of it survives the scheduler.
-What a run came to arrives as an event: a result of Dask's would have to be fetched from the worker by way of the scheduler.
+Each order is one task with one resource, the column that it belongs to; the zip of the code under test is another task, which all
+orders of a column depend on: Dask takes it to the workers, and makes it again where a worker that had it dies. The pool sees to what
+Dask cannot know: that a task is not asked for ever by dying workers, and that all of it survives the scheduler. What a run came
+to arrives as an event: a result of Dask's would have to be fetched from the worker by way of the scheduler.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import asyncio
 import importlib.metadata
 import os
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from distributed import Client
 from distributed.scheduler import KilledWorker
 
 from minidbg.extras.cluster import judges
-from minidbg.extras.cluster.code import Code, Outbox
+from minidbg.extras.cluster.code import INSTALLED, Code, code_of
 from minidbg.extras.cluster.connection import RETRY_S, Connection
 from minidbg.extras.cluster.members import Roster
 from minidbg.watch.places import Members, Notice, Place
@@ -32,7 +32,7 @@ from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Pool, Ready, busyn
 MOST_DEATHS = 3
 """Workers that may die under one order: it is asked again elsewhere twice."""
 MOST_TROUBLE = 5
-NO_BLOBS: Mapping[str, bytes] = {}
+NO_CODE = Code()
 
 
 @dataclass(slots=True)
@@ -41,6 +41,8 @@ class Asked:
 
     order: Order
     request: dict[str, Any]
+    code: Code
+    """What the run is to see."""
     resource: str = ""
     deaths: list[str] = field(default_factory=list)
     """The workers that died under it."""
@@ -63,12 +65,14 @@ class ClusterPool:
         self.session = uuid.uuid4().hex[:8]
         self.asked: dict[int, Asked] = {}
         self.keys: dict[str, Asked] = {}
-        self.outbox = Outbox(build, build_folder)
-        self.carried: Counter[str] = Counter()
-        """By place: the orders that had the latest code with them."""
-        self.scripts_at: dict[str, set[str]] = {}
-        """By place: the scripts that orders had with them."""
-        self.sending: dict[tuple[str, tuple[str, ...]], asyncio.Future[Any]] = {}
+        self.build, self.build_folder = build, build_folder
+        self.code = NO_CODE
+        """What runs are to see now."""
+        self.installed: dict[str, str] = {}
+        """Path of each watched file inside an installation, by its path in there."""
+        self.zips: dict[tuple[Client, str, str], Any] = {}
+        """The futures of zips, by digest and resource."""
+        self.zipping = asyncio.Lock()
         self.roster = Roster(importlib.metadata.version("minidbg"))
         # Of the answers. A scheduler keeps the last events of each topic for ever, so there are only sixteen.
         self.topic = f"{judges.NAME}-{self.session[0]}"
@@ -82,19 +86,19 @@ class ClusterPool:
 
     # What the daemon calls
 
-    def run(self, order: Order, blobs: Mapping[str, bytes] = NO_BLOBS) -> None:
-        """Have the order run at its place; without one, in an interpreter on this machine. Its script needs the ``blobs``."""
+    def run(self, order: Order) -> None:
+        """Have the order run at its place; without one, in an interpreter on this machine."""
         if not order.place:
             assert self.make_pool_here is not None
             self.here = self.here or self.make_pool_here()
             self.here.run(order)
             return
         try:
-            asked = Asked(order, {**self.request(order), "blobs": list(blobs)})
+            asked = Asked(order, self.request(order), self.code)
         except OSError as error:
             self.listener(Ended(order.id, unable=f"{order.script} cannot be read: {error.strerror}"))
             return
-        self.connection.soon(self.answer(asked, blobs))
+        self.connection.soon(self.answer(asked))
 
     def cancel(self, number: int) -> None:
         """End a run; its end is told like any other."""
@@ -107,9 +111,9 @@ class ClusterPool:
 
     def take(self, files: Mapping[str, str], paths: Iterable[str]) -> Code:
         """From now on runs are to see these files, each with its hash. Raises OSError."""
-        is_first = not self.outbox.digest
-        code = self.outbox.take(files, paths)
-        self.carried.clear()
+        is_first = self.code is NO_CODE
+        self.code = code = code_of(files, paths, build=self.build, build_folder=self.build_folder)
+        self.installed = {found["inner"]: path for path in files if (found := INSTALLED.match(path))}
         if is_first:
             size = sum(os.path.getsize(path) for path in code.files)
             where = ", ".join(map(display_path, code.folders())) or "no folder"
@@ -164,43 +168,28 @@ class ClusterPool:
     # One order
 
     def request(self, order: Order) -> dict[str, Any]:
-        """What travels. Raises OSError."""
+        """What travels, but for the code. Raises OSError."""
         path = Path(order.script)
+        tensors = path.with_suffix(".safetensors")
         package = str(judges.PACKAGE)
         words = {order.script: "@script", str(path.absolute()): "@script"}
         return {
             "argv": [words.get(word) or word.removeprefix(package) for word in order.argv], "topic": self.topic,
-            "name": path.name, "script": self.outbox.script(path), "code": self.outbox.digest, "mode": order.mode,
+            "name": path.name, "script": path.read_bytes(), "tensors": tensors.read_bytes() if tensors.exists() else b"",
+            "code": self.code.digest, "mode": order.mode,
             "seconds": order.seconds, "busy": busyness(), "memory_bytes": order.memory_bytes, "nice": order.nice,
             "one_thread": order.one_thread, "env": dict(order.env), "warm": order.warm,
         }  # fmt: skip
 
-    def enclosed(self, asked: Asked, place: Place) -> dict[str, bytes]:
-        """The blobs that go with the order, so that the worker need not ask: its script for the first time, and new code."""
-        found: dict[str, bytes] = {}
-        known, (script, _) = self.scripts_at.setdefault(asked.order.place, set()), asked.request["script"]
-        source = self.outbox.blobs.get(script)
-        if script not in known and isinstance(source, bytes):
-            known.add(script)
-            found[script] = source
-        # As soon as each worker there has had one; who has not been among them asks.
-        if self.outbox.latest and self.carried[asked.order.place] < 2 * place.slots:
-            self.carried[asked.order.place] += 1
-            found |= self.outbox.latest
-        return found
-
-    async def answer(self, asked: Asked, blobs: Mapping[str, bytes]) -> None:
+    async def answer(self, asked: Asked) -> None:
         """See the order through, however often it must be asked."""
         order = asked.order
         self.asked[order.id] = asked
-        self.outbox.blobs |= blobs
         ended = Ended(order.id, cancelled=True)
         try:
             ended = await self.ended(asked)
         finally:
             self.asked.pop(order.id, None)
-            for sha in blobs:
-                self.outbox.blobs.pop(sha, None)
             self.listener(ended)
 
     async def ended(self, asked: Asked) -> Ended:
@@ -215,10 +204,7 @@ class ClusterPool:
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
-                said = await self.ask(client, asked, place)
-                if "lacking" not in said:
-                    return self.as_ended(number, said, asked.request["code"])
-                await self.send(client, said["worker"], said["lacking"])
+                return self.as_ended(number, await self.ask(client, asked, place), asked.code.digest)
             except KilledWorker as killed:
                 return Ended(number, unable=died(asked.deaths or [str(killed.last_worker.address)]))
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a lost connection shows itself in many ways
@@ -229,17 +215,20 @@ class ClusterPool:
                 trouble += client is self.connection.client and client.status == "running"
                 if trouble >= MOST_TROUBLE:
                     return Ended(number, unable=f"{type(error).__name__}: {error}"[:500])
+                self.zips.clear()  # one may be what has gone wrong
                 await asyncio.sleep(RETRY_S)
         return Ended(number, cancelled=True)
 
     async def ask(self, client: Client, asked: Asked, place: Place) -> Mapping[str, Any]:
-        """What a worker answers. Raises what Dask raises."""
+        """What a worker answers. Raises Edited, OSError and what Dask raises."""
+        zipped = await self.zipped(client, asked.code, place)
+        if asked.done:
+            raise asyncio.CancelledError
         key = f"minidbg-{self.session}-{next(NUMBERS)}"
         self.keys[key], asked.resource, asked.said = asked, place.resource, None
-        request = {**asked.request, "enclosed": self.enclosed(asked, place)}
         try:
             asked.future = client.submit(
-                judges.judge, request, key=key, pure=False, resources={place.resource: 1}
+                judges.judge, asked.request, zipped, key=key, pure=False, resources={place.resource: 1}
             )
             error = await asked.future.exception()  # waits, and fetches nothing
             if error is not None:
@@ -250,6 +239,19 @@ class ClusterPool:
         finally:
             del self.keys[key]
             asked.future = None
+
+    async def zipped(self, client: Client, code: Code, place: Place) -> Any:
+        """The future of the zip at workers of this kind. Raises Edited and OSError."""
+        wanted = client, code.digest, place.resource
+        async with self.zipping:
+            if wanted not in self.zips:
+                data = await asyncio.to_thread(lambda: code.zipped)
+                self.zips = {known: future for known, future in self.zips.items() if known[:2] == wanted[:2]}
+                # It takes none of the resource, so that it is there before a worker has ended its last run.
+                self.zips[wanted] = client.submit(
+                    bytes, data, key=f"minidbg-{self.session}-code-{next(NUMBERS)}", pure=False, resources={place.resource: 0},
+                )  # fmt: skip
+            return self.zips[wanted]
 
     def answered(self, event: Any) -> None:
         """A worker has answered, before Dask knows that its task is done."""
@@ -266,20 +268,9 @@ class ClusterPool:
         ended = Ended(**{**said["ended"], "id": number})
         files = ended.files
         if files is not None:
-            known = (path if path.startswith("/") else self.outbox.installed.get(path) for path in files)
+            known = (path if path.startswith("/") else self.installed.get(path) for path in files)
             files = tuple(path for path in known if path)
         return replace(ended, files=files, cancelled=False, lost=ended.lost or ended.cancelled)
-
-    async def send(self, client: Client, worker: str, shas: Iterable[str]) -> None:
-        """Send blobs to a worker, once also where several orders ask for it. Raises Edited and OSError."""
-        wanted = worker, tuple(shas)
-        if wanted not in self.sending:
-            sending = client.run(judges.receive, self.outbox.read(shas), workers=[worker], on_error="return")
-            self.sending[wanted] = asyncio.ensure_future(sending)
-        try:
-            await asyncio.shield(self.sending[wanted])
-        finally:
-            self.sending.pop(wanted, None)
 
     def give_up(self, number: int) -> None:
         asked = self.asked.get(number)

@@ -1,37 +1,41 @@
-"""Code that travels: manifests, stores, and what of it a run sees. No Dask."""
+"""Code that travels: the zip of a content, the folder that it is unpacked into, and what of it a run sees. No Dask."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import py_compile
+import subprocess
 import sys
+import threading
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from minidbg.extras.cluster.code import BlobStore, Code, Edited, Outbox, as_sent, code_of, moved, sha_of
+from minidbg.extras.cluster import code as room
+from minidbg.extras.cluster.code import MANIFEST, Code, Edited, Trees, as_sent, code_of, differing, moved
 from minidbg.watch.snapshot import Ignore, Root, Snapshot, scan
 
 
-def snapshot_of(folder: Path) -> dict[str, str]:
+def code_in(folder: Path, *paths: str, build: str = "") -> Code:
     found = scan([Root(str(folder))], Ignore(), Snapshot(), now_ns=0)
-    return {path: entry.digest for path, entry in found.files.items()}
+    contents = {path: entry.digest for path, entry in found.files.items()}
+    return code_of(contents, paths, build=build, build_folder=str(folder) if build else "")
 
 
-def send(code: Code, store: BlobStore) -> str:
-    """Send all that the store lacks, as the pool does; the digest."""
-    digest = sha_of(code.manifest)
-    sources = {sha.rstrip("*"): path for path, sha in code.files.items()}
-    while lacking := store.lacking(digest):
-        store.put(
-            {sha: code.manifest if sha == digest else Path(sources[sha]).read_bytes() for sha in lacking}
-        )
-    return digest
+def sent(code: Code, trees: Trees) -> Path:
+    """The folder of the code on the worker, which can be used."""
+    tree, there, why = trees.ready(code.digest, code.zipped)
+    assert (there.digest, why) == (code.digest, "")
+    return tree
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "store")
+def trees(tmp_path: Path) -> Trees:
+    return Trees(tmp_path / "code")
 
 
 @pytest.fixture
@@ -45,115 +49,169 @@ def package(tmp_path: Path) -> Path:
     return found
 
 
-def test_a_tree_holds_the_files_at_their_paths(package: Path, store: BlobStore) -> None:
-    tree, why = store.tree(send(code_of(snapshot_of(package), [str(package.parent)]), store))
-    assert why == ""
+def test_a_tree_holds_the_files_at_their_paths(package: Path, trees: Trees) -> None:
+    tree = sent(code_in(package, str(package.parent)), trees)
     for name in ("__init__.py", "lower.py", "tool.sh"):
         there = Path(f"{tree}{package}/{name}")
         assert there.read_bytes() == (package / name).read_bytes()
         assert os.access(there, os.X_OK) == (name == "tool.sh")
 
 
-def test_after_a_save_only_the_file_and_the_manifest_travel(package: Path, store: BlobStore) -> None:
-    first = send(code_of(snapshot_of(package), []), store)
-    store.tree(first)
+def test_each_content_has_a_folder_that_stays_as_it_is(package: Path, trees: Trees) -> None:
+    first = sent(code_in(package), trees)
     (package / "lower.py").write_text("def lower():\n    return 2\n")
-    code = code_of(snapshot_of(package), [])
-    second = sha_of(code.manifest)
-    assert second != first
-    assert store.lacking(second) == [second]
-    store.put({second: code.manifest})
-    assert store.lacking(second) == [sha_of((package / "lower.py").read_bytes())]
+    second = sent(code_in(package), trees)
+    assert "return 1" in Path(f"{first}{package}/lower.py").read_text()
+    assert "return 2" in Path(f"{second}{package}/lower.py").read_text()
+    (package / "lower.py").write_text("def lower():\n    return 1\n")
+    before = os.stat(first / MANIFEST)
+    assert sent(code_in(package), trees) == first
+    assert os.stat(first / MANIFEST) == before, "it was not unpacked again"
 
 
-def test_bytecode_goes_along_for_files_that_are_the_same(package: Path, store: BlobStore) -> None:
-    first, _ = store.tree(send(code_of(snapshot_of(package), []), store))
+def test_bytecode_goes_along_for_files_that_are_the_same(package: Path, trees: Trees) -> None:
+    """And Python takes it for that of the file there, although another content was unpacked later."""
+    first = sent(code_in(package), trees)
     for name in ("__init__.py", "lower.py"):
         py_compile.compile(f"{first}{package}/{name}")
     (package / "lower.py").write_text("def lower():\n    return 2\n")
-    second, _ = store.tree(send(code_of(snapshot_of(package), []), store))
+    second = sent(code_in(package), trees)
     cached = [path.name.partition(".")[0] for path in Path(f"{second}{package}/__pycache__").iterdir()]
     assert cached == ["__init__"]
+    stamps = {int(os.stat(f"{tree}{package}/__init__.py").st_mtime) for tree in (first, second)}
+    assert len(stamps) == 1
 
 
-def test_a_blob_whose_bytes_are_others_is_not_kept(store: BlobStore) -> None:
-    store.put({sha_of(b"right"): b"wrong"})
-    assert store.lacking("", [sha_of(b"right")]) == [sha_of(b"right")]
-
-
-def test_a_tree_that_was_left_half_made_is_made_again(
-    package: Path, tmp_path: Path, store: BlobStore
+def test_workers_that_unpack_at_the_same_time_see_no_part_of_it(
+    package: Path, trees: Trees, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest = send(code_of(snapshot_of(package), []), store)
-    half = tmp_path / "store" / "trees" / digest / "rest"
-    half.mkdir(parents=True)
-    tree, _ = store.tree(digest)
-    assert not half.exists()
+    """Two workers of one machine: while one is in the middle, the folder is not there; then both have the same whole one."""
+    code, middle, go_on = code_in(package), threading.Event(), threading.Event()
+    extract = room.extract
+
+    def slowly(zipped: bytes, tree: Path) -> None:
+        extract(zipped, tree)
+        if threading.current_thread() is not threading.main_thread():
+            middle.set()
+            assert go_on.wait(30)
+
+    monkeypatch.setattr(room, "extract", slowly)
+    other, found = Trees(trees.folder), list[Path]()
+    thread = threading.Thread(target=lambda: found.append(sent(code, other)))
+    thread.start()
+    assert middle.wait(30)
+    assert not (trees.folder / code.digest).exists()
+    mine = sent(code, trees)
+    go_on.set()
+    thread.join(30)
+    assert found == [mine]
+    assert [path.name for path in trees.folder.iterdir()] == [code.digest]
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from minidbg.extras.cluster import code as room
+
+extract = room.extract
+room.extract = lambda *arguments: (extract(*arguments), os._exit(9))
+room.Trees(Path(sys.argv[1])).ready(sys.argv[2], sys.stdin.buffer.read())
+"""
+
+
+def test_what_a_killed_worker_had_half_unpacked_is_not_taken_for_the_whole(
+    package: Path, trees: Trees
+) -> None:
+    """It lies under another name, and goes after a day."""
+    code = code_in(package)
+    command = [sys.executable, "-c", KILLED, str(trees.folder), code.digest]
+    assert subprocess.run(command, input=code.zipped, check=False, timeout=60).returncode == 9
+    (half,) = trees.folder.iterdir()
+    assert half.name != code.digest
+    tree = sent(code, trees)
     assert Path(f"{tree}{package}/lower.py").exists()
+    assert half.exists()
+    long_ago = time.time() - room.UNUSED_S - 1
+    os.utime(half, (long_ago, long_ago))
+    (package / "lower.py").write_text("def lower():\n    return 2\n")
+    sent(code_in(package), trees)
+    assert not half.exists()
 
 
-def test_no_file_leaves_the_tree(store: BlobStore) -> None:
-    code = Code({"/a/../../../../evil.py": sha_of(b"x")})
-    store.put({sha_of(b"x"): b"x", sha_of(code.manifest): code.manifest})
+def test_no_file_leaves_the_tree(tmp_path: Path, trees: Trees) -> None:
+    code = Code({"/a/../../../../evil.py": ""})
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr(MANIFEST, code.manifest)
+        archive.writestr("a/../../../../evil.py", b"x")
     with pytest.raises(ValueError, match="no absolute path"):
-        store.tree(sha_of(code.manifest))
+        trees.ready(code.digest, content.getvalue())
+    assert not list(tmp_path.rglob("evil.py"))
+    assert not list(trees.folder.iterdir())
 
 
-def test_a_build_that_fails_is_the_reason(package: Path, store: BlobStore) -> None:
+def test_a_zip_of_other_code_is_refused(package: Path, trees: Trees) -> None:
+    """A verdict belongs to a digest, and so does the folder."""
+    code = code_in(package)
+    with pytest.raises(ValueError, match=code.digest):
+        trees.ready("0" * 40, code.zipped)
+    assert not list(trees.folder.iterdir())
+
+
+def test_a_build_that_fails_is_the_reason(package: Path, trees: Trees) -> None:
     build = "echo fine; echo 'lower.cpp:3: error: no such thing' >&2; exit 4"
-    code = code_of(snapshot_of(package), [], build=build, build_folder=str(package))
-    _, why = store.tree(send(code, store))
-    assert why == "the build failed with status 4: lower.cpp:3: error: no such thing"
+    code = code_in(package, build=build)
+    for _ in range(2):
+        assert (
+            trees.ready(code.digest, code.zipped)[2]
+            == "the build failed with status 4: lower.cpp:3: error: no such thing"
+        )
+
+
+def test_a_build_runs_once_and_one_that_was_killed_starts_anew(package: Path, trees: Trees) -> None:
+    """What the killed one had made may be half written, and a make would take it for done."""
+    count = trees.folder.parent / "count"
+    code = code_in(package, build=f"test -e made && exit 3; echo x >> {count}; echo whole > made")
+    tree = sent(code, trees)
+    assert sent(code, trees) == tree
+    assert count.read_text() == "x\n"
+    (tree / room.BUILD_SAID).unlink()
+    Path(f"{tree}{package}/made").write_text("ha")
+    sent(code, trees)
+    assert Path(f"{tree}{package}/made").read_text() == "whole\n"
+    assert count.read_text() == "x\nx\n"
 
 
 def test_what_a_build_makes_does_not_travel(package: Path) -> None:
     (package / "native.so").write_bytes(b"ELF")
-    assert f"{package}/native.so" in code_of(snapshot_of(package), []).files
-    assert f"{package}/native.so" not in code_of(snapshot_of(package), [], build="make").files
+    assert f"{package}/native.so" in code_in(package).files
+    assert f"{package}/native.so" not in code_in(package, build="make").files
 
 
-def test_installed_code_stays_and_must_be_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: BlobStore
-) -> None:
+def test_installed_code_stays_and_must_be_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker with the same version and another file judges nothing: its verdict would not be on this code."""
     inside = tmp_path / "lib" / "site-packages"
     (inside / "acmepack").mkdir(parents=True)
     (inside / "acmepack" / "__init__.py").write_text("VALUE = 1\n")
     monkeypatch.syspath_prepend(str(inside))
-    code = code_of(snapshot_of(inside), [str(inside)])
+    code = code_in(inside, str(inside))
     assert not code.files
     assert not code.paths
-    assert store.differing(code) == ""
+    assert differing(code) == ""
     (inside / "acmepack" / "__init__.py").write_text("VALUE = 222\n")
-    assert "acmepack" in store.differing(code)
+    assert "acmepack" in differing(code)
 
 
-def test_an_edit_while_a_file_is_sent_is_noticed(package: Path) -> None:
-    outbox = Outbox()
-    outbox.take(snapshot_of(package), [str(package)])
-    sha = sha_of((package / "lower.py").read_bytes())
-    assert outbox.read([sha]) == {sha: (package / "lower.py").read_bytes()}
+def test_an_edit_while_the_zip_is_made_is_noticed(package: Path) -> None:
+    """Nothing is sent that is not what its digest says; once the file is as it was, it goes."""
+    code = code_in(package)
     (package / "lower.py").write_text("def lower():\n    return 3\n")
-    with pytest.raises(Edited):
-        outbox.read([sha])
-
-
-def test_after_a_save_the_manifest_and_the_saved_file_are_the_latest_code(package: Path) -> None:
-    outbox = Outbox()
-    outbox.take(snapshot_of(package), [str(package)])
-    (package / "lower.py").write_text("def lower():\n    return 3\n")
-    code = outbox.take(snapshot_of(package), [str(package)])
-    assert list(outbox.latest.values()) == [code.manifest, b"def lower():\n    return 3\n"]
-
-
-def test_a_script_written_again_is_another_blob(tmp_path: Path) -> None:
-    script, outbox = tmp_path / "a.py", Outbox()
-    script.write_text("x = 1")
-    os.utime(script, (1, 1))
-    before = outbox.script(script)
-    assert before == (sha_of(b"x = 1"), "")
-    script.write_text("x = 2")
-    assert outbox.script(script) == (sha_of(b"x = 2"), "")
+    with pytest.raises(Edited, match=r"lower\.py"):
+        _ = code.zipped
+    (package / "lower.py").write_text("def lower():\n    return 1\n")
+    with zipfile.ZipFile(io.BytesIO(code.zipped)) as archive:
+        assert len(archive.namelist()) == 4
+        assert sorted(json.loads(archive.read(MANIFEST))["files"]) == sorted(code.files)
 
 
 def test_paths_in_a_script_point_into_the_tree() -> None:
@@ -169,15 +227,15 @@ def test_files_of_a_run_are_told_as_the_sender_knows_them() -> None:
     assert as_sent(files, Path("/c/trees/d")) == ["/home/u/acme/a.py", "torch/fx/node.py"]
 
 
-def test_a_worker_keeps_the_trees_that_were_used_last(package: Path, store: BlobStore) -> None:
-    from minidbg.extras.cluster import code as room
-
+def test_a_worker_keeps_the_trees_that_were_used_last(package: Path, trees: Trees) -> None:
+    codes = []
     for number in range(room.MOST_TREES + 3):
         (package / "lower.py").write_text(f"def lower():\n    return {number}\n")
-        last = send(code_of(snapshot_of(package), []), store)
-        store.tree(last)
-    assert len(store.complete()) == room.MOST_TREES
-    assert store.is_complete(last)
+        codes.append(code := code_in(package))
+        tree = sent(code, trees)
+        os.utime(tree, (number, number))
+    sent(code_in(package), trees)
+    assert {path.name for path in trees.by_use()} == {code.digest for code in codes[-room.MOST_TREES :]}
 
 
 def test_paths_of_the_code_come_before_finders_of_editable_installs(monkeypatch: pytest.MonkeyPatch) -> None:

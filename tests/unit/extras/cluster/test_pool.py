@@ -14,11 +14,11 @@ pytest.importorskip("distributed", reason="the extra 'cluster' is not installed"
 
 from minidbg.extras.cluster import members
 from minidbg.extras.cluster import pool as room
-from minidbg.extras.cluster.code import sha_of
+from minidbg.extras.cluster.code import Code, sha_of
 from minidbg.extras.cluster.connection import Connection
 from minidbg.extras.cluster.members import members_of
 from minidbg.extras.cluster.pool import Asked, ClusterPool
-from minidbg.watch.places import Members, Notice
+from minidbg.watch.places import Members, Notice, Place
 from minidbg.words.cluster_address import Cluster
 from minidbg.workers.pool import Ended, Order
 
@@ -104,7 +104,7 @@ def test_the_third_worker_that_dies_under_an_order_ends_it(
     within(pool, lambda: setattr(pool.connection, "client", Client()))
     within(pool, pool.connection.connected.set)
     order = Order(7, (), "fork", 1.0, place="cpu@box")
-    answer = pool.answer(Asked(order, {"code": "c", "script": ("", "")}), {})
+    answer = pool.answer(Asked(order, {}, Code()))
     asyncio.run_coroutine_threadsafe(answer, pool.connection.loop).result(10)
     (ended,) = [one for one in told if isinstance(one, Ended)]
     assert ended.unable == "the machine failed, not the repro: workers died under it (w0, w1, w2)"
@@ -117,16 +117,69 @@ def test_a_verdict_on_other_code_counts_for_nothing(pool: ClusterPool) -> None:
     assert pool.as_ended(1, said, "old").unable == ""
 
 
-def test_new_code_and_a_new_script_go_with_the_first_orders(pool: ClusterPool, tmp_path: Path) -> None:
-    """A worker that has them need not ask, which would take two more ways there and back."""
-    (script := tmp_path / "a.py").write_text("x = 1")
+class Sending:
+    """Knows what was given to Dask."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Any, ...]] = []
+
+    def submit(self, *what: Any, resources: dict[str, float], **_: Any) -> str:
+        self.sent.append((*what, resources))
+        return f"future {len(self.sent)}"
+
+
+def test_the_code_is_sent_once_for_each_content_and_kind_of_machine(
+    pool: ClusterPool, tmp_path: Path
+) -> None:
+    """Its orders wait for the same future. It waits for no run that has not ended."""
+    client: Any = Sending()
     (source := tmp_path / "b.py").write_text("y = 1")
-    pool.take({str(source): sha_of(b"y = 1")}, [])
-    request = pool.request(Order(1, (), "fork", 1.0, script=str(script)))
-    asked = Asked(Order(1, (), "fork", 1.0, place="cpu@box", script=str(script)), request)
-    place = members_of({"tcp://a:1": worker(**MINE)}, MINE["minidbg"])[0]["cpu@box"]
-    enclosed = [sorted(pool.enclosed(asked, place).values()) for _ in range(2 * place.slots + 1)]
-    manifest = pool.outbox.blobs[pool.outbox.digest]
-    assert enclosed[0] == sorted([b"x = 1", b"y = 1", manifest])
-    assert enclosed[1:-1] == [sorted([b"y = 1", manifest])] * (2 * place.slots - 1)
-    assert enclosed[-1] == []
+    places = members_of(
+        {"tcp://a:1": worker(**MINE), "tcp://b:1": worker(kind="other", **MINE)}, MINE["minidbg"]
+    )[0]
+    here, there = places["cpu@box"], places["cpu@other"]
+
+    def zipped(place: Place) -> Any:
+        work = pool.zipped(client, pool.code, place)
+        return asyncio.run_coroutine_threadsafe(work, pool.connection.loop).result(10)
+
+    first = pool.take({str(source): sha_of(b"y = 1")}, [])
+    assert [zipped(here), zipped(here), zipped(there)] == ["future 1", "future 1", "future 2"]
+    source.write_text("y = 2")
+    second = pool.take({str(source): sha_of(b"y = 2")}, [])
+    assert zipped(here) == "future 3"
+    found = [(content, resources) for _, content, resources in client.sent]
+    assert found == [
+        (first.zipped, {here.resource: 0}), (first.zipped, {there.resource: 0}), (second.zipped, {here.resource: 0}),
+    ]  # fmt: skip
+
+
+def test_an_order_has_its_script_and_tensors_with_it(pool: ClusterPool, tmp_path: Path) -> None:
+    (script := tmp_path / "a.py").write_text("x = 1")
+    assert pool.request(Order(1, (), "fork", 1.0, script=str(script)))["tensors"] == b""
+    (tmp_path / "a.safetensors").write_bytes(b"values")
+    request = pool.request(Order(1, (str(script), "--json"), "fork", 1.0, script=str(script)))
+    assert (request["name"], request["script"], request["tensors"]) == ("a.py", b"x = 1", b"values")
+    assert request["argv"] == ["@script", "--json"]
+
+
+def test_an_order_that_is_given_up_while_the_code_is_zipped_is_not_run(
+    pool: ClusterPool, told: list[Any]
+) -> None:
+    """Nobody would wait for it, and its slot would be taken."""
+    client: Any = Sending()
+    client.status = "running"
+    zipping = asyncio.run_coroutine_threadsafe(pool.zipping.acquire(), pool.connection.loop)
+    assert zipping.result(10)
+    within(pool, lambda: pool.look_round({"tcp://a:1": worker(**MINE)}))
+    within(pool, lambda: setattr(pool.connection, "client", client))
+    within(pool, pool.connection.connected.set)
+    asked = Asked(Order(7, (), "fork", 1.0, place="cpu@box"), {}, Code())
+    answer = asyncio.run_coroutine_threadsafe(pool.answer(asked), pool.connection.loop)
+    within(pool, lambda: None)  # until it waits for the zip
+    within(pool, lambda: pool.give_up(7))
+    within(pool, pool.zipping.release)
+    answer.result(10)
+    assert [what[0] for what in client.sent] == [bytes]
+    assert [one.cancelled for one in told if isinstance(one, Ended)] == [True]
+    within(pool, lambda: setattr(pool.connection, "client", None))
