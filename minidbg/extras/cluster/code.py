@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -161,7 +161,7 @@ class Trees:
 
     folder: Path
     codes: dict[str, tuple[Code, str]] = field(default_factory=dict)
-    """What was used last, by its digest, and why it cannot be used here."""
+    """By digest, the code that was used last, and why it cannot be used here, or nothing."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -181,11 +181,10 @@ class Trees:
         return tree, code, (code.build and self.build(digest, zipped, code)) or why
 
     def unpack(self, digest: str, zipped: bytes) -> None:
-        """Make the folder. It gets its name when it is whole: other workers look for it, and this one may be killed."""
+        """Make the folder. It gets its name when it is whole: other workers may look for it meanwhile, and this one may be killed."""
         tree, before = self.folder / digest, next(iter(self.by_use()), None)
         with self.draft() as draft:
-            whole = draft / digest
-            extract(zipped, whole)
+            extract(zipped, whole := Path(draft, digest))
             code = Code.read(whole)
             if code.digest != digest:
                 raise ValueError(f"the zip that was sent as {digest} holds {code.digest}")
@@ -225,15 +224,12 @@ class Trees:
                 shutil.rmtree(path, ignore_errors=True)
 
     def remove(self, tree: Path) -> None:
-        """At once for those who look for it, so that none takes a part of it for the whole."""
+        """Rename it before its files go, so that nobody takes those that are left for the whole."""
         with self.draft() as draft, contextlib.suppress(FileNotFoundError):  # another worker was first
-            tree.rename(draft / tree.name)
+            tree.rename(Path(draft, tree.name))
 
-    @contextlib.contextmanager
-    def draft(self) -> Iterator[Path]:
-        """A folder beside the others, which goes when the block ends."""
-        with tempfile.TemporaryDirectory(prefix=DRAFT, dir=self.folder, ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
+    def draft(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix=DRAFT, dir=self.folder, ignore_cleanup_errors=True)
 
 
 def written(path: Path) -> float:

@@ -71,7 +71,7 @@ class ClusterPool:
         self.installed: dict[str, str] = {}
         """Path of each watched file inside an installation, by its path in there."""
         self.zips: dict[tuple[Client, str, str], Any] = {}
-        """The futures of zips, by digest and resource."""
+        """The futures of zips, by client, digest and resource."""
         self.zipping = asyncio.Lock()
         self.roster = Roster(importlib.metadata.version("minidbg"))
         # Of the answers. A scheduler keeps the last events of each topic for ever, so there are only sixteen.
