@@ -155,7 +155,8 @@ def code_behind(path: Path) -> tuple[dict[str, str], list[str]]:
     repro = read_repro(path, path.name)
     if repro is None or repro.damage:
         return {}, []
-    found = scan(source_roots([repro]), Ignore(with_compiled=True), Snapshot(), now_ns=0)
+    roots, ignore = source_roots([repro]), Ignore(with_compiled=True)
+    found = scan(roots, ignore, Snapshot(), now_ns=0, always=tracked_though_ignored(roots))
     return {name: entry.digest for name, entry in found.files.items()}, import_folders([repro])
 
 
@@ -232,6 +233,15 @@ def left_out_folders(home: Path) -> tuple[str, ...]:
 def repositories_worth_building(roots: Iterable[Root]) -> tuple[str, ...]:
     """The git working trees of those of ``roots`` that are not inside an installation."""
     return repositories_of(root.path for root in roots if not root.path.startswith(site_packages()))
+
+
+def tracked_though_ignored(roots: Sequence[Root]) -> frozenset[str]:
+    """The files below ``roots`` that git tracks although a rule ignores them: runs on another machine need them like all others."""
+    found: set[str] = set()
+    for repository in repositories_worth_building(roots):
+        names = git(repository, "ls-files", "-ciz", "--exclude-standard") or b""
+        found.update(os.path.join(repository, os.fsdecode(name)) for name in names.split(b"\0") if name)
+    return frozenset(path for path in found if any(is_inside(path, root.path) for root in roots))
 
 
 INSTALLED = (".dist-info", ".pth", ".egg-link")

@@ -313,6 +313,8 @@ class Watched:
             roots += [Root(root) for root in sources.repositories_worth_building(roots)]
         if self.roots != (found := tuple(dict.fromkeys(roots))):
             before, self.roots = self.snapshot, found
+            if self.settings.cluster is not None:
+                self.always |= sources.tracked_though_ignored(found)
             self.read_files((), everywhere=True)
             self.take_for_unchanged(before)
         self.watch_events()

@@ -16,7 +16,7 @@ pytest.importorskip("distributed", reason="the extra 'cluster' is not installed"
 
 from cluster_driver import Cluster, Net, end, wait_until, why_no_hosts
 from command_line import cli, python
-from toy_repros import BROKEN, WORKS, Checkout, script
+from toy_repros import BROKEN, WORKS, Checkout, git, script
 from watch_driver import WatchProcess, watching
 
 from minidbg.extras.cluster.code import MANIFEST
@@ -177,15 +177,19 @@ def test_a_build_runs_on_the_worker_once_a_content(desk: Checkout, cluster: Clus
         assert running.flips() == [("FIXED", "relu.py")]
 
 
-def test_a_library_that_was_built_in_place_travels_although_git_ignores_it(
+def test_a_library_built_in_place_and_a_tracked_file_travel_although_git_ignores_them(
     desk: Checkout, cluster: Cluster
 ) -> None:
-    """And when it is built again, runs see the new one."""
+    """And when the library is built again, runs see the new one. The folder is called like one for what is built."""
+    (desk.package / "build").mkdir()
+    (desk.package / "cos.py").rename(desk.package / "build" / "cos.py")
+    (desk.package / "cos.py").write_text("from toy.build.cos import cos\n")
     library = desk.package / "native.so"
     reads = "import pathlib\nexec(pathlib.Path(__file__).with_name('native.so').read_text())\n"
     (desk.package / "relu.py").write_text(reads)
     library.write_text(BROKEN.format(op="relu"))
-    desk.commit(ignored="*.so")
+    desk.commit(ignored="*.so\nbuild/")
+    git(desk.source, "add", "-f", "toy/build/cos.py")
     cluster.worker("one", "--kind", "red")
     with watching(desk.folder, "minidbg_repros", *cluster.watch_options(), env=desk.env) as running:
         running.wait_for_sweep(since=0)

@@ -19,7 +19,13 @@ from minidbg.watch.repros import AlreadyWatched, Lock, Repro, home_of, living_ho
 from minidbg.watch.runner import Bytecode, Runner, canary_of, judging, outcome_of
 from minidbg.watch.settings import Column, FailOn, OnChange, WatchSettings, load, parse_devices
 from minidbg.watch.snapshot import Root
-from minidbg.watch.sources import left_out_folders, module_roots, source_roots, worth_watching
+from minidbg.watch.sources import (  # fmt: skip
+    left_out_folders,
+    module_roots,
+    source_roots,
+    tracked_though_ignored,
+    worth_watching,
+)
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Job, Task
 from minidbg.words.errors import BadSetting, MinidbgError
@@ -272,6 +278,25 @@ def test_of_loaded_files_only_those_are_watched_that_can_change_a_verdict(
     assert [*worth_watching([str(build)], [], left_out_folders(tmp_path))] == [str(build)], (
         "people build in /tmp"
     )
+
+
+def test_what_git_tracks_is_named_although_a_rule_ignores_it(tmp_path: Path) -> None:
+    """Of the watched folder only, and not what is ignored and nothing else."""
+    (package := tmp_path / "toy").mkdir()
+    (tmp_path / ".gitignore").write_text("build/\n*.bin\n")
+    names = ("toy/a.py", "toy/build/b.py", "toy/c.bin", "toy/left.bin", "elsewhere.bin")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    for arguments in (
+        ["init", "-q"],
+        ["add", "-f", "toy/a.py", "toy/build/b.py", "toy/c.bin", "elsewhere.bin"],
+    ):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
+    assert tracked_though_ignored([Root(str(package))]) == {
+        str(package / "build/b.py"),
+        str(package / "c.bin"),
+    }
 
 
 # Runs and outcomes
