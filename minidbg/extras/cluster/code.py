@@ -37,8 +37,7 @@ BUILD_SAID = ".minidbg-build"
 DRAFT = "draft-"
 BUILD_SECONDS = 3600.0
 MOST_TREES = 16
-UNUSED_S = 86400.0
-"""After so long a draft is one of a worker that was killed."""
+DRAFT_S = 86400.0
 WRITTEN_S = 946_684_800
 """When every file was written, as far as Python sees: bytecode of one folder fits the same file in another."""
 
@@ -220,7 +219,7 @@ class Trees:
             self.remove(tree)
             Path(f"{tree}.lock").unlink(missing_ok=True)
         for path in self.folder.iterdir():
-            if path.name.startswith(DRAFT) and time.time() - written(path) > UNUSED_S:
+            if path.name.startswith(DRAFT) and time.time() - written(path) > DRAFT_S:
                 shutil.rmtree(path, ignore_errors=True)
 
     def remove(self, tree: Path) -> None:
@@ -229,6 +228,7 @@ class Trees:
             tree.rename(Path(draft, tree.name))
 
     def draft(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder for as long as a block lasts; that of a worker that is killed goes after a day."""
         return tempfile.TemporaryDirectory(prefix=DRAFT, dir=self.folder, ignore_cleanup_errors=True)
 
 

@@ -136,7 +136,7 @@ class Judges(WorkerPlugin):
         if self.code != code.digest:
             self.code = code.digest
             self.pool(request["warm"]).refresh()
-        with tempfile.TemporaryDirectory(dir=self.state, ignore_cleanup_errors=True) as folder:
+        with self.trees.draft() as folder:
             script = Path(folder, request["name"])
             text = moved(request["script"].decode("utf-8-sig"), [*code.paths, *code.files], tree)
             script.write_text(text, encoding="utf-8")

@@ -131,7 +131,7 @@ def test_what_a_killed_worker_had_half_unpacked_is_not_taken_for_the_whole(
     tree = sent(code, trees)
     assert Path(f"{tree}{package}/lower.py").exists()
     assert half.exists()
-    long_ago = time.time() - room.UNUSED_S - 1
+    long_ago = time.time() - room.DRAFT_S - 1
     os.utime(half, (long_ago, long_ago))
     (package / "lower.py").write_text("def lower():\n    return 2\n")
     sent(code_in(package), trees)
