@@ -160,7 +160,7 @@ def saved(case: Case, path: Path | None, seconds: float) -> Path:
         if draft is None:
             continue
         if path is None:
-            return repro.publish(case, draft, folder)
+            return repro.publish(publishing.with_every_error(case, last), draft, folder)
         repro.move_script(draft, path)
         repro.discard(draft)
         return path

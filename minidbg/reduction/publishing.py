@@ -89,7 +89,7 @@ def publish_first_that_fails(original: Case, found: Reduced, folder: Path, sessi
 def published(
     original: Case, found: Reduced, folder: Path, session: Session, tried: list[Outcome]
 ) -> Written:
-    """``publish_first_that_fails``; ``tried`` gets the outcome of each form. Raises BudgetSpent, and Alternates."""
+    """``publish_first_that_fails``; ``tried`` gets the outcome of each form. Raises BudgetSpent."""
     start = call_nodes(original.graph_module)
     for form in forms(found, original):
         session.tell("verify", call_nodes(form.case.graph_module), start)
@@ -102,47 +102,48 @@ def published(
             last, draft = verify(case, form.exactness, folder, session=session, value_limit_bytes=limit)
             tried.append(last)
             if draft is not None:
-                if last.signature is not None and faces(last.signature) > faces(case.signature):
-                    repro.discard(draft)
-                    raise Alternates(case.with_spec(signature=last.signature))
-                path = repro.publish(case, draft, folder)
-                keep_neighbour(found.neighbour if is_smallest else None, path, folder)
-                done = written(path, case, original, last, session)
+                shown = with_every_error(case, last)
+                for error in shown.signature.others if shown.signature else ():
+                    session.others.pop(str(error.to_table()), None)  # no other failure
+                path = repro.publish(shown, draft, folder)
+                keep_neighbour(found.neighbour if is_smallest and shown is case else None, path, folder)
+                done = written(path, shown, original, last, session)
                 return replace(done, ended_by=found.ended_by)
             if last.verdict is not Verdict.CRASHED:
                 break
     return written(None, found.smallest, original, tried[-1], session)
 
 
-class Alternates(Exception):
-    """The case, whose script shows one of several failures: chance decides which."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__(case)
-        self.case = case
-
-
-MOST_FACES = 4
 RUNS_IN_DOUBT = 3
-"""Further runs of a script, each in a fresh interpreter, when it has shown two faces."""
-
-
-def faces(signature: Signature | None) -> int:
-    """How many forms of the failure are known, no more counted than are looked for."""
-    return min(MOST_FACES, len(signature.others)) if signature is not None else 0
+"""Further runs of a script, each in a fresh interpreter, when one did not show the expected failure."""
 
 
 def of_several_runs(outcomes: Sequence[Outcome], expected: Signature | None) -> Outcome:
-    """The first outcome, which reproduces, with what the others say: another face of the failure, or none."""
-    first, shown = outcomes[0], [one for one in outcomes if one.verdict in SHOWN]
-    unknown = dict.fromkeys(
-        one.signature for one in outcomes if one.verdict is Verdict.CHANGED and one.signature is not None
-    )
-    if len(shown) + sum(one.verdict is Verdict.CHANGED for one in outcomes) < len(outcomes):
-        return replace(first, verdict=Verdict.FLAKY, reproduced=len(shown), runs=len(outcomes))
-    if expected is None or any(face.kind is not expected.kind for face in unknown):
+    """The first outcome, which reproduces; ``flaky`` where others do not. Other errors of its kind join its signature."""
+    first, failed = outcomes[0], sum(one.verdict in SHOWN for one in outcomes)
+    if failed == len(outcomes):
         return first
-    return replace(first, signature=replace(expected, others=(*expected.others, *unknown)))
+    changed = (one.signature for one in outcomes if one.verdict is Verdict.CHANGED)
+    errors = [one for one in changed if one and expected and one.kind is expected.kind]
+    if errors and expected:
+        first = replace(first, signature=replace(expected, others=(*expected.others, *dict.fromkeys(errors))))
+    return replace(first, verdict=Verdict.FLAKY, reproduced=failed + len(errors), runs=len(outcomes))
+
+
+BY_CHANCE = "flaky: chance decides which of several errors is raised; each of them counts"
+
+
+def with_every_error(case: Case, outcome: Outcome) -> Case:
+    """``case`` with the errors that ``of_several_runs`` has added; the same object where there are none.
+
+    Not certified then: the search took such an error for another failure.
+    """
+    known, shown = case.signature, outcome.signature
+    if known is None or shown is None or len(shown.others) <= len(known.others):
+        return case
+    notes = (*case.provenance.notes, BY_CHANCE)
+    story = replace(case.provenance, certified=False, neighbour="", notes=notes)
+    return replace(case.with_spec(signature=shown), provenance=story)
 
 
 def forms(found: Reduced, original: Case) -> Iterator[ScriptForm]:
@@ -225,9 +226,10 @@ def ended_early(found: Reduced) -> str:
 def message_of(case: Case, original: Case, found: Reduced, session: Session) -> str:
     """What the backend says of the smallest case, whose sizes and figures are its own; else what it said of the original."""
     said, before = session.last_shown, original.provenance.message
-    has_one_face = original.kind not in (Kind.CRASH, Kind.HANG) and not faces(original.signature)
+    expected = original.signature
+    says_one_thing = original.kind not in (Kind.CRASH, Kind.HANG) and not (expected and expected.others)
     is_smallest = case.graph_module is found.smallest.graph_module
-    if said is None or not (said.message and is_smallest and has_one_face):
+    if said is None or not (said.message and is_smallest and says_one_thing):
         return before
     if original.kind is not Kind.ACCURACY:
         outermost, _, rest = said.message.partition(
@@ -283,14 +285,14 @@ def verify(
     """Write a draft of the case's script and run it in fresh interpreters: judged by the installed oracle, then by itself.
 
     The draft, to be published or discarded, when both say that the failure reproduces; else None. Further runs follow
-    where the two disagree, or the search has met other failures: a script that shows the expected failure or another
-    one ``reproduces`` with a signature that has both; one that sometimes passes is ``flaky``. Where a few
-    lines do not show the failure, the script says why and asks minidbg for the verdict. ``seconds`` is the limit of one run; all of them together
-    end by the session's deadline. Raises CannotWrite, and BudgetSpent where that comes first.
+    where the two disagree, or the search has met other failures: a script that sometimes passes is ``flaky``, and so is one
+    that sometimes raises another error, which is written anew so that both count. Where a few lines do not show
+    the failure, the script says why and asks minidbg for the verdict. ``seconds`` is the limit of one run; all of them together end by the
+    session's deadline. Raises CannotWrite, and BudgetSpent where that comes first.
     """
     draft = repro.drafts(folder) / "draft.py"
     try:
-        write = partial(repro.write, case, draft, exactness=exactness, value_limit_bytes=value_limit_bytes)
+        write = partial(repro.write, path=draft, exactness=exactness, value_limit_bytes=value_limit_bytes)
         outcome, ended = verified(case, draft, write, session, seconds)
     except BaseException:
         repro.discard(draft)
@@ -307,14 +309,9 @@ def verify(
 def verified(
     case: Case, draft: Path, write: Callable[..., Path], session: Session | None, seconds: float
 ) -> tuple[Outcome, workers.ChildResult | None]:
-    """What the oracle says of the script that ``write`` puts at ``draft``; and how it ends by itself, where the failure shows."""
-    why = ""
+    """What the oracle says of the script that ``write(case)`` puts at ``draft``; and how it ends by itself, where the failure shows."""
     limit = partial(limit_of_a_run, session, seconds)
-    try:
-        write()
-    except repro.NoShortForm as refusal:
-        why = str(refusal)
-        write_handing_over(write, why)
+    why = write_draft(write, case)
     ready, another = (session.interpreter(place) if session else None for place in range(2))
     with run_alone_meanwhile(case, draft, limit, ready) as how_alone:
         outcomes = [in_time(judged(case, draft, limit(), ready), session)]
@@ -332,17 +329,18 @@ def verified(
     if others_shown or ended.exit_status in (0, 3):
         outcomes += [in_time(judged(case, draft, limit()), session) for _ in range(RUNS_IN_DOUBT)]
     outcome = of_several_runs(outcomes, case.signature)
+    shown = with_every_error(case, outcome)
+    if shown is not case:
+        why = write_draft(write, shown)
+        ended = repro.run_alone(draft, seconds=limit())
     if outcome.verdict is Verdict.FLAKY:
         for _ in range(RUNS_IN_DOUBT):
             if ended.exit_status != 1:
                 ended = repro.run_alone(draft, seconds=limit())
-    if faces(outcome.signature) > faces(case.signature):
-        return outcome, workers.ChildResult(exit_status=1)  # to be reduced again, with all of them
     if ended.exit_status != 1 and not why:
         limit()  # what the deadline has cut off says nothing about the script
         verb = "recognise" if ended.exit_status == 3 else "show"
-        why = f"a few lines do not {verb} the failure ({how_it_ended(ended)})"
-        write_handing_over(write, why)
+        write_draft(write, shown, f"a few lines do not {verb} the failure ({how_it_ended(ended)})")
         ended = repro.run_alone(draft, seconds=limit())
     if ended.exit_status != 1:
         limit()
@@ -394,13 +392,18 @@ def judged(case: Case, draft: Path, seconds: float, ready: workers.ReadyInterpre
     )
 
 
-def write_handing_over(write: Callable[..., Path], why: str) -> None:
-    """Write the draft as a script that asks minidbg for the verdict, and says ``why``."""
-    log.info("short_form_refused: %s", why)
-    write(
-        repro.Form.HANDS_OVER,
-        remark=f"A few lines cannot judge it, so it asks minidbg for the verdict: {why}.",
-    )
+def write_draft(write: Callable[..., Path], case: Case, why: str = "") -> str:
+    """Write the draft of ``case``: short, or one that asks minidbg where there is a reason ``why``. Returns the reason."""
+    try:
+        if not why:
+            write(case)
+    except repro.NoShortForm as refusal:
+        why = str(refusal)
+    if why:
+        log.info("short_form_refused: %s", why)
+        remark = f"A few lines cannot judge it, so it asks minidbg for the verdict: {why}."
+        write(case, form=repro.Form.HANDS_OVER, remark=remark)
+    return why
 
 
 def how_it_ended(ended: workers.ChildResult) -> str:
@@ -423,7 +426,7 @@ def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
 
 def written(path: Path | None, case: Case, original: Case, last: Outcome, session: Session) -> Written:
     notes = case.provenance.notes if path else (*case.provenance.notes, why_not(last))
-    if last.verdict is Verdict.FLAKY and last.runs:
+    if last.verdict is Verdict.FLAKY and last.runs and last.reproduced != last.runs:
         notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")
     return Written(
         path=path,

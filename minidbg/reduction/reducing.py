@@ -34,7 +34,6 @@ from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
 from minidbg.reduction.publishing import (
     SHOWN,
     VERIFY_SECONDS,
-    Alternates,
     Reduced,
     newly_open,
     publish_first_that_fails,
@@ -141,9 +140,6 @@ def still_reproduces(place: Path, deadline: Deadline) -> Written | None:
     return replace(written, known_before=True)
 
 
-ALTERNATES = "chance decides which of several errors is raised; each of them counts"
-
-
 def reduced_and_published(case: Case, folder: Path, session: Session, *, just_seen: bool) -> Written:
     try:
         found = reduce_case(case, session, just_seen=just_seen)
@@ -151,12 +147,6 @@ def reduced_and_published(case: Case, folder: Path, session: Session, *, just_se
         while written is None:
             try:
                 written = publish_first_that_fails(case, found, folder, session)
-            except Alternates as alternates:
-                # Candidates that showed the other face passed for healthy: the search goes on from the smallest.
-                case = case.with_spec(signature=alternates.case.signature)
-                smallest = found.smallest.with_spec(signature=case.signature)
-                found = reduce_case(smallest, session, just_seen=True)
-                found = replace(found, notes=(*found.notes, ALTERNATES))
             except KeyboardInterrupt:
                 if session.interrupted:
                     raise

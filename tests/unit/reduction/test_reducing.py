@@ -6,6 +6,7 @@ things. tests/integration has the real children and interpreters.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import math
@@ -211,7 +212,12 @@ def test_a_quick_reduction_writes_nothing_but_its_result(
 ) -> None:
     written: list[str] = []
     write = repro.write
-    monkeypatch.setattr(repro, "write", lambda *a, **how: (written.append(a[1].name), write(*a, **how))[1])
+
+    def noted(case: Case, path: Path, *form: Any, **how: Any) -> Path:
+        written.append(path.name)
+        return write(case, path, *form, **how)
+
+    monkeypatch.setattr(repro, "write", noted)
     assert reduced(case, tmp_path).path is not None
     assert written[0] == "draft.py"
     assert not set(written) & {"best.py"}
@@ -730,7 +736,7 @@ def test_an_interpreter_is_started_ahead_for_the_second_judging_when_another_fai
         assert len(ready) == 2, "one more for all of them"
         draft = tmp_path / "draft.py"
         _, ended = publishing.verified(
-            case, draft, lambda **_: draft.write_text("raise SystemExit(1)"), asks, 60.0
+            case, draft, lambda *_, **__: draft.write_text("raise SystemExit(1)"), asks, 60.0
         )
     assert given == ready
     assert ended is not None
@@ -754,7 +760,7 @@ def test_what_a_fork_of_the_ready_interpreter_does_not_show_is_asked_in_a_new_on
         asks.ahead.started.append(ready)
         # a new interpreter has no arguments but the script's; the server's are others
         text = "import sys; raise SystemExit(int('minidbg.workers.server' not in sys.modules))"
-        outcome, ended = publishing.verified(case, draft, lambda **_: draft.write_text(text), asks, 60.0)
+        outcome, ended = publishing.verified(case, draft, lambda *_, **__: draft.write_text(text), asks, 60.0)
     assert outcome.verdict is Verdict.REPRODUCES
     assert ended is not None
     assert ended.exit_status == 1
@@ -765,7 +771,7 @@ def ready_interpreter() -> workers.ReadyInterpreter:
     return workers.ReadyInterpreter(workers.Preload((), ""), os.environ)
 
 
-# ---- a failure with two faces
+# ---- a failure that chance shows as one of several errors
 
 
 def refuses_relu_in_two_ways(
@@ -783,37 +789,70 @@ def refuses_relu_in_two_ways(
 RUNS: list[int] = []
 
 
-def test_a_failure_that_alternates_is_one_failure_with_two_signatures(
+def test_where_chance_decides_which_error_is_raised_the_repro_is_flaky_not_certified_and_counts_each(
     tmp_path: Path, oracle: list[Case]
 ) -> None:
     RUNS.clear()
     case = with_its_failure(failing_case(refuses_relu_in_two_ways))
     written = reduced(case, tmp_path)
-    assert written.nodes_after == 1
+    assert (written.verdict, written.certified) == (Verdict.FLAKY, False)
+    assert "(not certified as minimal); run:" in written.line  # none of them is another failure
+    assert "torch.relu" in targets_of(written.path)
     signature = repro.read_header(written.path).spec.signature
     assert {signature.types, *(one.types for one in signature.others)} == {("ValueError",), ("KeyError",)}
-    assert any("chance" in note for note in written.notes)
-    again = repro.load(written.path)
-    verdicts = {execute(replace(again, compiler=refuses_relu_in_two_ways)).verdict for _ in range(3)}
-    assert verdicts == {Verdict.REPRODUCES}
+    docstring = ast.get_docstring(ast.parse(written.path.read_text()))
+    assert "perhaps not minimal" in docstring
+    assert "Flaky: chance decides which of several errors is raised; each of them counts." in docstring
+    again = replace(repro.load(written.path), compiler=refuses_relu_in_two_ways)
+    assert {execute(again).verdict for _ in range(3)} == {Verdict.REPRODUCES}
+
+
+def test_a_reduction_that_knows_both_errors_counts_either_from_the_start(
+    tmp_path: Path, oracle: list[Case]
+) -> None:
+    RUNS.clear()
+    one, other = (execute(failing_case(refuses_relu_in_two_ways)) for _ in range(2))
+    third = execute(failing_case(refuses_relu_in_two_ways)).signature
+    assert one.signature == other.signature != third
+    case = failing_case(refuses_relu_in_two_ways, signature=replace(one.signature, others=(third,)))
+    written = reduced(case, tmp_path)
+    assert (written.verdict, written.certified, written.nodes_after) == (Verdict.REPRODUCES, True, 1)
+    assert written.also_found == 0
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "verdict"),
+    ("verdicts", "verdict", "failed"),
     [
-        ((Verdict.REPRODUCES, Verdict.REPRODUCES), Verdict.REPRODUCES),
-        ((Verdict.REPRODUCES, Verdict.GONE, Verdict.REPRODUCES), Verdict.FLAKY),
-        ((Verdict.REPRODUCES, Verdict.CHANGED, Verdict.REPRODUCES), Verdict.REPRODUCES),
+        ((Verdict.REPRODUCES, Verdict.REPRODUCES), Verdict.REPRODUCES, None),
+        ((Verdict.REPRODUCES, Verdict.GONE, Verdict.REPRODUCES), Verdict.FLAKY, 2),
+        ((Verdict.REPRODUCES, Verdict.CHANGED, Verdict.CHANGED), Verdict.FLAKY, 3),
+        ((Verdict.REPRODUCES, Verdict.CHANGED, Verdict.GONE), Verdict.FLAKY, 2),
+        ((Verdict.REPRODUCES, Verdict.CRASHED), Verdict.FLAKY, 1),
     ],
 )
-def test_several_runs_of_a_script_make_one_outcome(verdicts: Sequence[Verdict], verdict: Verdict) -> None:
+def test_several_runs_of_a_script_make_one_outcome(
+    verdicts: Sequence[Verdict], verdict: Verdict, failed: int | None
+) -> None:
     expected, other = Signature(Kind.COMPILE, message="a"), Signature(Kind.COMPILE, message="b")
-    signatures = {Verdict.REPRODUCES: expected, Verdict.CHANGED: other, Verdict.GONE: None}
-    outcome = publishing.of_several_runs(
-        [Outcome(one, signature=signatures[one]) for one in verdicts], expected
-    )
-    assert outcome.verdict is verdict
+    signatures = {
+        Verdict.REPRODUCES: expected,
+        Verdict.CHANGED: other,
+        Verdict.CRASHED: Signature(Kind.CRASH),
+    }
+    outcomes = [Outcome(one, signature=signatures.get(one)) for one in verdicts]
+    outcome = publishing.of_several_runs(outcomes, expected)
+    assert (outcome.verdict, outcome.reproduced) == (verdict, failed)
+    assert outcome.signature.others == ((other,) if Verdict.CHANGED in verdicts else ())
     assert outcome.signature.matches(other) is (Verdict.CHANGED in verdicts)
+
+
+def test_a_script_that_fails_at_another_time_in_some_runs_is_flaky_and_expects_the_one_alone() -> None:
+    """A header has one kind, by which its lines judge."""
+    expected, other = Signature(Kind.COMPILE, message="a"), Signature(Kind.RUNTIME, message="a")
+    outcomes = [Outcome(Verdict.REPRODUCES, expected), Outcome(Verdict.CHANGED, other)]
+    outcome = publishing.of_several_runs(outcomes, expected)
+    assert (outcome.verdict, outcome.signature) == (Verdict.FLAKY, expected)
+    assert (outcome.reproduced, outcome.runs) == (1, 2)
 
 
 def test_reducing_a_capture_keeps_the_time_limit_asked_for_and_says_so_for_the_daemon(
