@@ -38,6 +38,8 @@ DRAFT = "draft-"
 BUILD_SECONDS = 3600.0
 MOST_TREES = 16
 DRAFT_S = 86400.0
+LARGE_BYTES = 1 << 20
+"""From this size on a file is not compressed: 100 MB of a library would take four seconds after each save."""
 WRITTEN_S = 946_684_800
 """When every file was written, as far as Python sees: bytecode of one folder fits the same file in another."""
 
@@ -81,15 +83,16 @@ class Code:
     def zipped(self) -> bytes:
         """The manifest and the files. Raises Edited, and OSError for a file that is gone."""
         content = io.BytesIO()
-        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            archive.writestr(MANIFEST, self.manifest)
+        with zipfile.ZipFile(content, "w") as archive:
+            archive.writestr(MANIFEST, self.manifest, zipfile.ZIP_DEFLATED)
             for path, sha in self.files.items():
                 data = Path(path).read_bytes()
                 if sha_of(data) != sha.rstrip("*"):
                     raise Edited(f"{path} was edited while it was being sent")
                 member = zipfile.ZipInfo(path.lstrip("/"))
                 member.external_attr = (0o755 if sha.endswith("*") else 0o644) << 16
-                archive.writestr(member, data, zipfile.ZIP_DEFLATED, compresslevel=1)
+                how = zipfile.ZIP_DEFLATED if len(data) < LARGE_BYTES else zipfile.ZIP_STORED
+                archive.writestr(member, data, how, compresslevel=1)
         return content.getvalue()
 
     @classmethod
