@@ -178,7 +178,7 @@ def find_stages(
 
 def in_children(case: Case, until: Deadline, note: Callable[[str], object]) -> StageReport:
     def run(stage: str | None) -> Outcome:
-        note(f"{stage or case.backend.name} runs")
+        note(f"running it with {stage or case.backend.name}")
         return at_stage(case, stage, until)
 
     report = reported(case, until, run)
