@@ -42,6 +42,7 @@ TOLERANCES = {
 }
 """Relative and absolute, by name of dtype: those of the oracle against float64, whose noise the lines add."""
 VALUES = ("float", "nan", "inf", "integer", "bool")
+LEAVES = ("output", "gradient", "input")
 CATEGORIES = (*VALUES, "dtype", "shape", "device", "requires_grad", "stride", "aliasing")
 
 
@@ -81,7 +82,8 @@ def lines_that_show(header: Header, *, model: str, plain_backend: str) -> dict[s
         return {"functions": [], "shown": []}
     shown = [case.call(case.compiled_model())]
     if case.leaf:
-        case.category = "whatever"  # no float64 run is asked for
+        case.category = ""  # no float64 run is asked for
+        case.leaf = case.leaf if case.leaf in LEAVES else LEAVES[0]
         both = f"{case.call(case.eager)}, {case.call(case.compiled_model())}"
         shown = [
             f"for i, (wanted, got) in enumerate(itertools.zip_longest({both})):",
@@ -120,7 +122,7 @@ class _Judged:
 
     def beyond_a_few_lines(self) -> str:
         """Why the failure needs the whole judge; empty where a few lines do."""
-        if self.leaf and self.category not in CATEGORIES:
+        if self.leaf and (self.category not in CATEGORIES or self.leaf not in LEAVES):
             return "a result of another structure than eager's needs the whole comparison"
         if isinstance(self.spec.tolerances, str) and self.compares_values:
             return f"what {self.spec.tolerances} arithmetic gives is known to the whole comparison only"

@@ -474,9 +474,9 @@ def inputs(device):
 """
     variant = "{'fuse': False, 'limit': 2}"
     assert canary(tmp_path, capsys, HEADER_OF_OPTIONS + backend, variant)["canary"] == "passes"
-    told = command.with_judge({}, str(tmp_path / "a.py"), variant)
-    assert told["spec"].backend.options == {"dtype": torch.float16, "limit": 2, "fuse": False}
-    assert told["judge_command"][-2:] == ["--options", variant], "a child that may crash gets them too"
+    told = command.script_of({}, str(tmp_path / "a.py"), variant)
+    assert told.spec.backend.options == {"dtype": torch.float16, "limit": 2, "fuse": False}
+    assert told.command[-2:] == ("--options", variant), "a child that may crash gets them too"
 
 
 def test_options_that_would_meet_a_mode_are_skipped_with_the_reason(
