@@ -1,6 +1,6 @@
 """From a failing case to a verified repro script: reduce, simplify what is around the graph, write, run, publish.
 
-Runs in a process of its own where it can (``wrapper.respond`` and the command line see to that): each oracle call
+Runs in a process of its own where it can (``wrapper.handle`` and the command line see to that): each oracle call
 is a child of this process. Nothing is announced that was not run in a fresh interpreter and failed there.
 """
 

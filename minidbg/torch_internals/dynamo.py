@@ -16,7 +16,7 @@ import torch
 
 from minidbg.torch_internals.aot import in_backward
 from minidbg.torch_internals.operators import grad_mode_function
-from minidbg.torch_internals.private_names import seen, version_at_least
+from minidbg.torch_internals.private_names import nothing_around, seen, version_at_least
 from minidbg.torch_internals.tensors import is_fake
 from minidbg.words.run_spec import Level
 
@@ -36,8 +36,26 @@ def compiling_alone() -> Iterator[dict[str, Counter[str]]]:
     """
     from torch._dynamo.convert_frame import compile_lock
 
-    with compile_lock, counters_put_back() as counted:
+    with compile_lock, stacks_of_compiles_dropped(), counters_put_back() as counted:
         yield counted
+
+
+@contextlib.contextmanager
+@seen("2.13", "2.15", otherwise=nothing_around)
+def stacks_of_compiles_dropped() -> Iterator[None]:
+    """A block of which torch's metrics keep no stack.
+
+    They keep that of each compile for good. Ours run within a call of the program's compiled function: with the stack its code would
+    stay alive, with that dynamo's global for the function, and with that the backend.
+    """
+    from torch._dynamo.utils import get_metrics_context
+
+    stacks = get_metrics_context()._edits
+    before = len(stacks)
+    try:
+        yield
+    finally:
+        del stacks[before:]
 
 
 @contextlib.contextmanager

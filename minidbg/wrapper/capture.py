@@ -103,29 +103,24 @@ def case_to_fill_in(failure: Failure, settings: Settings) -> Case:
     """The failure as a case whose script leaves the backend to the person who knows how to get it."""
     link = failure.link
     fill_in = ("# fill in what torch.compile gets as its backend",)
-    REFERENCES[id(link)] = (link, settings, BackendRef(link.name, "...", setup=fill_in))
+    link.references[settings] = BackendRef(link.name, "...", setup=fill_in)
     try:
         return case_of(failure, settings)
     finally:
-        del REFERENCES[id(link)]
-
-
-REFERENCES: dict[int, tuple[Link, Settings, BackendRef]] = {}
+        del link.references[settings]
 
 
 def reference_to(link: Link, settings: Settings) -> BackendRef:
     """How a fresh process gets the link's backend; looked for once. Raises BackendUnreachable."""
-    known = REFERENCES.get(id(link))
-    if known is None or known[0] is not link or known[1] != settings:
-        found = backends.find(
+    if settings not in link.references:
+        link.references[settings] = backends.find(
             link.backend,
             options=link.options,
             mode=link.mode,
             setup=settings.setup,
             reference=settings.reference,
         )
-        REFERENCES[id(link)] = known = (link, settings, found)
-    return known[2]
+    return link.references[settings]
 
 
 def signature(failure: Failure) -> Signature:

@@ -18,6 +18,7 @@ from minidbg.fx.effects import op_name
 from minidbg.torch_internals import compile_directly
 from minidbg.words.errors import ConflictingOptions
 from minidbg.words.run_spec import BackendRef, CompiledFn, CompilerFn, Level, RunSpec
+from minidbg.words.settings import Settings
 
 Backend: TypeAlias = str | CompilerFn
 MOST_SHAPES = 8
@@ -34,6 +35,8 @@ class Link:
     level: Level = Level.DYNAMO
     compiler: CompilerFn = field(init=False)
     """``(gm, example_inputs) -> compiled_fn``, options included."""
+    references: dict[Settings, BackendRef] = field(default_factory=dict, init=False, repr=False)
+    """How a fresh process gets it, where that was looked for: on the link itself, so that no table outlives the backend."""
 
     def __post_init__(self) -> None:
         found = backends.compiler_fn(self.backend, options=self.options, mode=self.mode)

@@ -21,11 +21,12 @@ from minidbg.fx.context import current_context
 from minidbg.words.outcome import Direction, Kind
 from minidbg.words.run_spec import CompiledFn
 from minidbg.words.settings import OnFailure
-from minidbg.wrapper import failures
+from minidbg.wrapper import handle
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.graph_state import GraphState
-from minidbg.wrapper.kept import Kept, tensors_in
+from minidbg.wrapper.reports import add_line, own_report
+from minidbg.wrapper.rollback import Kept, tensors_in
 
 log = logging.getLogger("minidbg")
 
@@ -130,12 +131,12 @@ class DynamoGraph(GraphState):
         """Answer what the compiled backward of this graph will raise; whether it has one."""
 
         def on_failure(error: Exception, phase: str) -> None:
-            if failures.own_report(error) is None and not failures.is_answering():
+            if own_report(error) is None and not handle.is_answering():
                 failure = made_of(error, phase)
                 report = self.report_on(failure)
-                failures.add_line(error, report)
+                add_line(error, report)
                 if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
-                    failures.warn_going_on(failure, report, "eager in later calls")
+                    handle.warn_going_on(failure, report, "eager in later calls")
                     self.called_as_eager()
 
         guarded = guard((result, args), on_failure, self.record.during_backward, since=self.aot_ids_from)

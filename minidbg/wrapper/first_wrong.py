@@ -26,9 +26,10 @@ from minidbg.judge import agreement, compare
 from minidbg.judge.agreement import left_by
 from minidbg.words.settings import Settings
 from minidbg.wrapper.capture import place_of_input
+from minidbg.wrapper.causes import is_of_a_signal_handler
 from minidbg.wrapper.chain import Link
-from minidbg.wrapper.kept import bytes_of_example, free_bytes, tensors_in
-from minidbg.wrapper.standing import is_of_a_signal_handler
+from minidbg.wrapper.rollback import tensors_in
+from minidbg.wrapper.verify_refusals import bytes_of_example, free_bytes
 from minidbg.wrapper.verify_runs import Before, before, run_compiled_anew, run_eager
 
 log = logging.getLogger("minidbg")

@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,13 +43,12 @@ from minidbg.words.outcome import Kind
 from minidbg.words.settings import Settings
 from minidbg.wrapper.capture import case_of_call
 from minidbg.wrapper.chain import Link
+from minidbg.wrapper.process import PROCESS
 
 log = logging.getLogger("minidbg")
 VALUE_LIMIT_BYTES = 64 << 20
 """Most bytes of integers and booleans in one record."""
 NUMBERS = itertools.count(1)
-OPEN: dict[int, Record] = {}
-"""This process's records that are on disk, by number."""
 
 
 class Record:
@@ -104,7 +104,8 @@ class Record:
         folder = place_for_records(self.settings.repro_dir)
         self.name, self.link = flights.own_name(number, step), link
         self.path = folder / str(self.name)
-        OPEN[number] = self
+        PROCESS.records[number] = self.path
+        weakref.finalize(self, remove, number).atexit = False  # nothing can happen with a graph that is gone
         if script.tensors:
             put(flights.tensors_of(self.path), as_safetensors(script.tensors))
         draft = self.path.with_suffix(".tmp")
@@ -118,6 +119,8 @@ class Record:
         name = self.name.at(step)
         os.replace(self.path, self.path.with_name(str(name)))
         self.name, self.path = name, self.path.with_name(str(name))
+        if name.number in PROCESS.records:
+            PROCESS.records[name.number] = self.path
 
     def quietly_move(self, step: Step) -> None:
         if self.name is not None and self.name.pid == os.getpid():
@@ -128,21 +131,28 @@ class Record:
         """Nothing more can happen, or what happened is known: the record goes."""
         if self.name is None or self.path is None or self.name.pid != os.getpid():
             return
-        OPEN.pop(self.name.number, None)
-        with contextlib.suppress(OSError):
+        PROCESS.records.pop(self.name.number, None)
+        with contextlib.suppress(OSError):  # also one that was to stay: its graph has run well since
             flights.remove(self.path)
         self.name = self.path = None
 
     def leave(self) -> None:
         """The process goes down in this step: the record stays, whatever runs at its exit."""
         if self.name is not None:
-            OPEN.pop(self.name.number, None)
+            PROCESS.records.pop(self.name.number, None)
 
 
 def put(path: Path, content: bytes) -> None:
     """Write a file without waiting for the disk. Raises OSError."""
     with open(path, "wb", opener=for_others_to_read) as file:
         file.write(content)
+
+
+def remove(number: int) -> None:
+    """Take this process's record ``number`` away, unless it stays or has gone."""
+    if (path := PROCESS.records.pop(number, None)) is not None:
+        with contextlib.suppress(OSError):
+            flights.remove(path)
 
 
 class Flight:
@@ -220,34 +230,30 @@ NOTE = "written before the backend was called, by a process that did not come ba
 # ---- where records lie
 
 
-MADE: dict[Path, int] = {}
-"""Repro folders that were not there before this process's first record, and the process that made them."""
-
-
 def place_for_records(repro_dir: Path) -> Path:
     """The folder for records, made when missing. Raises OSError."""
     repro_dir = repro_dir.absolute()
     is_new = not repro_dir.exists()
     folder = flights.make_flight_folder(repro_dir)
     if is_new:
-        MADE[repro_dir] = os.getpid()
+        PROCESS.folders[repro_dir] = os.getpid()
     return folder
 
 
 @atexit.register
 def clear_up() -> None:
     """At a normal end nothing is left of a process in which nothing failed."""
-    for record in list(OPEN.values()):
-        record.close()
-    for folder, pid in MADE.items():
+    for number in list(PROCESS.records):
+        remove(number)
+    for folder, pid in PROCESS.folders.items():
         if pid == os.getpid():
             flights.remove_if_unused(folder)
 
 
 def forget() -> None:
     """A forked child leaves its parent's records alone."""
-    OPEN.clear()
-    MADE.clear()
+    PROCESS.records.clear()
+    PROCESS.folders.clear()
 
 
 os.register_at_fork(after_in_child=forget)

@@ -24,12 +24,14 @@ from minidbg.torch_internals import devices
 from minidbg.words.outcome import Kind
 from minidbg.words.run_spec import CompiledFn, Level
 from minidbg.words.settings import OnFailure, Settings
-from minidbg.wrapper import failures, flight, standing, verify
+from minidbg.wrapper import flight, handle, verify
 from minidbg.wrapper.capture import Failure
+from minidbg.wrapper.causes import is_of_a_signal_handler
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.collectives import Heard
-from minidbg.wrapper.failures import Report
-from minidbg.wrapper.kept import NOTHING, Kept, capturing_device_graph, keep, tensors_in
+from minidbg.wrapper.process import PROCESS
+from minidbg.wrapper.reports import Report, add_line, own_report, set_report
+from minidbg.wrapper.rollback import NOTHING, Kept, capturing_device_graph, keep, tensors_in
 
 NOT_HEARD = contextlib.nullcontext()
 ABSENT_RANK = (
@@ -39,6 +41,7 @@ ABSENT_RANK = (
 IN_STEP = (
     "and with this backend: other ranks take part in this graph, and eager would not keep step with them"
 )
+NOT_ASKED = "verify='never'"
 STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
 
 
@@ -66,7 +69,7 @@ class GraphState:
         self.mutated = mutated_placeholders(self.untouched)
         self.held = tuple(written_attributes(self.untouched))
         """What the graph itself holds and a run may write to."""
-        self.standing = standing.of_new_graph()
+        self.facts = PROCESS.new_graph()
         self.position = 0
         """Of the link in use; ``len(links)`` is eager."""
         self.compiled_fn: CompiledFn = self.untouched.forward
@@ -88,8 +91,8 @@ class GraphState:
             try:
                 compiled_fn = self.compiled_by(link, gm, example_inputs)
             except Exception as error:
-                self.standing.restarted = torch_internals.is_control_flow(error)
-                if self.standing.restarted or self.is_put_off() or standing.is_of_a_signal_handler(error):
+                self.facts.restarted = torch_internals.is_control_flow(error)
+                if self.facts.restarted or self.is_put_off() or is_of_a_signal_handler(error):
                     raise
                 failure = self.failure(error, example_inputs, Kind.COMPILE)
                 report = self.report_on(failure)
@@ -123,7 +126,7 @@ class GraphState:
     def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
         """``compiled_fn`` behind the care that an unsettled graph takes, with its own calling convention."""
         if torch_internals.is_serializable_callable(compiled_fn):
-            self.standing.not_verified("dynamo stores what the backend gave for other processes, by its type")
+            self.facts.not_verified("dynamo stores what the backend gave for other processes, by its type")
             return compiled_fn
         self.compiled_fn = torch_internals.settled_forward(compiled_fn)
         self.boxed = self.level is Level.ATEN and bool(getattr(compiled_fn, "_boxed_call", False))
@@ -165,7 +168,7 @@ class GraphState:
     def careful_call(self, args: list[Any]) -> Any:
         """A call of a graph that has not yet run well."""
         values = tuple(args)  # the callee may clear the list
-        if failures.is_answering() or any(torch_internals.is_fake(value) for value in values):
+        if handle.is_answering() or any(torch_internals.is_fake(value) for value in values):
             return self.call(args)  # our own work, or a tracer above us asks for shapes and nothing runs
         at_rest(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
@@ -209,7 +212,7 @@ class GraphState:
         """What will judge this call; None when it is not compared, or another thread is at it."""
         most = verify.calls_compared(self.settings.verify)
         if (most is not None and self.good_calls >= most) or self.position >= len(self.links):
-            self.standing.why_not = self.standing.why_not or standing.NOT_ASKED
+            self.facts.why_not = self.facts.why_not or NOT_ASKED
             return None
         if self.comparing:
             return None
@@ -217,7 +220,7 @@ class GraphState:
         own, link = self.settings, self.links[self.position]
         with self.record.during(Step.RUN, link, args):
             return verify.begin(
-                self.untouched, self.call, link, args, self.mutated, kept, own, self.standing, heard
+                self.untouched, self.call, link, args, self.mutated, kept, own, self.facts, heard
             )
 
     def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:
@@ -243,11 +246,11 @@ class GraphState:
             self.say_why_it_is_raised(error, report)
             raise error
         if heard is not None:
-            failures.warn_going_on(failure, report, f"these results, {IN_STEP}")
+            handle.warn_going_on(failure, report, f"these results, {IN_STEP}")
             self.went_well(result, args)
             return lambda *args: result
         if not restored:
-            failures.warn_going_on(failure, report, "these results, and eager in later calls")
+            handle.warn_going_on(failure, report, "these results, and eager in later calls")
             self.called_as_eager()
             return lambda *args: result
         self.warn(failure, report)
@@ -260,9 +263,9 @@ class GraphState:
         self, error: Exception, args: tuple[Any, ...], kept: Kept | None, heard: Heard | None = None
     ) -> CompiledFn | None:
         """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph."""
-        if self.position >= len(self.links) or failures.is_answering():
+        if self.position >= len(self.links) or handle.is_answering():
             return None
-        if torch_internals.is_of_a_saved_tensor_hook(error) or standing.is_of_a_signal_handler(error):
+        if torch_internals.is_of_a_saved_tensor_hook(error) or is_of_a_signal_handler(error):
             return None
         left = self.keep(args) if kept is not None else NOTHING
         again = self.instead(error, args, kept, heard)
@@ -276,11 +279,11 @@ class GraphState:
         """What to call after a failure that is told about, or None. What the graph writes to may be as before the call."""
         restored = self.put_back(kept)
         if is_waiting_in_vain(error, self.untouched, args):
-            self.say_why_it_is_raised(error, failures.Report(ABSENT_RANK))
+            self.say_why_it_is_raised(error, Report(ABSENT_RANK))
             return None
         failure = self.failure(error, args, Kind.RUNTIME, () if restored else (STALE,))
-        if restored and failures.own_report(error) is None and not devices.in_error(args):
-            blameless = failures.eager_fails_too(failure, os.environ)  # then it is the program's own error
+        if restored and own_report(error) is None and not devices.in_error(args):
+            blameless = handle.eager_fails_too(failure, os.environ)  # then it is the program's own error
             self.put_back(kept)
             if blameless:
                 return None
@@ -319,9 +322,7 @@ class GraphState:
         if self.settings.on_failure is OnFailure.FALLBACK:
             return self.called_as_eager()
         self.position = 0
-        self.say_why_it_is_raised(
-            error, failures.own_report(error) or failures.Report("no link of the chain works")
-        )
+        self.say_why_it_is_raised(error, own_report(error) or Report("no link of the chain works"))
         return None
 
     # ---- answering
@@ -335,11 +336,11 @@ class GraphState:
 
     def report_on(self, failure: Failure) -> Report:
         """What became of ``failure``, readable from its error from then on. A report that a wrapper below made is kept."""
-        report = failures.own_report(failure.error)
+        report = own_report(failure.error)
         if report is None:
-            self.standing.failed = True
-            report = failures.answer(failure, self.settings)
-            failures.set_report(failure.error, report)
+            self.facts.failed = True
+            report = handle.answer(failure, self.settings)
+            set_report(failure.error, report)
         return report
 
     def failure(
@@ -351,11 +352,11 @@ class GraphState:
 
     def warn(self, failure: Failure, report: Report) -> None:
         later = self.links[self.position + 1 :]
-        failures.warn_going_on(failure, report, later[0].name if later else "eager")
+        handle.warn_going_on(failure, report, later[0].name if later else "eager")
 
     def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
         """Let ``error``, which the caller gets, say what became of it."""
-        failures.add_line(error, report)
+        add_line(error, report)
 
 
 G = TypeVar("G", bound=GraphState)
@@ -367,12 +368,12 @@ def state_of(make: Callable[[], G]) -> G | None:
     The user's backend is then called as if we were not here: a bug of ours must not keep him from compiling.
     """
     try:
-        return None if failures.is_answering() else make()
+        return None if handle.is_answering() else make()
     except Exception as trouble:  # whatever it is, it is not the user's
-        if standing.is_of_a_signal_handler(trouble):
+        if is_of_a_signal_handler(trouble):
             raise
-        failures.log.warning("minidbg: a graph is not wrapped (%s: %s)", type(trouble).__name__, trouble)
-        failures.log.debug("wrapping_failed", exc_info=True)
+        handle.log.warning("minidbg: a graph is not wrapped (%s: %s)", type(trouble).__name__, trouble)
+        handle.log.debug("wrapping_failed", exc_info=True)
         return None
 
 

@@ -31,12 +31,14 @@ from minidbg.words.errors import AccuracyError
 from minidbg.words.outcome import Direction, Kind
 from minidbg.words.run_spec import CompiledFn
 from minidbg.words.settings import Layout, Settings, Verify
-from minidbg.wrapper import failures, first_wrong, verify_runs
+from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, place_of_input
+from minidbg.wrapper.causes import is_of_a_signal_handler, is_out_of_memory
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.collectives import Heard, Replay, alone
-from minidbg.wrapper.kept import Kept, refusal, tensors_in
-from minidbg.wrapper.standing import PROCESS, GraphStanding, is_of_a_signal_handler, is_out_of_memory
+from minidbg.wrapper.process import PROCESS, GraphFacts
+from minidbg.wrapper.rollback import Kept, tensors_in
+from minidbg.wrapper.verify_refusals import refusal
 
 log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
@@ -79,7 +81,7 @@ class Verification:
     before: verify_runs.Before
     link: Link
     settings: Settings
-    standing: GraphStanding
+    facts: GraphFacts
     gradients: dict[str, Any] | None = None
     """What the compiled function gave on copies; None when none are needed or had."""
     backward_error: Exception | None = None
@@ -90,18 +92,18 @@ class Verification:
     def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
         """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
         try:
-            with failures.answering(args), quiet():
+            with handle.answering(args), quiet():
                 failure = self.judged(result, args)
-            if failure is not None and failures.is_layout_alone(failure.error, self.settings):
-                failures.warn_of_layout(failure, self.settings)
+            if failure is not None and handle.is_layout_alone(failure.error, self.settings):
+                handle.warn_of_layout(failure, self.settings)
                 failure = None
-            self.standing.verified |= failure is None
+            self.facts.verified |= failure is None
             return failure
         except Exception as trouble:  # eager's own failures included: the user's result stands
             if is_of_a_signal_handler(trouble):
                 raise
             known = isinstance(trouble, CannotCompare)
-            self.standing.not_verified(str(trouble) if known else reason_of(trouble))
+            self.facts.not_verified(str(trouble) if known else reason_of(trouble))
             log.debug("verification_failed", exc_info=True)
         return None
 
@@ -114,7 +116,7 @@ class Verification:
             return self.failure(self.backward_error, Kind(phase or "runtime"), Direction.BACKWARD)
         actual = self.before.left(result, args, self.gradients)
         if expected["gradients"] is None:
-            self.standing.leave_out(GRADIENTS_REFUSED)
+            self.facts.leave_out(GRADIENTS_REFUSED)
         if not (actual["gradients"] and expected["gradients"]):
             actual["gradients"] = expected["gradients"] = {}
         if drew:
@@ -181,7 +183,7 @@ class Verification:
         eager_again = partial(self.before.eager_again, backward=bool(self.gradients))
         found = difference(actual, expected, eager_again, self.notes, tolerances=self.settings.allowed)
         for note in self.notes:
-            self.standing.leave_out(note)
+            self.facts.leave_out(note)
         return found
 
     # ---- random numbers
@@ -339,7 +341,7 @@ def begin(
     mutated: frozenset[int],
     kept: Kept,
     settings: Settings,
-    standing: GraphStanding,
+    facts: GraphFacts,
     heard: Heard | None = None,
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
@@ -348,22 +350,22 @@ def begin(
     """
     why = refusal(graph, args, mutated, settings) if kept.complete else "what it writes to cannot be copied"
     if why:
-        standing.not_verified(why)
+        facts.not_verified(why)
         return None
     try:
         with torch_internals.outside_tracing():
             state = verify_runs.before(graph, args, mutated)
             state = state if heard is None else replace(state, replay=Replay(heard))
-            verification = Verification(state, link, settings, standing)
+            verification = Verification(state, link, settings, facts)
         if state.wants_backward() and heard is not None:
-            standing.leave_out(GRADIENTS_SHARED)
+            facts.leave_out(GRADIENTS_SHARED)
         elif state.wants_backward():
             with torch_internals.random_numbers_put_back(args):
                 run_backward(verification, call, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
         if is_of_a_signal_handler(trouble):
             raise
-        standing.not_verified(reason_of(trouble))
+        facts.not_verified(reason_of(trouble))
         log.debug("verification_failed", exc_info=True)
         return None
     return verification
@@ -400,7 +402,7 @@ def run_backward(
                     raise
                 # one that was compiled for us, outside of dynamo, may want what only dynamo has; the program's own will tell
                 if compiled_for_us or torch_internals.is_a_check_of_aot_autograd(error):
-                    verification.standing.leave_out(GRADIENTS_REFUSED)
+                    verification.facts.leave_out(GRADIENTS_REFUSED)
                 else:
                     verification.backward_error = error
     finally:
@@ -432,6 +434,7 @@ def quiet() -> Iterator[None]:
         with (
             torch_internals.outside_tracing(),
             torch_internals.in_silence(),
+            torch_internals.stacks_of_compiles_dropped(),
             torch_internals.thread_state_kept(),
         ):
             yield

@@ -25,7 +25,8 @@ from minidbg.source.specs import is_constructed
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.collectives import Replay, as_seen_here
-from minidbg.wrapper.kept import memory_of, sharing_memory, tensors_in
+from minidbg.wrapper.rollback import memory_of, tensors_in
+from minidbg.wrapper.verify_refusals import sharing_memory
 
 SMALL_BYTES = 64 << 20
 """Inputs that take no more are all copied, so that a backend that writes where it must not is found out."""

@@ -21,11 +21,10 @@ from minidbg.words import environment, settings
 from minidbg.words.errors import BadSetting, TorchNameMissing, UnknownBackend, nearest
 from minidbg.words.run_spec import CompiledFn, CompilerFn, Level
 from minidbg.words.settings import CompilerSettings, Layout, Settings, WrapSettings
-from minidbg.wrapper import failures
 from minidbg.wrapper.chain import Backend, Link, backend_hash, merged, name_of, same_backend
 from minidbg.wrapper.dynamo_graph import DynamoGraph
-from minidbg.wrapper.failures import Report
 from minidbg.wrapper.graph_state import GraphState, state_of
+from minidbg.wrapper.reports import Report, add_line, own_report, set_report
 
 log = logging.getLogger("minidbg")
 OWN_NAME = "minidbg"
@@ -96,18 +95,18 @@ class WrappedBackend:
         try:
             return graph.compile(gm, example_inputs)
         except Exception as error:
-            report = failures.own_report(error)
+            report = own_report(error)
             if report is None:
                 raise
             if torch_internals.dynamo_keeps_type(error) or not by_torch:
-                failures.add_line(error, report)
+                add_line(error, report)
                 raise
             # dynamo would wrap it in this, and a note on the inner exception is never printed
             outer = torch_internals.backend_compiler_failed(
                 graph.links[graph.position], error, sys._getframe()
             )
-            failures.set_report(outer, report)
-            failures.add_line(outer, report)
+            set_report(outer, report)
+            add_line(outer, report)
             raise outer from None
 
     def __getattr__(self, name: str) -> Any:
@@ -342,7 +341,7 @@ class WrappedCompiler:
         try:
             return graph.compile(gm, example_inputs)
         except Exception as error:
-            report = failures.own_report(error)
+            report = own_report(error)
             if report is not None:
                 graph.say_why_it_is_raised(error, report)
             raise
@@ -408,4 +407,4 @@ class AtenGraph(GraphState):
         """Put the report's line on ``error``, and into the log where dynamo will wrap it and hide notes."""
         super().say_why_it_is_raised(error, report)
         if not torch_internals.dynamo_keeps_type(error) and torch_internals.in_a_backend():
-            failures.log.warning("minidbg: %s", report.line)
+            log.warning("minidbg: %s", report.line)

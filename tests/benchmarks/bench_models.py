@@ -102,13 +102,13 @@ tool = {tool!r}
 backend = "inductor"
 if tool == "minidbg":
     import minidbg
-    from minidbg.wrapper import failures
-    answer = failures.answer
+    from minidbg.wrapper import handle
+    answer = handle.answer
     def timed(failure, settings):
         if failure.kind in ("compile", "runtime"):
             found["failed_at"] = time.perf_counter() - began
         return answer(failure, settings)
-    failures.answer = timed
+    handle.answer = timed
     backend = minidbg.wrap(backend)
 compiled = torch.compile(model, backend=backend, dynamic={dynamic!r})
 began = time.perf_counter()

@@ -8,7 +8,7 @@ import pytest
 from new_process import Answers
 
 from minidbg.fx.case import Case
-from minidbg.wrapper import failures
+from minidbg.wrapper import handle
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answers:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MINIDBG_DIR", str(tmp_path))
     recorded = Answers()
-    monkeypatch.setattr(failures, "respond", recorded)
+    monkeypatch.setattr(handle, "respond", recorded)
     return recorded
 
 

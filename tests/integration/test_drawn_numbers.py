@@ -14,7 +14,7 @@ from torch import Tensor, fx
 import minidbg
 from minidbg.fx.effects import op_name
 from minidbg.words.errors import AccuracyError
-from minidbg.wrapper.standing import PROCESS
+from minidbg.wrapper.process import PROCESS
 
 X = torch.linspace(0.1, 2.0, 16)
 PROGRAMS: dict[str, Callable[[Tensor], Any]] = {

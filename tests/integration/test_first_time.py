@@ -1,6 +1,6 @@
 """What torch does once, when something runs for the first time, is left to the program: verification runs before it, and must not be that first time.
 
-The list of such state is in ``minidbg.wrapper.kept``.
+The list of such state is in ``minidbg.wrapper.rollback``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 import minidbg
 from minidbg import torch_internals
-from minidbg.wrapper.standing import PROCESS
+from minidbg.wrapper.process import PROCESS
 
 X = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
 Job = Callable[[Callable[..., Any], torch.Tensor], None]

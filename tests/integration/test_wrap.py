@@ -30,8 +30,8 @@ from minidbg.fx.case import Case
 from minidbg.words.errors import BadSetting, ConflictingOptions, UnknownBackend
 from minidbg.words.outcome import Direction, Kind
 from minidbg.words.settings import Reduce, Settings
-from minidbg.wrapper import Report, entry_point, failures, report_of, wrap
-from minidbg.wrapper.standing import stats
+from minidbg.wrapper import Report, entry_point, handle, report_of, wrap
+from minidbg.wrapper.graph_stats import stats
 
 pytestmark = pytest.mark.usefixtures("answers")
 
@@ -539,7 +539,7 @@ def test_our_own_trouble_never_hides_the_users_exception(monkeypatch: pytest.Mon
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr(failures, "respond", broken)
+    monkeypatch.setattr(handle, "respond", broken)
     for backend, kind in ((raises, BackendCompilerFailed), (raises_when_called, RuntimeError)):
         torch._dynamo.reset()
         error = fail(lambda backend=backend: torch.compile(double, backend=wrap(backend))(torch.ones(2)))
@@ -581,7 +581,7 @@ def test_work_on_a_failure_is_not_itself_answered(monkeypatch: pytest.MonkeyPatc
         inner.append(fail(lambda: wrapper(case.graph_module, list(case.inputs))))
         return Report("done")
 
-    monkeypatch.setattr(failures, "respond", respond)
+    monkeypatch.setattr(handle, "respond", respond)
     fail(lambda: torch.compile(double, backend=wrapper)(torch.ones(2)))
     assert len(inner) == 1
     assert type(inner[0]) is Refused
@@ -863,7 +863,7 @@ def test_a_failure_is_answered_in_plain_modes(monkeypatch: pytest.MonkeyPatch) -
         seen.append((*modes, torch.empty(1).device))
         return Report("done")
 
-    monkeypatch.setattr(failures, "respond", respond)
+    monkeypatch.setattr(handle, "respond", respond)
     compiled = torch.compile(double, backend=wrap(raises_when_called))
     x = torch.ones(2)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):

@@ -15,12 +15,11 @@ import torch
 from minidbg.fx.case import Case
 from minidbg.words.settings import Settings
 from minidbg.wrapper import Report
-from minidbg.wrapper.standing import GRAPHS, PROCESS
+from minidbg.wrapper.process import PROCESS
 
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process() -> Iterator[None]:
-    GRAPHS.clear()
     PROCESS.__init__()
     torch._dynamo.reset()
     torch.manual_seed(0)

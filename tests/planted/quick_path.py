@@ -27,7 +27,7 @@ from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits
 from minidbg.reduction.session import InterpretersAhead
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.wrapper.standing import PROCESS
+from minidbg.wrapper.process import PROCESS
 
 SCRIPT_SECONDS = 60.0
 torch_internals.forks_survive_autograd()  # here, where all tests are read: forks of this process are to run backward

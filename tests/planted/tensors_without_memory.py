@@ -20,7 +20,7 @@ from minidbg.reduction import replay
 from minidbg.source import describing, size
 from minidbg.source.tensors import materialise
 from minidbg.words.errors import MinidbgError
-from minidbg.wrapper import kept
+from minidbg.wrapper import rollback
 from minidbg.wrapper.capture import real_value
 
 LEVELS = torch._C._functorch
@@ -132,7 +132,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "serials": StorageSerials().serials,
     "describe": described,
     "real_value": lambda value: described(real_value(value, 0)),
-    "keep": lambda value: kept.keep([value], [0], [], limit_bytes=1 << 30).restore(),
+    "keep": lambda value: rollback.keep([value], [0], [], limit_bytes=1 << 30).restore(),
     "fact": effects.fact_of,
     "hash": size._tensor_text,
     "told": replay.told,

@@ -13,8 +13,7 @@ from rich.syntax import Syntax
 from minidbg.words import environment
 from minidbg.words.errors import MinidbgError
 from minidbg.words.script_header import DIVIDER
-from minidbg.wrapper import report_of
-from minidbg.wrapper.failures import Report
+from minidbg.wrapper import Report, report_of
 
 PROGRAM = Path(__file__).with_name("program.py")
 

@@ -53,8 +53,8 @@ def tell(log: str, event: Mapping[str, Any]) -> None:
 
 
 if TYPE_CHECKING:
+    from minidbg.wrapper import Report
     from minidbg.wrapper.capture import Failure
-    from minidbg.wrapper.failures import Report
 
 
 def compiler_is_here(module: ModuleType) -> None:
@@ -69,14 +69,15 @@ def wrapped(backend: Any, orders: Orders) -> Any:
     """What torch.compile is to use where the program asked for ``backend``."""
     from minidbg import torch_internals
     from minidbg.backends import named
-    from minidbg.wrapper import failures
+    from minidbg.wrapper.handle import is_answering
+    from minidbg.wrapper.process import PROCESS
     from minidbg.wrapper.wrapper import OWN_NAME, WrappedBackend, wrap
 
     asked, options, mode = torch_internals.as_given_to_compile(backend)
-    if failures.is_answering() or not torch_internals.is_backend_of_a_program(backend):
+    if is_answering() or not torch_internals.is_backend_of_a_program(backend):
         return backend
-    if listener not in failures.LISTENERS:
-        failures.LISTENERS.append(listener)
+    if listener not in PROCESS.listeners:
+        PROCESS.listeners.append(listener)
         atexit.register(tell_stats)
     name = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked))
     tell(orders.log, {"event": "wrapped", "backend": orders.backend or name})

@@ -26,7 +26,7 @@ from minidbg.source.specs import Exactness
 from minidbg.words.errors import CannotWrite
 from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Settings
-from minidbg.wrapper.kept import refusal
+from minidbg.wrapper.verify_refusals import refusal
 
 
 @pytest.fixture

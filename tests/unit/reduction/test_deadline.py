@@ -23,7 +23,7 @@ from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Reduce, Settings
 from minidbg.workers import ChildResult
-from minidbg.wrapper import respond
+from minidbg.wrapper import handle
 
 BUDGET_S = 8.0
 
@@ -198,17 +198,17 @@ def test_the_time_begins_with_the_failure(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(reducing.workers, "call_in_server", call_in_server)
     monkeypatch.setattr(reducing.workers, "prepare", lambda _: None)
-    monkeypatch.setattr(respond.asking, "packed", no_room)
-    now, keep_capture = 0.0, respond.repro.keep_capture
+    monkeypatch.setattr(handle.asking, "packed", no_room)
+    now, keep_capture = 0.0, handle.repro.keep_capture
 
     def slowly(*args: Any, **how: Any) -> Path:
         nonlocal now
         now += 3.0
         return keep_capture(*args, **how)
 
-    monkeypatch.setattr(respond.repro, "keep_capture", slowly)
-    monkeypatch.setattr(respond.Deadline, "after", lambda seconds: Deadline(seconds, lambda: now))
+    monkeypatch.setattr(handle.repro, "keep_capture", slowly)
+    monkeypatch.setattr(handle.Deadline, "after", lambda seconds: Deadline(seconds, lambda: now))
     settings = Settings(seconds=BUDGET_S, reduce=Reduce.NOW, repro_dir=tmp_path)
-    report = respond.on_failure(failing_case(), settings)
+    report = handle.respond(failing_case(), settings)
     assert report.capture is not None
     assert given == [BUDGET_S - 3.0 + reducing.GRACE_S]

@@ -16,7 +16,7 @@ import minidbg
 from minidbg import torch_internals
 from minidbg.commands.root import cli
 from minidbg.words.errors import TorchNameMissing
-from minidbg.wrapper.standing import PROCESS
+from minidbg.wrapper.process import PROCESS
 
 NAMES = sorted({name for need in torch_internals.internals() for name in need.names})
 ON_EVERY_WAY = {

@@ -7,7 +7,8 @@ import torch
 
 from minidbg.words.outcome import Kind, Signature
 from minidbg.words.settings import Reduce, Settings
-from minidbg.wrapper.standing import Budget, is_out_of_memory, several_ranks
+from minidbg.wrapper.budget import ReductionBudget, several_ranks
+from minidbg.wrapper.causes import is_out_of_memory
 
 ONE = Signature(Kind.COMPILE, types=("ValueError",), message="one")
 OTHER = Signature(Kind.COMPILE, types=("ValueError",), message="other")
@@ -19,19 +20,22 @@ def _no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def grant(
-    budget: Budget, signature: Signature | None = ONE, error: Exception | None = None, **changes: object
+    budget: ReductionBudget,
+    signature: Signature | None = ONE,
+    error: Exception | None = None,
+    **changes: object,
 ) -> tuple[Reduce | None, str]:
     settings, why = budget.grant(signature, error or ValueError(), Settings(**changes))
     return settings.reduce, why
 
 
 def test_a_first_failure_is_reduced_with_all_seconds() -> None:
-    settings, why = Budget().grant(ONE, ValueError(), Settings(seconds=10))
+    settings, why = ReductionBudget().grant(ONE, ValueError(), Settings(seconds=10))
     assert (settings.reduce, settings.seconds, why) == (Reduce.NOW, 10, "")
 
 
 def test_a_signature_is_reduced_once() -> None:
-    budget = Budget()
+    budget = ReductionBudget()
     assert grant(budget)[0] is Reduce.NOW
     reduce, why = grant(budget)
     assert reduce is Reduce.LATER
@@ -40,13 +44,13 @@ def test_a_signature_is_reduced_once() -> None:
 
 
 def test_failures_without_signature_are_each_their_own() -> None:
-    budget = Budget()
+    budget = ReductionBudget()
     assert grant(budget, None)[0] is Reduce.NOW
     assert grant(budget, None)[0] is Reduce.NOW
 
 
 def test_the_seconds_are_for_all_reductions_together() -> None:
-    budget = Budget()
+    budget = ReductionBudget()
     budget.spend(7)
     assert budget.grant(ONE, ValueError(), Settings(seconds=10))[0].seconds == 3
     budget.spend(3)
@@ -56,13 +60,13 @@ def test_the_seconds_are_for_all_reductions_together() -> None:
 
 
 def test_only_what_matches_is_reduced() -> None:
-    budget = Budget()
+    budget = ReductionBudget()
     assert grant(budget, error=ValueError("size mismatch"), match="stride")[0] is Reduce.LATER
     assert grant(budget, error=ValueError("wrong stride 3"), match=r"stride \d")[0] is Reduce.NOW
 
 
 def test_what_was_refused_does_not_count_as_reduced() -> None:
-    budget = Budget()
+    budget = ReductionBudget()
     assert grant(budget, reduce=Reduce.LATER)[0] is Reduce.LATER
     assert grant(budget)[0] is Reduce.NOW
 
@@ -77,8 +81,8 @@ def test_what_was_refused_does_not_count_as_reduced() -> None:
     ids=["MemoryError", "torch.OutOfMemoryError", "cpu allocator"],
 )
 def test_out_of_memory_waits_unless_asked(error: Exception) -> None:
-    assert grant(Budget(), error=error)[0] is Reduce.LATER
-    assert grant(Budget(), error=error, reduce_oom=True)[0] is Reduce.NOW
+    assert grant(ReductionBudget(), error=error)[0] is Reduce.LATER
+    assert grant(ReductionBudget(), error=error, reduce_oom=True)[0] is Reduce.NOW
 
 
 def test_the_cpu_allocators_real_error_is_out_of_memory() -> None:
@@ -99,8 +103,8 @@ def test_out_of_memory_is_found_inside_what_wraps_it() -> None:
 
 def test_several_ranks_wait_unless_told_to_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert grant(Budget())[0] is Reduce.LATER
-    assert grant(Budget(), reduce=Reduce.NOW)[0] is Reduce.NOW
+    assert grant(ReductionBudget())[0] is Reduce.LATER
+    assert grant(ReductionBudget(), reduce=Reduce.NOW)[0] is Reduce.NOW
 
 
 @pytest.mark.parametrize(("size", "several"), [("1", False), ("2", True), ("", False), ("many", False)])

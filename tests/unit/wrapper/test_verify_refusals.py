@@ -13,9 +13,8 @@ import torch
 from torch import fx
 
 from minidbg.words.settings import Settings, Verify
-from minidbg.wrapper import kept
-from minidbg.wrapper.kept import bytes_of_a_run, refusal
 from minidbg.wrapper.verify import calls_compared, is_settled
+from minidbg.wrapper.verify_refusals import bytes_of_a_run, free_bytes, refusal
 
 
 def graph_of(*targets: Callable[..., Any], values: Any = None) -> fx.GraphModule:
@@ -58,7 +57,7 @@ def test_what_would_not_fit_beside_the_backend_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     graph = graph_of(torch.sin, values=torch.empty(4000, device="meta"))
     assert "are free" in str(refusal(graph, X, frozenset(), Settings()))
-    assert kept.free_bytes(X) == 1000
+    assert free_bytes(X) == 1000
 
 
 @pytest.mark.parametrize(("grad", "values"), [(True, 3), (False, 2)])

@@ -20,7 +20,7 @@ from minidbg.reduction.publishing import with_failure
 from minidbg.repro import known_workaround
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
-from minidbg.wrapper import failures
+from minidbg.wrapper import Report, handle
 
 SIGNATURE = Signature(Kind.COMPILE)
 
@@ -183,13 +183,13 @@ def test_the_best_one_is_kept_for_show_and_the_warning_of_a_fallback_names_it(tm
     path = tmp_path / "minidbg_repros" / "compile_relu_1.py"
     path.parent.mkdir()
     path.touch()
-    report = failures.Report("4 -> 1 nodes", path=path)
-    assert known_workaround.best_of(path) == failures.known_workaround(report) == ""
+    report = Report("4 -> 1 nodes", path=path)
+    assert known_workaround.best_of(path) == handle.workaround_text(report) == ""
     found = workarounds.Workaround("a graph break around relu", ("...",), "train.py:3", 4, 0.002, 0.001)
     workarounds.keep(path, workarounds.WorkaroundSearch((found,), 3, 1.0))
     best = "a graph break around relu (train.py:3); a call takes 2.00 ms, eager 1.00 ms (2.0 times)"
     assert known_workaround.best_of(path) == best
-    assert failures.known_workaround(report) == f"; until it is mended: {best}"
+    assert handle.workaround_text(report) == f"; until it is mended: {best}"
 
 
 @pytest.mark.slow

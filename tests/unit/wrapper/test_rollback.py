@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from minidbg.wrapper.kept import NOTHING, UNKNOWN, keep
+from minidbg.wrapper.rollback import NOTHING, UNKNOWN, keep
 
 LIMIT = 1 << 20
 

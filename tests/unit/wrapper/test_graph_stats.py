@@ -12,8 +12,10 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
 from minidbg.commands.run.launch import graph_lines
-from minidbg.wrapper import failures, standing, stats, verify_runs
-from minidbg.wrapper.standing import of_new_graph, write_stats
+from minidbg.wrapper import handle, stats, verify_runs
+from minidbg.wrapper.causes import chain_of
+from minidbg.wrapper.graph_stats import write_stats
+from minidbg.wrapper.process import PROCESS
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +24,7 @@ def _no_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_graph_counts_once() -> None:
-    verified, wrong, refused, _, both = (of_new_graph() for _ in range(5))
+    verified, wrong, refused, _, both = (PROCESS.new_graph() for _ in range(5))
     verified.verified = True
     verified.leave_out("output 0 is not judged")
     wrong.verified = wrong.failed = True
@@ -36,7 +38,7 @@ def test_each_graph_counts_once() -> None:
 
 
 def test_a_forked_childs_graphs_are_not_its_parents() -> None:
-    of_new_graph().process += 1
+    PROCESS.new_graph().process += 1
     assert stats().graphs == 0
 
 
@@ -45,7 +47,7 @@ def test_a_process_appends_its_line_to_the_file(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("MINIDBG_STATS", str(file))
     write_stats()
     assert not file.exists(), "nothing was compiled"
-    of_new_graph().verified = True
+    PROCESS.new_graph().verified = True
     write_stats()
     write_stats()
     assert [json.loads(line)["verified"] for line in file.read_text().splitlines()] == [1, 1]
@@ -90,7 +92,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
             alarm()
         return run
 
-    ours = {"comparing": (verify_runs, "run_eager"), "answering": (failures, "capture_and_reduce")}
+    ours = {"comparing": (verify_runs, "run_eager"), "answering": (handle, "capture_and_reduce")}
     if where in ours:
         monkeypatch.setattr(*ours[where], alarm)
     before = signal.signal(signal.SIGUSR1, out_of_time)
@@ -100,6 +102,6 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
             compiled(torch.ones(3))
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert any(isinstance(one, TimeIsUp) for one in standing.chain_of(raised.value))
+    assert any(isinstance(one, TimeIsUp) for one in chain_of(raised.value))
     assert minidbg.report_of(raised.value) is None
     assert list(tmp_path.rglob("*.py")) == []

@@ -16,8 +16,7 @@ from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Kind, Signature
 from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Reduce, Settings
-from minidbg.wrapper import respond
-from minidbg.wrapper.failures import Report
+from minidbg.wrapper import Report, handle
 
 ONES = torch.ones(3)
 
@@ -25,7 +24,7 @@ ONES = torch.ones(3)
 def captured_in(folder: Path, value: torch.Tensor = ONES, **more: Any) -> Report:
     graph_module, inputs = capture_by_dynamo(torch.relu, (value,))
     case = Case(graph_module, inputs, RunSpec(BackendRef("b", "b"), signature=Signature(Kind.COMPILE)))
-    return respond.on_failure(case, Settings(repro_dir=folder, reduce=Reduce.LATER, **more))
+    return handle.respond(case, Settings(repro_dir=folder, reduce=Reduce.LATER, **more))
 
 
 def test_a_folder_that_can_be_written_stays(tmp_path: Path) -> None:
@@ -57,8 +56,8 @@ def test_a_folder_that_cannot_be_written_is_told_and_replaced(
 
 def test_a_reducing_process_without_an_answer_says_how_it_ended() -> None:
     with pytest.raises(MinidbgError, match="ended after 7 s"):
-        respond.written_by(workers.ChildResult(timed_out=True, seconds=7.0))
+        handle.written_by(workers.ChildResult(timed_out=True, seconds=7.0))
     with pytest.raises(MinidbgError, match=r"signal 11\): last words"):
-        respond.written_by(workers.ChildResult(signal=11, stderr_tail="first\nlast words\n"))
+        handle.written_by(workers.ChildResult(signal=11, stderr_tail="first\nlast words\n"))
     with pytest.raises(MinidbgError, match="does not show its failure"):
-        respond.written_by(workers.ChildResult(answered=True, value={"refused": "does not show its failure"}))
+        handle.written_by(workers.ChildResult(answered=True, value={"refused": "does not show its failure"}))

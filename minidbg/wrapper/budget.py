@@ -1,0 +1,71 @@
+"""What a process may still spend on reductions: each signature is reduced once, all of them within one total of seconds.
+
+A training script that fails in fifty graphs would wait fifty times.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from minidbg.fx.ranks import rank_and_size
+from minidbg.words.outcome import Signature
+from minidbg.words.settings import Layout, Reduce, Settings
+from minidbg.wrapper.causes import is_missing_compiler, is_out_of_memory
+
+
+@dataclass(slots=True)
+class ReductionBudget:
+    """What one process has spent on reductions, and which failures it has reduced."""
+
+    spent_s: float = 0.0
+    reduced: list[Signature] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def grant(
+        self, signature: Signature | None, error: BaseException, settings: Settings
+    ) -> tuple[Settings, str]:
+        """The settings under which this failure is answered, and why it is not reduced now (empty when it is).
+
+        ``reduce`` of the result is decided, ``seconds`` is what is left. A signature that was granted a
+        reduction gets no second one.
+        """
+        with self.lock:
+            why = self.refusal(signature, error, settings)
+            if why:
+                return replace(settings, reduce=Reduce.LATER), why
+            if signature is not None:
+                self.reduced.append(signature)
+            left_s = settings.seconds - self.spent_s
+            return replace(settings, reduce=Reduce.NOW, seconds=left_s), ""
+
+    def refusal(self, signature: Signature | None, error: BaseException, settings: Settings) -> str:
+        """Why this failure is only captured, or an empty text."""
+        if settings.reduce is Reduce.LATER:
+            return "reduce='later'"
+        if settings.reduce is None and several_ranks(os.environ):
+            return "a job of several ranks, where the others would wait; reduce='now' reduces here"
+        if signature is not None and signature.is_layout and settings.layout is not Layout.RAISE:
+            return "only the layout differs"
+        if settings.match is not None and not re.search(settings.match, str(error)):
+            return f"its text does not match {settings.match!r}"
+        if is_missing_compiler(error):
+            return "no C++ compiler is here, which is no bug of the backend; install one, or set CXX"
+        if is_out_of_memory(error) and not settings.reduce_oom:
+            return "out of memory; reduce_oom=True reduces it"
+        if signature is not None and any(signature.matches(earlier) for earlier in self.reduced):
+            return "the same failure was reduced in this process before"
+        if self.spent_s >= settings.seconds:
+            return f"the {settings.seconds:g} s for this process's reductions are used up"
+        return ""
+
+    def spend(self, seconds: float) -> None:
+        with self.lock:
+            self.spent_s += seconds
+
+
+def several_ranks(environ: Mapping[str, str]) -> bool:
+    return rank_and_size(environ)[1] > 1

@@ -1,0 +1,355 @@
+"""Handling a failure: capture it, have it reduced in another process, and tell the user on his own exception.
+
+Nothing here may hide that exception. Whatever goes wrong on our side becomes a report that says so. Of a failure that no script can
+hold, a text is written with the graph, the inputs, the backend and the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minidbg import asking, repro, torch_internals, workers
+from minidbg.fx.case import Case
+from minidbg.fx.context import default_device, enabled_autocasts
+from minidbg.reduction import reducing
+from minidbg.reduction.result import Limits, Written
+from minidbg.repro import known_workaround
+from minidbg.words import environment
+from minidbg.words.deadline import Deadline
+from minidbg.words.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
+from minidbg.words.outcome import Kind, Signature
+from minidbg.words.settings import Layout, Reduce, Settings
+from minidbg.words.text import display_path
+from minidbg.wrapper.budget import several_ranks
+from minidbg.wrapper.capture import Failure, case_of, case_to_fill_in, digest
+from minidbg.wrapper.causes import is_of_a_signal_handler, is_out_of_memory
+from minidbg.wrapper.process import PROCESS
+from minidbg.wrapper.reports import Report
+
+log = logging.getLogger("minidbg")
+COPIED_BYTES = 4 << 30
+"""Inputs up to this size go to another interpreter with all of their values."""
+
+
+ANSWERING: ContextVar[bool] = ContextVar("minidbg_answering", default=False)
+
+
+def is_answering() -> bool:
+    """Whether the caller is minidbg itself at work on a failure, so that a wrapper must not answer again."""
+    return ANSWERING.get() or environment.is_judging()
+
+
+def answer(failure: Failure, settings: Settings) -> Report:
+    """What became of ``failure``; the listeners hear it. Never raises an ordinary exception."""
+    report = report_of_failure(failure, settings)
+    for listener in PROCESS.listeners:
+        listener(failure, report)
+    return report
+
+
+def report_of_failure(failure: Failure, settings: Settings) -> Report:
+    """What became of ``failure``, as ``answer`` gives it."""
+    try:
+        with answering(failure.inputs):
+            return capture_and_reduce(failure, settings)
+    except MinidbgError as refusal:
+        return kept_in_words(failure, refusal, settings)
+    except OSError as error:
+        return Report(f"not captured, the file system refused: {error}; repro_dir= names another folder")
+    except Exception as trouble:
+        if is_of_a_signal_handler(trouble):
+            raise
+        # The user's exception must arrive, whatever goes wrong here.
+        log.debug("answering_failed", exc_info=True)
+        return Report(
+            f"could not capture this failure ({type(trouble).__name__}: {trouble}); that is a bug in minidbg"
+        )
+
+
+def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> Report:
+    """The report on a failure that no script can hold."""
+    path = None
+    with contextlib.suppress(TorchNameMissing), answering(failure.inputs):
+        path = keep_what_there_is(failure, refusal, settings)
+    kept = f"; the graph and what else is known are in {path}" if path else ""
+    if path is not None and path.suffix == ".py":
+        kept = f"; the graph is in {path}: fill in its backend(), then minidbg reduce {path}"
+    return Report(f"not captured: {refusal}{kept}", capture=path)
+
+
+@contextlib.contextmanager
+def answering(values: Sequence[Any]) -> Iterator[None]:
+    """A block of our own work on ``values``: no live tracing context, no wrapper that answers, the program's random numbers as before."""
+    token = ANSWERING.set(True)
+    try:
+        with torch_internals.random_numbers_put_back(values), torch_internals.outside_tracing():
+            yield
+    finally:
+        ANSWERING.reset(token)
+
+
+@contextlib.contextmanager
+def plain_modes() -> Iterator[None]:
+    """A block in torch's default modes: each run of the case enters those that the case has."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))  # turns grad mode on, too
+        # a mode, under which dynamo writes other graphs: only where one is on
+        if default_device() is not None:
+            stack.enter_context(torch.device("cpu"))
+        for device, _, _ in enabled_autocasts():
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
+    """Capture ``failure`` and have it answered, unless this very one was before."""
+    case = case_of(failure, settings)
+    key = (case.signature, case.backend.name, digest(failure), settings)
+    known = PROCESS.reports.get(key)
+    if known is not None:
+        return known
+    granted, why = PROCESS.budget.grant(bug_of(case, failure.error), failure.error, settings)
+    if why:
+        story = replace(case.provenance, notes=(*case.provenance.notes, f"not reduced at once: {why}"))
+        case = replace(case, provenance=story)
+    started = time.monotonic()
+    try:
+        with plain_modes():
+            report = respond(case, granted)
+    finally:
+        if granted.reduce is Reduce.NOW:
+            PROCESS.budget.spend(time.monotonic() - started)
+    PROCESS.reports[key] = report
+    return report
+
+
+def respond(case: Case, settings: Settings) -> Report:
+    """Write the capture of ``case``; reduce it and publish a verified repro when the settings say now.
+
+    Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
+    """
+    deadline = Deadline.after(settings.seconds)
+    if settings.reduce is Reduce.NOW:  # torch is imported elsewhere while the capture is written
+        with contextlib.suppress(OSError):
+            reducing.prepare(case)
+    return written_and_reduced(case, settings, deadline)
+
+
+def written_and_reduced(case: Case, settings: Settings, deadline: Deadline) -> Report:
+    complaint = ""
+    try:
+        # the capture may be there, and no more be written
+        repro.discard(repro.drafts(settings.repro_dir) / "none")
+        capture = captured(case, settings)
+    except OSError as refusal:  # a folder that nobody may write to, a full disk
+        settings, complaint = with_temporary_folder(settings, refusal)
+        capture = captured(case, settings)
+    answer = reduced_or_why_not(case, capture, settings, deadline)
+    return replace(answer, line=f"{complaint}{answer.line}")
+
+
+def captured(case: Case, settings: Settings) -> Path:
+    return repro.keep_capture(case, settings.repro_dir, value_limit_bytes=settings.value_limit_bytes)
+
+
+def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings, str]:
+    """The settings with this user's folder among the temporary files, and a complaint about theirs. Raises OSError."""
+    folder = Path(tempfile.gettempdir()) / f"minidbg_repros-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        folder = Path(tempfile.mkdtemp(prefix="minidbg_repros-"))  # somebody else has put it there
+    repro.discard(repro.drafts(folder) / "none")
+    why = error.strerror or error
+    complaint = f"{settings.repro_dir} cannot be written ({why}), so {folder} is used; "
+    return replace(settings, repro_dir=folder), complaint
+
+
+def reduced_or_why_not(case: Case, capture: Path, settings: Settings, deadline: Deadline) -> Report:
+    if settings.reduce is Reduce.LATER:
+        why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
+        line = f"captured, {why}; run: minidbg reduce {display_path(capture)}"
+        return Report(line, capture=capture)
+    try:
+        written = reduced_elsewhere(case, capture, settings, deadline)
+    except MinidbgError as refusal:
+        return Report(f"captured in {display_path(capture)}; {refusal}", capture=capture)
+    except OSError as trouble:
+        line = f"captured; no process can be made to reduce it here ({trouble}); run: minidbg reduce {display_path(capture)}"
+        return Report(line, capture=capture)
+    if written.path is None:
+        return Report(f"{written.line}; captured in {display_path(capture)}", capture=capture)
+    return Report(written.line, written.path, capture)
+
+
+def reduced_elsewhere(case: Case, capture: Path, settings: Settings, deadline: Deadline) -> Written:
+    """Reduce in a fork of the forkserver, never in one of this process, which has threads.
+
+    Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
+    """
+    limits = Limits(
+        seconds=settings.seconds,
+        due=deadline.at,
+        max_calls=settings.max_calls,
+        memory_bytes=settings.memory_bytes,
+        value_limit_bytes=settings.value_limit_bytes,
+    )
+    with workers.stream_to_the_user() as stream, contextlib.ExitStack() as stack:
+
+        def interrupted() -> None:
+            stream.write("\nminidbg: the best so far is verified and written; Ctrl-C again ends it without\n")
+            stream.flush()
+
+        path = capture  # has the small values, where all of them would not fit
+        with contextlib.suppress(MinidbgError, OSError):
+            path = stack.enter_context(asking.packed(case, value_limit_bytes=COPIED_BYTES))
+        done = reducing.call_elsewhere(
+            case, path, settings.repro_dir, limits, stream, deadline, on_interrupt=interrupted
+        )
+    return written_by(done)
+
+
+def written_by(done: workers.ChildResult) -> Written:
+    """The answer of a reducing process. Raises MinidbgError that says how it ended when there is none."""
+    value = done.value
+    if isinstance(value, dict) and "refused" in value:
+        raise MinidbgError(str(value["refused"]))
+    if isinstance(value, dict):
+        return Written.from_json(value)
+    if done.timed_out:
+        raise MinidbgError(f"the reducing process was ended after {done.seconds:.0f} s")
+    last = (done.error or done.stderr_tail).strip().splitlines()[-1:] or ["no message"]
+    raise MinidbgError(
+        f"the reducing process ended without an answer (exit status {done.exit_status}, signal {done.signal}): {last[0]}"
+    )
+
+
+def keep_what_there_is(failure: Failure, refusal: Exception, settings: Settings) -> Path | None:
+    """The file written to the captures, or None where the file system refuses that too: a text, or a script without its backend.
+
+    The same failure gives the same file.
+    """
+    if isinstance(refusal, BackendUnreachable):
+        with contextlib.suppress(MinidbgError, OSError):
+            return captured(case_to_fill_in(failure, settings), settings)
+    text = "\n".join(parts(failure, refusal))
+    graph = str(failure.graph_module.graph).encode("utf-8", "backslashreplace")
+    mark = hashlib.sha256(graph).hexdigest()[:6]
+    try:
+        path = repro.captures(settings.repro_dir) / f"incomplete_{failure.kind}_{mark}.txt"
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        return None
+    return path
+
+
+def parts(failure: Failure, refusal: Exception) -> Iterator[str]:
+    """The paragraphs of the text: what is missing first."""
+    yield f"{failure.link.name}: a {failure.kind} failure that minidbg cannot write as a script.\n"
+    yield f"What is missing: {refusal}\n"
+    yield f"torch {torch.__version__}; options {dict(failure.link.options)!r}, mode {failure.link.mode!r}\n"
+    yield "The graph:\n"
+    yield failure.graph_module.print_readable(print_output=False)
+    yield "\nIts inputs:\n"
+    placeholders = [node for node in failure.graph_module.graph.nodes if node.op == "placeholder"]
+    for node, value in zip(placeholders, failure.inputs, strict=False):
+        yield f"  {node.name}: {in_words(value)}"
+    yield "\nThe failure:\n"
+    yield "".join(traceback.format_exception(failure.error))
+
+
+def in_words(value: Any) -> str:
+    """Type, shape and flags of a tensor, without its values; the type of anything else."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if not isinstance(value, torch.Tensor):
+        return f"{kind} {value!r}" if isinstance(value, bool | int | float | str | None) else kind
+    flags = ", requires_grad" if value.requires_grad else ""
+    return f"{kind} {value.dtype} of shape {tuple(value.shape)}, {value.layout}, on {value.device}{flags}"
+
+
+def bug_of(case: Case, error: Exception) -> Signature | None:
+    """What is reduced once in a process. Wrong results have signatures that say little: the backend and the op count too."""
+    if case.signature is None or not isinstance(error, AccuracyError):
+        return case.signature
+    return replace(case.signature, frames=(case.backend.name,), types=(error.op,))
+
+
+def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
+    """Whether the graph fails in eager on the same inputs, so that the backend is not to blame.
+
+    The caller puts back what the graph writes. Gradients are on or off as in the failed call: autograd refuses to save an inference
+    tensor, and to write to a leaf. What has a history is copied, so that it keeps that one. Not asked (False) of compile-time failures, after memory has run
+    out, nor in a job of several ranks, where a collective would wait for the others.
+    """
+    if failure.kind is not Kind.RUNTIME or is_out_of_memory(failure.error) or several_ranks(environ):
+        return False
+    try:
+        with answering(failure.inputs):
+            inputs = [
+                value.clone() if isinstance(value, torch.Tensor) and value.grad_fn is not None else value
+                for value in failure.inputs
+            ]
+            # a lazy forward would print what is raised
+            torch_internals.settled_forward(failure.graph_module.forward)(*inputs)
+    except Exception as error:
+        if is_of_a_signal_handler(error):
+            raise
+        return True
+    return False
+
+
+def is_layout_alone(error: BaseException, settings: Settings) -> bool:
+    """Whether ``error`` says no more than that strides differ, which is no failure under these settings."""
+    return (
+        isinstance(error, AccuracyError)
+        and error.category == "stride"
+        and settings.layout is not Layout.RAISE
+    )
+
+
+def warn_of_layout(failure: Failure, settings: Settings) -> None:
+    """Say once for each graph that its results lie otherwise in memory, and keep the capture."""
+    if PROCESS.is_new(f"layout: {failure.link.name} {digest(failure)}"):
+        log.warning(
+            "minidbg: %s; the program goes on with this result (layout=%s). %s",
+            failure.error,
+            '"raise" makes it a failure, "ignore" is silent',
+            report_of_failure(failure, settings).line,
+        )
+
+
+def warn_going_on(failure: Failure, report: Report, then: str) -> None:
+    """Say once that a backend has failed and what the program goes on with."""
+    what = "failed to compile" if failure.kind is Kind.COMPILE else "failed to run"
+    what = "gives wrong results for" if failure.kind is Kind.ACCURACY else what
+    first = str(failure.error).strip().partition("\n")[0]
+    log.warning(
+        "minidbg: %s %s a graph (%s: %s); going on with %s. %s%s",
+        failure.link.name,
+        what,
+        type(failure.error).__name__,
+        first[:200],
+        then,
+        report.line,
+        workaround_text(report),
+    )
+
+
+def workaround_text(report: Report) -> str:
+    """``; until it is mended: ...``, when ``minidbg workaround`` has found something for this repro; else nothing."""
+    if report.path is None:
+        return ""
+    best = known_workaround.best_of(report.path)
+    return f"; until it is mended: {best}" if best else ""

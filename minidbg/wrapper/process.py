@@ -1,0 +1,78 @@
+"""The tables of this process, in one object. Their entries are values: none keeps a backend, a graph or a tensor alive."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minidbg.wrapper.budget import ReductionBudget
+from minidbg.wrapper.capture import Failure
+from minidbg.wrapper.reports import Report
+
+log = logging.getLogger("minidbg")
+
+
+@dataclass(slots=True)
+class GraphFacts:
+    """What is known of one graph; the last fact that is set counts least, in the order of the fields."""
+
+    failed: bool = False
+    """The backend failed on it, or gave wrong results."""
+    verified: bool = False
+    """A call of it was compared with eager and agreed."""
+    why_not: str = ""
+    """Why no call of it was compared."""
+    left_out: tuple[str, ...] = ()
+    """What was not judged in a call that was compared."""
+    restarted: bool = False
+    """Dynamo stopped the compile, to begin again with another graph."""
+    process: int = field(default_factory=os.getpid)
+
+    def not_verified(self, reason: str) -> None:
+        """Note why the graph is not verified, and say it once in this process."""
+        self.why_not = self.why_not or reason
+        if PROCESS.is_new(f"not verified: {reason}"):
+            log.warning("minidbg: a graph is not verified: %s", reason)
+
+    def leave_out(self, note: str) -> None:
+        """Note what a comparison leaves out, and say it once in this process."""
+        self.left_out = tuple(dict.fromkeys((*self.left_out, note)))
+        if PROCESS.is_new(f"left out: {note}"):
+            log.warning("minidbg: a part of a graph is not verified: %s", note)
+
+
+@dataclass(slots=True)
+class Process:
+    """What is remembered for as long as the process runs. ``PROCESS`` is the one in use; a test may empty it by ``__init__``."""
+
+    budget: ReductionBudget = field(default_factory=ReductionBudget)
+    reports: dict[Hashable, Report] = field(default_factory=dict)
+    """What was answered to failures seen before: a program may catch one and run into it again at each step."""
+    listeners: list[Callable[[Failure, Report], object]] = field(default_factory=list)
+    """Called with each failure and what became of it."""
+    graphs: list[GraphFacts] = field(default_factory=list)
+    records: dict[int, Path] = field(default_factory=dict)
+    """Flight records that are on disk, by number."""
+    folders: dict[Path, int] = field(default_factory=dict)
+    """Repro folders that were not there before the first flight record, and the process that made them."""
+    said: set[str] = field(default_factory=set)
+    """What is told once."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def is_new(self, text: str) -> bool:
+        with self.lock:
+            if text in self.said:
+                return False
+            self.said.add(text)
+            return True
+
+    def new_graph(self) -> GraphFacts:
+        self.graphs.append(made := GraphFacts())
+        return made
+
+
+PROCESS = Process()

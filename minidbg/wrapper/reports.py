@@ -1,0 +1,76 @@
+"""What became of a failure, on the exception that the user catches."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minidbg.words.script_header import DIVIDER
+from minidbg.wrapper.causes import chain_of
+
+ATTRIBUTE = "minidbg_report"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Report:
+    """What became of a failure. A notebook and IPython show it with the script."""
+
+    line: str
+    """The result for people, one line: ``812 -> 1 nodes, 14 oracle calls, 3.2 s; run: python ...``; or why nothing was written."""
+    path: Path | None = None
+    """The verified repro."""
+    capture: Path | None = None
+    """The unreduced capture."""
+
+    def __repr__(self) -> str:
+        return f"<minidbg report: {self.line}>"
+
+    def _repr_markdown_(self) -> str:
+        # Markdown rather than HTML: the notebook brings the highlighting, in the reader's own colours.
+        script = self.script()
+        return f"**minidbg**: {self.line}" + (f"\n\n```python\n{script}\n```" if script else "")
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        script = self.script()
+        printer.text(f"minidbg: {self.line}" + (f"\n\n{script}" if script else ""))
+
+    def script(self) -> str:
+        """The part of the repro that is about the failure; empty when there is none, or it has gone."""
+        try:
+            text = self.path.read_text(encoding="utf-8") if self.path else ""
+        except OSError:
+            return ""
+        return text.split(DIVIDER)[0].rstrip()
+
+
+def report_of(error: BaseException | None) -> Report | None:
+    """What minidbg wrote about ``error``, or about the exception that it wraps or was raised from; else None.
+
+    ``.path`` is the verified repro (None when there is none), ``.capture`` the unreduced capture, ``.line`` the result in
+    one line. As the last value of a notebook's cell it shows the script.
+    """
+    return next((report for one in chain_of(error) if (report := own_report(one)) is not None), None)
+
+
+def own_report(error: BaseException) -> Report | None:
+    """The report on ``error`` itself: what it was raised from may have failed, and been reported, before."""
+    report = getattr(error, ATTRIBUTE, None)
+    return report if isinstance(report, Report) else None
+
+
+def set_report(error: BaseException, report: Report) -> None:
+    """Make ``report`` readable from the exception that the user catches, and from the one that it wraps."""
+    for one in (error, getattr(error, "inner_exception", None)):
+        if isinstance(one, BaseException):
+            # exceptions that are frozen dataclasses refuse a plain assignment
+            object.__setattr__(one, ATTRIBUTE, report)
+
+
+def add_line(error: BaseException, report: Report) -> None:
+    """Let the report's line be the last thing that is printed for ``error``; once."""
+    note = f"minidbg: {report.line}"
+    if note not in getattr(error, "__notes__", ()):
+        with contextlib.suppress(AttributeError, TypeError):  # an exception that refuses notes stays without
+            error.add_note(note)

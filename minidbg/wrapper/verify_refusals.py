@@ -1,0 +1,107 @@
+"""Why a graph is not verified: what must not run twice, or does not fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, fx
+
+from minidbg import torch_internals
+from minidbg.fx.copying import bytes_of, storage_key
+from minidbg.fx.ranks import talks_to_others
+from minidbg.torch_internals import devices
+from minidbg.words.settings import Settings
+from minidbg.wrapper.rollback import capturing_device_graph, tensors_in
+
+MOST_OF_MEMORY = 0.8
+"""Of what is free, the part that a verification may be expected to take."""
+
+
+def refusal(
+    graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], settings: Settings
+) -> str | None:
+    """Why the call with ``args`` cannot be compared with eager, or None."""
+    if capturing_device_graph():
+        return "a device graph is being recorded"
+    graphs = [module.graph for module in graph.modules() if isinstance(module, fx.GraphModule)]
+    if len(graphs) > 1 and (name := talks_to_others(graph, args)):
+        return (
+            f"it talks to other ranks ({name}) and holds graphs of its own, in which that cannot be followed"
+        )
+    for node in (node for one in graphs for node in one.nodes):
+        if node.op.startswith("call") and torch_internals.has_effects(node.target):
+            return f"{node.name} has effects outside the graph, so it must not run twice"
+    if any(map(torch_internals.is_freed, tensors_in(args))):
+        return "the memory of an input has been freed"
+    return too_large(graph, args, mutated, settings)
+
+
+def too_large(
+    graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], settings: Settings
+) -> str | None:
+    copies = bytes_of(tensors_in(args[place] for place in sharing_memory(args, mutated)))
+    if copies > settings.value_limit_bytes:
+        return (
+            f"copies of what it writes to would take {copies / 1e6:.0f} MB, "
+            f"and value_limit_bytes allows {settings.value_limit_bytes / 1e6:.0f} MB"
+        )
+    trained = [one for one in tensors_in(args) if one.requires_grad] if torch.is_grad_enabled() else []
+    needed = 2 * copies + 2 * bytes_of(trained) + bytes_of_a_run(graph)
+    free = free_bytes(tensors_in(args))
+    if needed > MOST_OF_MEMORY * free:
+        return f"eager beside it may need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+    return None
+
+
+def sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> list[int]:
+    """``chosen``, and the places of tensors that share a storage with one of them."""
+    storages = {storage_key(one) for place in chosen for one in tensors_in([values[place]])}
+    return [
+        place
+        for place, value in enumerate(values)
+        if place in chosen or any(storage_key(one) in storages for one in tensors_in([value]))
+    ]
+
+
+def bytes_of_a_run(graph: fx.GraphModule) -> int:
+    """Most bytes that values of the graph take together at one moment, as dynamo knows their shapes.
+
+    With gradients everything counts as kept until backward.
+    """
+    keeps = torch.is_grad_enabled()
+    nodes = list(graph.graph.nodes)
+    at = {node: place for place, node in enumerate(nodes)}
+    ends: dict[int, int] = {}
+    alive = most = 0
+    for place, node in enumerate(nodes):
+        if node.op.startswith("call"):
+            size = bytes_of_example(node.meta.get("example_value"))
+            alive += size
+            most = max(most, alive)
+            if not keeps:
+                last = max((at[user] for user in node.users), default=place)
+                ends[last] = ends.get(last, 0) + size
+        alive -= ends.pop(place, 0)
+    return most
+
+
+def bytes_of_example(example: Any) -> int:
+    """Bytes of a fake value; symbolic sizes count as they are in this run."""
+    if isinstance(example, tuple | list):
+        return sum(map(bytes_of_example, example))
+    if not isinstance(example, Tensor) or example.layout is not torch.strided:
+        return 0
+    size = example.element_size()
+    for length in example.shape:
+        hint = torch_internals.hint(length)
+        size *= 1 if hint is None else int(hint)
+    return size
+
+
+def free_bytes(tensors: Sequence[Tensor]) -> int:
+    """Memory that is free on the accelerator of ``tensors``, else in this machine."""
+    found = (devices.free_bytes(device) for device in devices.devices_of(tensors))
+    return next((free for free in found if free is not None), int(psutil.virtual_memory().available))
