@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from minidbg.library import check, load, reduce, save_repro
     from minidbg.reduction import Minimized, minimize
     from minidbg.words.errors import AccuracyError, MinidbgError
-    from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+    from minidbg.words.kinds import Kind
+    from minidbg.words.outcome import Outcome, Signature, Verdict
     from minidbg.wrapper import Stats, report_of, stats, wrap, wrap_compiler
 
 __all__ = [

@@ -25,7 +25,7 @@ from minidbg.watch.runner import IN_WORKER, judging, mode_for, outcome_of
 from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_devices
 from minidbg.watch.states import is_expected, is_fallback
 from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.script_header import BLOCK
 from minidbg.workers.deaths import last_json
 from minidbg.workers.pool import preload_for
@@ -176,7 +176,7 @@ class ReproItem(pytest.Item):
         pool = pool_of(self.config, {repro.spec.backend.name for repro in repros} if warm else None)
         mode = mode_for(Workers.AUTO, self.device, fresh=False) if warm and not fresh else "prelude"
         limit = self.config.getoption("minidbg_seconds")
-        if self.repro.spec.expected.kind is Kind.HANG:
+        if self.repro.spec.expected.kind.traits.endless:
             limit = min(limit, self.repro.spec.time_limit_s)
         return outcome_of(
             self.repro, self.device, pool.run(judging(self.repro, Column(self.device)), mode, limit)

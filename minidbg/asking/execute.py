@@ -22,7 +22,8 @@ from minidbg.source.attributes import by_name
 from minidbg.source.module_text import ModuleSource, instantiate, write_graph_builder, write_module
 from minidbg.torch_internals.devices import devices_of, generators_put_back
 from minidbg.words.errors import CannotWrite, MinidbgError
-from minidbg.words.outcome import Direction, Kind, Outcome, Verdict
+from minidbg.words.kinds import Kind
+from minidbg.words.outcome import Direction, Outcome, Verdict
 from minidbg.words.run_spec import CallPath, Level
 
 BEFORE_INDUCTORS_CODEGEN = (

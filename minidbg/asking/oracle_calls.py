@@ -28,7 +28,7 @@ from minidbg.judge.child import death_name, died, memory_limit
 from minidbg.judge.suspects import suspects_in_stack
 from minidbg.words.deadline import NEVER, Deadline
 from minidbg.words.errors import CannotWrite
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.words.outcome import Outcome, Signature, Verdict
 from minidbg.workers import ChildResult
 from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
 
@@ -83,11 +83,11 @@ def submit(
 
         return unless_the_machine_failed(run, expected=case.signature, deadline=deadline)
 
-    if case.kind is Kind.HANG:
+    if case.kind is not None and case.kind.traits.endless:
         enough = time_for(case, ask, deadline)
         return ask(case, seconds if enough is None else min(seconds, max(LEAST_S, enough)))
     outcome = ask(case, seconds)
-    if case.kind is None and outcome.signature is not None and outcome.signature.kind is Kind.HANG:
+    if case.kind is None and outcome.signature is not None and outcome.signature.kind.traits.endless:
         enough = time_for(case, ask, deadline)
         if enough is not None and enough > seconds:
             return ask(case, enough)

@@ -24,7 +24,6 @@ from minidbg.repro.loading import load
 from minidbg.repro.render import STORED, Form, Script, render
 from minidbg.source.contents import AT_A_GLANCE
 from minidbg.source.specs import Exactness
-from minidbg.words.outcome import Kind
 
 LIMIT_BYTES = 1 << 40
 SPARE_BYTES = 256 << 20
@@ -54,7 +53,7 @@ def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[s
 
 def preparation(case: Case, function: str) -> workers.Preparation:
     """What the server does before its children find ``case``'s backend set up; nothing that may end or hang it, as it does them."""
-    if case.kind in (Kind.CRASH, Kind.HANG):
+    if case.kind is not None and case.kind.traits.dies:
         return workers.Preparation(function, warm="imports")
     warm = "inductor" if case.backend.name == "inductor" else "imports"
     return workers.Preparation(function, case.backend.modules, warm)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg.words.outcome import Kind, Signature
+from minidbg.words.kinds import Kind
+from minidbg.words.outcome import Signature
 from minidbg.words.run_spec import BackendRef, CompilerFn, Provenance, RunSpec
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from minidbg.judge.harness import failure
 from minidbg.judge.signature import CALLS_BACKEND, CARRIERS
-from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.words.kinds import Kind
+from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
 from minidbg.words.run_spec import RunSpec
 
 START_LIMIT_S = 300.0  # for imports and the eager run

@@ -23,7 +23,8 @@ from minidbg.judge.signature import exception_chain, is_about_guards, phase_of, 
 from minidbg.torch_internals.thread_state import thread_state_kept
 from minidbg.words.environment import JUDGING
 from minidbg.words.errors import TorchNameMissing
-from minidbg.words.outcome import OTHERWISE, Kind, Outcome, Signature, Verdict
+from minidbg.words.kinds import Kind
+from minidbg.words.outcome import Outcome, Signature, Verdict
 from minidbg.words.run_spec import CallPath, Context, RunSpec
 
 SEED = 0
@@ -58,7 +59,7 @@ def judge(
     about to run, to know what a death was due to. ``witness`` sees what the backend raised, with its traceback.
     """
     make_model, make_inputs, spec = runnable.make_model, runnable.make_inputs, runnable.spec
-    compares = any_failure or spec.expected.kind is Kind.ACCURACY
+    compares = any_failure or spec.expected.kind.traits.compares
     began = time.perf_counter()
     notes: list[str] = []
 
@@ -376,7 +377,7 @@ def failure(signature: Signature, spec: RunSpec, message: str, **more: Any) -> O
     """The outcome of a run that showed ``signature``, against the one that the spec expects."""
     said = spec.match is None or re.search(spec.match, message) is not None
     same = said and (spec.signature is None or spec.signature.is_shown_by(signature))
-    verdict = Verdict.REPRODUCES if same else OTHERWISE.get(signature.kind, Verdict.CHANGED)
+    verdict = Verdict.REPRODUCES if same else Verdict(signature.kind.traits.otherwise)
     return Outcome(verdict, signature, message=message, **more)
 
 

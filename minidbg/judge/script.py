@@ -20,7 +20,7 @@ import torch
 
 from minidbg.judge.child import judge_in_child
 from minidbg.judge.harness import Runnable, brief, judge
-from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import Level, RunSpec
 
 
@@ -128,7 +128,7 @@ def outcome_of(
 
 
 def one_outcome(script: Script, device: str | None, backend: str | None) -> Outcome:
-    if script.spec.expected.kind in (Kind.CRASH, Kind.HANG):
+    if script.spec.expected.kind.traits.dies:
         return judge_in_child(list(script.command), script.spec, device, backend)
     return judge_here(script, device, backend)
 
@@ -148,13 +148,7 @@ def sentence(found: Outcome, backend: str) -> str:
     signature = found.signature
     if signature is None or found.reason:
         return f"{found.verdict}: {found.reason or f'{backend} handles this model'}"
-    what = {
-        Kind.COMPILE: f"{backend} fails to compile",
-        Kind.RUNTIME: f"the code that {backend} made fails",
-        Kind.ACCURACY: f"the code that {backend} made gives wrong results",
-        Kind.CRASH: f"the process dies in {backend}",
-        Kind.HANG: f"{backend} does not come back",
-    }[signature.kind]
+    what = signature.kind.traits.verdict.format(backend=backend)
     if signature.is_layout:
         what = f"the code that {backend} made gives another layout than eager"
     where = " in backward" if signature.direction == "backward" else ""

@@ -6,7 +6,8 @@ import re
 import traceback
 from dataclasses import replace
 
-from minidbg.words.outcome import Direction, Kind, Signature
+from minidbg.words.kinds import Kind
+from minidbg.words.outcome import Direction, Signature
 
 # Code that only carries the call: where it stands in a stack depends on the graph, not on the bug.
 CARRIERS = (

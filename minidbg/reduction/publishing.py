@@ -32,7 +32,7 @@ from minidbg.source.specs import is_constructed
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import CannotWrite
-from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
 from minidbg.words.run_spec import CallPath
 from minidbg.words.text import last_line
 
@@ -227,11 +227,11 @@ def message_of(case: Case, original: Case, found: Reduced, session: Session) -> 
     """What the backend says of the smallest case, whose sizes and figures are its own; else what it said of the original."""
     said, before = session.last_shown, original.provenance.message
     expected = original.signature
-    says_one_thing = original.kind not in (Kind.CRASH, Kind.HANG) and not (expected and expected.others)
+    says_one_thing = not original.spec.expected.kind.traits.dies and not (expected and expected.others)
     is_smallest = case.graph_module is found.smallest.graph_module
     if said is None or not (said.message and is_smallest and says_one_thing):
         return before
-    if original.kind is not Kind.ACCURACY:
+    if not original.spec.expected.kind.traits.compares:
         outermost, _, rest = said.message.partition(
             ": "
         )  # the exception that wraps it is another in each torch
@@ -320,7 +320,12 @@ def verified(
             outcomes = [in_time(judged(case, draft, limit()), session)]
         if outcomes[0].verdict not in SHOWN:
             return outcomes[0], None
-        if session is not None and session.others and case.kind is not Kind.HANG and session.remaining():
+        if (
+            session is not None
+            and session.others
+            and not case.spec.expected.kind.traits.endless
+            and session.remaining()
+        ):
             outcomes.append(in_time(judged(case, draft, limit(), another), session))
         ended = how_alone()
         if ended.exit_status != 1 and ready is not None:

@@ -60,7 +60,7 @@ from minidbg.source.size import call_nodes
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import Interrupted, MinidbgError, NotReproduced
 from minidbg.words.files import replace_file
-from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import STAND_INS, CallPath, Level
 
 GRACE_S = 5.0
@@ -223,8 +223,8 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool 
     Raises SeenEarlier, and BudgetSpent where the budget does not suffice for the whole.
     """
     known = Reliability(1, 1)
-    untried_in_eager = case.kind is Kind.RUNTIME and STAND_INS in case.provenance.notes
-    believed = not (untried_in_eager or case.kind is Kind.HANG) and (
+    untried_in_eager = case.spec.expected.kind.traits.raises_when_run and STAND_INS in case.provenance.notes
+    believed = not (untried_in_eager or case.spec.expected.kind.traits.endless) and (
         just_seen or (case.signature is not None and call_nodes(case.graph_module) > SMALL_WHOLE)
     )
     if not believed:
@@ -349,7 +349,7 @@ def reduce_graph_of(
     """The smallest graph that fails as ``case`` does. Raises SeenEarlier."""
     strays = 0
     start = call_nodes(case.graph_module)
-    first_wrong = surroundings.first_differing(case) if case.kind is Kind.ACCURACY else ""
+    first_wrong = surroundings.first_differing(case) if case.spec.expected.kind.traits.compares else ""
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
@@ -382,8 +382,8 @@ def reduce_graph_of(
         on_phase=session.begin,
         ask_together=ask_together,
         simplify=simplify,
-        is_deadly=case.kind in (Kind.CRASH, Kind.HANG),
-        fails_when_it_runs=case.kind is Kind.RUNTIME,
+        is_deadly=case.spec.expected.kind.traits.dies,
+        fails_when_it_runs=case.spec.expected.kind.traits.raises_when_run,
         around=lambda: harness.entered_modes(case.spec.context),
     )
     session.interrupted |= reduced.interrupted
@@ -393,7 +393,7 @@ def reduce_graph_of(
 def gives_wrong_value(outcome: Outcome) -> bool:
     """Whether the case fails otherwise than expected, by a wrong result."""
     found = outcome.signature
-    is_wrong = found is not None and found.kind is Kind.ACCURACY and not found.is_layout
+    is_wrong = found is not None and found.kind.traits.compares and not found.is_layout
     return outcome.verdict is Verdict.CHANGED and is_wrong
 
 

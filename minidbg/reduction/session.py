@@ -24,7 +24,7 @@ from minidbg.source.size import call_nodes
 from minidbg.torch_internals import InductorStage
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import CannotWrite
-from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.outcome import Outcome, Verdict
 
 BEST_FILE = "best.py"
 BEST_EVERY_S = 10.0
@@ -176,7 +176,11 @@ class Session:
 
     def is_too_slow(self, case: Case) -> bool:
         least = self.too_slow_nodes
-        return least is not None and call_nodes(case.graph_module) >= least and case.kind is not Kind.HANG
+        return (
+            least is not None
+            and call_nodes(case.graph_module) >= least
+            and not case.spec.expected.kind.traits.endless
+        )
 
     def make_sure_of_the_log(self) -> None:
         """Ask once more, before the first new question, what the log says fails. Raises AnswersAreStale."""
@@ -200,7 +204,7 @@ class Session:
             to_the_end=False,
             deadline=self.until,
         )
-        died = outcome.signature is not None and outcome.signature.kind in (Kind.CRASH, Kind.HANG)
+        died = outcome.signature is not None and outcome.signature.kind.traits.dies
         if died and self.kernels is not None:
             workers.remove_unfinished(self.kernels, since=began)
         if self.was_cut_off(outcome, self.until):
@@ -209,7 +213,7 @@ class Session:
 
     def was_cut_off(self, outcome: Outcome, deadline: Deadline) -> bool:
         """Whether a run ended by the deadline and not by a time limit of its own, or may have."""
-        ended = outcome.signature is not None and outcome.signature.kind is Kind.HANG
+        ended = outcome.signature is not None and outcome.signature.kind.traits.endless
         return deadline.is_over and (ended or outcome.verdict is Verdict.TIMEOUT)
 
     def remembering_graphs(self, case: Case) -> Case:
@@ -217,7 +221,8 @@ class Session:
 
         Not for what fails to compile, which no cache holds. A mark of this session keeps graphs of an older compiler out.
         """
-        compiles = case.kind in (Kind.ACCURACY, Kind.RUNTIME)
+        traits = case.spec.expected.kind.traits
+        compiles = traits.compiles and not traits.dies
         if not (compiles and case.backend.name == "inductor" and hasattr(compiler_config, "cache_key_tag")):
             return case
         given = case.spec.context.config
@@ -228,7 +233,7 @@ class Session:
 
     def seconds_for(self, case: Case) -> float:
         """The time limit of one run: more for a large graph, which may take a compiler minutes."""
-        large = call_nodes(case.graph_module) > LARGE and case.kind is not Kind.HANG
+        large = call_nodes(case.graph_module) > LARGE and not case.spec.expected.kind.traits.endless
         return max(self.limits.call_seconds, self.remaining() / 2) if large else self.limits.call_seconds
 
     def entry(self, case: Case, outcome: Outcome) -> dict[str, object]:
@@ -371,7 +376,8 @@ def runs_worth_having(case: Case) -> int:
     A compiler that fails on a graph does so each time; each run of a hang costs its whole time limit. Both are run once
     more with the values of the script, and again in a fresh interpreter.
     """
-    return 0 if case.kind in (None, Kind.COMPILE, Kind.HANG) else RUNS_OF_SMALL
+    traits = case.spec.expected.kind.traits
+    return RUNS_OF_SMALL if traits.compiles and not traits.endless else 0
 
 
 NODES_FOR_SURE = 2

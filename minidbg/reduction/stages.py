@@ -24,7 +24,7 @@ from minidbg.repro.folder import HIDDEN, hidden
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import NotReproduced
 from minidbg.words.files import replace_file
-from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import CallPath, Level
 
 FAILING = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
@@ -184,7 +184,7 @@ def in_children(case: Case, until: Deadline, note: Callable[[str], object]) -> S
     report = reported(case, until, run)
     bisectable = (
         case.backend.expression.strip("'\"") == "inductor"
-        and case.kind not in (Kind.CRASH, Kind.HANG)
+        and not case.spec.expected.kind.traits.dies
         and report.guilty == report.backend
         and report.verdicts[report.guilty] is Verdict.REPRODUCES
     )

@@ -13,7 +13,6 @@ import torch
 from minidbg import torch_internals
 from minidbg.fx.case import Case
 from minidbg.fx.copying import copy_graph_module
-from minidbg.words.outcome import Kind
 from minidbg.words.run_spec import CallPath, Context, Level
 
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
@@ -27,7 +26,9 @@ def hints(case: Case) -> tuple[str, ...]:
     The error text is a hint and nothing more: each suspicion is asked of the oracle.
     """
     text = case.provenance.message
-    if case.kind is Kind.ACCURACY:  # the words of the comparison name no node; its name may be one letter
+    if (
+        case.spec.expected.kind.traits.compares
+    ):  # the words of the comparison name no node; its name may be one letter
         return tuple(filter(None, [first_differing(case)]))
     if case.signature is not None:
         text = f"{text} {case.signature.message} {' '.join(case.signature.frames)}"

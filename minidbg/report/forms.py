@@ -26,7 +26,7 @@ from minidbg.reduction.stages import StageReport, find_stages, keep_stages
 from minidbg.report.story import Story, difference
 from minidbg.repro import templates
 from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Kind, Verdict
+from minidbg.words.outcome import Verdict
 
 RUN_SECONDS = 180.0
 
@@ -93,14 +93,6 @@ LONG_LINES = 150
 VERSIONS_SECONDS = 120.0
 STAGES_SECONDS = 120.0
 
-SAID: dict[Kind, str] = {
-    Kind.COMPILE: "fails to compile",
-    Kind.RUNTIME: "compiles, and what it compiled fails at",
-    Kind.ACCURACY: "gives a wrong result for",
-    Kind.CRASH: "ends the process at",
-    Kind.HANG: "does not come back from",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Issue:
@@ -129,7 +121,7 @@ def issue(
     variables = {
         "issue_title": title,
         "kind": str(header.spec.expected.kind),
-        "said": SAID[header.spec.expected.kind],
+        "said": header.spec.expected.kind.traits.report,
         "backend_name": header.spec.backend.name,
         "name": re.sub(r"\W", "_", story.path.stem),
         "captured_from": header.provenance.captured_from,

@@ -24,7 +24,6 @@ from minidbg.source.size import canonical_text
 from minidbg.source.specs import Exactness
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import for_others_to_read, replace_file, sync_folder
-from minidbg.words.outcome import Kind
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 
 HIDDEN = ".minidbg"
@@ -129,7 +128,7 @@ def folder_of(path: Path | str) -> Path:
 def file_name(case: Case) -> str:
     """``compile_cumsum_3f9c2a.py``: kind, an op that tells it from others, and the failure's digest."""
     op = re.sub(r"[^A-Za-z0-9]+", "_", telling_op(case)).strip("_")[:40]
-    return "_".join(part for part in (str(case.kind or Kind.COMPILE), op, digest(case)) if part) + ".py"
+    return "_".join(part for part in (str(case.spec.expected.kind), op, digest(case)) if part) + ".py"
 
 
 def digest(case: Case) -> str:

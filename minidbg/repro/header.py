@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from minidbg.fx.case import Case
 from minidbg.source.size import call_nodes
 from minidbg.words.errors import UnreadableRepro
-from minidbg.words.outcome import Kind
+from minidbg.words.kinds import Kind
 from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
 from minidbg.words.script_header import HANG_LIMIT_S, metadata_of, table_in
 
@@ -72,11 +72,11 @@ def torch_requirement(version: str) -> str:
 
 def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
     """``[tool.minidbg]`` of the case: what a person may change, and on one line all else that tools read."""
-    hangs = case.kind is Kind.HANG
+    hangs = case.kind is not None and case.kind.traits.endless
     spec = replace(
         case.spec,
         device=device,
-        kind_if_unseen=kind or Kind.COMPILE,
+        kind_if_unseen=kind or case.spec.kind_if_unseen,
         # generous, since a healthy compile must not pass for a hang
         time_limit_s=30 + len(case.graph_module.graph.nodes) // 10 if hangs else HANG_LIMIT_S,
     )

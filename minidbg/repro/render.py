@@ -35,7 +35,7 @@ from minidbg.source.module_text import write_graph_builder
 from minidbg.source.node_list import node_lines
 from minidbg.source.specs import Exactness, InputSpec
 from minidbg.words.errors import CannotWrite
-from minidbg.words.outcome import Kind
+from minidbg.words.kinds import Kind
 from minidbg.words.run_spec import BackendRef, CallPath
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 
@@ -103,7 +103,7 @@ def render(
     and NoShortForm for a case that a short script cannot show.
     """
     check_size(case, exactness, value_limit_bytes)
-    kind = case.kind or kind or Kind.COMPILE
+    kind = case.kind or kind or case.spec.kind_if_unseen
     case = with_group(case)
     stored: dict[str, Tensor] = {}
     explicit = case.spec.context.default_dtype != "torch.float32"

@@ -26,7 +26,7 @@ from minidbg.source.expressions import quoted
 from minidbg.torch_internals.devices import kind_of
 from minidbg.words.errors import MinidbgError
 from minidbg.words.literals import write_literal
-from minidbg.words.outcome import Kind, Signature
+from minidbg.words.outcome import Signature
 from minidbg.words.run_spec import CallPath, Context, Level
 from minidbg.words.script_header import EXPRESSION
 
@@ -67,7 +67,7 @@ def lines_for(
         "test": case.test(),
         "eager": case.judging(case.eager),
         "backend_line": case.backend_line(),
-        "dies": case.kind in (Kind.CRASH, Kind.HANG),
+        "dies": case.kind.traits.dies,
         "child": case.call(case.compiled_model()),
         "pattern": written_pattern(case.pattern()),
         "said": case.said(),
@@ -78,7 +78,7 @@ def lines_for(
 def lines_that_show(header: Header, *, model: str, plain_backend: str) -> dict[str, Any]:
     """The variables of ``hands_over.py.j2``: one run in eager and one through the backend; none where that would end the process."""
     case = _Judged(header, model, plain_backend, has_numbers=True)
-    if case.kind in (Kind.CRASH, Kind.HANG):
+    if case.kind.traits.dies:
         return {"functions": [], "shown": []}
     shown = [case.call(case.compiled_model())]
     if case.leaf:
@@ -116,7 +116,7 @@ class _Judged:
         self.modes, self.statements = split_phrases(self.spec.context)
         self.is_about_guards = self.spec.expected.message == NO_GUARDS
         self.category, self.leaf = "", ""
-        if self.kind is Kind.ACCURACY:
+        if self.kind.traits.compares:
             self.leaf, _, self.category = (self.spec.expected.message or "output: float").partition(": ")
             self.category = self.category.partition(" ")[0]
 
@@ -143,7 +143,7 @@ class _Judged:
     @property
     def waits(self) -> bool:
         """Whether a failing kernel may show only when its device comes to rest."""
-        late = self.kind in (Kind.RUNTIME, Kind.CRASH, Kind.HANG)
+        late = self.kind.traits.dies or self.kind.traits.raises_when_run
         return late and bool(kind_of(self.device).synchronize)
 
     # --- the model, eager and compiled
@@ -234,10 +234,8 @@ class _Judged:
     def pattern(self) -> str:
         """A regular expression that this failure's ``Type: message`` contains."""
         message, signature = self.header.provenance.message, self.spec.signature
-        if self.kind is Kind.HANG:
-            return "TimeoutExpired"
-        if self.kind is Kind.CRASH:
-            return "the process died"
+        if self.kind.traits.said:
+            return self.kind.traits.said
         if self.leaf:
             return "not close|not equal" if self.compares_values else self.category
         if self.spec.match:
@@ -255,14 +253,14 @@ class _Judged:
         if self.is_about_guards:
             return "traceback.format_exc()"
         text = 'f"{type(error).__name__}: {error}"'
-        if self.leaf or self.kind in (Kind.CRASH, Kind.HANG):
+        if self.leaf or self.kind.traits.dies:
             return text
         return f're.sub(r"{CONTROL_SEQUENCE}", "", {text})  # without colours'
 
     @property
     def searched(self) -> str:
         """The expression in which the pattern is searched; its spaces are single, but for a pattern that the user has given."""
-        is_own = self.leaf or self.kind in (Kind.CRASH, Kind.HANG) or self.is_about_guards or self.spec.match
+        is_own = self.leaf or self.kind.traits.dies or self.is_about_guards or self.spec.match
         return "said" if is_own else '" ".join(said.split())'
 
 

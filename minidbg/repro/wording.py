@@ -14,21 +14,12 @@ from minidbg.judge.signature import meaningful_lines
 from minidbg.repro.header import without_half_pairs
 from minidbg.source.size import call_nodes, call_targets
 from minidbg.words.literals import write_literal
-from minidbg.words.outcome import Kind
 from minidbg.words.run_spec import Context
 from minidbg.words.text import escape
 
 TITLE_WIDTH = 110
 MESSAGE_LINES = 4
 MESSAGE_WIDTH = 160
-
-_TITLES = {
-    Kind.COMPILE: "{backend} fails to compile {ops}.",
-    Kind.RUNTIME: "The code that {backend} makes of {ops} fails.",
-    Kind.ACCURACY: "{backend} gives wrong results for {ops}.",
-    Kind.CRASH: "The process dies in {backend} with {ops}.",
-    Kind.HANG: "{backend} does not come back from {ops}.",
-}
 
 SAID_BY_TITLE = re.compile(r" gives (?:wrong results|another layout than eager): ")
 """Begins, after the backend's name, the message of an AccuracyError."""
@@ -37,7 +28,7 @@ HEADER_MARK = re.compile(r"(?m)^# ///")
 
 def title(case: Case) -> str:
     """One sentence: backend, kind of failure, ops."""
-    template = _TITLES.get(case.kind or Kind.COMPILE, "{backend} fails on {ops}.")
+    template = case.spec.expected.kind.traits.title
     if case.signature is not None and case.signature.is_layout:
         template = "{backend} gives the result of {ops} another layout than eager."
     text = template.format(backend=case.backend.name, ops=ops_phrase(case))

@@ -21,7 +21,7 @@ from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import CanaryAnswer, Lane, Task
 from minidbg.words import environment
 from minidbg.words.files import link_or_copy
-from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.outcome import Outcome, Verdict
 from minidbg.workers import deaths
 from minidbg.workers.deaths import last_json, signal_name
 from minidbg.workers.pool import NUMBERS, Ended, Order, Pool, busyness, share_of_memory
@@ -96,7 +96,7 @@ class Runner:
             return CANARY_SECONDS
         fresh, fixed = mode == "prelude", self.settings.seconds
         least = LEAST_SECONDS * busyness()
-        if repro.spec.expected.kind is Kind.HANG:
+        if repro.spec.expected.kind.traits.endless:
             own = repro.spec.time_limit_s
             enough = fixed or max(LEAST_HANG_SECONDS, FACTOR * self.usual_seconds)
             return min(own, enough) + (HANG_START_SECONDS * busyness() if fresh else 0)
@@ -135,7 +135,7 @@ def judging(repro: Repro, column: Column, *, in_worker: bool = True) -> tuple[st
     such a process already, it is asked to do without (``--child``).
     """
     options = ("--options", column.options) if column.options else ()
-    how = "--child" if in_worker and repro.spec.expected.kind in (Kind.CRASH, Kind.HANG) else "--json"
+    how = "--child" if in_worker and repro.spec.expected.kind.traits.dies else "--json"
     return (JUDGE_SCRIPT, str(repro.path.absolute()), *options, "--device", column.device, how)
 
 

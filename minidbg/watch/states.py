@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from minidbg.history import Flip, ReproState
 from minidbg.watch.repros import Repro
-from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.outcome import Outcome, Verdict
 
 FAILING = frozenset({Verdict.REPRODUCES, Verdict.CHANGED, Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY})
 JUDGING = FAILING | {Verdict.GONE}
@@ -258,7 +258,7 @@ def usual_seconds(states: Iterable[ReproState], repros: Mapping[str, Repro]) -> 
     came_back = (
         state.seconds
         for state, repro in known
-        if repro.spec.expected.kind is not Kind.HANG and state.verdict is not Verdict.TIMEOUT
+        if not repro.spec.expected.kind.traits.endless and state.verdict is not Verdict.TIMEOUT
     )
     return max(came_back, default=0.0)
 
@@ -271,7 +271,7 @@ def seen_too_seldom(states: Iterable[ReproState], repros: Mapping[str, Repro], *
         if (
             repro is None
             or repro.damage
-            or repro.spec.expected.kind is Kind.HANG
+            or repro.spec.expected.kind.traits.endless
             or repro.digest != state.script
         ):
             continue

@@ -18,7 +18,7 @@ from minidbg.history import ReproState
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import Column
 from minidbg.watch.states import FAILING, Purpose, Seen, Settled, Transition, decide, is_fallback
-from minidbg.words.outcome import Kind, Verdict
+from minidbg.words.outcome import Verdict
 
 SLOW_S = 5.0
 SLOW_FACTOR = 4.0
@@ -177,7 +177,9 @@ class Sweep:
         """Where the job waits for its own run."""
         state, repro = self.states.get((job.repro, job.device)), self.repros[job.repro]
         lane = Lane.WARM
-        if repro.spec.expected.kind is Kind.HANG or (state is not None and state.verdict is Verdict.TIMEOUT):
+        if repro.spec.expected.kind.traits.endless or (
+            state is not None and state.verdict is Verdict.TIMEOUT
+        ):
             lane = Lane.LONG
         elif state is not None and state.fresh and state.script == repro.digest:
             lane = Lane.FRESH
@@ -309,7 +311,7 @@ class Sweep:
             return self.released(self.unable(job, Transition.INVALID, reason))
         lane = (
             Lane.LONG
-            if seen.verdict is Verdict.TIMEOUT or repro.spec.expected.kind is Kind.HANG
+            if seen.verdict is Verdict.TIMEOUT or repro.spec.expected.kind.traits.endless
             else Lane.FRESH
         )
         again = Task(Purpose.CONFIRM, job, True, lane, len(runs))

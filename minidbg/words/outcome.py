@@ -7,21 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from minidbg.words.kinds import Kind
 from minidbg.words.script_header import same_message
-
-
-class Kind(enum.StrEnum):
-    """In which way a backend fails.
-
-    ``compile``: it raises. ``runtime``: what it compiled raises. ``accuracy``: what it compiled gives other results than
-    eager. ``crash``: the process dies. ``hang``: it does not come back within the time limit.
-    """
-
-    COMPILE = "compile"
-    RUNTIME = "runtime"
-    ACCURACY = "accuracy"
-    CRASH = "crash"
-    HANG = "hang"
 
 
 class Direction(enum.StrEnum):
@@ -66,8 +53,6 @@ EXIT_STATUS: Mapping[Verdict, int] = {
 }
 
 
-OTHERWISE: Mapping[Kind, Verdict] = {Kind.CRASH: Verdict.CRASHED, Kind.HANG: Verdict.TIMEOUT}
-"""The verdict on a failure that is not the expected one, where that is another one than ``changed``."""
 LAYOUT = "output: stride"
 """The message of a signature where nothing but the strides of results differs."""
 
@@ -92,7 +77,7 @@ class Signature:
     @property
     def is_layout(self) -> bool:
         """Whether only the strides of a result differ: told, and reduced on request."""
-        return self.kind is Kind.ACCURACY and self.message == LAYOUT
+        return self.kind.traits.compares and self.message == LAYOUT
 
     def matches(self, other: Signature | None) -> bool:
         """Whether ``other`` is the same failure: every field equal, of the frames the innermost; or one of the further forms.
@@ -108,8 +93,7 @@ class Signature:
 
     def is_shown_by(self, found: Signature) -> bool:
         """Whether a run that showed ``found`` shows this failure. Crashes and hangs are the same by their kind: stacks vary."""
-        dies = self.kind in (Kind.CRASH, Kind.HANG)
-        return self.kind is found.kind if dies else self.matches(found)
+        return self.kind is found.kind if self.kind.traits.dies else self.matches(found)
 
     def to_table(self) -> dict[str, Any]:
         """The signature as plain values, for TOML and JSON."""
@@ -201,4 +185,4 @@ class Outcome:
             return self
         if expected is None or expected.is_shown_by(self.signature):
             return replace(self, verdict=Verdict.REPRODUCES)
-        return replace(self, verdict=OTHERWISE.get(self.signature.kind, Verdict.CHANGED))
+        return replace(self, verdict=Verdict(self.signature.kind.traits.otherwise))

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
+from minidbg.words.kinds import Kind
 from minidbg.words.literals import read_literal, write_literal
-from minidbg.words.outcome import Kind, Signature
+from minidbg.words.outcome import Signature
 from minidbg.words.script_header import HANG_LIMIT_S
 
 DAMAGE = (

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.words.kinds import Kind
+from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
 from minidbg.workers.child import ChildResult
 
 WORDS_KEPT = 4000

@@ -27,7 +27,8 @@ from minidbg.source.origins import user_line
 from minidbg.source.size import call_nodes, canonical_text
 from minidbg.torch_internals import devices
 from minidbg.words.errors import AccuracyError
-from minidbg.words.outcome import Direction, Kind, Signature
+from minidbg.words.kinds import Kind
+from minidbg.words.outcome import Direction, Signature
 from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Context, Level, Provenance, RunSpec
 from minidbg.words.settings import Settings
 from minidbg.wrapper.chain import Link, is_symbolic_number

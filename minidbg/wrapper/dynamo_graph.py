@@ -18,7 +18,8 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.fx.context import current_context
-from minidbg.words.outcome import Direction, Kind
+from minidbg.words.kinds import Kind
+from minidbg.words.outcome import Direction
 from minidbg.words.run_spec import CompiledFn
 from minidbg.words.settings import OnFailure
 from minidbg.wrapper import handle

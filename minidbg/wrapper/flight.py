@@ -39,7 +39,7 @@ from minidbg.source.contents import AT_A_GLANCE, SEEN_BEFORE
 from minidbg.torch_internals import devices
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import for_others_to_read
-from minidbg.words.outcome import Kind
+from minidbg.words.kinds import Kind
 from minidbg.words.settings import Settings
 from minidbg.wrapper.capture import case_of_call
 from minidbg.wrapper.chain import Link

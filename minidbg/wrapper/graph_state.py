@@ -21,7 +21,7 @@ from minidbg.fx.mutation import mutated_placeholders, written_attributes
 from minidbg.fx.ranks import is_waiting_in_vain, talks_to_others
 from minidbg.repro.flights import Step
 from minidbg.torch_internals import devices
-from minidbg.words.outcome import Kind
+from minidbg.words.kinds import Kind
 from minidbg.words.run_spec import CompiledFn, Level
 from minidbg.words.settings import OnFailure, Settings
 from minidbg.wrapper import flight, handle, verify

@@ -30,7 +30,7 @@ from minidbg.repro import known_workaround
 from minidbg.words import environment
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
-from minidbg.words.outcome import Kind, Signature
+from minidbg.words.outcome import Signature
 from minidbg.words.settings import Layout, Reduce, Settings
 from minidbg.words.text import display_path
 from minidbg.wrapper.budget import several_ranks
@@ -293,7 +293,7 @@ def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
     tensor, and to write to a leaf. What has a history is copied, so that it keeps that one. Not asked (False) of compile-time failures, after memory has run
     out, nor in a job of several ranks, where a collective would wait for the others.
     """
-    if failure.kind is not Kind.RUNTIME or is_out_of_memory(failure.error) or several_ranks(environ):
+    if not failure.kind.traits.raises_when_run or is_out_of_memory(failure.error) or several_ranks(environ):
         return False
     try:
         with answering(failure.inputs):
@@ -332,8 +332,7 @@ def warn_of_layout(failure: Failure, settings: Settings) -> None:
 
 def warn_going_on(failure: Failure, report: Report, then: str) -> None:
     """Say once that a backend has failed and what the program goes on with."""
-    what = "failed to compile" if failure.kind is Kind.COMPILE else "failed to run"
-    what = "gives wrong results for" if failure.kind is Kind.ACCURACY else what
+    what = failure.kind.traits.warning
     first = str(failure.error).strip().partition("\n")[0]
     log.warning(
         "minidbg: %s %s a graph (%s: %s); going on with %s. %s%s",

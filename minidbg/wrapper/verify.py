@@ -28,7 +28,8 @@ from minidbg.reduction.surroundings import FIRST_DIFFERING
 from minidbg.source.names import readable
 from minidbg.torch_internals.devices import generator_states
 from minidbg.words.errors import AccuracyError
-from minidbg.words.outcome import Direction, Kind
+from minidbg.words.kinds import Kind
+from minidbg.words.outcome import Direction
 from minidbg.words.run_spec import CompiledFn
 from minidbg.words.settings import Layout, Settings, Verify
 from minidbg.wrapper import first_wrong, handle, verify_runs

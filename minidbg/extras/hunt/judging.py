@@ -39,7 +39,8 @@ from minidbg.reduction.publishing import with_failure
 from minidbg.source.size import call_targets
 from minidbg.torch_internals.dynamo import CONTROL_FLOW
 from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.kinds import Kind
+from minidbg.words.outcome import Outcome, Verdict
 from minidbg.workers import ChildResult
 
 Note = Callable[[str], object]
@@ -200,7 +201,7 @@ def as_dynamo_has_it(
 
 def is_of_lazy_inputs(case: Case, outcome: Outcome) -> bool:
     """Whether wrong results are due to a negation or conjugation of an input that is not carried out yet: one bug for all ops."""
-    if outcome.signature is None or outcome.signature.kind is not Kind.ACCURACY:
+    if outcome.signature is None or not outcome.signature.kind.traits.compares:
         return False
     plain = tuple(carried_out(one) if isinstance(one, torch.Tensor) else one for one in case.inputs)
     changed = any(one is not before for one, before in zip(plain, case.inputs, strict=True))
@@ -294,7 +295,7 @@ def state_of(outcome: Outcome) -> Fate:
     kind = outcome.signature.kind
     if any(name.rpartition(".")[2] in CONTROL_FLOW for name in outcome.signature.types):
         return Fate.HANDED_BACK  # in a program dynamo goes on in eager there, as wrap lets it
-    if kind in (Kind.COMPILE, Kind.RUNTIME):
+    if kind.traits.raises:
         return Fate.UNSUPPORTED if says_unsupported(outcome) else Fate.FAILS
     return {Kind.ACCURACY: Fate.WRONG, Kind.CRASH: Fate.CRASHED, Kind.HANG: Fate.HANGS}[kind]
 
@@ -315,10 +316,9 @@ def family_of(outcome: Outcome) -> str:
     """
     signature = outcome.signature
     assert signature is not None
-    dies = signature.kind in (Kind.CRASH, Kind.HANG)
-    raises = signature.kind in (Kind.COMPILE, Kind.RUNTIME)
-    direction = [] if raises else [signature.direction]
-    parts = [signature.kind, *direction, *([] if dies else signature.types), *signature.frames[:1]]
+    traits = signature.kind.traits
+    direction = [] if traits.raises else [signature.direction]
+    parts = [signature.kind, *direction, *([] if traits.dies else signature.types), *signature.frames[:1]]
     return "\0".join([*map(str, parts), signature.message])
 
 
@@ -326,7 +326,7 @@ def key_of(outcome: Outcome, candidate: Candidate, targets: list[str], lazy: boo
     """Ten hexadecimal digits that failures share which are one. The text of an exception tells the bug; a wrong number does not."""
     assert outcome.signature is not None
     parts = ["lazy inputs"] if lazy else [family_of(outcome)]
-    if not lazy and outcome.signature.kind not in (Kind.COMPILE, Kind.RUNTIME):
+    if not lazy and not outcome.signature.kind.traits.raises:
         parts += [candidate["op"]] if "op" in candidate else targets
     return hashlib.sha1(
         "\0".join(parts).encode("utf-8", "backslashreplace"), usedforsecurity=False

@@ -22,7 +22,7 @@ from minidbg.extras.hunt.steps import FLOATS, KINDS, Chooser
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.outcome import Outcome, Verdict
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
@@ -172,7 +172,7 @@ def unless_unsteady(case: Case, outcome: Outcome) -> Outcome:
 
     A comparison or a floor after a rounding error gives another integer, in eager as in the backend.
     """
-    if outcome.signature is None or outcome.signature.kind is not Kind.ACCURACY:
+    if outcome.signature is None or not outcome.signature.kind.traits.compares:
         return outcome
     again = execute(case.with_spec(tolerances="tf32"))
     if again.verdict is not Verdict.GONE:

@@ -1,0 +1,107 @@
+"""The kinds of failure: each one's words, and what the rest of the program must know of it.
+
+A new kind is one more member and row here, what the judge does to see it, and the lines of a short script that show it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What is asked of a kind. Texts with braces are filled with the backend's name and the ops."""
+
+    title: str
+    """The first line of a repro."""
+    verdict: str
+    """What a judged run says, after the verdict."""
+    report: str
+    """In a bug report, after the backend's name and before the ops."""
+    warning: str
+    """Of a program that goes on, after the backend's name."""
+    raises: bool = False
+    """An exception of the backend, or of what it made, is the failure."""
+    compares: bool = False
+    """The results are held against eager's."""
+    dies: bool = False
+    """It ends the process, or must be ended with it: judged in a child, and the same by its kind alone, since stacks vary."""
+    endless: bool = False
+    """Each run takes its whole time limit."""
+    compiles: bool = True
+    """The backend comes to an end of compiling, which a cache may then save."""
+    otherwise: str = "changed"
+    """The verdict on such a failure where another one is expected."""
+    said: str = ""
+    """What a short script's own error says, where it is none of the backend's."""
+
+    @property
+    def raises_when_run(self) -> bool:
+        """What was compiled raises, so that eager may be asked first."""
+        return self.raises and self.compiles
+
+
+class Kind(enum.StrEnum):
+    """In which way a backend fails.
+
+    ``compile``: it raises. ``runtime``: what it compiled raises. ``accuracy``: what it compiled gives other results than
+    eager. ``crash``: the process dies. ``hang``: it does not come back within the time limit.
+    """
+
+    COMPILE = "compile"
+    RUNTIME = "runtime"
+    ACCURACY = "accuracy"
+    CRASH = "crash"
+    HANG = "hang"
+
+    @property
+    def traits(self) -> Traits:
+        """What else is known of it."""
+        return TRAITS[self]
+
+
+TRAITS: Mapping[Kind, Traits] = {
+    Kind.COMPILE: Traits(
+        title="{backend} fails to compile {ops}.",
+        verdict="{backend} fails to compile",
+        report="fails to compile",
+        warning="failed to compile",
+        raises=True,
+        compiles=False,
+    ),
+    Kind.RUNTIME: Traits(
+        title="The code that {backend} makes of {ops} fails.",
+        verdict="the code that {backend} made fails",
+        report="compiles, and what it compiled fails at",
+        warning="failed to run",
+        raises=True,
+    ),
+    Kind.ACCURACY: Traits(
+        title="{backend} gives wrong results for {ops}.",
+        verdict="the code that {backend} made gives wrong results",
+        report="gives a wrong result for",
+        warning="gives wrong results for",
+        compares=True,
+    ),
+    Kind.CRASH: Traits(
+        title="The process dies in {backend} with {ops}.",
+        verdict="the process dies in {backend}",
+        report="ends the process at",
+        warning="ended a process with",
+        dies=True,
+        otherwise="crashed",
+        said="the process died",
+    ),
+    Kind.HANG: Traits(
+        title="{backend} does not come back from {ops}.",
+        verdict="{backend} does not come back",
+        report="does not come back from",
+        warning="did not come back from",
+        dies=True,
+        endless=True,
+        otherwise="timeout",
+        said="TimeoutExpired",
+    ),
+}
