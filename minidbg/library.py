@@ -54,7 +54,7 @@ def reduce(
 
     ``what`` is a repro or a capture of minidbg, edited by hand or not; a program of ``torch.export``, or the ``.pt2``
     file that holds one; or a script that torch's own minifier or tlparse wrote. The last two run with ``backend``, by
-    default inductor and the one in the script. ``seconds`` (the verification included) and ``max_calls`` (oracle calls) bound the search,
+    default inductor and the one in the script. ``seconds`` (the verification included) and ``max_calls`` (runs) bound the search,
     after which the best so far is written. The repro goes into ``folder``, by default the repro folder that a repro of
     minidbg lies in, and the one of the settings for all others.
 

@@ -147,7 +147,7 @@ def named_in_case(
 
 
 def written(case: Case) -> ModuleSource:
-    """The case's graph as a repro script will hold it, so that script and oracle run the same program."""
+    """The case's graph as a repro script will hold it, so that script and judge run the same program."""
     if case.spec.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module, constant_expression=by_name)
     return write_module(case.graph_module, constant_expression=by_name)

@@ -1,4 +1,4 @@
-"""One oracle call in a child: what kills the child, or never comes back, is an Outcome like any other.
+"""One run in a child: what kills the child, or never comes back, is an Outcome like any other.
 
 How long such a call may take when the case is a hang is derived from what a healthy call takes with the same backend. A hang is
 only known by its length, and each question that shows it costs all of the limit. So the limit must be short, and still so long
@@ -83,7 +83,7 @@ def submit(
 
         return unless_the_machine_failed(run, expected=case.signature, deadline=deadline)
 
-    if case.kind is not None and case.kind.traits.endless:
+    if case.spec.traits.endless:
         enough = time_for(case, ask, deadline)
         return ask(case, seconds if enough is None else min(seconds, max(LEAST_S, enough)))
     outcome = ask(case, seconds)
@@ -166,7 +166,7 @@ HEALTHY: dict[tuple[str, ...], float | None] = {}
 """Seconds of a healthy call, by backend and call path; None where even one addition does not come back well."""
 
 Ask = Callable[[Case, float], Outcome]
-"""One oracle call with a limit in seconds."""
+"""One run with a limit in seconds."""
 
 
 def time_for(case: Case, ask: Ask, deadline: Deadline = NEVER) -> float | None:

@@ -53,7 +53,7 @@ def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[s
 
 def preparation(case: Case, function: str) -> workers.Preparation:
     """What the server does before its children find ``case``'s backend set up; nothing that may end or hang it, as it does them."""
-    if case.kind is not None and case.kind.traits.dies:
+    if case.spec.traits.dies:
         return workers.Preparation(function, warm="imports")
     warm = "inductor" if case.backend.name == "inductor" else "imports"
     return workers.Preparation(function, case.backend.modules, warm)

@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 )
 @click.option("--backend", help="For a .pt2 file or torch's repro: a registered name or module:attribute.")
 @click.option("--seconds", default=300.0, show_default=True, help="Most seconds to spend.")
-@click.option("--max-calls", type=COUNT, help="Most oracle calls to spend.")
+@click.option("--max-calls", type=COUNT, help="Most runs to spend.")
 @click.option("--dir", "folder", type=FOLDER, help="Where the repro goes.")
 @click.option("--jobs", "-j", default=1, show_default=True, type=COUNT, help="Oracle calls at the same time.")
-@click.option("--memory-bytes", type=COUNT, help="Memory limit of an oracle call.")
+@click.option("--memory-bytes", type=COUNT, help="Memory limit of a run.")
 @cluster_options
-@click.option("--events", is_flag=True, help="Progress as JSON objects on stderr, one for each oracle call.")
+@click.option("--events", is_flag=True, help="Progress as JSON objects on stderr, one for each run.")
 @JSON
 def reduce(
     path: Path | None,

@@ -47,7 +47,7 @@ class NoProgress(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One oracle call, for the replay log."""
+    """One run, for the replay log."""
 
     phase: str
     nodes: int

@@ -47,7 +47,7 @@ class Minimized:
     steps: tuple[tuple[fx.GraphModule, tuple[Any, ...]], ...]
     """Accepted candidates, largest first; the last is the result."""
     history: tuple[Attempt, ...]
-    """Every oracle call."""
+    """Every run."""
     neighbour: tuple[fx.GraphModule, tuple[Any, ...]] | None = None
     """One step smaller, and passing."""
     is_out_of_budget: bool = False

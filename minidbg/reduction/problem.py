@@ -214,7 +214,7 @@ class ReductionProblem:
             self._note(candidate, key, answer, seconds)
 
     def is_valid(self, candidate: Candidate) -> bool:
-        """Whether ``candidate`` runs in eager; costs no oracle call.
+        """Whether ``candidate`` runs in eager; costs no run.
 
         On an accelerator the oracle finds out: an index out of range there would leave the device in error for this process.
         A level of vmap that is entered and not left is in the way of whatever runs next, dynamo in the script included.

@@ -163,7 +163,7 @@ def forms(found: Reduced, original: Case) -> Iterator[ScriptForm]:
 
 
 def single_threaded(form: ScriptForm) -> ScriptForm:
-    """The form with one thread, as the oracle calls have it: C++ code ends the process where it throws in a second one."""
+    """The form with one thread, as the runs have it: C++ code ends the process where it throws in a second one."""
     context = replace(form.case.spec.context, threads=1, threads_matter=True)
     note = "; ".join(filter(None, (form.note, "with more than one thread the process dies instead")))
     return replace(form, case=form.case.with_spec(context=context), note=note)
@@ -227,11 +227,11 @@ def message_of(case: Case, original: Case, found: Reduced, session: Session) -> 
     """What the backend says of the smallest case, whose sizes and figures are its own; else what it said of the original."""
     said, before = session.last_shown, original.provenance.message
     expected = original.signature
-    says_one_thing = not original.spec.expected.kind.traits.dies and not (expected and expected.others)
+    says_one_thing = not original.spec.traits.dies and not (expected and expected.others)
     is_smallest = case.graph_module is found.smallest.graph_module
     if said is None or not (said.message and is_smallest and says_one_thing):
         return before
-    if not original.spec.expected.kind.traits.compares:
+    if not original.spec.traits.compares:
         outermost, _, rest = said.message.partition(
             ": "
         )  # the exception that wraps it is another in each torch
@@ -282,7 +282,7 @@ def verify(
     seconds: float = VERIFY_SECONDS,
     value_limit_bytes: int,
 ) -> tuple[Outcome, Path | None]:
-    """Write a draft of the case's script and run it in fresh interpreters: judged by the installed oracle, then by itself.
+    """Write a draft of the case's script and run it in fresh interpreters: judged by the installed judge, then by itself.
 
     The draft, to be published or discarded, when both say that the failure reproduces; else None. Further runs follow
     where the two disagree, or the search has met other failures: a script that sometimes passes is ``flaky``, and so is one
@@ -301,7 +301,7 @@ def verify(
         return outcome, draft
     repro.discard(draft)
     if ended is not None:
-        reason = f"the oracle says {outcome.verdict}, and the script by itself: {how_it_ended(ended)}"
+        reason = f"the judge says {outcome.verdict}, and the script by itself: {how_it_ended(ended)}"
         outcome = replace(outcome, verdict=Verdict.INVALID, reason=reason)
     return outcome, None
 
@@ -309,7 +309,7 @@ def verify(
 def verified(
     case: Case, draft: Path, write: Callable[..., Path], session: Session | None, seconds: float
 ) -> tuple[Outcome, workers.ChildResult | None]:
-    """What the oracle says of the script that ``write(case)`` puts at ``draft``; and how it ends by itself, where the failure shows."""
+    """What the judge says of the script that ``write(case)`` puts at ``draft``; and how it ends by itself, where the failure shows."""
     limit = partial(limit_of_a_run, session, seconds)
     why = write_draft(write, case)
     ready, another = (session.interpreter(place) if session else None for place in range(2))
@@ -320,12 +320,7 @@ def verified(
             outcomes = [in_time(judged(case, draft, limit()), session)]
         if outcomes[0].verdict not in SHOWN:
             return outcomes[0], None
-        if (
-            session is not None
-            and session.others
-            and not case.spec.expected.kind.traits.endless
-            and session.remaining()
-        ):
+        if session is not None and session.others and not case.spec.traits.endless and session.remaining():
             outcomes.append(in_time(judged(case, draft, limit(), another), session))
         ended = how_alone()
         if ended.exit_status != 1 and ready is not None:
@@ -388,7 +383,7 @@ def run_alone_meanwhile(
 
 
 def judged(case: Case, draft: Path, seconds: float, ready: workers.ReadyInterpreter | None = None) -> Outcome:
-    """What the installed oracle says of the script of ``case`` at ``draft``, in a fresh interpreter or a fork of the ``ready`` one."""
+    """What the installed judge says of the script of ``case`` at ``draft``, in a fresh interpreter or a fork of the ``ready`` one."""
     deadline = Deadline.after(seconds)
     return asking.unless_the_machine_failed(
         lambda: repro.run(draft, seconds=deadline.left(), ready=ready),

@@ -1,6 +1,6 @@
 """From a failing case to a verified repro script: reduce, simplify what is around the graph, write, run, publish.
 
-Runs in a process of its own where it can (``wrapper.handle`` and the command line see to that): each oracle call
+Runs in a process of its own where it can (``wrapper.handle`` and the command line see to that): each run
 is a child of this process. Nothing is announced that was not run in a fresh interpreter and failed there.
 """
 
@@ -218,13 +218,13 @@ def smallest_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
 
 
 def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool = False) -> Reduced:
-    """The smallest case that fails as ``case`` does, which an oracle call has shown where it ``is_sure``.
+    """The smallest case that fails as ``case`` does, which a run has shown where it ``is_sure``.
 
     Raises SeenEarlier, and BudgetSpent where the budget does not suffice for the whole.
     """
     known = Reliability(1, 1)
-    untried_in_eager = case.spec.expected.kind.traits.raises_when_run and STAND_INS in case.provenance.notes
-    believed = not (untried_in_eager or case.spec.expected.kind.traits.endless) and (
+    untried_in_eager = case.spec.traits.raises_when_run and STAND_INS in case.provenance.notes
+    believed = not (untried_in_eager or case.spec.traits.endless) and (
         just_seen or (case.signature is not None and call_nodes(case.graph_module) > SMALL_WHOLE)
     )
     if not believed:
@@ -349,7 +349,7 @@ def reduce_graph_of(
     """The smallest graph that fails as ``case`` does. Raises SeenEarlier."""
     strays = 0
     start = call_nodes(case.graph_module)
-    first_wrong = surroundings.first_differing(case) if case.spec.expected.kind.traits.compares else ""
+    first_wrong = surroundings.first_differing(case) if case.spec.traits.compares else ""
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
@@ -382,8 +382,8 @@ def reduce_graph_of(
         on_phase=session.begin,
         ask_together=ask_together,
         simplify=simplify,
-        is_deadly=case.spec.expected.kind.traits.dies,
-        fails_when_it_runs=case.spec.expected.kind.traits.raises_when_run,
+        is_deadly=case.spec.traits.dies,
+        fails_when_it_runs=case.spec.traits.raises_when_run,
         around=lambda: harness.entered_modes(case.spec.context),
     )
     session.interrupted |= reduced.interrupted

@@ -27,7 +27,7 @@ class Limits:
     seconds: float = 300.0
     max_calls: int | None = None
     call_seconds: float = 60.0
-    """Time limit of one oracle call."""
+    """Time limit of one run."""
     memory_bytes: int | None = None
     value_limit_bytes: int = VALUE_LIMIT_BYTES
     """Most bytes of real tensor values that the script may store."""
@@ -71,7 +71,7 @@ class Written:
         counts = f"{self.nodes_before} -> {self.nodes_after} nodes, "
         if self.known_before and self.path is not None:
             return f"{counts}found before, and its repro still fails; run: python {display_path(self.path)}"
-        counts += f"{self.oracle_calls} oracle calls, {self.seconds:.1f} s"
+        counts += f"{self.oracle_calls} runs, {self.seconds:.1f} s"
         if self.path is None and self.ended_by:
             return f"{counts}; not verified: {self.ended_by}"
         if self.path is None:
@@ -105,7 +105,7 @@ QUIET_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a reduction stands after an oracle call."""
+    """Where a reduction stands after a run."""
 
     phase: str
     """``bisect``, ``certify``, ``verify``: a word for people."""
@@ -145,7 +145,7 @@ def on_stream(stream: TextIO) -> AbstractContextManager[Listener]:
             TextColumn("minidbg: {task.fields[phase]}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("nodes removed, {task.fields[nodes]} left, {task.fields[calls]} oracle calls"),
+            TextColumn("nodes removed, {task.fields[nodes]} left, {task.fields[calls]} runs"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[rest]}"),
         )
@@ -159,7 +159,7 @@ def on_stream(stream: TextIO) -> AbstractContextManager[Listener]:
     def line(event: Progress) -> str:
         return (
             f"{event.phase}: {event.start_nodes} -> {event.nodes} nodes, "
-            f"{event.oracle_calls} oracle calls, {event.seconds:.0f} s{rest_of(event)}"
+            f"{event.oracle_calls} runs, {event.seconds:.0f} s{rest_of(event)}"
         )
 
     first = {"phase": "reducing", "nodes": "?", "calls": 0, "rest": ""}

@@ -80,7 +80,7 @@ class Session:
     listener: Listener = silent
     log: ReplayLog = field(default_factory=lambda: ReplayLog(None))
     kernels: Path | None = None
-    """The kernel cache of its oracle calls."""
+    """The kernel cache of its runs."""
     folder: Path | None = None
     """Where the best so far is kept."""
     clock: Callable[[], float] = time.monotonic
@@ -176,11 +176,7 @@ class Session:
 
     def is_too_slow(self, case: Case) -> bool:
         least = self.too_slow_nodes
-        return (
-            least is not None
-            and call_nodes(case.graph_module) >= least
-            and not case.spec.expected.kind.traits.endless
-        )
+        return least is not None and call_nodes(case.graph_module) >= least and not case.spec.traits.endless
 
     def make_sure_of_the_log(self) -> None:
         """Ask once more, before the first new question, what the log says fails. Raises AnswersAreStale."""
@@ -190,7 +186,7 @@ class Session:
             raise AnswersAreStale
 
     def run(self, case: Case) -> Outcome:
-        """One oracle call, in a child; what a killed one left half written in the kernel cache goes.
+        """One run, in a child; what a killed one left half written in the kernel cache goes.
 
         Raises BudgetSpent where no time is left for it, or too little: what the deadline cuts off looks like a hang.
         """
@@ -221,7 +217,7 @@ class Session:
 
         Not for what fails to compile, which no cache holds. A mark of this session keeps graphs of an older compiler out.
         """
-        traits = case.spec.expected.kind.traits
+        traits = case.spec.traits
         compiles = traits.compiles and not traits.dies
         if not (compiles and case.backend.name == "inductor" and hasattr(compiler_config, "cache_key_tag")):
             return case
@@ -233,7 +229,7 @@ class Session:
 
     def seconds_for(self, case: Case) -> float:
         """The time limit of one run: more for a large graph, which may take a compiler minutes."""
-        large = call_nodes(case.graph_module) > LARGE and not case.spec.expected.kind.traits.endless
+        large = call_nodes(case.graph_module) > LARGE and not case.spec.traits.endless
         return max(self.limits.call_seconds, self.remaining() / 2) if large else self.limits.call_seconds
 
     def entry(self, case: Case, outcome: Outcome) -> dict[str, object]:
@@ -297,7 +293,7 @@ class Session:
         return started[place] if place < len(started) else None
 
     def fails_the_same(self, case: Case) -> bool:
-        """Whether an oracle call shows the case's own failure; where no time is left for one, none did."""
+        """Whether a run shows the case's own failure; where no time is left for one, none did."""
         try:
             return ANSWERS[self.ask(case).verdict] is OracleAnswer.INTERESTING
         except BudgetSpent:
@@ -376,7 +372,7 @@ def runs_worth_having(case: Case) -> int:
     A compiler that fails on a graph does so each time; each run of a hang costs its whole time limit. Both are run once
     more with the values of the script, and again in a fresh interpreter.
     """
-    traits = case.spec.expected.kind.traits
+    traits = case.spec.traits
     return RUNS_OF_SMALL if traits.compiles and not traits.endless else 0
 
 

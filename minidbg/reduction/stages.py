@@ -184,7 +184,7 @@ def in_children(case: Case, until: Deadline, note: Callable[[str], object]) -> S
     report = reported(case, until, run)
     bisectable = (
         case.backend.expression.strip("'\"") == "inductor"
-        and not case.spec.expected.kind.traits.dies
+        and not case.spec.traits.dies
         and report.guilty == report.backend
         and report.verdicts[report.guilty] is Verdict.REPRODUCES
     )

@@ -26,9 +26,7 @@ def hints(case: Case) -> tuple[str, ...]:
     The error text is a hint and nothing more: each suspicion is asked of the oracle.
     """
     text = case.provenance.message
-    if (
-        case.spec.expected.kind.traits.compares
-    ):  # the words of the comparison name no node; its name may be one letter
+    if case.spec.traits.compares:  # the words of the comparison name no node; its name may be one letter
         return tuple(filter(None, [first_differing(case)]))
     if case.signature is not None:
         text = f"{text} {case.signature.message} {' '.join(case.signature.frames)}"
@@ -41,7 +39,7 @@ def first_differing(case: Case) -> str:
 
 
 def simplify(case: Case, fails: Callable[[Case], bool], remaining: Callable[[], float]) -> Case:
-    """``case`` without the modes and settings that its failure does not need. One oracle call each."""
+    """``case`` without the modes and settings that its failure does not need. One run each."""
     for change in CHANGES:
         candidate = change(case)
         if candidate is not case and remaining() > 0 and fails(candidate):

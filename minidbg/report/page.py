@@ -157,10 +157,10 @@ ANSWERS = {
 
 
 def answer_counts(steps: Sequence[LoggedCall]) -> str:
-    """``6 oracle calls: 3 failed the same way, 1 passed``; empty when none were logged."""
+    """``6 runs: 3 failed the same way, 1 passed``; empty when none were logged."""
     counts = Counter(step.answer for step in steps)
     said = ", ".join(f"{counts[answer]} {words}" for answer, words in ANSWERS.items() if counts[answer])
-    return f"{plural(len(steps), 'oracle call')}: {said}" if steps else ""
+    return f"{plural(len(steps), 'run')}: {said}" if steps else ""
 
 
 def successes(steps: Sequence[LoggedCall]) -> Iterator[tuple[int, LoggedCall]]:

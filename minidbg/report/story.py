@@ -30,7 +30,7 @@ HISTORY_ENTRIES = 200
 
 @dataclass(frozen=True, slots=True)
 class LoggedCall:
-    """One oracle call of a reduction, out of its replay log."""
+    """One run of a reduction, out of its replay log."""
 
     phase: str
     nodes: int
@@ -103,7 +103,7 @@ class Story:
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """How far the reduction came: nodes and inputs before and after, oracle calls, seconds, certified."""
+        """How far the reduction came: nodes and inputs before and after, runs, seconds, certified."""
         story = self.header.provenance
         return {
             "reduced": story.reduced,
@@ -205,7 +205,7 @@ def log_of(path: Path, capture: Path | None, home: Path) -> Path | None:
 
 
 def with_statistics(provenance: Provenance, log: Path | None) -> Provenance:
-    """``provenance`` with the oracle calls and seconds of the reduction, which its log holds and a header does not."""
+    """``provenance`` with the runs and seconds of the reduction, which its log holds and a header does not."""
     result = result_in(log) if log else {}
     calls, seconds = result.get("oracle_calls"), result.get("seconds")
     if not isinstance(calls, int) or not isinstance(seconds, int | float):
@@ -225,7 +225,7 @@ def entries(log: Path, step: int = 1) -> Iterator[Mapping[str, Any]]:
 
 
 def read_steps(log: Path) -> tuple[LoggedCall, ...]:
-    """The oracle calls in a replay log; lines that are something else, or damaged, are passed over."""
+    """The runs in a replay log; lines that are something else, or damaged, are passed over."""
     steps = []
     for entry in entries(log):
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -334,7 +334,7 @@ def reduction_line(figures: Mapping[str, Any]) -> str:
     proof = "no single one can be left out" if figures["certified"] else "perhaps more could be left out"
     return (
         f"{figures['nodes']} of {figures['nodes_before']} nodes, {figures['inputs']} of {figures['inputs_before']} inputs"
-        f" ({proof}); {figures['oracle_calls']} oracle calls, {figures['seconds']:.1f} s"
+        f" ({proof}); {figures['oracle_calls']} runs, {figures['seconds']:.1f} s"
     )
 
 

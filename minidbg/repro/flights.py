@@ -207,7 +207,7 @@ def modified(path: Path) -> float:
 def as_capture(path: Path) -> Path:
     """Move a record to the captures of its repro folder; the new path. The same graph gives the same file.
 
-    Nothing is run: whether it shows a crash or a hang is for the oracle to find out. Raises OSError, and
+    Nothing is run: whether it shows a crash or a hang is for the judge to find out. Raises OSError, and
     FileNotFoundError when another process was faster.
     """
     repro_folder = path.parent.parent.parent

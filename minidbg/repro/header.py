@@ -72,7 +72,7 @@ def torch_requirement(version: str) -> str:
 
 def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
     """``[tool.minidbg]`` of the case: what a person may change, and on one line all else that tools read."""
-    hangs = case.kind is not None and case.kind.traits.endless
+    hangs = case.spec.traits.endless
     spec = replace(
         case.spec,
         device=device,

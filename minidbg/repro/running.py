@@ -1,4 +1,4 @@
-"""A script in a fresh interpreter: judged by the installed oracle, or run by itself as anybody would run it."""
+"""A script in a fresh interpreter: judged by the installed judge, or run by itself as anybody would run it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ TOLERANCES = {
     "bfloat16": (3.2e-2, 1e-5),
     "float16": (2e-3, 1e-5),
 }
-"""Relative and absolute, by name of dtype: those of the oracle against float64, whose noise the lines add."""
+"""Relative and absolute, by name of dtype: those of the judge against float64, whose noise the lines add."""
 VALUES = ("float", "nan", "inf", "integer", "bool")
 LEAVES = ("output", "gradient", "input")
 CATEGORIES = (*VALUES, "dtype", "shape", "device", "requires_grad", "stride", "aliasing")

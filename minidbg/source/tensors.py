@@ -1,7 +1,7 @@
 """Inputs of a graph as specs, and the code that makes them again.
 
 ``describe`` looks at live values, ``statements`` gives the text of a script's ``inputs()``, and ``materialise`` runs that very
-text: script and oracle cannot have different inputs.
+text: script and judge cannot have different inputs.
 """
 
 from __future__ import annotations

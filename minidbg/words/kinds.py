@@ -43,6 +43,10 @@ class Traits:
         return self.raises and self.compiles
 
 
+UNSEEN = Traits(title="", verdict="", report="", warning="", compiles=False)
+"""Of a case whose failure nobody has seen yet: nothing may be concluded."""
+
+
 class Kind(enum.StrEnum):
     """In which way a backend fails.
 

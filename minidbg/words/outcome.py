@@ -121,7 +121,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The answer of one oracle call: the verdict and what led to it.
+    """The answer of one run: the verdict and what led to it.
 
     ``to_json`` gives what ``minidbg check --json`` and a repro's own ``--json`` print.
     """

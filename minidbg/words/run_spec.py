@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
-from minidbg.words.kinds import Kind
+from minidbg.words.kinds import UNSEEN, Kind, Traits
 from minidbg.words.literals import read_literal, write_literal
 from minidbg.words.outcome import Signature
 from minidbg.words.script_header import HANG_LIMIT_S
@@ -285,6 +285,11 @@ class RunSpec:
     def kind(self) -> Kind | None:
         """The kind of failure expected, or None when none has been seen yet."""
         return self.signature.kind if self.signature else None
+
+    @property
+    def traits(self) -> Traits:
+        """What is known of the kind of failure that was seen."""
+        return self.signature.kind.traits if self.signature else UNSEEN
 
     @property
     def expected(self) -> Signature:

@@ -142,7 +142,7 @@ class Settings:
     env: tuple[str, ...] = setting((), texts)
     """Names of further environment variables that a repro needs; their values are written into it."""
     memory_bytes: int | None = setting(None, lambda value: whole(value, at_least=1 << 20))
-    """Most bytes of memory that one oracle call may take; None is four fifths of what is free."""
+    """Most bytes of memory that one run may take; None is four fifths of what is free."""
     flight_recorder: bool = setting(True, converters.flag)
     """Write down what a backend is about to do, for the case that the process dies in it."""
 

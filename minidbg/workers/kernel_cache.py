@@ -1,4 +1,4 @@
-"""A kernel cache of minidbg's own for oracle calls: a child that is killed may leave half a file behind.
+"""A kernel cache of minidbg's own for runs: a child that is killed may leave half a file behind.
 
 In the user's cache such a file would break the user's next run. Compiled kernels are keyed by their source and the
 compiler's flags, so keeping them from one reduction to the next hides nothing. Graphs are cached for one reduction alone

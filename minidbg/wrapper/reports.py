@@ -18,7 +18,7 @@ class Report:
     """What became of a failure. A notebook and IPython show it with the script."""
 
     line: str
-    """The result for people, one line: ``812 -> 1 nodes, 14 oracle calls, 3.2 s; run: python ...``; or why nothing was written."""
+    """The result for people, one line: ``812 -> 1 nodes, 14 runs, 3.2 s; run: python ...``; or why nothing was written."""
     path: Path | None = None
     """The verified repro."""
     capture: Path | None = None

@@ -151,7 +151,7 @@ def wrap(
     - ``layout``: what a result is that has eager's values and other strides: one ``"warn"``ing (``minidbg reduce`` makes a
       repro of it), a failure to ``"raise"``, or nothing (``"ignore"``).
     - ``reduce``: ``"now"``, or ``"later"``: write the capture only. ``seconds`` (of all reductions of this process) and
-      ``max_calls`` (oracle calls of one) bound it.
+      ``max_calls`` (runs of one) bound it.
     - ``repro_dir``: the folder. ``value_limit_bytes``: most bytes of real tensor values that the files of one failure
       hold, and that are copied to verify one call.
     - ``setup`` (statements) and ``reference`` (``"module:expression"``): how a fresh process gets the backend back.

@@ -217,9 +217,7 @@ def after_death(folder: Path, limit_s: float, **variables: str) -> dict[str, Any
         written = json.loads(stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         return {}
-    line = (
-        f"{written['nodes_before']} -> {written['nodes_after']} nodes, {written['oracle_calls']} oracle calls"
-    )
+    line = f"{written['nodes_before']} -> {written['nodes_after']} nodes, {written['oracle_calls']} runs"
     return {"path": written["path"] or "", "line": line, "seconds": seconds}
 
 

@@ -1,4 +1,4 @@
-"""What one oracle call costs in a child against in this process, and what the flight recorder costs for each compile.
+"""What one run costs in a child against in this process, and what the flight recorder costs for each compile.
 
 Run as a program: ``python tests/benchmarks/bench_oracle.py [--no-inductor] [--json]``. The smallest of several repetitions counts.
 """
@@ -129,10 +129,10 @@ def main() -> None:
     found: dict[str, Any] = {
         "recorder, 462 nodes": recorder(Residual(), (torch.randn(8, 32),), 15),
         "recorder, GPT-2": recorder(*gpt2(), 15),
-        "oracle call, aot_eager": oracle_call("aot_eager", 5),
+        "run, aot_eager": oracle_call("aot_eager", 5),
     }
     if not options.no_inductor:
-        found["oracle call, inductor"] = oracle_call("inductor", 5)
+        found["run, inductor"] = oracle_call("inductor", 5)
     rounded = {name: {key: round(value, 3) for key, value in table.items()} for name, table in found.items()}
     print(json.dumps(rounded) if options.json else json.dumps(rounded, indent=1))
 

@@ -169,7 +169,7 @@ def test_tests_that_passed_before_a_share_was_over_are_not_run_again() -> None:
 
 
 def test_figures_are_those_that_minidbg_says() -> None:
-    found = reduction_in("351 -> 1 nodes, 3 oracle calls, 10.2 s; run: python minidbg_repros/a.py")
+    found = reduction_in("351 -> 1 nodes, 3 runs, 10.2 s; run: python minidbg_repros/a.py")
     assert found == {"s": 10.2, "questions": 3, "nodes before": 351, "nodes left": 1}
 
 

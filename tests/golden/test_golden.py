@@ -1,4 +1,4 @@
-"""Scripts as they must be written; and run as they are written, judged by the oracle and by themselves.
+"""Scripts as they must be written; and run as they are written, judged by the judge and by themselves.
 
 After a change that is meant, write them anew with ``MINIDBG_WRITE_GOLDEN=1 pytest tests/golden`` and read the difference.
 """

@@ -38,5 +38,5 @@ def test_a_slow_backend_does_not_hold_up_the_program_beyond_its_budget(tmp_path:
     assert report.capture is not None
     assert report.capture.is_file()
     assert "budget of" in report.line, report.line
-    counts = report.line.partition(" oracle calls, ")[2]
+    counts = report.line.partition(" runs, ")[2]
     assert float(counts.partition(" s")[0]) <= 8 + GRACE_S

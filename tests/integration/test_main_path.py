@@ -65,7 +65,7 @@ def test_the_result_is_the_last_line_on_stderr_after_the_users_own_exception(fol
     assert any("BackendCompilerFailed: backend='no_relu' raised:" in line for line in lines)
     assert any("ValueError: no kernel for" in line for line in lines)
     path = only_repro(folder).relative_to(folder)
-    assert re.fullmatch(rf"minidbg: 40 -> 1 nodes, \d+ oracle calls, [\d.]+ s; run: python {path}", lines[-1])
+    assert re.fullmatch(rf"minidbg: 40 -> 1 nodes, \d+ runs, [\d.]+ s; run: python {path}", lines[-1])
 
 
 def test_the_repro_runs_from_anywhere_and_imports_no_minidbg(folder: Path, tmp_path: Path) -> None:

@@ -174,10 +174,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_the_program_of_the_first_page_ends_as_shown(folder: Path) -> None:
-    shown = next(text for text in blocks("text") if "oracle calls" in text).splitlines()
+    shown = next(text for text in blocks("text") if "runs" in text).splitlines()
     said = (folder / "stderr.txt").read_text()
     assert shown[0] in said
-    figures = re.compile(r"\d+ oracle calls, [\d.]+ s")
+    figures = re.compile(r"\d+ runs, [\d.]+ s")
     assert figures.sub("N", shown[-1]) in figures.sub("N", said)
 
 

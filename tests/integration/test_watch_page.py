@@ -277,7 +277,7 @@ def test_a_repro_s_page_has_everything_in_any_light_and_width(
         for wanted in (*said, "class Repro", "torch.tanh"):
             assert wanted in text, wanted
         assert "1 kept, 1 became an input, 6 removed" in text
-        assert "6 oracle calls: 3 failed the same way" in text
+        assert "6 runs: 3 failed the same way" in text
         page.locator("#story summary", has_text="6 removed").click()
         sync_api.expect(page.locator("#story")).to_contain_text("linear_1 = linear(relu, layers_1_weight)")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

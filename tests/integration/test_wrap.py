@@ -573,7 +573,7 @@ def test_a_wrapper_inside_a_wrapped_backend_answers_once(answers: Answers) -> No
 
 
 def test_work_on_a_failure_is_not_itself_answered(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
-    """An oracle call runs the same backend; a wrapper in its way must not capture that."""
+    """A run has the same backend; a wrapper in its way must not capture that."""
     wrapper = wrap(raises)
     inner: list[Exception] = []
 

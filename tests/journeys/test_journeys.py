@@ -30,7 +30,7 @@ def f(x):
 torch.compile(f, {how})(torch.ones(3))
 """
 BARE = MODEL.format(more="", how='backend="my_backend"')
-LINE = re.compile(r"minidbg: 3 -> 1 nodes, 3 oracle calls, [\d.]+ s; run: python (minidbg_repros/\w+\.py)")
+LINE = re.compile(r"minidbg: 3 -> 1 nodes, 3 runs, [\d.]+ s; run: python (minidbg_repros/\w+\.py)")
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_run(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     assert journey.status == 1
     check_screen(journey)
     *_, failed, graphs = journey.stderr.splitlines()
-    assert failed.startswith("minidbg: my_backend, compile: 3 -> 1 nodes, 3 oracle calls, ")
+    assert failed.startswith("minidbg: my_backend, compile: 3 -> 1 nodes, 3 runs, ")
     assert failed.endswith(f"run: python minidbg_repros/{journey.scripts[0].name}")
     assert graphs == "minidbg: 0 of 1 graphs that ran agree with eager"
     assert len(journey.started) == len(wrapped.started) + 1

@@ -44,7 +44,7 @@ class Journey:
     @property
     def questions(self) -> int:
         """Oracle calls, as the last line about a repro says."""
-        return int(re.findall(r"(\d+) oracle calls", self.stderr)[-1])
+        return int(re.findall(r"(\d+) runs", self.stderr)[-1])
 
     def last_line(self) -> str:
         return self.stderr.strip().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Hundreds of oracle calls that pass, crash, hang, leak and fill the memory: what is left of them in this process.
+"""Hundreds of runs that pass, crash, hang, leak and fill the memory: what is left of them in this process.
 
 Run as a program: ``python tests/soaks/soak_oracle.py [--calls 300] [--json]``. The figures of the
 second half must not grow: exit status 1 when they do.

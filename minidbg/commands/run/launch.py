@@ -214,7 +214,5 @@ def reduced(
     written = last_json(done.stdout) or {}
     if not written.get("path"):
         return f"{happened}; that could not be brought about again, its case is kept: {shown}"
-    counts = (
-        f"{written['nodes_before']} -> {written['nodes_after']} nodes, {written['oracle_calls']} oracle calls"
-    )
+    counts = f"{written['nodes_before']} -> {written['nodes_after']} nodes, {written['oracle_calls']} runs"
     return f"{happened}: {counts}; run: python {display_path(written['path'])}"

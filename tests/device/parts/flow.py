@@ -130,8 +130,8 @@ def figures_in(line: str, path: Path, began: float) -> Figures:
 
 
 def reduction_in(line: str) -> Figures:
-    """The figures in ``11 -> 1 nodes, 3 oracle calls, 4.4 s; run: ...``. Raises Failed where it says something else."""
-    said = re.search(r"(\d+) -> (\d+) nodes, (\d+) oracle calls?, ([\d.]+) s\b", line)
+    """The figures in ``11 -> 1 nodes, 3 runs, 4.4 s; run: ...``. Raises Failed where it says something else."""
+    said = re.search(r"(\d+) -> (\d+) nodes, (\d+) runs?, ([\d.]+) s\b", line)
     if said is None:
         raise Failed(f"no figures of a reduction: {line}")
     before, left, questions = map(int, said.groups()[:3])

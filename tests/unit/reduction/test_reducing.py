@@ -888,7 +888,7 @@ def test_the_line_names_the_repro_as_it_is_typed_from_here(
     figures: Any = {"nodes_before": 3, "nodes_after": 1, "oracle_calls": 5, "seconds": 1.0, "certified": True}
     for path in (Path("repros/r.py"), tmp_path / "repros/r.py"):
         line = Written(path, **figures, verdict=Verdict.REPRODUCES).line
-        assert line == "3 -> 1 nodes, 5 oracle calls, 1.0 s; run: python repros/r.py"
+        assert line == "3 -> 1 nodes, 5 runs, 1.0 s; run: python repros/r.py"
     elsewhere = Written(Path("/elsewhere/r.py"), **figures, verdict=Verdict.REPRODUCES, known_before=True)
     assert elsewhere.line.endswith("run: python /elsewhere/r.py")
 

@@ -182,7 +182,7 @@ def test_errors_of_a_script_without_a_list_are_listed_by_their_names(tmp_path: P
 
 def test_the_course_of_a_reduction_is_a_table_of_what_was_smaller_each_time(repro: Path) -> None:
     text = page(story_of(repro))
-    assert "6 oracle calls: 3 failed the same way, 1 passed, 1 failed otherwise, 1 proved nothing." in text
+    assert "6 runs: 3 failed the same way, 1 passed, 1 failed otherwise, 1 proved nothing." in text
     rows = re.findall(
         r"<tr><td>(\d+)</td><td>(\d+)</td><td>(\d+)</td><td>(\w+)</td><td>(.*?)</td></tr>", text
     )

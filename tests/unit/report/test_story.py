@@ -58,7 +58,7 @@ def test_damaged_lines_of_a_replay_log_are_passed_over(repro: Path) -> None:
 def test_a_glance_shows_the_failure_the_figures_and_what_passes(repro: Path) -> None:
     text = glance(story_of(repro))
     assert "no kernel for relu" in text
-    assert "1 of 5 nodes, 1 of 3 inputs (no single one can be left out); 6 oracle calls, 1.2 s" in text
+    assert "1 of 5 nodes, 1 of 3 inputs (no single one can be left out); 6 runs, 1.2 s" in text
     assert "-         relu = torch.relu(tanh)" in text
     assert "+         relu = torch.tanh(tanh)" in text
     assert "cpu: gone since" in text
