@@ -18,7 +18,7 @@ from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.repro import Exactness, Form, run, run_alone, write
 from minidbg.words.outcome import Kind, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, Context, RunSpec
+from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 
 pytestmark = pytest.mark.slow
 
@@ -131,12 +131,13 @@ def test_without_torch_nothing_is_judged(tmp_path, elsewhere, form):
 
 
 def test_a_torch_without_a_private_name_of_the_judge_is_125(tmp_path, elsewhere):
-    script = write(relu_case(), tmp_path / "r.py", Form.CAPTURE)
-    lacks = "import torch._dynamo.backends.registry as registry\ndel registry.lookup_backend\n"
-    script.write_text(script.read_text().replace("import torch\n", f"import torch\n{lacks}", 1))
-    status, said, erred = ended(JUDGE_SCRIPT, script, cwd=elsewhere)
-    assert (status, said) == (125, "")
-    assert "lookup_backend" in erred
+    script = write(relu_case().with_spec(call=CallPath.DIRECT), tmp_path / "r.py", Form.CAPTURE)
+    assert judged(script, cwd=elsewhere)[1]["verdict"] == "reproduces"
+    lacks = "import torch\ndel torch._TorchCompileWrapper\n"
+    script.write_text(script.read_text().replace("import torch\n", lacks, 1))
+    status, found = judged(script, cwd=elsewhere)
+    assert (status, found["verdict"]) == (125, "skipped")
+    assert "torch._TorchCompileWrapper" in found["reason"]
 
 
 def test_a_capture_says_that_it_judges_nothing(tmp_path, elsewhere):
