@@ -90,7 +90,7 @@ def test_write_load_write_is_the_identity(seed, makers, context, signature, stor
     case = Case(
         graph_module,
         inputs,
-        RunSpec(BackendRef("eager", '"eager"'), context, signature, call),
+        RunSpec(BackendRef("eager", '"eager"'), context, signature, call=call),
         provenance=story,
     )
     with tempfile.TemporaryDirectory() as folder:
