@@ -100,6 +100,7 @@ def state():
 COMPARED = """
 import importlib, json, sys
 import torch, numpy
+import torch._dynamo.backends.registry, torch._inductor.config  # looked at below, and not loaded with torch in each version
 for name in json.loads(sys.argv[1]):
     importlib.import_module(name)
 exec(open(sys.argv[2]).read())

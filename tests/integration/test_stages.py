@@ -71,4 +71,4 @@ def test_each_run_is_said_before_it_begins(monkeypatch: pytest.MonkeyPatch, scri
     monkeypatch.setattr(stages.asking, "submit", lambda case, **_: Outcome(Verdict.GONE))
     find_stages(script, note=said.append)
     names = ["eager", "aot_eager", "aot_eager_decomp_partition", "planted_backends.raises_on_relu"]
-    assert said == [f"{name} runs" for name in names]
+    assert said == [f"running it with {name}" for name in names]
