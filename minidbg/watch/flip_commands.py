@@ -50,21 +50,21 @@ class FlipCommands(View):
 
     def send(self) -> None:
         """Start each command with what has gathered."""
-        with self.lock:
+        with self.lock:  # to the end: who closes waits for all that were started
             flips, self.waiting = self.waiting, []
             if self.timer is not None:
                 self.timer.cancel()
                 self.timer = None
-        if not flips:
-            return
-        data = "".join(json.dumps(one, default=str) + "\n" for one in flips).encode()
-        started = [
-            threading.Thread(target=self.run, args=(one, data, len(flips)), name="minidbg-on-flip", daemon=True)
-            for one in self.commands
-        ]  # fmt: skip
-        self.threads = [*(thread for thread in self.threads if thread.is_alive()), *started]
-        for thread in started:
-            thread.start()
+            if not flips:
+                return
+            data = "".join(json.dumps(one, default=str) + "\n" for one in flips).encode()
+            started = [
+                threading.Thread(target=self.run, args=(one, data, len(flips)), name="minidbg-on-flip", daemon=True)
+                for one in self.commands
+            ]  # fmt: skip
+            for thread in started:
+                thread.start()
+            self.threads = [*(thread for thread in self.threads if thread.is_alive()), *started]
 
     def run(self, command: str, data: bytes, flips: int) -> None:
         """Run one command; say how it failed."""
