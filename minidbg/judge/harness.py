@@ -375,10 +375,9 @@ def dtype_named(name: str) -> torch.dtype:
 
 def failure(signature: Signature, spec: RunSpec, message: str, **more: Any) -> Outcome:
     """The outcome of a run that showed ``signature``, against the one that the spec expects."""
+    found = Outcome(Verdict(signature.kind.traits.otherwise), signature, message=message, **more)
     said = spec.match is None or re.search(spec.match, message) is not None
-    same = said and (spec.signature is None or spec.signature.is_shown_by(signature))
-    verdict = Verdict.REPRODUCES if same else Verdict(signature.kind.traits.otherwise)
-    return Outcome(verdict, signature, message=message, **more)
+    return found.judged_against(spec.signature) if said else found
 
 
 def compared(differ: Callable[[], dict[str, Any] | None], spec: RunSpec) -> Outcome | None:
