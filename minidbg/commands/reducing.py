@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 @click.option("--seconds", default=300.0, show_default=True, help="Most seconds to spend.")
 @click.option("--max-calls", type=COUNT, help="Most runs to spend.")
 @click.option("--dir", "folder", type=FOLDER, help="Where the repro goes.")
-@click.option("--jobs", "-j", default=1, show_default=True, type=COUNT, help="Oracle calls at the same time.")
+@click.option(
+    "--jobs", "-j", type=COUNT, help="Runs at the same time; by default two, where there are two cores."
+)
 @click.option("--memory-bytes", type=COUNT, help="Memory limit of a run.")
 @cluster_options
 @click.option("--events", is_flag=True, help="Progress as JSON objects on stderr, one for each run.")
@@ -59,7 +61,7 @@ def reduce(
     seconds: float,
     max_calls: int | None,
     folder: Path | None,
-    jobs: int,
+    jobs: int | None,
     memory_bytes: int | None,
     cluster: Cluster | None,
     events: bool,
@@ -74,7 +76,8 @@ def reduce(
     (kill -9, power loss) goes on where it was when it is started again.
     """
     path = asked_for(path, last_crash, folder)
-    limits = {"seconds": seconds, "max_calls": max_calls, "memory_bytes": memory_bytes, "jobs": jobs}
+    limits = {"seconds": seconds, "max_calls": max_calls, "memory_bytes": memory_bytes}
+    limits |= {"jobs": jobs} if jobs is not None else {}
     answer = reduced_elsewhere(
         path, backend=backend, folder=folder, limits=limits, cluster=cluster, events=events
     )
@@ -166,20 +169,20 @@ def reduced_here(argument: Mapping[str, Any]) -> Written:
     limits = Limits(**argument["limits"], value_limit_bytes=settings.load().value_limit_bytes)
     with (
         listener_on_stderr(argument["events"]) as listener,
-        machines(cluster, path, limits.jobs) as jobs,
+        machines(cluster, path, argument["limits"].get("jobs")) as jobs,
     ):
         return library.reduced(
             path,
             backend=argument["backend"],
-            limits=replace(limits, jobs=jobs),
+            limits=limits if jobs is None else replace(limits, jobs=jobs),
             folder=Path(folder) if folder is not None else None,
             listener=listener,
         )
 
 
 @contextlib.contextmanager
-def machines(cluster: Cluster | None, path: Path, jobs: int) -> Iterator[int]:
-    """Ask the questions of a reduction on the machines of ``cluster``; how many at the same time."""
+def machines(cluster: Cluster | None, path: Path, jobs: int | None) -> Iterator[int | None]:
+    """Ask the questions of a reduction on the machines of ``cluster``; how many at the same time, at most ``jobs``."""
     if cluster is None:
         yield jobs
         return
@@ -189,7 +192,7 @@ def machines(cluster: Cluster | None, path: Path, jobs: int) -> Iterator[int]:
 
     device = read_header(path).spec.device
     with extra("cluster questions")(cluster, device, code_behind(path), tell=note) as slots:
-        yield slots if jobs == 1 else min(jobs, slots)
+        yield slots if jobs is None else min(jobs, slots)
 
 
 def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:

@@ -6,7 +6,8 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from torch import fx
 
@@ -56,13 +57,15 @@ class Minimized:
     """Whether the whole, said to fail, did not when it was asked, or dynamo took nothing that was as it is: there was nothing to reduce."""
 
 
-FINDING: tuple[tuple[str, Pass], ...] = (
+Passes: TypeAlias = tuple[tuple[str, Pass], ...]
+
+FINDING: Passes = (
     ("islands", try_islands),
     ("bisect", narrow_window),
 )
 """From a large graph to the few nodes that matter; each once, and none in a small graph."""
 
-POLISHING: tuple[tuple[str, Pass], ...] = (
+POLISHING: Passes = (
     ("branches", edits.inline_branches),
     ("levels", edits.drop_levels),
     ("outputs", edits.drop_outputs),
@@ -78,8 +81,12 @@ POLISHING: tuple[tuple[str, Pass], ...] = (
 )
 """Single removals, repeated until none succeeds."""
 
-ALONG_A_CHAIN = tuple(sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 5.5))
+ALONG_A_CHAIN: Passes = tuple(
+    sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 5.5)
+)
 """The same where values go wrong at one op and are noticed at another: a call between them can be bypassed, and seldom left out."""
+
+AT_ONCE: tuple[str, Pass] = ("all at once", simplify_inputs_at_once)
 
 
 @collector_spared_what_is_there()
@@ -109,7 +116,7 @@ def reduce_graph(
         follow_frames(problem)
         if not problem.steps:
             run(problem, "suspects", try_suspects)
-        reduce_to_fixed_point(problem)
+        reduce_to_fixed_point(problem, (AT_ONCE, *SIMPLIFYING) if simplify else ())
         problem.confirm_whole()
         proven = problem.best
         if simplify:
@@ -139,8 +146,8 @@ def reduce_graph(
     )
 
 
-def reduce_to_fixed_point(problem: ReductionProblem) -> None:
-    """All passes until a whole round changes nothing.
+def reduce_to_fixed_point(problem: ReductionProblem, then: Passes = ()) -> None:
+    """All passes until a whole round changes nothing; ``then`` is what will come after that.
 
     Each round begins as a new reduction would, with nothing presumed: a failure need not be monotone, so it may have gone
     away with a node and come back when more nodes went. What is small then is polished alone.
@@ -155,7 +162,7 @@ def reduce_to_fixed_point(problem: ReductionProblem) -> None:
         elif len(before.calls) > FEW_UNITS:
             run(problem, "chunks", drop_chunks)
         problem.keep_passed_through = True
-        polish(problem)
+        polish(problem, then)
 
 
 def simplify_to_fixed_point(problem: ReductionProblem) -> None:
@@ -164,13 +171,10 @@ def simplify_to_fixed_point(problem: ReductionProblem) -> None:
     while problem.best is not before:
         first, before = before is None, problem.best
         problem.plainness = plainness
-        if first:
-            run(problem, "all at once", simplify_inputs_at_once)
-        for name, reduction_pass in SIMPLIFYING:
-            run(problem, name, reduction_pass)
+        run_each(problem, (AT_ONCE, *SIMPLIFYING) if first else SIMPLIFYING, (), POLISHING)
         problem.plainness = None
         if problem.best is not before:
-            reduce_to_fixed_point(problem)
+            reduce_to_fixed_point(problem, SIMPLIFYING)
 
 
 def simplify_for_a_while(problem: ReductionProblem) -> None:
@@ -204,13 +208,56 @@ def find(problem: ReductionProblem) -> None:
     problem.is_impatient = False
 
 
-def polish(problem: ReductionProblem) -> None:
-    """Single removals until a whole round changes nothing."""
+def polish(problem: ReductionProblem, then: Passes = ()) -> None:
+    """Single removals until a whole round changes nothing; ``then`` is what will come after that."""
+    passes = ALONG_A_CHAIN if problem.fails_when_it_runs else POLISHING
     before: Candidate | None = None
     while problem.best is not before:
         before = problem.best
-        for name, reduction_pass in ALONG_A_CHAIN if problem.fails_when_it_runs else POLISHING:
-            run(problem, name, reduction_pass)
+        run_each(problem, passes, then, passes)
+
+
+def run_each(problem: ReductionProblem, passes: Passes, if_same: Passes, if_smaller: Passes) -> None:
+    """The passes in order. What comes after them, once ``best`` is the same or has become smaller, is foreseen only."""
+    before = problem.best
+    for place, (name, reduction_pass) in enumerate(passes):
+
+        def coming(left: Passes = passes[place:]) -> Passes:
+            return (*left, *(if_same if problem.best is before else if_smaller))
+
+        problem.foresee = partial(asked_after, coming)
+        run(problem, name, reduction_pass)
+    problem.foresee = None
+
+
+def asked_after(
+    coming: Callable[[], Passes], problem: ReductionProblem, question: Candidate, most: int
+) -> list[Candidate]:
+    """At most ``most`` questions that the passes ``coming()`` ask after ``question`` if it and they all pass.
+
+    A pass is deterministic, so it is run beforehand, on a copy of the problem. What it has asked already, of a larger ``best``, it
+    asks there anew: that comes before ``question``, and does not count.
+    """
+    found: dict[str, Candidate] = {}
+    is_reached = False
+
+    def answer(candidate: Candidate) -> OracleAnswer:
+        nonlocal is_reached
+        known = problem.answered_ahead(candidate)
+        if known is not None:
+            return known
+        if is_reached:
+            found[candidate.key] = candidate
+            if len(found) == most:
+                raise BudgetSpent
+        is_reached = is_reached or candidate.key == question.key
+        return OracleAnswer.NOT
+
+    twin = problem.imagined(answer)
+    with contextlib.suppress(BudgetSpent):
+        for _, reduction_pass in coming():
+            reduction_pass(twin)
+    return list(found.values())
 
 
 def run(problem: ReductionProblem, name: str, reduction_pass: Pass) -> None:

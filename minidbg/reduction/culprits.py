@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 from minidbg.reduction.candidate import last_that_holds
 from minidbg.reduction.problem import ReductionProblem
@@ -46,7 +46,7 @@ def narrow_window(problem: ReductionProblem) -> None:
     window, is_right = _Window(Subsets(problem)), True
     while is_right and len(window) > SMALL_WINDOW:
         half, other = window.halves()
-        window.subsets.ask_ahead(range(*half), range(*other))
+        window.subsets.ask_ahead(*window.to_come())
         if window.fails(*half):
             follow_frames(problem)
             window = _Window(Subsets(problem), PATIENCE_LATER)
@@ -83,6 +83,15 @@ class _Window:
         middle, overlap = (self.low + self.high) // 2, min(MOST_OVERLAP, len(self) // 32)
         lower, upper = (self.low, middle + overlap), (middle - overlap, self.high)
         return (upper, lower) if len(self.assumed) % 2 else (lower, upper)
+
+    def to_come(self) -> Iterator[range]:
+        """What is asked, in this order, as long as each passes."""
+        ahead = _Window(self.subsets, self.patience)
+        ahead.low, ahead.high, ahead.assumed = self.low, self.high, list(self.assumed)
+        while len(ahead) > SMALL_WINDOW and len(ahead.assumed) < ahead.patience:
+            half, (ahead.low, ahead.high) = ahead.halves()
+            ahead.assumed.append((ahead.low, ahead.high))
+            yield range(*half)
 
     def fails(self, low: int, high: int) -> bool:
         return self.subsets.fails(range(low, high))

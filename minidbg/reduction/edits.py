@@ -85,8 +85,7 @@ def drop_nodes(problem: ReductionProblem) -> None:
     parts = [node.name for node in problem.best.calls if is_unpacking(node, problem.recording.facts)]
     inwards = (name for pair in zip(calls, reversed(calls), strict=True) for name in pair)
     names = list(dict.fromkeys([*parts, *inwards]))
-    for place, name in enumerate(names):
-        problem.ask_ahead(_without_node(problem, other) for other in names[place:])
+    for name in names:
         candidate = _without_node(problem, name)
         if candidate is not None and not problem.consider(candidate):
             problem.remember_passing(problem.bits([node for node in problem.best.calls if node.name != name]))
@@ -134,9 +133,7 @@ def drop_inputs_at_once(problem: ReductionProblem) -> None:
 
 def drop_inputs(problem: ReductionProblem) -> None:
     """Try to do without each input: an element of a list, or an argument that may be None. Cost: one call for each."""
-    names = [node.name for node in reversed(problem.recording.placeholders)]
-    for place, name in enumerate(names):
-        problem.ask_ahead(_without_input(problem, other) for other in names[place:])
+    for name in [node.name for node in reversed(problem.recording.placeholders)]:
         problem.consider(_without_input(problem, name))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
@@ -36,6 +37,11 @@ LEAST_SPARE_BYTES = 16 << 20
 FEW_CALLS = 16
 """Calls up to which a candidate with other values than recorded ones is held against what torch leaves undefined."""
 
+WORTH_LOOKING_AHEAD_S = 0.25
+"""Seconds of a question from which on it pays to find out what comes after it."""
+MOST_BYTES_AHEAD = 256 << 20
+"""Of a question's inputs: two at the same time take twice the memory."""
+
 TELLING = ("nodes", "sizes", "arguments", "dtypes", "tensors", "bypass", "inputs", "values", "outputs")
 """Phases whose candidates are one step smaller than ``best``: what a passing one of them lacks says most about a failure first."""
 
@@ -47,6 +53,8 @@ def _text(value: Any) -> str:
 
 
 Pass: TypeAlias = Callable[["ReductionProblem"], None]
+Foresee: TypeAlias = Callable[["ReductionProblem", Candidate, int], Iterable[Candidate]]
+"""Of a problem and a question at most so many that come after it."""
 OnProgress: TypeAlias = Callable[[str, int, int], None]
 """Hears the phase, the nodes of the smallest candidate that fails, and about how many calls are still to come."""
 
@@ -95,6 +103,8 @@ class ReductionProblem:
     """Bytes of recorded values that may be kept for convenience: a part of what the inputs of the whole take."""
     ask_together: AskTogether | None = None
     """Answers ``limits.jobs`` questions in the time of one."""
+    foresee: Foresee | None = None
+    """What will be asked after a question, as long as each passes: asked together with it."""
     on_phase: Callable[[str], object] = str
     """Hears the name of each phase as it begins."""
     phase: str = "reduce"
@@ -112,10 +122,14 @@ class ReductionProblem:
     settled_sizes: dict[int, int] = field(default_factory=dict)
     """Sizes that an earlier round found to be needed, each with the next smaller one that it tried."""
     _known: dict[Hashable, OracleAnswer] = field(default_factory=dict)
+    _ahead: dict[str, tuple[OracleAnswer, float]] = field(default_factory=dict)
+    """Answers to what no pass has asked yet, with their seconds: they count once it does."""
     _passing: list[int] = field(default_factory=list)
     _bits: dict[str, int] = field(default_factory=dict)
     _recording: tuple[Candidate, Recording] | None = None
     _open: tuple[Candidate, frozenset[str]] | None = None
+    _answer_to: Callable[[Candidate], OracleAnswer] | None = None
+    """Who is asked in an imagined copy."""
     _started: float = field(default_factory=time.monotonic)
     _progress: tuple[int, float] = (0, 0.0)
     """Calls and seconds when something smaller was last found, or a pass was last given up."""
@@ -192,26 +206,59 @@ class ReductionProblem:
         ``candidates`` are what the pass will ask one after the other as long as each passes. Answers are only remembered: what the
         pass does with them, and so the result, is the same with one worker and with many.
         """
-        if self.limits.jobs < 2 or self.ask_together is None:
+        if not self._may_ask_together(self.best):
             return
         fresh: dict[str, Candidate] = {}
         for candidate in candidates:
             if candidate is None or not self._is_something(candidate) or not self.is_valid(candidate):
                 continue
-            key = candidate.key
-            if key not in self._known:
-                fresh[key] = candidate
+            if candidate.key not in self._known and candidate.key not in self._ahead:
+                fresh[candidate.key] = candidate
             if len(fresh) == self.limits.jobs:
                 break
-        if len(fresh) < 2:
-            return
-        self._check_budget()
+        if len(fresh) > 1:
+            self._check_budget()
+            self._ask_together(list(fresh.values()))
+
+    def _ask_together(self, candidates: Sequence[Candidate]) -> None:
+        """Remember the answers to ``candidates``, asked at the same time."""
+        assert self.ask_together is not None
         began = time.monotonic()
-        answers = self.ask_together([(one.graph.give_away(), one.inputs) for one in fresh.values()])
-        seconds = (time.monotonic() - began) / len(fresh)
-        for (key, candidate), answer in zip(fresh.items(), answers, strict=True):
-            self._known[key] = answer
-            self._note(candidate, key, answer, seconds)
+        answers = self.ask_together([(one.graph.give_away(), one.inputs) for one in candidates])
+        seconds = (time.monotonic() - began) / len(candidates)
+        for candidate, answer in zip(candidates, answers, strict=True):
+            self._ahead[candidate.key] = answer, seconds
+
+    def _asked(self, candidate: Candidate) -> tuple[OracleAnswer, float]:
+        """The oracle's answer, and its seconds. What will be asked next is asked with it, where that saves time and costs little memory."""
+        began = time.monotonic()
+        if self._may_look_ahead(candidate):
+            assert self.foresee is not None
+            if following := self.foresee(self, candidate, self.limits.jobs - 1):
+                self._ask_together([candidate, *following])
+                return self._ahead.pop(candidate.key)
+        # one that fails half-way leaves its mode behind
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            answer = self.ask(candidate.graph.give_away(), candidate.inputs)
+        return answer, time.monotonic() - began
+
+    def _may_look_ahead(self, candidate: Candidate) -> bool:
+        """Whether questions take so long that it pays, and what comes next is soon found out."""
+        if self.foresee is None:
+            return False
+        *_, before, last = None, None, *self.history[-2:]
+        if last is None or last.seconds < WORTH_LOOKING_AHEAD_S:
+            return False
+        if before is not None and before.answer is last.answer is OracleAnswer.INTERESTING:
+            return False  # one that fails makes what comes after it another question
+        return len(candidate.calls) <= FEW_CALLS and self._may_ask_together(candidate)
+
+    def _may_ask_together(self, candidate: Candidate) -> bool:
+        """Whether there is room for two, and nobody counts."""
+        small = sum(candidate.storages.values()) <= MOST_BYTES_AHEAD
+        return (
+            self.limits.jobs > 1 and self.ask_together is not None and small and self.limits.max_calls is None
+        )
 
     def is_valid(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` runs in eager; costs no run.
@@ -266,13 +313,26 @@ class ReductionProblem:
     def _judge(self, candidate: Candidate, key: str) -> OracleAnswer:
         if not self.is_valid(candidate):
             return OracleAnswer.INVALID
+        if self._answer_to is not None:
+            return self._answer_to(candidate)
         self._check_budget()
-        began = time.monotonic()
-        # one that fails half-way leaves its mode behind
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
-            answer = self.ask(candidate.graph.give_away(), candidate.inputs)
-        self._note(candidate, key, answer, time.monotonic() - began)
+        answer, seconds = self._ahead.pop(key) if key in self._ahead else self._asked(candidate)
+        self._note(candidate, key, answer, seconds)
         return answer
+
+    def answered_ahead(self, candidate: Candidate) -> OracleAnswer | None:
+        """What is known of a question that no pass has asked yet."""
+        answer, _ = self._ahead.get(candidate.key, (None, 0.0))
+        return answer
+
+    def imagined(self, answer: Callable[[Candidate], OracleAnswer]) -> ReductionProblem:
+        """A copy whose questions ``answer`` is asked, and of which nobody else hears."""
+        twin = copy.copy(self)
+        twin._known, twin._ahead, twin._bits = dict(self._known), {}, dict(self._bits)
+        twin._passing, twin.steps, twin.history = list(self._passing), list(self.steps), []
+        twin.settled_sizes, twin.limits = dict(self.settled_sizes), UNLIMITED
+        twin._answer_to = answer
+        return twin
 
     def _note(self, candidate: Candidate, key: str, answer: OracleAnswer, seconds: float) -> None:
         """Count and log one call, and tell of it."""

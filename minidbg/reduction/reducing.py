@@ -57,6 +57,7 @@ from minidbg.reduction.session import (
 )
 from minidbg.source.origins import line_texts, put_line_texts
 from minidbg.source.size import call_nodes
+from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import Interrupted, MinidbgError, NotReproduced
 from minidbg.words.files import replace_file
@@ -377,7 +378,7 @@ def reduce_graph_of(
         ask,
         hints=surroundings.hints(case),
         frames=lambda: session.suspects or case_suspects,
-        limits=session.limits_left(),
+        limits=session.limits_left() if may_run_together(case) else replace(session.limits_left(), jobs=1),
         on_progress=lambda phase, nodes, rest_calls: session.tell(phase, nodes, start, rest_calls),
         on_phase=session.begin,
         ask_together=ask_together,
@@ -388,6 +389,11 @@ def reduce_graph_of(
     )
     session.interrupted |= reduced.interrupted
     return reduced
+
+
+def may_run_together(case: Case) -> bool:
+    """Whether two runs at the same time say what each says alone: not where a time limit is the answer, or both would fill one accelerator."""
+    return not case.spec.traits.endless and not devices_of(case.inputs)
 
 
 def gives_wrong_value(outcome: Outcome) -> bool:

@@ -31,8 +31,8 @@ class Limits:
     memory_bytes: int | None = None
     value_limit_bytes: int = VALUE_LIMIT_BYTES
     """Most bytes of real tensor values that the script may store."""
-    jobs: int = 1
-    """Oracle calls at the same time. The result does not depend on it."""
+    jobs: int = min(2, os.cpu_count() or 1)
+    """Runs at the same time, where they do not depend on each other. The result is the same with one."""
     due: float | None = None
     """When ``seconds`` are over, by ``time.monotonic``, where somebody has waited for the answer since before the reduction began."""
 

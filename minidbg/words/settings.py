@@ -119,7 +119,7 @@ class Settings:
     seconds: float = setting(300.0, lambda value: number(value, at_least=0.0))
     """For all reductions of this process together."""
     max_calls: int | None = setting(None, lambda value: whole(value, at_least=1))
-    """Oracle calls of one reduction."""
+    """Runs of one reduction."""
     setup: tuple[str, ...] = setting((), texts)
     """Statements that make the backend known in a fresh process."""
     reference: str | None = setting(None, converters.text)
