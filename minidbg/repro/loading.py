@@ -25,7 +25,8 @@ from minidbg.source.origins import comments_by_line, dedented, stack_trace
 from minidbg.source.parse import NotOurForm, read_module
 from minidbg.source.specs import all_imports_of
 from minidbg.words.errors import UnreadableRepro
-from minidbg.words.run_spec import BackendRef, CallPath
+from minidbg.words.records import damage_in_words
+from minidbg.words.run_spec import DAMAGE, BackendRef, CallPath
 from minidbg.words.script_header import DIVIDER, backend_in
 
 _numbers = itertools.count(1)
@@ -213,8 +214,8 @@ def read_parts(text: str, header: Header) -> Parts:
     """The parts of the script ``text``. Raises UnreadableRepro for a script that Python or minidbg does not understand."""
     try:
         nodes = ast.parse(text).body
-    except (SyntaxError, ValueError) as error:
-        raise UnreadableRepro(f"{header.path}: not a Python script any more: {error}") from error
+    except DAMAGE as error:
+        raise UnreadableRepro(f"{header.path}: {damage_in_words(error)}") from error
     named = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     wanted = "graph" if header.spec.call is CallPath.DIRECT else "Repro"
     model, given = named.get(wanted), named.get("inputs")
