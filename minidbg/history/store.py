@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -113,6 +114,9 @@ class History:
             raise FileNotFoundError(path)
         if path.exists() and not path.is_file():  # to open a pipe would wait for ever
             raise DamagedHistory(path, "no regular file")
+        if not readonly:
+            with contextlib.suppress(OSError):  # SQLite says why not
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         try:
             connection = sqlite3.connect(
                 f"{path.resolve().as_uri()}?mode={'ro' if readonly else 'rwc'}", uri=True, timeout=10.0

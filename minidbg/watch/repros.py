@@ -317,7 +317,8 @@ class Lock:
 def hidden_folder(folder: Path) -> Path:
     """Where the history of a repro folder is kept, made if it is missing, and kept out of git."""
     hidden = hidden_path(folder)
-    hidden.mkdir(parents=True, exist_ok=True)
+    hidden.parent.mkdir(parents=True, exist_ok=True)
+    hidden.mkdir(mode=0o700, exist_ok=True)
     ignore = hidden / ".gitignore"
     if not ignore.exists():
         ignore.write_text("*\n")
