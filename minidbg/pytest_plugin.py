@@ -25,8 +25,9 @@ from minidbg.watch.runner import IN_WORKER, judging, mode_for, outcome_of
 from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_devices
 from minidbg.watch.states import is_expected, is_fallback
 from minidbg.words.errors import MinidbgError
+from minidbg.words.files import read_regular
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.script_header import BLOCK
+from minidbg.words.script_header import BLOCK, SCRIPT_LIMIT_BYTES, text_of
 from minidbg.workers.deaths import last_json
 from minidbg.workers.pool import preload_for
 from minidbg.workers.waiting import OneByOne
@@ -114,7 +115,7 @@ def is_repro(path: Path) -> bool:
     if not is_script(path.name) or HIDDEN in path.parts:
         return False
     try:
-        block = BLOCK.search(path.read_text(encoding="utf-8-sig"))
+        block = BLOCK.search(text_of(read_regular(path, SCRIPT_LIMIT_BYTES)))
     except (OSError, UnicodeDecodeError):
         return False
     return block is not None and "[tool.minidbg]" in block["content"]

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from minidbg.history.records import ReproState
-from minidbg.history.store import History, known_version
+from minidbg.history.store import DamagedHistory, History, known_version
 from minidbg.words import retired
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Verdict
@@ -64,9 +64,10 @@ def import_history(history: History, path: Path) -> dict[str, int]:
                 return merge(history)
         finally:
             ask("detach other")
-    except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
+    except (sqlite3.Error, DamagedHistory, ValueError, TypeError, KeyError) as error:
+        why = error.__cause__ if isinstance(error, DamagedHistory) else error  # which names our own file
         raise MinidbgError(
-            f"{path} cannot be imported ({error}), and nothing was changed; update minidbg if a newer one wrote the file, else "
+            f"{path} cannot be imported ({why}), and nothing was changed; update minidbg if a newer one wrote the file, else "
             "copy the history.sqlite in the .minidbg of its repro folder anew"
         ) from error
 

@@ -8,18 +8,22 @@ results or none. Times are seconds since the epoch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from minidbg.history.records import Environment, Flip, ReproState, Result, Revision, SweepRecord
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.records import check_kinds, texts
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 SCHEMA_VERSION = 1
 NAME = "history.sqlite"
@@ -59,6 +63,41 @@ class DamagedHistory(MinidbgError):
         super().__init__(f"{path} is no readable history: {why}; move it away to begin a new one")
 
 
+def reads(method: Callable[P, T]) -> Callable[P, T]:
+    """``method`` of a History, which raises DamagedHistory for rows that cannot be read: bytes may have flipped anywhere in the file."""
+
+    @functools.wraps(method)
+    def read(*args: P.args, **kwargs: P.kwargs) -> T:
+        history = args[0]
+        assert isinstance(history, History)
+        try:
+            return method(*args, **kwargs)
+        except sqlite3.Error as error:
+            raise trouble_with(history.path, error) from error
+        except ROW_DAMAGE as error:
+            raise DamagedHistory(
+                history.path, f"{method.__name__}: {type(error).__name__}: {error!s:.200}"
+            ) from error
+
+    return read
+
+
+ROW_DAMAGE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What making a record of a row can raise."""
+LONGEST_VALUE_BYTES = 64 << 20
+"""Of a column; ours have some kilobytes."""
+
+
+def trouble_with(path: Path, error: sqlite3.Error) -> MinidbgError:
+    """What to raise for an error of SQLite with the file at ``path``."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return MinidbgError(
+            f"{path} cannot be read now: {error}; another process is writing to it, try again"
+        )
+    return DamagedHistory(path, str(error))
+
+
 class History:
     """The open file. Use as a context manager, or call ``close``."""
 
@@ -73,6 +112,11 @@ class History:
         """Open or create the file. Raises DamagedHistory, or FileNotFoundError when there is nothing to read."""
         if readonly and not path.exists():
             raise FileNotFoundError(path)
+        if path.exists() and not path.is_file():  # to open a pipe would wait for ever
+            raise DamagedHistory(path, "no regular file")
+        if not readonly:
+            with contextlib.suppress(OSError):  # SQLite says why not
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         try:
             connection = sqlite3.connect(
                 f"{path.resolve().as_uri()}?mode={'ro' if readonly else 'rwc'}", uri=True, timeout=10.0
@@ -82,8 +126,8 @@ class History:
             except BaseException:
                 connection.close()
                 raise
-        except sqlite3.DatabaseError as error:
-            raise DamagedHistory(path, str(error)) from error
+        except sqlite3.Error as error:
+            raise trouble_with(path, error) from error
         return cls(connection, path, readonly=readonly)
 
     def close(self) -> None:
@@ -173,12 +217,14 @@ class History:
         query = "update sweeps set ended = ?, end = 'interrupted' where end = 'running'"
         return self.atomically(lambda: self.connection.execute(query, (now,)).rowcount)
 
+    @reads
     def sweeps(self, limit: int = 50) -> list[SweepRecord]:
         rows = self.connection.execute(
             f"select {SWEEP_COLUMNS} from sweeps order by started desc, id desc limit ?", (limit,)
         )
         return [sweep_of(row) for row in rows]
 
+    @reads
     def sweep(self, number: int | None) -> SweepRecord | None:
         if number is None:
             return None
@@ -197,6 +243,7 @@ class History:
             outcome=json.dumps(result.outcome.to_json()),
         )  # fmt: skip
 
+    @reads
     def results(self, repro: str | None = None, *, limit: int = 50) -> list[tuple[int, Result]]:
         """The latest runs with their sweeps, newest first."""
         rows = self.connection.execute(
@@ -205,7 +252,7 @@ class History:
             {"repro": repro, "limit": limit},
         )
         return [
-            (sweep, Result(name, device, at, Outcome.from_json(json.loads(outcome)), purpose, script, where, torch, bool(stale)))
+            (sweep, sound(Result(name, device, at, Outcome.from_json(json.loads(outcome)), purpose, script, where, torch, bool(stale))))
             for sweep, name, device, at, outcome, purpose, script, where, torch, stale in rows
         ]  # fmt: skip
 
@@ -225,12 +272,14 @@ class History:
 
         self.atomically(write)
 
+    @reads
     def states(self) -> dict[tuple[str, str], ReproState]:
         """The present state by repro and device."""
         rows = self.connection.execute("select state from states order by repro, device")
         found = [state_of(json.loads(text)) for (text,) in rows]
         return {(state.repro, state.device): state for state in found}
 
+    @reads
     def every_state(self, schema: str = "main") -> list[ReproState]:
         """The last state by repro, device and environment: the present ones, and those of other environments."""
         query = (
@@ -253,6 +302,7 @@ class History:
         """Note that people have been told, the hook included."""
         self.write_row("update flips set announced = 1 where id = ?", (flip,))
 
+    @reads
     def flips(self, repro: str | None = None, *, limit: int = 50, unannounced: bool = False) -> list[Flip]:
         rows = self.connection.execute(
             "select repro, device, at, kind, before, after, sweep, last_before, id from flips"
@@ -260,9 +310,14 @@ class History:
             {"repro": repro, "unannounced": unannounced, "limit": limit},
         )
         return [
-            Flip(name, device, at, kind, Verdict(before), Verdict(after), sweep, last_before, number)
+            sound(Flip(name, device, at, kind, Verdict(before), Verdict(after), sweep, last_before, number))
             for name, device, at, kind, before, after, sweep, last_before, number in rows
         ]
+
+    def read_through(self) -> None:
+        """Read once what a daemon reads later, so that a file with damaged pages is found at the start. Raises DamagedHistory."""
+        self.every_state(), self.states(), self.sweeps(1), self.flips(unannounced=True)
+        self.environments(), self.background()
 
     # Environments and background work
 
@@ -272,14 +327,16 @@ class History:
             (environment.key, json.dumps(asdict(environment))),
         )
 
+    @reads
     def environments(self) -> dict[str, Environment]:
         rows = self.connection.execute("select key, facts from environments")
-        return {key: Environment(**json.loads(facts)) for key, facts in rows}
+        return {key: sound(Environment(**json.loads(facts))) for key, facts in rows}
 
     def put_background(self, path: str, digest: str, at: float, result: str) -> None:
         """Note how the reduction of a capture ended, so that it is not tried again unchanged."""
         self.write_row("insert or replace into background values(?, ?, ?, ?)", (path, digest, at, result))
 
+    @reads
     def background(self) -> dict[str, tuple[str, str]]:
         """Digest and result by the capture's path."""
         rows = self.connection.execute("select path, digest, result from background")
@@ -306,6 +363,7 @@ SWEEP_COLUMNS = "id, started, ended, end, code, files, revisions"
 def prepare(connection: sqlite3.Connection, *, readonly: bool) -> None:
     """Set the connection up, and create the tables in a new file. Raises sqlite3.DatabaseError."""
     connection.isolation_level = None
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE_BYTES)
     version = known_version(connection)
     if readonly:
         return
@@ -333,7 +391,13 @@ def known_version(connection: sqlite3.Connection, schema: str = "main") -> int:
 def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:
     """The history at ``path``, and a sentence when a damaged file had to be set aside (else empty)."""
     try:
-        return History.open(path), ""
+        history = History.open(path)
+        try:
+            history.read_through()
+        except BaseException:
+            history.connection.close()
+            raise
+        return history, ""
     except DamagedHistory as error:
         aside = path.with_name(f"{path.name}.damaged-{int(now)}")
         path.replace(aside)
@@ -344,17 +408,24 @@ def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:
 
 def sweep_of(row: Iterable[Any]) -> SweepRecord:
     number, started, ended, end, code, files, revisions = row
-    table = {root: Revision(**revision) for root, revision in json.loads(revisions).items()}
-    return SweepRecord(number, started, ended, end, code, tuple(json.loads(files)), table)
+    table = {root: sound(Revision(**revision)) for root, revision in json.loads(revisions).items()}
+    return sound(SweepRecord(number, started, ended, end, code, texts(json.loads(files), "files"), table))
 
 
 def state_of(table: Mapping[str, Any]) -> ReproState:
     streak_verdict = table.get("streak_verdict")
-    return ReproState(
+    state = ReproState(
         **{
             **table,
             "verdict": Verdict(table["verdict"]),
-            "modules": tuple(table.get("modules", ())),
+            "modules": texts(table.get("modules", ()), "modules"),
             "streak_verdict": Verdict(streak_verdict) if streak_verdict else None,
         }
     )
+    return sound(state)
+
+
+def sound(record: T) -> T:
+    """``record``, whose values are of their kinds. Raises ValueError."""
+    check_kinds(record)
+    return record

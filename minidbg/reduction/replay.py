@@ -24,7 +24,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import storage_key
 from minidbg.reduction.result import Written
 from minidbg.source.size import canonical_text
-from minidbg.words.files import replace_file
+from minidbg.words.files import LOG_LIMIT_BYTES, read_regular, replace_file
 from minidbg.words.outcome import Outcome
 
 SCHEMA = 1
@@ -121,7 +121,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
     A damaged log is kept beside it as ``*.damaged``.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, LOG_LIMIT_BYTES)
     except OSError:
         return {}, [], ""
     lines = data.split(b"\n")
@@ -129,7 +129,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
     for number, line in enumerate(lines[:-1], start=1):
         try:
             found.append(checked(json.loads(line), head=not found))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             aside = path.with_name(path.name + ".damaged")
             with contextlib.suppress(OSError):
                 aside.write_bytes(data)

@@ -23,9 +23,10 @@ from minidbg.repro import Header
 from minidbg.repro.folder import HIDDEN, hidden
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import NotReproduced
-from minidbg.words.files import replace_file
+from minidbg.words.files import NOTE_LIMIT_BYTES, read_regular, replace_file
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import CallPath, Level
+from minidbg.words.run_spec import DAMAGE, CallPath, Level
+from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
 
 FAILING = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
 """Verdicts of a stage at which the graph fails, in the same way or another."""
@@ -102,7 +103,7 @@ class StageReport:
             verdicts={str(name): Verdict(verdict) for name, verdict in table["verdicts"].items()},
             backend=str(table["backend"]),
             subsystem=str(table.get("subsystem", "")),
-            number=table.get("number"),
+            number=None if table.get("number") is None else int(table["number"]),
             detail=str(table.get("detail", "")),
             seconds=float(table.get("seconds", 0.0)),
             torch=str(table.get("torch", "")),
@@ -123,11 +124,11 @@ def stages_of(header: Header) -> StageReport | None:
 
     Scripts of earlier versions have it in their header.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        kept = json.loads(kept_file(header.path).read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, *DAMAGE):
+        kept = json.loads(read_regular(kept_file(header.path), NOTE_LIMIT_BYTES))
         if kept["digest"] == digest_of(header.path):
             return StageReport.from_table(kept)
-    with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):
+    with contextlib.suppress(*DAMAGE):
         return StageReport.from_table(header.stages) if header.stages else None
     return None
 
@@ -141,7 +142,7 @@ def keep_stages(path: Path, report: StageReport) -> None:
 
 def digest_of(path: Path) -> str:
     """Of the script alone: a graph of another text may fail at another stage."""
-    return hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
+    return hashlib.sha1(read_regular(path, SCRIPT_LIMIT_BYTES), usedforsecurity=False).hexdigest()
 
 
 # --- how it is found out ---

@@ -21,6 +21,7 @@ from minidbg.repro.known_workaround import best_of
 from minidbg.repro.loading import Parts, read_parts
 from minidbg.source.node_list import without_nodes
 from minidbg.words.errors import UnreadableRepro
+from minidbg.words.files import LOG_LIMIT_BYTES, read_regular
 from minidbg.words.run_spec import Provenance
 from minidbg.words.text import display_path, moment, plural
 from minidbg.workers.deaths import json_objects
@@ -221,7 +222,7 @@ def result_in(log: Path) -> Mapping[str, Any]:
 def entries(log: Path, step: int = 1) -> Iterator[Mapping[str, Any]]:
     """What the lines of a replay log say, with a ``step`` of -1 the last first; a log that is not there says nothing."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        yield from json_objects(log.read_text(encoding="utf-8").splitlines()[::step])
+        yield from json_objects(read_regular(log, LOG_LIMIT_BYTES).decode().splitlines()[::step])
 
 
 def read_steps(log: Path) -> tuple[LoggedCall, ...]:

@@ -22,6 +22,8 @@ from pathlib import Path
 import psutil
 
 from minidbg.repro.folder import HIDDEN, IGNORE, captures, hidden
+from minidbg.words.files import read_regular
+from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
 
 FOLDER = "flight"
 SAME_START_S = 5.0
@@ -167,7 +169,7 @@ def process_of(path: Path, name: RecordName) -> str:
     """Its number, and its rank in a job of several."""
     text = ""
     with contextlib.suppress(OSError):
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_regular(path, SCRIPT_LIMIT_BYTES).decode(errors="replace")
     rank = re.search(r"(?i)seen on (rank \d+ of \d+)", text)
     return f"process {name.pid} ({rank[1]})" if rank else f"process {name.pid}"
 
@@ -211,7 +213,7 @@ def as_capture(path: Path) -> Path:
     FileNotFoundError when another process was faster.
     """
     repro_folder = path.parent.parent.parent
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:6]
+    digest = hashlib.sha256(read_regular(path, SCRIPT_LIMIT_BYTES)).hexdigest()[:6]
     target = captures(repro_folder) / f"crash_{digest}.py"
     with contextlib.suppress(FileNotFoundError):
         os.replace(tensors_of(path), target.with_suffix(".safetensors"))

@@ -29,6 +29,8 @@ from minidbg.words.settings import VALUE_LIMIT_BYTES
 HIDDEN = ".minidbg"
 IGNORE = ".gitignore"
 LOCK_SECONDS = 60.0
+SHARED, PRIVATE = 0o775, 0o700
+"""Modes of folders, less what the user's umask takes."""
 
 
 def publish(case: Case, draft: Path, folder: Path | str) -> Path:
@@ -57,7 +59,8 @@ def keep_capture(
         exactness = Exactness.SEEDED
 
     def put(path: Path) -> Path:
-        return write_script(render(case, Form.CAPTURE, exactness=exactness, with_nodes=True), path)
+        script = render(case, Form.CAPTURE, exactness=exactness, with_nodes=True)
+        return write_script(script, path, private=True)
 
     return _placed(case, folder, captures(folder), put)
 
@@ -84,15 +87,19 @@ def is_readable(path: Path) -> bool:
 
 
 def hidden(folder: Path | str, *parts: str) -> Path:
-    """A folder inside ``.minidbg`` of the repro folder; made when missing. Raises OSError."""
+    """A folder inside ``.minidbg`` of the repro folder; made when missing, for its owner alone: captures hold values of inputs.
+
+    Raises OSError.
+    """
     top = Path(folder) / HIDDEN
-    make_folder(top)
+    make_folder(top.parent)
+    make_folder(top, PRIVATE)
     ignore = top / IGNORE
     if not ignore.exists():
         with open(ignore, "w", opener=for_others_to_read) as file:
             file.write("*\n")
     place = top.joinpath(*parts)
-    make_folder(place)
+    make_folder(place, PRIVATE)
     return place
 
 
@@ -182,13 +189,13 @@ def move_script(source: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
-def write_script(script: Script, path: Path) -> Path:
-    """Write a rendered script. A reader sees the old one or the new one, never a part."""
+def write_script(script: Script, path: Path, *, private: bool = False) -> Path:
+    """Write a rendered script, ``private`` for its owner alone. A reader sees the old one or the new one, never a part."""
     make_folder(path.parent)
     beside = tensors_of(path)
     if script.tensors:
-        replace_file(beside, as_safetensors(script.tensors))
-    replace_file(path, script.text.encode())
+        replace_file(beside, as_safetensors(script.tensors), private=private)
+    replace_file(path, script.text.encode(), private=private)
     if not script.tensors:
         beside.unlink(missing_ok=True)
     return path
@@ -204,11 +211,11 @@ def as_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     return save({key: tensors[key] for key in sorted(tensors)})
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, mode: int = SHARED) -> None:
     """Make ``folder`` and those above it that are missing, none of them writable by everybody. Raises OSError."""
     if not folder.parent.exists():
-        make_folder(folder.parent)
-    folder.mkdir(mode=0o775, exist_ok=True)
+        make_folder(folder.parent, mode)
+    folder.mkdir(mode=mode, exist_ok=True)
 
 
 def discard(path: Path) -> None:

@@ -13,11 +13,20 @@ from packaging.version import InvalidVersion, Version
 from minidbg.fx.case import Case
 from minidbg.source.size import call_nodes
 from minidbg.words.errors import UnreadableRepro
+from minidbg.words.files import read_regular
 from minidbg.words.kinds import Kind
+from minidbg.words.records import damage_in_words, texts
 from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
-from minidbg.words.script_header import HANG_LIMIT_S, metadata_of, table_in
-
-SCHEMA = 1
+from minidbg.words.script_header import (
+    HANG_LIMIT_S,
+    SCHEMA,
+    SCRIPT_LIMIT_BYTES,
+    expected_in,
+    metadata_of,
+    nodes_in,
+    table_in,
+    text_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +110,8 @@ def read_header(path: Path | str) -> Header:
 
 def script_text(path: Path) -> str:
     """The text of the script. Raises UnreadableRepro when there is none."""
-    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-        raise UnreadableRepro(f"{path}: not a file, so no repro script")
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
     except OSError as error:
         raise UnreadableRepro(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -119,26 +126,18 @@ def header_of(text: str, path: Path) -> Header:
     except ValueError as error:
         raise UnreadableRepro(f"{path}: {error}") from error
     try:
-        return _header(path, table, tuple(metadata.get("dependencies", ())))
+        return _header(path, table, texts(metadata.get("dependencies", ()), "dependencies"))
     except DAMAGE as error:
-        raise UnreadableRepro(
-            f"{path}: [tool.minidbg] is damaged: {type(error).__name__}: {error}"
-        ) from error
+        raise UnreadableRepro(f"{path}: [tool.minidbg] is damaged: {damage_in_words(error)}") from error
 
 
 def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> Header:
-    if table["schema"] != SCHEMA:
-        raise UnreadableRepro(
-            f"{path}: schema {table['schema']!r}, this minidbg reads {SCHEMA}; a newer one wrote it"
-        )
-    expect, stages = table.get("expect", "reproduces"), table.get("stages")
-    if expect not in ("reproduces", "gone"):
-        raise ValueError(f"expect = {expect!r}, known are reproduces, gone")
+    stages = table.get("stages")
     return Header(
         path,
         RunSpec.from_table(table),
-        expect,
-        nodes=int(table.get("nodes", 0)),
+        expected_in(table),
+        nodes=nodes_in(table),
         provenance=Provenance.from_table(table),
         dependencies=required,
         stages=stages if isinstance(stages, Mapping) else None,

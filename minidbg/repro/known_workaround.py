@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from minidbg.repro.folder import HIDDEN, folder_of
+from minidbg.words.files import NOTE_LIMIT_BYTES, read_regular
 
 
 def kept_file(path: Path) -> Path:
@@ -16,7 +17,7 @@ def kept_file(path: Path) -> Path:
 def best_of(path: Path) -> str:
     """The best workaround that is kept for the repro at ``path``, as a sentence; an empty text when there is none."""
     try:
-        first = json.loads(kept_file(path).read_text(encoding="utf-8"))["found"][0]
+        first = json.loads(read_regular(kept_file(path), NOTE_LIMIT_BYTES))["found"][0]
         return f"{first['what']} ({first['where']}); {first['cost']}"
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, fx
 
 from minidbg import backends
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
+from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, OWN_NAMES, SCRIPT_IMPORTS
 from minidbg.source import origins, tensors
@@ -25,7 +28,9 @@ from minidbg.source.origins import comments_by_line, dedented, stack_trace
 from minidbg.source.parse import NotOurForm, read_module
 from minidbg.source.specs import all_imports_of
 from minidbg.words.errors import UnreadableRepro
-from minidbg.words.run_spec import BackendRef, CallPath
+from minidbg.words.files import open_regular
+from minidbg.words.records import damage_in_words
+from minidbg.words.run_spec import DAMAGE, BackendRef, CallPath
 from minidbg.words.script_header import DIVIDER, backend_in
 
 _numbers = itertools.count(1)
@@ -37,8 +42,25 @@ def inputs_on(path: Path, device: str) -> tuple[Any, ...]:
     header = header_of(text, path)
     parts = read_parts(text, header)
     namespace = _namespace(path, parts, backend_of(parts, header))
-    with tensors.as_scripts_do([device]):
+    with stored_tensors(path), tensors.as_scripts_do([device]):
         return tuple(namespace["inputs"](device))
+
+
+@contextlib.contextmanager
+def stored_tensors(path: Path) -> Iterator[None]:
+    """A block in which the script at ``path`` may read its tensors. Raises UnreadableRepro, which names their file, where they are damaged."""
+    beside = tensors_of(path)
+    try:
+        with contextlib.suppress(FileNotFoundError), open_regular(beside):
+            pass  # to open a pipe by itself would wait for ever
+        yield
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and str(beside) not in str(error):
+            raise
+        why = getattr(error, "strerror", None) or str(error)
+        raise UnreadableRepro(
+            f"{beside}: its tensors cannot be read: {why}; copy the file anew, together with its script"
+        ) from error
 
 
 def load(path: Path | str) -> Case:
@@ -54,9 +76,9 @@ def load(path: Path | str) -> Case:
     reference = backend_of(parts, header)
     compiler = backends.resolve(reference)
     namespace = _namespace(path, parts, reference)
-    with tensors.as_scripts_do([header.spec.device]):
+    with stored_tensors(path), tensors.as_scripts_do([header.spec.device]):
         values = tuple(namespace["inputs"](header.spec.device))
-    with tensors.as_scripts_do():
+    with stored_tensors(path), tensors.as_scripts_do():
         graph_module, inputs = _graph(parts, header, namespace, values)
     _remember_constants(parts.model, graph_module)
     added = _added_imports(parts, graph_module, inputs, header.spec.call)
@@ -213,8 +235,8 @@ def read_parts(text: str, header: Header) -> Parts:
     """The parts of the script ``text``. Raises UnreadableRepro for a script that Python or minidbg does not understand."""
     try:
         nodes = ast.parse(text).body
-    except (SyntaxError, ValueError) as error:
-        raise UnreadableRepro(f"{header.path}: not a Python script any more: {error}") from error
+    except DAMAGE as error:
+        raise UnreadableRepro(f"{header.path}: {damage_in_words(error)}") from error
     named = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     wanted = "graph" if header.spec.call is CallPath.DIRECT else "Repro"
     model, given = named.get(wanted), named.get("inputs")

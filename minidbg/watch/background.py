@@ -22,8 +22,10 @@ from minidbg.watch.runner import IN_WORKER
 from minidbg.watch.settings import Column
 from minidbg.watch.watched import Mark, Watched
 from minidbg.words.cluster_address import Cluster
+from minidbg.words.files import NOTE_LIMIT_BYTES, read_regular
 from minidbg.words.outcome import LAYOUT
 from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
+from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, nodes_in, text_of
 from minidbg.words.text import last_line
 from minidbg.workers.build import Build, Built
 from minidbg.workers.deaths import last_json
@@ -182,12 +184,9 @@ def read_capture(path: Path, stamp: tuple[int, ...]) -> tuple[str, str] | None:
     None for one that is damaged, still being written, or of another layout, which is reduced on request.
     """
     try:
-        data = path.read_bytes()
-        table = header_table(data.decode("utf-8-sig"))
-        spec, nodes = (
-            RunSpec.from_table(table),
-            Provenance.from_table(table).nodes or int(table.get("nodes", 0)),
-        )
+        data = read_regular(path, SCRIPT_LIMIT_BYTES)
+        table = header_table(text_of(data))
+        spec, nodes = RunSpec.from_table(table), Provenance.from_table(table).nodes or nodes_in(table)
     except (OSError, *DAMAGE):
         return None
     if spec.expected.message == LAYOUT:
@@ -198,8 +197,8 @@ def read_capture(path: Path, stamp: tuple[int, ...]) -> tuple[str, str] | None:
 def reduced_digest(path: Path) -> str:
     """The digest of the capture when somebody last reduced it, be it by ``minidbg run`` or ``minidbg reduce``; empty if nobody."""
     try:
-        return str(json.loads(path.with_suffix(".reduced").read_text())["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(read_regular(path.with_suffix(".reduced"), NOTE_LIMIT_BYTES))["digest"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from minidbg.history import NAME, Flip, History, ReproState, Result, Revision
 from minidbg.watch.announce import Announcer
-from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of, read_repros
+from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of
 from minidbg.watch.states import FAILING, NOT_JUDGED, Seen, is_expected, is_fallback
+from minidbg.watch.summaries import Summary, summaries
 from minidbg.watch.sweep import JobAnswer
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Verdict
@@ -194,21 +195,24 @@ def rows_of(folder: Path) -> list[Row]:
     with history_in(home) as found:
         for (name, _), state in sorted(found.states().items()) if found else ():
             seen.setdefault(name, []).append(state)
-    repros = read_repros([folder], home).items()
-    return [row_of(repro, state) for name, repro in repros for state in seen.get(name, [None])]
+    return [
+        row_of(path, summary, state)
+        for name, (path, summary) in summaries([folder], home).items()
+        for state in seen.get(name, [None])
+    ]
 
 
-def row_of(repro: Repro, state: ReproState | None) -> Row:
-    """What ``minidbg list`` tells of a repro on a device."""
+def row_of(path: Path, repro: Summary, state: ReproState | None) -> Row:
+    """What ``minidbg list`` tells of the repro at ``path`` on a device."""
     row: Row = {
-        "repro": repro.name, "path": str(repro.path), "device": state.device if state else repro.spec.device,
-        "kind": None if repro.damage else str(repro.spec.expected.kind), "backend": repro.spec.backend.name, "expect": str(repro.expect),
+        "repro": repro.name, "path": str(path), "device": state.device if state else repro.device,
+        "kind": repro.kind or None, "backend": repro.backend, "expect": repro.expect,
         "verdict": None, "since": None, "seen": None, "reason": repro.damage,
     }  # fmt: skip
     if state is not None and not repro.damage:
         row |= {
             "verdict": str(state.verdict), "since": state.since, "seen": state.seen, "runs": state.runs,
-            "failures": state.failures, "expected": is_expected(state.verdict, repro.expect),
+            "failures": state.failures, "expected": is_expected(state.verdict, Verdict(repro.expect)),
             "outdated": state.script != repro.digest, "reason": state.reason,
         }  # fmt: skip
     return row

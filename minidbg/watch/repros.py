@@ -26,10 +26,21 @@ import platformdirs
 import psutil
 
 from minidbg.watch.snapshot import stamp
-from minidbg.words.errors import MinidbgError
+from minidbg.words.errors import MinidbgError, UnreadableRepro
+from minidbg.words.files import NOTE_LIMIT_BYTES, open_regular, read_regular
 from minidbg.words.outcome import Verdict
+from minidbg.words.records import damage_in_words
 from minidbg.words.run_spec import DAMAGE, BackendRef, Provenance, RunSpec
-from minidbg.words.script_header import backend_in, metadata_of, table_in
+from minidbg.words.script_header import (
+    SCRIPT_LIMIT_BYTES,
+    backend_in,
+    expected_in,
+    metadata_of,
+    nodes_in,
+    table_in,
+    text_of,
+)
+from minidbg.words.settings import VALUE_LIMIT_BYTES
 
 FOR_PEOPLE = re.compile(rb"(?m)^# (expect|owner|issue|muted) = .*\n")
 """What somebody may write into a header without its being another repro."""
@@ -37,6 +48,8 @@ UNKNOWN = RunSpec(BackendRef("", ""))
 """Of a script that is damaged."""
 NO_REPROS = frozenset({"conftest.py", "__init__.py"})
 HIDDEN = ".minidbg"
+TENSORS_READ_BYTES = VALUE_LIMIT_BYTES
+"""Of a repro's tensors. Those of a larger file are also known by its size and time: a sparse one of a petabyte is soon made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,30 +149,36 @@ def read_repro(path: Path, name: str) -> Repro | None:
     """The repro at ``path``, or None when it has just gone. Nothing in it is run."""
     now = stamp_of(path)  # before reading: a change in between is seen at the next look
     try:
-        data = path.read_bytes()
+        data = read_regular(path, SCRIPT_LIMIT_BYTES)
         total = digest_of_files(path, data)
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Repro(name, path, "", now, damage=f"cannot be read: {error.strerror or error}")
+        which = "" if error.filename in (None, str(path)) else f"{Path(error.filename).name} "
+        return Repro(name, path, "", now, damage=f"{which}cannot be read: {error.strerror or error}")
     try:
-        text = data.decode("utf-8-sig")
+        text = text_of(data)
         table = header_table(text)
         return Repro(
             name, path, total, now, spec=RunSpec.from_table(table), provenance=Provenance.from_table(table),
-            expect=Verdict(table.get("expect", "reproduces")), nodes=int(table.get("nodes", 0)),
+            expect=Verdict(expected_in(table)), nodes=nodes_in(table),
             notes={name: str(table[name]) for name in ("owner", "issue", "muted") if table.get(name)},
             backend_source=function_source(text, "backend") or backend_in(text) or "",
         )  # fmt: skip
     except DAMAGE as error:
-        return Repro(name, path, total, now, damage=f"damaged: {type(error).__name__}: {error}")
+        return Repro(name, path, total, now, damage=f"damaged: {damage_in_words(error)}")
 
 
 def digest_of_files(path: Path, script: bytes) -> str:
     """Of a script and of the tensors beside it, without what the header says to people. Raises OSError."""
     total = hashlib.sha1(FOR_PEOPLE.sub(b"", script), usedforsecurity=False)
-    with contextlib.suppress(FileNotFoundError), path.with_suffix(".safetensors").open("rb") as tensors:
-        while piece := tensors.read(1 << 20):
+    with contextlib.suppress(FileNotFoundError), open_regular(path.with_suffix(".safetensors")) as tensors:
+        status = os.fstat(tensors.fileno())
+        if status.st_size > TENSORS_READ_BYTES:
+            total.update(f"{status.st_size} {status.st_mtime_ns}".encode())
+        for _ in range(TENSORS_READ_BYTES >> 20):
+            if not (piece := tensors.read(1 << 20)):
+                break
             total.update(piece)
     return total.hexdigest()
 
@@ -229,8 +248,11 @@ def write_in_header(path: Path, values: Mapping[str, str | None]) -> None:
 
     Raises MinidbgError when that cannot be done, and OSError.
     """
-    text = path.read_text(encoding="utf-8-sig")
-    before = header_table(text)
+    try:
+        text = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
+        before = header_table(text)
+    except ValueError as error:
+        raise UnreadableRepro(f"{path}: {error}") from error
     for name, value in values.items():
         text = re.sub(rf"(?m)^# {name} = .*\n", "", text)
         if value is not None:
@@ -295,7 +317,8 @@ class Lock:
 def hidden_folder(folder: Path) -> Path:
     """Where the history of a repro folder is kept, made if it is missing, and kept out of git."""
     hidden = hidden_path(folder)
-    hidden.mkdir(parents=True, exist_ok=True)
+    hidden.parent.mkdir(parents=True, exist_ok=True)
+    hidden.mkdir(mode=0o700, exist_ok=True)
     ignore = hidden / ".gitignore"
     if not ignore.exists():
         ignore.write_text("*\n")
@@ -314,9 +337,10 @@ def hidden_path(folder: Path) -> Path:
 def read_holder(folder: Path) -> Mapping[str, Any]:
     """What the daemon of the folder said about itself; empty when there is none to read."""
     try:
-        about = json.loads((hidden_path(folder) / HOLDER).read_text())
-        return about if {"pid", "host", "started", "created"} <= set(about) else {}
-    except (OSError, ValueError, TypeError):
+        about = json.loads(read_regular(hidden_path(folder) / HOLDER, NOTE_LIMIT_BYTES))
+        kinds = {"pid": int, "host": str, "started": float, "created": float}
+        return about if all(type(about[name]) is kind for name, kind in kinds.items()) else {}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
 
 

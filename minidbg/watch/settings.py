@@ -19,7 +19,7 @@ from minidbg.watch.places import whole_name
 from minidbg.words import retired
 from minidbg.words import settings as base
 from minidbg.words.cluster_address import Cluster
-from minidbg.words.converters import choice, flag, number, setting, text, texts, whole
+from minidbg.words.converters import choice, flag, number, path, setting, text, texts, whole
 from minidbg.words.errors import BadSetting
 
 if TYPE_CHECKING:
@@ -54,15 +54,24 @@ class Workers(enum.StrEnum):
 
 def assignments(value: Any) -> tuple[str, ...]:
     """Texts of no, one or more ``NAME=value``."""
-    found = (value,) if isinstance(value, str) else tuple(value)
+    found = (value,) if isinstance(value, str) else every_text(value)
     for one in found:
-        if not isinstance(one, str) or not all(re.match(r"[A-Za-z_]\w*=", word) for word in shlex.split(one)):
+        if not all(re.match(r"[A-Za-z_]\w*=", word) for word in shlex.split(one)):
             raise ValueError(f"{one!r} is no assignment; variants look like ACME_FUSE=1")
     return found
 
 
+def every_text(value: Any) -> tuple[str, ...]:
+    """A list of texts, the empty ones too, which stand for a variant without changes."""
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise ValueError("must be a text or a list of texts")
+    return tuple(value)
+
+
 def backend_options(value: Any) -> tuple[str, ...]:
     """Tables of options, each as the text of a Python dict in one order."""
+    if not isinstance(value, Mapping | list | tuple):
+        raise ValueError("must be a table of options or a list of them; variants look like { fuse = false }")
     tables = [value] if isinstance(value, Mapping) else list(value)
     found = []
     for table in tables:
@@ -75,6 +84,13 @@ def backend_options(value: Any) -> tuple[str, ...]:
             ) from None
         found.append(text if table else "")
     return tuple(found)
+
+
+def folders(value: Any) -> tuple[Path, ...]:
+    """A list of paths."""
+    if not isinstance(value, list | tuple):
+        raise ValueError("must be a list of paths")
+    return tuple(map(path, value))
 
 
 def commands(value: Any) -> tuple[str, ...]:
@@ -90,13 +106,15 @@ def commands(value: Any) -> tuple[str, ...]:
 class WatchSettings:
     """Checked values. Those with a check may stand in a file."""
 
-    devices: str | None = setting(None, lambda value: value if isinstance(value, str) else ",".join(value))
+    devices: str | None = setting(
+        None, lambda value: value if isinstance(value, str) else ",".join(every_text(value))
+    )
     """``cpu,cuda:1`` or ``all``; None runs each repro on the device its header names."""
     env: tuple[str, ...] = setting((), assignments)
     """Each repro runs once with each of these, as columns of their own: ``ACME_FUSE=1``, several of them, or nothing."""
     options: tuple[str, ...] = setting((), backend_options)
     """The same with options of the backend, each a Python dict as text or nothing; they are added to those of the repro's header."""
-    sources: tuple[Path, ...] = setting((), lambda value: tuple(Path(one).expanduser() for one in value))
+    sources: tuple[Path, ...] = setting((), folders)
     """Folders to watch besides those of the repros' backends."""
     ignore: tuple[str, ...] = setting((), texts)
     """Further patterns, as in ``.gitignore``, relative to each watched folder."""
@@ -151,11 +169,13 @@ def load_with_origins(
 ) -> tuple[base.Origin, ...]:
     """Each setting with its value and where that was written. Paths in a file are relative to it. Raises BadSetting."""
     project, table = base.project_table(folder or Path.cwd())
-    values = dict(table.get("watch", {}))
+    values = dict(base.as_table(table.get("watch", {}), "watch", project))
+    where = f"[tool.minidbg.watch] of {project}"
     if "sources" in values:
-        values["sources"] = [project.parent / path for path in values["sources"]]
+        found = base.checked("sources", values["sources"], where, CONVERT)
+        values["sources"] = [project.parent / one for one in found]
     given = {name: value for name, value in (arguments or {}).items() if value not in (None, ())}
-    sources = ((f"[tool.minidbg.watch] of {project}", values), ("the arguments", given))
+    sources = ((where, values), ("the arguments", given))
     return base.merged(WatchSettings(), CONVERT, sources)
 
 

@@ -28,7 +28,7 @@ def number(value: Any, *, at_least: float) -> float:
         raise ValueError("must be a number")
     try:
         result = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError("must be a number") from None
     if not result >= at_least:
         raise ValueError(f"must be {at_least:g} or more")
@@ -38,7 +38,7 @@ def number(value: Any, *, at_least: float) -> float:
 def whole(value: Any, *, at_least: int) -> int:
     """A whole number; text is read as one."""
     result = number(value, at_least=at_least)
-    if result != int(result):
+    if not result.is_integer():
         raise ValueError("must be a whole number")
     return int(result)
 
@@ -55,9 +55,9 @@ def flag(value: Any) -> bool:
 
 def texts(value: Any) -> tuple[str, ...]:
     """One text, or a list of them. From the environment, one a line."""
-    items = value.splitlines() if isinstance(value, str) else list(value)
-    if not all(isinstance(item, str) for item in items):
+    if not isinstance(value, str | list | tuple) or not all(isinstance(item, str) for item in value):
         raise ValueError("must be a text or a list of texts")
+    items = value.splitlines() if isinstance(value, str) else value
     return tuple(item for item in items if item.strip())
 
 
@@ -84,9 +84,12 @@ def pattern(value: Any) -> str:
 
 def path(value: Any) -> Path:
     """A folder."""
-    if not isinstance(value, str | os.PathLike) or not str(value):
+    if not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value):
         raise ValueError("must be a path")
-    return Path(value).expanduser()
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"must be a path: {error}") from None
 
 
 def existing_folder(value: Any) -> Path:

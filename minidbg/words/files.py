@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
+import stat
 from pathlib import Path
+from typing import BinaryIO
+
+NOTE_LIMIT_BYTES = 1 << 20
+"""Of a small file of ours: an answer that was kept, a token, what a daemon says about itself."""
+LOG_LIMIT_BYTES = 64 << 20
+"""Of the log of a reduction, of which a line for each run is some hundred bytes."""
+SPECIAL = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """The regular file at ``path``, or behind a link there, to read. Raises OSError, whose ``strerror`` says what else it is.
+
+    A pipe would wait for ever, and a device may never end.
+    """
+    # without waiting for a writer, should a pipe have come into the place of the file
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return open(handle, "rb")
+    os.close(handle)
+    what = SPECIAL.get(stat.S_IFMT(mode), "a device")
+    raise OSError(errno.EINVAL, f"no regular file but {what}; move it away", os.fspath(path))
+
+
+def read_regular(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
+    """What the regular file at ``path`` holds. Raises OSError, whose ``strerror`` says why it is not read."""
+    with open_regular(path) as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        why = (
+            f"more than {limit_bytes >> 20} MiB, which is the most that is read of such a file; move it away"
+        )
+        raise OSError(errno.EFBIG, why, os.fspath(path))
+    return content
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -23,12 +59,19 @@ def for_others_to_read(path: str, flags: int) -> int:
     return os.open(path, flags, 0o664)
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path`` in one step, on disk before it is seen, with the mode that the user's umask gives."""
-    # Not tempfile: its files are private, and a repro is made to be shared.
+def for_its_owner(path: str, flags: int) -> int:
+    """An opener whose new files nobody else reads."""
+    return os.open(path, flags, 0o600)
+
+
+def replace_file(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Put ``content`` at ``path`` in one step, on disk before it is seen.
+
+    Its mode is what the user's umask gives, since a repro is made to be shared; ``private``: nobody else reads it.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(draft, "xb", opener=for_others_to_read) as file:
+        with open(draft, "xb", opener=for_its_owner if private else for_others_to_read) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from minidbg.words.kinds import Kind
+from minidbg.words.records import check_kinds, mapping, texts
 from minidbg.words.script_header import same_message
 
 
@@ -109,14 +110,16 @@ class Signature:
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Signature:
         """Read ``to_table`` back. Raises KeyError or ValueError on a damaged table."""
-        return cls(
-            kind=Kind(table["kind"]),
+        found = cls(
+            kind=Kind(mapping(table, "signature")["kind"]),
             direction=Direction(table.get("direction", "forward")),
-            types=tuple(table.get("types", ())),
-            frames=tuple(table.get("frames", ())),
-            message=str(table.get("message", "")),
+            types=texts(table.get("types", ()), "types"),
+            frames=texts(table.get("frames", ()), "frames"),
+            message=table.get("message", ""),
             others=tuple(map(cls.from_table, table.get("others", ()))),
         )
+        check_kinds(found)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,9 @@ class Outcome:
             table["signature"] = Signature.from_table(table["signature"])
         table["seconds"] = float(table.get("seconds", 0.0))
         table["suspects"] = tuple(tuple(map(str, group)) for group in table.get("suspects", ()))
-        return cls(**table)
+        found = cls(**table)
+        check_kinds(found)
+        return found
 
     def judged_against(self, expected: Signature | None) -> Outcome:
         """This outcome of a run, with the verdict that it means for a case that expects ``expected``.

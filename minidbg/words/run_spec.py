@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from minidbg.words.kinds import UNSEEN, Kind, Traits
 from minidbg.words.literals import read_literal, write_literal
 from minidbg.words.outcome import Signature
+from minidbg.words.records import check_kinds, mapping, texts
 from minidbg.words.script_header import HANG_LIMIT_S
 
 DAMAGE = (
@@ -107,27 +108,33 @@ class BackendRef:
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> BackendRef:
         """Read ``to_table`` back, without an expression. Raises DAMAGE."""
-        reference = table.get("reference", {})
-        return cls(
-            name=str(table["backend"]),
+        reference = mapping(table.get("reference", {}), "reference")
+        found = cls(
+            name=table["backend"],
             expression="",
-            files=texts(reference.get("files", ())),
-            paths=texts(table.get("paths", ())),
+            paths=texts(table.get("paths", ()), "paths"),
             options=options_in(table.get("options", {})),
             mode=table.get("mode"),
-            requirements=texts(reference.get("requirements", ())),
-            remarks=texts(reference.get("remarks", ())),
-            modules=texts(reference.get("modules", ())),
+            files=texts(reference.get("files", ()), "files"),
+            requirements=texts(reference.get("requirements", ()), "requirements"),
+            remarks=texts(reference.get("remarks", ()), "remarks"),
+            modules=texts(reference.get("modules", ()), "modules"),
         )
+        check_kinds(found)
+        return found
 
 
-def texts(values: Any) -> tuple[str, ...]:
-    return tuple(map(str, values))
+def pairs(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Relative and absolute tolerance by dtype. Raises ValueError for what is none."""
+    for name, pair in table.items():
+        if [type(one) in (int, float) for one in pair] != [True, True]:
+            raise ValueError(f"tolerances = {{{name} = {pair!r}}}, where two numbers belong")
+    return {name: (low, high) for name, (low, high) in table.items()}
 
 
 def options_in(value: str | Mapping[str, Any]) -> dict[str, Any]:
     """Options from the text of a Python literal, or from a TOML table."""
-    return dict(read_literal(value) if isinstance(value, str) else value)
+    return mapping(read_literal(value) if isinstance(value, str) else value, "options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +186,22 @@ class Context:
         """Read ``to_table`` back; ``origin`` tells the threads and variables that have no effect. Raises DAMAGE."""
         read_below = {"autocast", "config", "env", "threads", "threads_matter"}
         plain = {one.name for one in fields(cls)} - read_below
-        return cls(
+        env = mapping(origin.get("env", {}), "env")
+        found = cls(
             **{name: value for name, value in table.items() if name in plain},
             autocast=tuple(
                 (str(device), str(dtype), bool(cached)) for device, dtype, cached in table.get("autocast", ())
             ),
-            config={module: options_in(options) for module, options in table.get("config", {}).items()},
+            config={
+                module: options_in(options)
+                for module, options in mapping(table.get("config", {}), "config").items()
+            },
             threads=table.get("threads", origin.get("threads")),
             threads_matter="threads" in table,
-            env=dict(origin.get("env", {})),
+            env=dict(zip(env, texts(list(env.values()), "env"), strict=True)),
         )
+        check_kinds(found)
+        return found
 
 
 STAND_INS = "values: some inputs had no data when it failed (fake, freed since, or on a device in error); seeded random ones stand in"
@@ -235,11 +248,13 @@ class Provenance:
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Provenance:
         """What a header's whole table tells of it. Raises DAMAGE."""
-        origin = table.get("origin", {})
+        origin = mapping(table.get("origin", {}), "origin")
         told = {one.name: origin[one.name] for one in fields(cls) if one.name in origin}
         for name in {"notes", "suspects"} & told.keys():
-            told[name] = texts(told[name])
-        return cls(**told)
+            told[name] = texts(told[name], name)
+        found = cls(**told)
+        check_kinds(found)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,24 +354,23 @@ class RunSpec:
         """Read ``to_table`` back, of this version or an earlier one. Raises DAMAGE for a table that is none."""
         kind, signature = Kind(table["kind"]), table.get("signature")
         limit, allowed = table.get("time_limit_s", HANG_LIMIT_S), table.get("tolerances", {})
-        match = table.get("match")
-        return cls(
+        mapping(table.get("context", {}), "context")
+        mapping(table.get("origin", {}), "origin")
+        found = cls(
             backend=BackendRef.from_table(table),
             context=Context.from_table(table.get("context", {}), table.get("origin", {})),
             signature=None if signature is None else Signature.from_table({"kind": kind, **signature}),
             kind_if_unseen=kind,
             call=CallPath(table.get("call", CallPath.TORCH_COMPILE)),
             level=Level(table.get("level", Level.DYNAMO)),
-            device=str(table.get("device", "cpu")),
+            device=table.get("device", "cpu"),
             dynamic=table.get("dynamic"),
             dynamic_dims=tuple(tuple(map(int, dims)) for dims in table.get("dynamic_dims", ())),
-            backward=bool(table.get("backward", False)),
-            attempts=int(table.get("attempts", 1)),
+            backward=table.get("backward", False),
+            attempts=table.get("attempts", 1),
             time_limit_s=limit if isinstance(limit, int | float) else HANG_LIMIT_S,
-            tolerances=(
-                allowed
-                if isinstance(allowed, str)
-                else {name: (low, high) for name, (low, high) in allowed.items()}
-            ),
-            match=None if match is None else str(match),
+            tolerances=allowed if isinstance(allowed, str) else pairs(mapping(allowed, "tolerances")),
+            match=table.get("match"),
         )
+        check_kinds(found)
+        return found

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from typing import Any
+
+from minidbg.words.files import read_regular
 
 DIVIDER = (
     "# ---- Below is nothing about the failure: what tools read, and how this script judges itself. ----"
@@ -18,7 +21,13 @@ BLOCK = re.compile(
     r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
 )  # the regular expression of PEP 723
 START = re.compile(r"(?m)^# /// script$")
-LONG_KEY = re.compile(r"(?:[\w-]+\s*\.\s*){100}")  # tomllib takes the square of its length
+# tomllib takes the square of its length. Only from the beginning of a word: else the search takes the square of a word's length
+LONG_KEY = re.compile(r"(?<![\w-])(?:[\w-]+\s*\.\s*){100}")
+SCHEMA = 1
+SCRIPT_LIMIT_BYTES = 16 << 20
+"""Of a script. A capture of 20,000 nodes has two megabytes."""
+BLOCK_LIMIT = 1 << 20
+"""Characters of a header, of which some hundred are usual."""
 HANG_LIMIT_S = 120.0  # seconds that a script of the kind hang gets when its header names no limit
 
 
@@ -30,17 +39,27 @@ def metadata_of(text: str) -> dict[str, Any]:
     block = BLOCK.search(text) if starts else None
     if block is None:
         raise ValueError("no '# /// script' block, so this is no repro script of minidbg")
-    if LONG_KEY.search(block["content"]):
-        raise ValueError("the '# /// script' block has a key of more than 100 parts")
+    if len(block["content"]) > BLOCK_LIMIT:
+        raise ValueError(f"the '# /// script' block is longer than {BLOCK_LIMIT >> 20} MiB")
     lines = [line[2:] if line.startswith("# ") else line[1:] for line in block["content"].split("\n")]
     try:
-        return tomllib.loads("\n".join(lines))
-    except (ValueError, RecursionError) as error:
+        return read_toml("\n".join(lines))
+    except ValueError as error:
         raise ValueError(f"the '# /// script' block is no TOML: {error}") from error
 
 
+def read_toml(text: str) -> dict[str, Any]:
+    """The tables of a text that anybody may have written. Raises ValueError."""
+    if LONG_KEY.search(text):
+        raise ValueError("it has a key of more than 100 parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+
+
 def table_in(metadata: dict[str, Any]) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the header. Raises ValueError when there is none."""
+    """``[tool.minidbg]`` of the header. Raises ValueError when there is none, or one of another schema."""
     tools = metadata.get("tool")
     table = tools.get("minidbg") if isinstance(tools, dict) else None
     if not isinstance(table, dict):
@@ -48,13 +67,38 @@ def table_in(metadata: dict[str, Any]) -> dict[str, Any]:
     details = table.pop(
         "details", None
     )  # on one line; what stands on a line of its own was put there by a person
-    return {**details, **table} if isinstance(details, dict) else table
+    table = {**details, **table} if isinstance(details, dict) else table
+    if table.get("schema") != SCHEMA:
+        raise ValueError(
+            f"its header has schema {table.get('schema')!r:.40}, this minidbg reads {SCHEMA}; a newer minidbg reads newer ones"
+        )
+    return table
+
+
+def expected_in(table: Mapping[str, Any]) -> str:
+    """What a header expects: ``reproduces``, or ``gone`` once it is fixed. Raises ValueError."""
+    expect = table.get("expect", "reproduces")
+    if expect not in ("reproduces", "gone"):
+        raise ValueError(f"expect = {expect!r:.80}, known are reproduces, gone")
+    return str(expect)
+
+
+def nodes_in(table: Mapping[str, Any]) -> int:
+    """How many nodes the graph of a script has, as its header says. Raises ValueError."""
+    nodes = table.get("nodes", 0)
+    if type(nodes) is not int:
+        raise ValueError(f"nodes = {nodes!r:.80}, where a whole number belongs")
+    return nodes
 
 
 def read_table(path: str) -> dict[str, Any]:
     """``[tool.minidbg]`` of the script at ``path``. Raises ValueError or OSError."""
-    with open(path, encoding="utf-8-sig") as file:
-        return table_in(metadata_of(file.read()))
+    return table_in(metadata_of(text_of(read_regular(path, SCRIPT_LIMIT_BYTES))))
+
+
+def text_of(script: bytes) -> str:
+    """The text of a script, with the line breaks that Python sees. Raises ValueError for what is no UTF-8."""
+    return script.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
 # Expressions of symbolic sizes, in a message whose numbers have become #:

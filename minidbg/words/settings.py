@@ -11,7 +11,6 @@ import dataclasses
 import enum
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,10 @@ from typing import Any, TypedDict
 
 import platformdirs
 
-from minidbg.words import converters, retired
+from minidbg.words import converters, retired, script_header
 from minidbg.words.converters import Converter, choice, number, path, setting, texts, whole
 from minidbg.words.errors import BadSetting, nearest
+from minidbg.words.files import NOTE_LIMIT_BYTES, read_regular
 
 DEFAULT_FOLDER = Path("minidbg_repros")
 VALUE_LIMIT_BYTES = 1024**3
@@ -87,6 +87,8 @@ def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...] | str:
                 "or a table by dtype: {'float16': (1e-2, 1e-3)}"
             )
         return value
+    if not isinstance(value, str | Mapping):
+        raise ValueError("must be a table by dtype: {'float16': (1e-2, 1e-3)}")
     if isinstance(value, str):
         lines = (line.partition("=") for line in value.splitlines() if line.strip())
         value = {name.strip(): pair.replace(",", " ").split() for name, _, pair in lines}
@@ -95,7 +97,7 @@ def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...] | str:
         name = str(dtype).removeprefix("torch.")
         if name not in FLOATS:
             raise ValueError(f"{name!r} is no dtype with tolerances{nearest(name, FLOATS)}")
-        if isinstance(pair, str) or len(pair) != 2:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise ValueError(f"{name} takes a relative and an absolute tolerance")
         relative, absolute = (number(one, at_least=0.0) for one in pair)
         found.append((name, relative, absolute))
@@ -243,7 +245,8 @@ def files(folder: Path, user_file: Path) -> Iterator[tuple[str, Mapping[str, Any
         yield str(user_file), read_toml(user_file)
     project, table = project_table(folder)
     if isinstance(table.get("repro_dir"), str):
-        table["repro_dir"] = project.parent / path(table["repro_dir"])
+        found = checked("repro_dir", table["repro_dir"], f"[tool.minidbg] of {project}", CONVERT)
+        table["repro_dir"] = project.parent / found
     # [tool.minidbg.watch] is read, and checked, by watch
     yield f"[tool.minidbg] of {project}", {name: value for name, value in table.items() if name != "watch"}
 
@@ -253,8 +256,18 @@ def project_table(folder: Path) -> tuple[Path, dict[str, Any]]:
     for parent in (folder, *folder.parents):
         project = parent / "pyproject.toml"
         if project.is_file():
-            return project, dict(read_toml(project).get("tool", {}).get("minidbg", {}))
+            table: Mapping[str, Any] = read_toml(project)
+            for name in ("tool", "minidbg"):
+                table = as_table(table.get(name, {}), name, project)
+            return project, dict(table)
     return folder / "pyproject.toml", {}
+
+
+def as_table(value: Any, name: str, project: Path) -> Mapping[str, Any]:
+    """``value``, which stands under ``name`` in a file. Raises BadSetting where it is no table."""
+    if not isinstance(value, Mapping):
+        raise BadSetting(f"{name} = {value!r:.80} (in {project}): must be a table, with settings in it")
+    return value
 
 
 def user_settings_file() -> Path:
@@ -265,9 +278,11 @@ def user_settings_file() -> Path:
 def read_toml(path: Path) -> dict[str, Any]:
     """The file's tables. Raises BadSetting when it is no TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadSetting(f"{path} is no readable TOML: {error}") from error
+        return script_header.read_toml(read_regular(path, NOTE_LIMIT_BYTES).decode())
+    except OSError as error:
+        raise BadSetting(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise BadSetting(f"{path} is no readable TOML: {error}; mend it there") from error
 
 
 OF_OTHERS = ("MINIDBG_BACKEND", "MINIDBG_COMPILE_ALL", "MINIDBG_STATS", "MINIDBG_TIME_LIMIT_S")
@@ -297,5 +312,5 @@ def checked(name: str, value: Any, source: str, convert: Mapping[str, Converter]
     """``value`` in the setting's own type. Raises BadSetting with the value and what it may be."""
     try:
         return convert[name](value)
-    except (ValueError, TypeError, re.error) as error:
-        raise BadSetting(f"{name}={value!r} (in {source}): {error}") from None
+    except (ValueError, TypeError, OverflowError, RecursionError, re.error) as error:
+        raise BadSetting(f"{name}={value!r:.200} (in {source}): {error}") from None

@@ -46,4 +46,7 @@ def plural(count: int, noun: str) -> str:
 
 def moment(at: float) -> str:
     """A time, in seconds since the epoch, as people write it."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+    except (OverflowError, ValueError, OSError):
+        return f"{at!r} s"  # out of a damaged file: beyond what a calendar holds

@@ -34,7 +34,7 @@ def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """The lines that are JSON objects; others, and those that were cut off by a kill or a full disk, are passed over."""
     for line in lines:
         if line.startswith("{"):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 yield json.loads(line)
 
 

@@ -38,7 +38,7 @@ from minidbg.repro.loading import inputs_on
 from minidbg.source.contents import AT_A_GLANCE, SEEN_BEFORE
 from minidbg.torch_internals import devices
 from minidbg.words.errors import MinidbgError
-from minidbg.words.files import for_others_to_read
+from minidbg.words.files import for_its_owner
 from minidbg.words.kinds import Kind
 from minidbg.words.settings import Settings
 from minidbg.wrapper.capture import case_of_call
@@ -144,7 +144,7 @@ class Record:
 
 def put(path: Path, content: bytes) -> None:
     """Write a file without waiting for the disk. Raises OSError."""
-    with open(path, "wb", opener=for_others_to_read) as file:
+    with open(path, "wb", opener=for_its_owner) as file:
         file.write(content)
 
 

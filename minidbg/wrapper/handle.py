@@ -30,6 +30,7 @@ from minidbg.repro import known_workaround
 from minidbg.words import environment
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
+from minidbg.words.files import replace_file
 from minidbg.words.outcome import Signature
 from minidbg.words.settings import Layout, Reduce, Settings
 from minidbg.words.text import display_path
@@ -249,7 +250,7 @@ def keep_what_there_is(failure: Failure, refusal: Exception, settings: Settings)
     mark = hashlib.sha256(graph).hexdigest()[:6]
     try:
         path = repro.captures(settings.repro_dir) / f"incomplete_{failure.kind}_{mark}.txt"
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        replace_file(path, text.encode("utf-8", "backslashreplace"), private=True)
     except OSError:
         return None
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from minidbg.history import (
     Revision,
     open_or_begin_anew,
 )
+from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 
 OUTCOME = Outcome(
@@ -163,6 +165,88 @@ def test_a_damaged_file_is_set_aside_and_named(path: Path) -> None:
         assert history.states() == {}
     assert "history.sqlite.damaged-7" in notice
     assert (path.parent / "history.sqlite.damaged-7").exists()
+
+
+def full_history(path: Path) -> bytes:
+    with History.open(path) as history:
+        number = history.start_sweep(1.0, code="c", files=["a.py"])
+        history.set_revisions(number, {"/src": Revision("0123456789abcdef")})
+        for name in (f"r{number}.py" for number in range(40)):
+            history.add_result(number, result(name))
+            history.put_state(state(name))
+            history.add_flip(Flip(name, "cpu", 3.0, "FIXED", Verdict.REPRODUCES, Verdict.GONE, number, None))
+    return path.read_bytes()
+
+
+def read_all(history: History) -> None:
+    history.read_through()
+    history.results(limit=500)
+    history.results("r1.py")
+
+
+def test_flipped_bytes_anywhere_give_rows_or_an_error_that_names_the_file_and_what_to_do(path: Path) -> None:
+    whole = full_history(path)
+    chance = random.Random(40)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(chance.choice((1, 30, 2000))):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        path.write_bytes(bytes(damaged))
+        said = ""
+        try:
+            with History.open(path, readonly=True) as history:
+                read_all(history)
+        except DamagedHistory as error:
+            said, refused = str(error), refused + 1
+        assert not said or (str(path) in said and "move it away" in said)
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["[]", "3", "{}", '{"verdict": "odd"}', "[" * 100_000,
+     '{"repro": "a", "device": "cpu", "verdict": "gone", "since": "x", "seen": 1, "script": "", "environment": "", "code": ""}'],
+)  # fmt: skip
+def test_rows_of_a_wrong_kind_are_damage(path: Path, state: str) -> None:
+    full_history(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("update states set state = ? where repro = 'r3.py'", (state,))
+    connection.close()
+    with History.open(path, readonly=True) as history, pytest.raises(DamagedHistory, match="states: "):
+        history.states()
+
+
+def test_a_daemon_sets_aside_a_file_of_which_a_page_is_damaged(path: Path) -> None:
+    whole = full_history(path)
+    path.write_bytes(whole[:8192] + b"\x00" * (len(whole) - 8192))
+    history, notice = open_or_begin_anew(path, 7.0)
+    with history:
+        assert history.states() == {}
+    assert "moved to history.sqlite.damaged-7" in notice
+
+
+def test_a_pipe_is_no_history(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(DamagedHistory, match="no regular file"):
+        History.open(path, readonly=True)
+
+
+def open_and_read(path: Path) -> None:
+    with History.open(path, readonly=True) as reader:
+        reader.connection.execute("pragma busy_timeout = 10")
+        reader.states()
+
+
+def test_a_history_that_is_written_to_for_long_is_not_called_damaged(path: Path) -> None:
+    full_history(path)
+    with sqlite3.connect(path) as writer:
+        writer.execute("pragma locking_mode = exclusive")
+        writer.execute("begin exclusive")
+        with pytest.raises(MinidbgError, match="another process is writing to it") as refused:
+            open_and_read(path)
+        assert not isinstance(refused.value, DamagedHistory)
+    writer.close()
 
 
 def test_a_history_of_a_newer_schema_is_refused_not_rewritten(path: Path) -> None:

@@ -171,6 +171,10 @@ class Trees:
 
     def ready(self, digest: str, zipped: bytes) -> tuple[Path, Code, str]:
         """The folder of a content, what it holds, and why it cannot be used, or nothing. Raises OSError, and ValueError for a bad zip."""
+        if not re.fullmatch(
+            "[0-9a-f]{40}", digest
+        ):  # a path out of the folder would be removed, or taken for a tree
+            raise ValueError(f"{digest!r:.80} is no digest of code")
         tree = self.folder / digest
         with self.lock:
             if not tree.exists():

@@ -137,7 +137,7 @@ class Judges(WorkerPlugin):
             self.code = code.digest
             self.pool(request["warm"]).refresh()
         with self.trees.draft() as folder:
-            script = Path(folder, request["name"])
+            script = Path(folder, Path(request["name"]).name)
             text = moved(request["script"].decode("utf-8-sig"), [*code.paths, *code.files], tree)
             script.write_text(text, encoding="utf-8")
             if request["tensors"]:

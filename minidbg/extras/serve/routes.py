@@ -24,9 +24,11 @@ from starlette.routing import Route
 from minidbg.watch import recorder
 from minidbg.watch.page import SITE, Json, Live, about, flip_entry, page_html, style_text
 from minidbg.watch.repros import HIDDEN, Repro, stamp_of
+from minidbg.watch.summaries import Summary
 from minidbg.words.errors import MinidbgError
-from minidbg.words.run_spec import Provenance
-from minidbg.words.script_header import DIVIDER
+from minidbg.words.files import read_regular
+from minidbg.words.run_spec import DAMAGE, Provenance
+from minidbg.words.script_header import DIVIDER, text_of
 from minidbg.words.text import display_path, last_line
 from minidbg.workers import Standby
 
@@ -34,6 +36,10 @@ BETWEEN_S = 0.1
 """Seconds between two messages to a browser: what happens in between is one message."""
 STILL_HERE_S = 15.0
 RUNS_A_COLUMN = 60
+SHOWN_BYTES = 1 << 20
+"""Of a script, with colours; a browser shows no more of them in bearable time."""
+SEQ_DIGITS = 15
+"""Of the number of an event, of which a second has ten."""
 STORY_SECONDS = 120.0
 SPARE_SECONDS = 120.0
 """How long an interpreter waits for the next repro that is looked at; it takes some 300 MB."""
@@ -157,7 +163,7 @@ class Site:
         self.loop = asyncio.get_running_loop()
         same = request.query_params.get("boot") == self.live.boot
         text = request.query_params.get("seq", "")
-        seq = int(text) if same and text.isdecimal() else -1
+        seq = int(text) if same and text.isdecimal() and len(text) <= SEQ_DIGITS else -1
         return StreamingResponse(self.news(seq), media_type="text/event-stream")
 
     async def news(self, seq: int) -> AsyncIterator[str]:
@@ -243,12 +249,12 @@ class Site:
     def script_of(self, repro: Repro) -> Json:
         """The script, highlighted, without the part by which it judges itself; or why it is not shown."""
         try:
-            text = self.path_of(repro).read_text(encoding="utf-8-sig").split(DIVIDER)[0].rstrip()
+            text = text_of(read_regular(self.path_of(repro), SHOWN_BYTES)).split(DIVIDER)[0].rstrip()
         except (NotHere, OSError, ValueError) as error:
             return {"title": repro.name, "script": "", "refusal": str(error)}
         try:
             title = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
-        except (SyntaxError, ValueError):
+        except DAMAGE:
             title = ""
         html = pygments.highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
         return {"title": title or repro.name, "script": html, "refusal": ""}
@@ -261,7 +267,7 @@ class Site:
                 return {"columns": {}, "flips": []}
             for (name, column), state in sorted(history.states().items()):
                 if name == repro.name:
-                    row = recorder.row_of(repro, state)
+                    row = recorder.row_of(repro.path, Summary.of(repro), state)
                     columns[column] = {"runs": [], "last": None, "state": row}
             for _, result in history.results(repro.name, limit=RUNS_A_COLUMN * (len(columns) + 1)):
                 known = columns.setdefault(result.device, {"runs": [], "last": None, "state": None})

@@ -9,19 +9,19 @@ from __future__ import annotations
 import contextlib
 import hmac
 import ipaddress
-import os
 import secrets
 import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from minidbg.watch.announce import Event, View
 from minidbg.watch.page import Live
 from minidbg.watch.repros import hidden_folder
 from minidbg.words.errors import MinidbgError
+from minidbg.words.files import NOTE_LIMIT_BYTES, read_regular, replace_file
 
 try:
     import uvicorn
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 TOKEN = "serve.token"
+TOKEN_CHARACTERS = 16
+"""A shorter one is none: the file was emptied, or cut off by a full disk."""
+LAST_PORT = 65535
 HEADERS = {
     # all texts are escaped; a mistake in that would still run no script and send nothing anywhere
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
@@ -53,7 +56,10 @@ HEADERS = {
 class Guard:
     """Asks who is there before anything else: by the host's name, the origin, and the token where there is one."""
 
-    def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None, port: int) -> None:
+        """Without a ``token`` whoever is on this machine may come in, and nobody else. Raises MinidbgError for an empty one."""
+        if token is not None and len(token) < TOKEN_CHARACTERS:
+            raise MinidbgError("the page's token is too short to keep anybody out")
         self.app, self.token, self.cookie = app, token, f"minidbg-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +81,7 @@ class Guard:
         """The answer to whoever may not come in, or who brings the token in the address; None for the others."""
         headers, query = Headers(scope=scope), QueryParams(scope["query_string"])
         host = headers.get("host", "")
-        if not self.token and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if self.token is None and not is_loopback(urlsplit(f"//{host}").hostname or ""):
             # a page of elsewhere whose name was made to lead here (DNS rebinding)
             return PlainTextResponse(f"{host!r} is no name of this machine's loopback", 421)
         origin = headers.get("origin")
@@ -83,11 +89,13 @@ class Guard:
             (origin and urlsplit(origin).netloc != host) or headers.get("x-minidbg") != "1"
         ):
             return PlainTextResponse("this can be asked for by the page itself only", 403)
-        if not self.token:
+        if self.token is None:
             return None
         if "token" in query and self.is_token(query["token"]):
             rest = urlencode([(name, text) for name, text in query.multi_items() if name != "token"])
-            response = RedirectResponse(scope["path"] + (f"?{rest}" if rest else ""), 303)
+            # one slash, or a browser takes what follows for another host
+            place = "/" + quote(scope["path"].lstrip("/\\"))
+            response = RedirectResponse(place + (f"?{rest}" if rest else ""), 303)
             response.set_cookie(self.cookie, self.token, httponly=True, samesite="lax")
             return response
         if self.is_token(cookie_parser(headers.get("cookie", "")).get(self.cookie, "")):
@@ -95,7 +103,7 @@ class Guard:
         return PlainTextResponse("the address lacks its token: 'minidbg watch' says the whole address", 403)
 
     def is_token(self, text: str) -> bool:
-        return hmac.compare_digest(text.encode(), self.token.encode())
+        return hmac.compare_digest(text.encode("utf-8", "backslashreplace"), (self.token or "").encode())
 
 
 def is_loopback(host: str) -> bool:
@@ -113,12 +121,12 @@ class WebServer(View):
         """Takes the port. Raises MinidbgError when ``address`` is none, or taken."""
         host, _, port = address.rpartition(":")
         host = host.strip("[]") or "127.0.0.1"
-        self.socket = listening(host, int(port))
-        port = self.socket.getsockname()[1]
-        self.token = "" if is_loopback(host) else token_in(home)
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        self.socket = listening(host, port)
+        token = None if is_loopback(host) else token_in(home)
+        self.token = token or ""
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}/"
         self.site = Site(live, home, rerun)
-        app = Guard(self.site.app(), token=self.token, port=int(port))
+        app = Guard(self.site.app(), token=token, port=self.socket.getsockname()[1])
         config = uvicorn.Config(
             app, log_config=None, log_level="critical", lifespan="off", access_log=False,
             timeout_graceful_shutdown=1, ws="none",
@@ -143,8 +151,12 @@ class WebServer(View):
         self.socket.close()
 
 
-def listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: str) -> socket.socket:
     """A socket that listens. Raises MinidbgError."""
+    if not port.isdecimal() or len(port) > 5 or int(port) > LAST_PORT:
+        raise MinidbgError(
+            f"--serve: {port:.20} is no port; a port is a number from 1 to {LAST_PORT}, or 0 for any free one"
+        )
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind)
@@ -165,8 +177,10 @@ def listening(host: str, port: int) -> socket.socket:
 def token_in(home: Path) -> str:
     """The token of a repro folder, for its owner's eyes: the same after a restart, so that addresses stay good."""
     path = hidden_folder(home) / TOKEN
-    with contextlib.suppress(FileExistsError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(24))
-    return path.read_text().strip()
+    with contextlib.suppress(OSError, ValueError):
+        token = read_regular(path, NOTE_LIMIT_BYTES).decode("ascii").strip()
+        if len(token) >= TOKEN_CHARACTERS:
+            return token
+    token = secrets.token_urlsafe(24)
+    replace_file(path, token.encode(), private=True)
+    return token

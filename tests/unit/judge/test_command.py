@@ -53,7 +53,9 @@ def write_script(tmp_path: Path) -> WriteScript:
         inputs: str = INPUTS,
         function: str = "",
     ) -> Path:
-        table = f'[tool.minidbg]\nkind = "{kind}"\nbackend = "{backend}"\ncall = "{call}"\n{header}'
+        table = (
+            f'[tool.minidbg]\nschema = 1\nkind = "{kind}"\nbackend = "{backend}"\ncall = "{call}"\n{header}'
+        )
         lines = "\n".join("# " + line if line else "#" for line in table.splitlines())
         function = (
             function

@@ -172,6 +172,25 @@ def test_files_have_the_mode_of_the_users_umask(make_case, tmp_path, umask):
         assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask
 
 
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077])
+def test_a_capture_and_the_folders_around_it_are_for_their_owner_alone(make_case, tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        path = keep_capture(
+            make_case(inputs=(torch.randn(30, 30),)), tmp_path / "r", exactness=Exactness.EXACT
+        )
+        repro = publish_draft(
+            make_case(), write(make_case(), drafts(tmp_path / "r") / "d.py"), tmp_path / "r"
+        )
+    finally:
+        os.umask(before)
+    modes = {one: stat.S_IMODE(one.stat().st_mode) for one in (tmp_path / "r" / ".minidbg").rglob("*")}
+    assert modes[path] == modes[path.with_suffix(".safetensors")] == 0o600
+    assert {mode for one, mode in modes.items() if one.is_dir()} == {0o700}
+    assert stat.S_IMODE((tmp_path / "r" / ".minidbg").stat().st_mode) == 0o700
+    assert stat.S_IMODE(repro.stat().st_mode) == 0o664 & ~mask, "a repro is made to be shared"
+
+
 def test_each_storage_is_stored_once_as_bytes(make_case, tmp_path):
     base = torch.randn(20, 20)
     case = make_case(fx.symbolic_trace(lambda x, y: (x, y)), (base, base.t()))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 pytest.importorskip("starlette", reason="the page needs its server: pip install 'minidbg[serve]'")
 pytest.importorskip("uvicorn")
 
-from minidbg.extras.serve.serving import WebServer
+from minidbg.extras.serve.serving import Guard, WebServer, token_in
 from minidbg.history import History, ReproState, Result
 from minidbg.watch.announce import Event
 from minidbg.watch.page import Live
@@ -289,3 +291,52 @@ def test_without_the_extra_the_message_has_the_command(monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, "minidbg.extras.serve.serving")
     with pytest.raises(MinidbgError, match=r"pip install 'minidbg\[serve\]'"):
         import minidbg.extras.serve.serving  # noqa: F401
+
+
+@pytest.mark.parametrize("seq", ["9" * 5000, "-1", "x"])
+def test_a_number_of_an_event_that_is_none_asks_for_everything(serve: Serve, live: Live, seq: str) -> None:
+    browser = serve()
+    with socket.create_connection(("127.0.0.1", browser.port), timeout=10) as stream:
+        ask = f"GET /events?boot={live.boot}&seq={quote(seq)} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        stream.sendall(ask.encode())
+        said = b""
+        while b"event: state" not in said:
+            more = stream.recv(1 << 16)
+            assert more, said
+            said += more
+    assert said.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "kept", ["", "\n", "short", "\xff" * 40], ids=["empty", "a line", "short", "no ASCII"]
+)
+def test_a_token_that_keeps_nobody_out_is_made_anew(home: Path, kept: str) -> None:
+    (home / ".minidbg" / "serve.token").write_bytes(kept.encode("latin-1"))
+    token = token_in(home)
+    assert len(token) >= 32
+    assert token_in(home) == token, "it stays from then on"
+    assert (home / ".minidbg" / "serve.token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("token", ["", "short"])
+def test_no_empty_token_switches_the_protection_off(token: str) -> None:
+    with pytest.raises(MinidbgError, match="too short"):
+        Guard(lambda *_: None, token=token, port=1)
+
+
+@pytest.mark.parametrize(
+    "path", ["//evil.example/x", "/\\evil.example/x", "///evil.example/x", "/%5c/evil.example/x"]
+)
+def test_the_address_with_a_token_leads_to_this_host_only(serve: Serve, path: str) -> None:
+    browser = serve("0.0.0.0:0")
+    status, _, headers = browser.ask(f"{path}?token={browser.server.token}")
+    assert status == 303
+    assert headers["location"] == "/evil.example/x"
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:99999", "127.0.0.1:65536", f"127.0.0.1:{'9' * 5000}", "127.0.0.1:x"]
+)
+def test_a_port_that_is_none_is_refused_with_those_there_are(serve: Serve, address: str) -> None:
+    with pytest.raises(MinidbgError, match=r"is no port; a port is a number from 1 to 65535, or 0"):
+        serve(address)

@@ -180,7 +180,7 @@ def test_a_damaged_repro_is_read_as_one(tmp_path: Path, text: str) -> None:
 def test_bytes_that_are_no_text_are_damage_and_a_missing_file_is_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_bytes(b"\xff\xfe\x00")
     repro = read_repro(tmp_path / "a.py", "a.py")
-    assert "UnicodeDecodeError" in repro.damage
+    assert "not a text in UTF-8" in repro.damage
     assert read_repro(tmp_path / "b.py", "b.py") is None
 
 
@@ -393,7 +393,7 @@ def canary(
 def test_the_canary_tells_passing_missing_and_broken_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = "# /// script\n# [tool.minidbg]\n# kind = 'compile'\n# backend = 'b'\n# ///\n"
+    case = "# /// script\n# [tool.minidbg]\n# schema = 1\n# kind = 'compile'\n# backend = 'b'\n# ///\n"
     assert canary(tmp_path, capsys, "def canary(device): pass")["canary"] == "passes"
     missing = canary(tmp_path, capsys, case + "def backend():\n    import wl_never_there\n")
     assert missing == {"canary": "missing", "reason": "ModuleNotFoundError: No module named 'wl_never_there'"}
@@ -406,6 +406,7 @@ def test_the_canary_tells_passing_missing_and_broken_apart(
 
 HEADER_OF_OPTIONS = """# /// script
 # [tool.minidbg]
+# schema = 1
 # kind = "compile"
 # backend = "b"
 # options = "{'dtype': torch.float16, 'limit': float('inf')}"

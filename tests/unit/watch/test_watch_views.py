@@ -395,7 +395,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """A repro folder with a day of history, which a daemon has open."""
     for name, expect in (("a.py", "gone"), ("b.py", "reproduces"), ("never.py", "reproduces")):
         (tmp_path / name).write_text(
-            f'# /// script\n# [tool.minidbg]\n# kind = "compile"\n# expect = "{expect}"\n# backend = "toy"\n# ///\n'
+            f'# /// script\n# [tool.minidbg]\n# schema = 1\n# kind = "compile"\n# expect = "{expect}"\n# backend = "toy"\n# ///\n'
         )
     (tmp_path / "damaged.py").write_text("")
     from minidbg.watch.repros import read_repros

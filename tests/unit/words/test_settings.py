@@ -129,3 +129,56 @@ def test_an_unknown_precision_names_those_there_are(tmp_path: Path) -> None:
     said = str(caught.value)
     assert "tolerances='bfloat15' (in the arguments): no such precision; did you mean 'bfloat16'" in said
     assert "'bfloat16', 'float16', 'tf32', or a table by dtype" in said
+
+
+WRONG_KINDS = [
+    ("tool = 3", "tool = 3"),
+    ("[tool]\nminidbg = 3", "minidbg = 3"),
+    ("[tool.minidbg]\nwatch = 3", "watch = 3"),
+    ("[tool.minidbg.watch]\non_flip = {a = 1}", "on_flip={'a': 1}"),
+    ("[tool.minidbg.watch]\non_flip = [1]", "on_flip=[1]"),
+    ("[tool.minidbg.watch]\nenv = 3", "env=3"),
+    ("[tool.minidbg.watch]\noptions = 3", "options=3"),
+    ("[tool.minidbg.watch]\ndevices = 3", "devices=3"),
+    ("[tool.minidbg.watch]\ndevices = [1]", "devices=[1]"),
+    ("[tool.minidbg.watch]\nsources = 3", "sources=3"),
+    ("[tool.minidbg.watch]\nsources = [3]", "sources=[3]"),
+    ("[tool.minidbg.watch]\nignore = 3", "ignore=3"),
+    ("[tool.minidbg.watch]\njobs = inf", "jobs=inf"),
+    ("[tool.minidbg.watch]\njobs = [1]", "jobs=[1]"),
+    ("[tool.minidbg.watch]\npoll_s = 'soon'", "poll_s='soon'"),
+    ("[tool.minidbg]\ntolerances = 3", "tolerances=3"),
+    ("[tool.minidbg]\ntolerances = {float16 = 3}", "tolerances={'float16': 3}"),
+    ("[tool.minidbg]\nenv = {a = 1}", "env={'a': 1}"),
+    ("[tool.minidbg]\nmax_calls = nan", "max_calls=nan"),
+    ("[tool.minidbg]\nrepro_dir = 'a\\u0000b'", "repro_dir="),
+    ("[tool.minidbg]\nrepro_dir = '~nobody-of-that-name/x'", "repro_dir='~nobody-of-that-name/x'"),
+    ("[tool.minidbg]\nrepro_dir = 3", "repro_dir=3"),
+    ("a = " + "[" * 20_000, "nested too deeply"),
+    ("a." * 20_000 + "a = 1", "more than 100 parts"),
+    ("\x00", "no readable TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), WRONG_KINDS, ids=[told for _, told in WRONG_KINDS])
+def test_a_value_of_a_wrong_kind_is_told_with_file_and_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+) -> None:
+    from minidbg.watch import settings as watching
+
+    project = tmp_path / "pyproject.toml"
+    project.write_text(text.replace("'a\\u0000b'", '"a\\u0000b"'))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadSetting) as refused:
+        settings.load(), watching.load({})
+    assert told in str(refused.value)
+    assert str(project) in str(refused.value)
+
+
+def test_settings_are_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tmp_path / "pyproject.toml"
+    project.touch()
+    os.truncate(project, 1 << 40)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadSetting, match="more than 1 MiB"):
+        settings.load()

@@ -167,6 +167,8 @@ def test_nothing_is_writable_by_everybody(record: flight.Record, repro_dir: Path
         os.umask(before)
     for path in (repro_dir, *repro_dir.rglob("*")):
         assert not path.stat().st_mode & stat.S_IWOTH, path
+    for path in (*repro_dir.glob(".minidbg/flight/*"), repro_dir / ".minidbg"):
+        assert not path.stat().st_mode & 0o077, f"{path} holds values of inputs"
 
 
 def test_healthy_program_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

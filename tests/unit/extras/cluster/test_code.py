@@ -252,3 +252,16 @@ def test_paths_of_the_code_come_before_finders_of_editable_installs(monkeypatch:
     assert sys.path[0] == "/tree/a"
     assert os.environ["PYTHONPATH"] == f"/tree/a{os.pathsep}/before"
     assert isinstance(sys.meta_path[3], Finder)
+
+
+@pytest.mark.parametrize("digest", ["../../kept", "/kept", "..", "", ".", "a" * 39, "A" * 40])
+def test_a_digest_that_is_none_reaches_nothing_outside_the_folder(
+    package: Path, trees: Trees, tmp_path: Path, digest: str
+) -> None:
+    kept = tmp_path.parent / "kept"
+    kept.mkdir(exist_ok=True)
+    (kept / MANIFEST).write_text("{}")
+    with pytest.raises(ValueError, match="is no digest of code"):
+        trees.ready(digest, code_in(package, build="true").zipped)
+    assert (kept / MANIFEST).exists()
+    assert list(trees.folder.iterdir()) == []

@@ -1,0 +1,61 @@
+"""Records that are read from a file which anybody may have edited: each field is of the kind that its class says, or the file is damaged."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "str": ((str,), "a text"),
+    "bool": ((bool,), "true or false"),
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+}
+"""What an annotation allows, and its name in a sentence; ``X | None`` allows None as well."""
+
+
+def check_kinds(record: Any) -> None:
+    """Raises ValueError, with name and value, where a field of the dataclass ``record`` holds another kind than its annotation says.
+
+    Fields that are no text, number or truth value are left to who reads them.
+    """
+    for one in fields(record):
+        plain = str(one.type).removesuffix(" | None")
+        value = getattr(record, one.name)
+        if plain not in KINDS or (value is None and plain != one.type):
+            continue
+        allowed, name = KINDS[plain]
+        if not isinstance(value, allowed) or (isinstance(value, bool) and plain != "bool"):
+            raise ValueError(f"{one.name} = {value!r:.80}, where {name} belongs")
+
+
+def damage_in_words(error: BaseException) -> str:
+    """What is wrong, from what reading it has raised, and what to do."""
+    match error:
+        case KeyError():
+            what = f"its header has no {error}"
+        case MemoryError() | RecursionError():
+            what = "its code or its header is nested too deeply to be read"
+        case SyntaxError():
+            what = f"not a Python script any more: {error}"
+        case UnicodeDecodeError():
+            what = f"not a text in UTF-8 ({error.reason})"
+        case ValueError():
+            what = str(error)
+        case _:
+            what = f"{type(error).__name__}: {error}"
+    return what if "; " in what else f"{what}; mend it or move it away"
+
+
+def texts(value: Any, name: str) -> tuple[str, ...]:
+    """The texts of a list. Raises ValueError for anything else."""
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise ValueError(f"{name} = {value!r:.80}, where a list of texts belongs")
+    return tuple(value)
+
+
+def mapping(value: Any, name: str) -> dict[str, Any]:
+    """A table. Raises ValueError for anything else."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} = {value!r:.80}, where a table belongs")
+    return value
