@@ -82,8 +82,9 @@ def reduced(
     limits: Limits,
     folder: Path | None = None,
     listener: Listener = silent,
+    executor: asking.Executor | None = None,
 ) -> Written:
-    """As ``reduce``, but also returns a result without a verified repro."""
+    """As ``reduce``, but also returns a result without a verified repro. ``executor`` runs the questions."""
     forms = forms_of(what, backend)
     if forms is None:
         if backend is not None:
@@ -91,10 +92,13 @@ def reduced(
                 f"backend={backend!r}: the repro {what} has its backend in it; edit the script to ask another one"
             )
         assert isinstance(what, Path)
-        return reducing.reduce_path(what, limits=limits, folder=folder, listener=listener)
-    case = importers.first_that_fails(forms, str(what) if isinstance(what, Path) else "the program")
+        return reducing.reduce_path(what, limits=limits, folder=folder, listener=listener, executor=executor)
+    name = str(what) if isinstance(what, Path) else "the program"
+    case = importers.first_that_fails(forms, name, executor)
     folder = folder or settings.load().repro_dir
-    return reducing.reduce_and_publish(case, folder, limits=limits, listener=listener, just_seen=True)
+    return reducing.reduce_and_publish(
+        case, folder, limits=limits, listener=listener, just_seen=True, executor=executor
+    )
 
 
 def forms_of(

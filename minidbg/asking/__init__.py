@@ -1,15 +1,15 @@
 """Questions about a case, each answered in a child: one ``submit``, whatever the case."""
 
-from minidbg.asking.oracle_calls import asked_elsewhere, outcome_of, submit, unless_the_machine_failed
-from minidbg.asking.packing import ask, packed, preparation, with_all_values
+from minidbg.asking.oracle_calls import Executor, outcome_of, submit, unless_the_machine_failed
+from minidbg.asking.packing import ask, packed, preparation, unpacked
 
 __all__ = [
+    "Executor",
     "ask",
-    "asked_elsewhere",
     "outcome_of",
     "packed",
     "preparation",
     "submit",
+    "unpacked",
     "unless_the_machine_failed",
-    "with_all_values",
 ]

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,26 +33,12 @@ from minidbg.workers import ChildResult
 from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
 
 
-class Way(Protocol):
+class Executor(Protocol):
     """Runs a case in a process that it may kill. Raises OSError where none can be had."""
 
     def __call__(
         self, case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool
     ) -> Outcome: ...
-
-
-ELSEWHERE: list[Way] = []
-"""The way to processes on other machines, while there is one."""
-
-
-@contextlib.contextmanager
-def asked_elsewhere(way: Way) -> Iterator[None]:
-    """Within the block ``submit`` asks in this way."""
-    ELSEWHERE.append(way)
-    try:
-        yield
-    finally:
-        ELSEWHERE.remove(way)
 
 
 def submit(
@@ -63,8 +49,9 @@ def submit(
     to_the_end: bool = True,
     deadline: Deadline = NEVER,
     bisection: str = "",
+    executor: Executor | None = None,
 ) -> Outcome:
-    """The outcome of ``execute(case)`` in a fork of this process's forkserver, judged against the case's signature.
+    """The outcome of ``execute(case)`` by ``executor``, judged against the case's signature; None: in a fork of this process's forkserver.
 
     A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
     kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
@@ -73,13 +60,11 @@ def submit(
     """
 
     memory_bytes = memory_bytes or memory_limit()
+    run_one = executor or partial(in_the_server, deadline=deadline, bisection=bisection)
 
     def ask(case: Case, seconds: float) -> Outcome:
         def run() -> Outcome:
-            way = (
-                ELSEWHERE[-1] if ELSEWHERE else partial(in_the_server, deadline=deadline, bisection=bisection)
-            )
-            return way(case, deadline.left(seconds), memory_bytes, to_the_end=to_the_end)
+            return run_one(case, deadline.left(seconds), memory_bytes, to_the_end=to_the_end)
 
         return unless_the_machine_failed(run, expected=case.signature, deadline=deadline)
 
@@ -108,13 +93,8 @@ def in_the_server(
 ) -> Outcome:
     """One run in a fork of this process's forkserver. ``bisection``: the folder in which torch's bisector keeps its state. Raises OSError."""
     try:
-        with packed(case) as path:
-            question = {
-                "path": str(path),
-                "margin": case.spec.margin,
-                "to_the_end": to_the_end,
-                "bisection": bisection,
-            }
+        with packed(case) as package:
+            question = {"case": package, "to_the_end": to_the_end, "bisection": bisection}
             done = workers.call_in_server(
                 preparation(case, ANSWER),
                 question,

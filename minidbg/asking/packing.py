@@ -1,52 +1,38 @@
-"""A case on its way to another interpreter: as a script, with its values in files that are written once and mapped there.
-
-On a worker of a cluster run as a plain script, ``packing.py CASE MARGIN TO_THE_END``: prints each phase, then the outcome as JSON.
-"""
+"""The way of a case to a child of the forkserver and back: plain values in the question, and a file for each storage, which is mapped there."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import itertools
-import json
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minidbg import torch_internals, workers
+import torch
+from torch import Tensor
+
+from minidbg import backends, torch_internals, workers
 from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
-from minidbg.repro.loading import load
-from minidbg.repro.render import STORED, Form, Script, render
-from minidbg.source.contents import AT_A_GLANCE
-from minidbg.source.specs import Exactness
+from minidbg.source import transport
 
-LIMIT_BYTES = 1 << 40
 SPARE_BYTES = 256 << 20
 """What is left free of the memory that the files take."""
 IN_USE: Counter[str] = Counter()
 """Names of the files that questions under way have."""
 NUMBERS = itertools.count()
 
-MAPPED = '''\
-def stored(key, dtype, device="cpu"):
-    """A tensor whose bytes another process has put into a file; mapped, and copied only where it is written to."""
-    path, size = {files!r}[key]
-    values = torch.from_file(path, size=size, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
-    return values.view(dtype).to(device)
-'''
-
-
 ANSWER = "minidbg.asking.packing:answer"
 
 
 def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
     """In the child: the outcome of the case."""
-    case = load(argument["path"]).with_spec(margin=argument["margin"])
+    case = unpacked(argument["case"])
     with torch_internals.in_bisection(argument.get("bisection", "")):
         return execute(case, note=note, to_the_end=argument["to_the_end"]).to_json()
 
@@ -62,58 +48,55 @@ def preparation(case: Case, function: str) -> workers.Preparation:
 def ask(function: str, *cases: Case, seconds: float) -> Any:
     """What ``function`` (``module:name``) of cases answers in a fork of the forkserver, as plain values; None where it gives no answer.
 
-    It is called with ``{"paths": [...]}``, the scripts of ``cases``, and a function that hears texts. Raises CannotWrite and OSError.
+    It is called with ``{"cases": [...]}``, each for ``unpacked``, and a function that hears texts. Raises CannotWrite and OSError.
     """
     with contextlib.ExitStack() as stack:
-        paths = [str(stack.enter_context(packed(case))) for case in cases]
+        packages = [stack.enter_context(packed(case)) for case in cases]
         return workers.call_in_server(
-            preparation(cases[0], function), {"paths": paths}, seconds=seconds
+            preparation(cases[0], function), {"cases": packages}, seconds=seconds
         ).value
 
 
-def with_all_values(case: Case, value_limit_bytes: int = LIMIT_BYTES) -> Script:
-    """The script of ``case``. Raises CannotWrite."""
-    return render(
-        case,
-        Form.CAPTURE,
-        exactness=Exactness.EXACT,
-        value_limit_bytes=value_limit_bytes,
-        contents=AT_A_GLANCE,
-    )
-
-
-def arrays_of(script: Script) -> dict[str, Any]:
-    """The values of a script as NumPy arrays of bytes."""
-    return {key: data.contiguous().cpu().numpy() for key, data in script.tensors.items()}
-
-
-def with_files(script: Script, files: Mapping[str, tuple[str, int]]) -> str:
-    """The text of ``script`` that takes its values from ``files``: paths and sizes."""
-    return script.text.replace(STORED.rstrip("\n"), MAPPED.format(files=dict(files)).rstrip("\n"))
-
-
 @contextlib.contextmanager
-def packed(case: Case, *, value_limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
-    """The path of a script that has ``case`` with all of its values, for ``load`` in a child of the forkserver.
+def packed(case: Case, *, share: float = 1.0) -> Iterator[dict[str, Any]]:
+    """``case`` as plain values, for ``unpacked`` in a child of the forkserver that lives no longer than the block.
 
-    The script goes when the block ends; the files with the values stay for the next question, which mostly has the same.
-    Raises CannotWrite, and OSError where there is no room.
+    The files with its values stay for the next question, which mostly has the same. Of what is free they take ``share`` at
+    most; what does not fit is ``left_out_bytes``. Raises CannotWrite, and OSError where there is no room.
     """
-    script = with_all_values(case, value_limit_bytes)
-    with folder_for(sum(data.numel() for data in script.tensors.values())) as folder:
-        arrays = arrays_of(script)
-        names = {key: hashlib.sha256(data).hexdigest() for key, data in arrays.items()}
-        IN_USE.update(names.values())
-        path = folder / f"case_{next(NUMBERS)}.py"
+    parcel = transport.pack(case, room_bytes=transport.UNLIMITED if share == 1.0 else room_bytes(share))
+    with folder_for(sum(data.numel() for data in parcel.storages.values()), share) as folder:
+        names: dict[str, str] = {}
         try:
-            for key, data in arrays.items():
-                write_once(folder / names[key], data)
-            files = {key: (str(folder / names[key]), data.size) for key, data in arrays.items()}
-            path.write_text(with_files(script, files))
-            yield path
+            for key, data in parcel.storages.items():
+                array: Any = data.numpy()
+                names[key] = hashlib.sha256(array).hexdigest()
+                IN_USE[names[key]] += 1
+                write_once(folder / names[key], array)
+            files = {key: (str(folder / name), parcel.storages[key].numel()) for key, name in names.items()}
+            yield {**parcel.table, "files": files, "left_out_bytes": parcel.left_out_bytes}
         finally:
-            path.unlink(missing_ok=True)
             IN_USE.subtract(names.values())
+
+
+def unpacked(package: Mapping[str, Any]) -> Case:
+    """In the child: the case, with its backend. Raises what the import of the backend raises."""
+
+    def stored(key: str, dtype: torch.dtype, device: str = "cpu") -> Tensor:
+        path, size = package["files"][key]
+        # mapped, and copied only where it is written to
+        values = (
+            torch.from_file(path, size=size, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+        )
+        return values.view(dtype).to(device)
+
+    return with_backend(package, stored)
+
+
+def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
+    """The case of a parcel, after its backend: that may define the operators of the graph, or make its process group."""
+    compiler = backends.resolve(transport.spec_of(table).backend)
+    return replace(transport.unpack(table, stored), compiler=compiler)
 
 
 def write_once(path: Path, data: Any) -> None:
@@ -125,20 +108,25 @@ def write_once(path: Path, data: Any) -> None:
 
 
 @contextlib.contextmanager
-def folder_for(size: int) -> Iterator[Path]:
-    """The forkserver's folder, where it has room for ``size`` bytes; else one on disk, which goes when the block ends."""
+def folder_for(size: int, share: float = 1.0) -> Iterator[Path]:
+    """The forkserver's folder, where ``share`` of what is free is enough for ``size`` bytes; else one on disk, which goes when the block ends."""
     folder = workers.start_server().folder
-    if shutil.disk_usage(folder).free < size + SPARE_BYTES:
+    if free_bytes(folder) * share < size + SPARE_BYTES:
         for path in folder.iterdir():
-            if not IN_USE[path.name] and path.suffix != ".py":
+            if not IN_USE[path.name]:
                 path.unlink(missing_ok=True)
-    if shutil.disk_usage(folder).free >= size + SPARE_BYTES:
+    if free_bytes(folder) * share >= size + SPARE_BYTES:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="minidbg-") as on_disk:
         yield Path(on_disk)
 
 
-if __name__ == "__main__":
-    question = {"path": sys.argv[1], "margin": json.loads(sys.argv[2]), "to_the_end": json.loads(sys.argv[3])}
-    print(json.dumps(answer(question, lambda phase: print("phase", phase, flush=True))), flush=True)
+def room_bytes(share: float) -> int:
+    """How large values may be that take ``share`` of what is free: in the forkserver's folder, which may be memory, or on disk."""
+    folders = workers.start_server().folder, Path(tempfile.gettempdir())
+    return int(max(map(free_bytes, folders)) * share) - SPARE_BYTES
+
+
+def free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free

@@ -35,6 +35,7 @@ from minidbg.words.cluster_address import Cluster
 from minidbg.words.errors import MinidbgError
 
 if TYPE_CHECKING:
+    from minidbg import asking
     from minidbg.reduction.result import Listener, Written
 
 
@@ -169,7 +170,7 @@ def reduced_here(argument: Mapping[str, Any]) -> Written:
     limits = Limits(**argument["limits"], value_limit_bytes=settings.load().value_limit_bytes)
     with (
         listener_on_stderr(argument["events"]) as listener,
-        machines(cluster, path, argument["limits"].get("jobs")) as jobs,
+        machines(cluster, path, argument["limits"].get("jobs")) as (jobs, executor),
     ):
         return library.reduced(
             path,
@@ -177,22 +178,25 @@ def reduced_here(argument: Mapping[str, Any]) -> Written:
             limits=limits if jobs is None else replace(limits, jobs=jobs),
             folder=Path(folder) if folder is not None else None,
             listener=listener,
+            executor=executor,
         )
 
 
 @contextlib.contextmanager
-def machines(cluster: Cluster | None, path: Path, jobs: int | None) -> Iterator[int | None]:
-    """Ask the questions of a reduction on the machines of ``cluster``; how many at the same time, at most ``jobs``."""
+def machines(
+    cluster: Cluster | None, path: Path, jobs: int | None
+) -> Iterator[tuple[int | None, asking.Executor | None]]:
+    """How many questions of a reduction are asked at the same time, and who runs them: the machines of ``cluster``, if there is one."""
     if cluster is None:
-        yield jobs
+        yield jobs, None
         return
     from minidbg.commands.table import extra
     from minidbg.repro import read_header
     from minidbg.watch.sources import code_behind
 
     device = read_header(path).spec.device
-    with extra("cluster questions")(cluster, device, code_behind(path), tell=note) as slots:
-        yield slots if jobs is None else min(jobs, slots)
+    with extra("cluster questions")(cluster, device, code_behind(path), tell=note) as (slots, executor):
+        yield slots if jobs is None else min(jobs, slots), executor
 
 
 def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:

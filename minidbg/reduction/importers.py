@@ -30,12 +30,12 @@ from torch import fx, nn
 
 from minidbg import asking, backends, repro, torch_internals, workers
 from minidbg.asking.oracle_calls import died_by, main_device
-from minidbg.asking.packing import with_all_values
 from minidbg.fx.case import Case
 from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.python_text.run import run_as_module
 from minidbg.repro.folder import write_script
+from minidbg.source.contents import AT_A_GLANCE
 from minidbg.source.size import call_nodes
 from minidbg.words.errors import (
     BackendUnreachable,
@@ -100,13 +100,13 @@ def case_of(
     )
 
 
-def first_that_fails(forms: Iterable[Case], what: str) -> Case:
+def first_that_fails(forms: Iterable[Case], what: str, executor: asking.Executor | None = None) -> Case:
     """The first form that fails, expecting that failure. Raises NotReproduced, with what each of them did."""
     said: list[Outcome] = []
     name = ""
     for case in forms:
         name = case.backend.name
-        outcome = asking.submit(case, seconds=SECONDS)
+        outcome = asking.submit(case, seconds=SECONDS, executor=executor)
         if outcome.verdict is Verdict.REPRODUCES:
             story = replace(case.provenance, message=outcome.message)
             return replace(case.with_spec(signature=outcome.signature), provenance=story)
@@ -213,6 +213,8 @@ class WithKeywords(nn.Module):
 
 # --- repros of torch's minifier ---
 
+LIMIT_BYTES = 1 << 40
+"""Of the values in the script of a form, which its reader removes."""
 MARK = "torch._dynamo.repro.after_"
 INNER = "torch._inductor.compile_fx:compile_fx_inner"
 """What a graph of AOTAutograd is compiled with."""
@@ -357,7 +359,14 @@ class Execution:
             inner = form(backend_named(INNER), context=replace(context, grad=False))
             forms.append(inner.with_spec(level=Level.ATEN, call=CallPath.DIRECT))
         for number, one in enumerate(forms):
-            script = write_script(with_all_values(one), self.folder / f"form_{number}.py")
+            whole = repro.render(
+                one,
+                repro.Form.CAPTURE,
+                exactness=repro.Exactness.EXACT,
+                value_limit_bytes=LIMIT_BYTES,
+                contents=AT_A_GLANCE,
+            )
+            script = write_script(whole, self.folder / f"form_{number}.py")
             self.scripts.append(str(script))
         raise SystemExit
 

@@ -55,7 +55,6 @@ from minidbg.reduction.session import (
     reliability,
     runs_worth_having,
 )
-from minidbg.source.origins import line_texts, put_line_texts
 from minidbg.source.size import call_nodes
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
@@ -77,12 +76,14 @@ def reduce_and_publish(
     limits: Limits,
     listener: Listener = silent,
     just_seen: bool = False,
+    executor: asking.Executor | None = None,
 ) -> Written:
     """Reduce ``case`` and leave a verified repro in ``folder``.
 
     A reduction of the same case that was ended before its end goes on where it was. Several processes may reduce the same case
     at once: one does, and the others take its result.
     ``just_seen``: the whole case failed a moment ago, so it is not asked again unless nothing smaller fails.
+    ``executor`` runs the questions; None: forks of this process's forkserver.
     Ctrl-C ends the search, and what was found is published; a second one raises KeyboardInterrupt.
     Raises NotReproduced when the whole case does not show its failure here.
     """
@@ -96,7 +97,15 @@ def reduce_and_publish(
         with InterpretersAhead(case) as ahead:
             ahead.start()  # for the judge, and for the script by itself
             for _ in range(2):
-                session = Session(limits, listener, log=log, kernels=kernels, folder=place, ahead=ahead)
+                session = Session(
+                    limits,
+                    listener,
+                    log=log,
+                    kernels=kernels,
+                    folder=place,
+                    ahead=ahead,
+                    executor=executor,
+                )
                 try:
                     return reduced_and_published(case, folder, session, just_seen=bool(log.head["just_seen"]))
                 except AnswersAreStale:
@@ -421,7 +430,7 @@ def prepare(case: Case) -> None:
 
 def call_elsewhere(
     case: Case,
-    path: Path,
+    package: Mapping[str, Any],
     folder: Path,
     limits: Limits,
     stream: TextIO,
@@ -429,17 +438,16 @@ def call_elsewhere(
     *,
     on_interrupt: Callable[[], object],
 ) -> workers.ChildResult:
-    """``reduce_on_stream`` for the case of the script at ``path``, in a fork of the forkserver. Raises OSError.
+    """``reduce_on_stream`` for ``case``, packed, in a fork of the forkserver. Raises OSError.
 
     By the ``deadline``, and some seconds to end what it has started, it is ended.
     """
     return workers.call_in_server(
         asking.preparation(case, REDUCE),
         {
-            "path": str(path),
+            "case": package,
             "folder": str(folder.absolute()),
             "limits": asdict(limits),
-            "lines": line_texts(case.graph_module),
         },
         seconds=deadline.left() + GRACE_S,
         deadline=deadline.earlier(-GRACE_S),
@@ -452,8 +460,7 @@ def reduce_elsewhere(argument: Mapping[str, Any], note: object) -> dict[str, Any
     """``reduce_on_stream`` in a child of the forkserver."""
     workers.branch_off()  # before the case uses a device, or starts a thread: no fork could after that
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
-        limits, case = Limits(**argument["limits"]), repro.load(argument["path"])
-        put_line_texts(case.graph_module, argument.get("lines", {}))
+        limits, case = Limits(**argument["limits"]), asking.unpacked(argument["case"])
         return reduce_on_stream(case, Path(argument["folder"]), limits, stream)
 
 
@@ -479,6 +486,7 @@ def reduce_path(
     limits: Limits,
     folder: Path | None = None,
     listener: Listener = silent,
+    executor: asking.Executor | None = None,
 ) -> Written:
     """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
 
@@ -488,7 +496,9 @@ def reduce_path(
     case = repro.load(path)
     with contextlib.suppress(KeyError, ValueError):  # which repro scripts keep, as the limit of one run
         limits = replace(limits, call_seconds=float(os.environ["MINIDBG_TIME_LIMIT_S"]))
-    written = reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)
+    written = reduce_and_publish(
+        case, folder or repro.folder_of(path), limits=limits, listener=listener, executor=executor
+    )
     if path.absolute().parent == repro.captures(repro.folder_of(path)):
         with contextlib.suppress(OSError):
             digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()

@@ -109,6 +109,8 @@ class Session:
     """Of the last question that showed the failure."""
     ahead: InterpretersAhead | None = None
     """Interpreters for the first verifications."""
+    executor: asking.Executor | None = None
+    """Who runs the questions; None: forks of this process's forkserver."""
 
     def __post_init__(self) -> None:
         limits = self.limits
@@ -199,6 +201,7 @@ class Session:
             memory_bytes=self.limits.memory_bytes,
             to_the_end=False,
             deadline=self.until,
+            executor=self.executor,
         )
         died = outcome.signature is not None and outcome.signature.kind.traits.dies
         if died and self.kernels is not None:

@@ -258,3 +258,15 @@ def elements(value: Tensor) -> list[float | complex]:
 
 
 AT_A_GLANCE = ValueReader(stored_content, glanced_content)
+
+
+def shown_content(data: Tensor, key: str) -> Content:
+    """The bytes of ``data``: its own memory where its elements lie there in order, for who reads them before anybody writes to it."""
+    if data.device.type != "cpu" or not data.is_contiguous() or not torch_internals.has_plain_memory(data):
+        return stored_content(data, key)
+    flat = data.detach().reshape(-1).view(torch.uint8) if data.numel() else torch.empty(0, dtype=torch.uint8)
+    return Content(Fill(How.STORED, text=key), stored={key: flat})
+
+
+IN_PLACE = ValueReader(shown_content, glanced_content)
+"""For values that are read at once: what can be is not copied."""

@@ -145,7 +145,7 @@ def namings(nodes: Sequence[fx.Node], taken: set[str]) -> Iterator[tuple[Names, 
             names.add(node)
         write = Expressions(names.__getitem__)
         yield names, write
-        if write.roots <= taken | {"torch"}:
+        if write.roots.isdisjoint(names.by_node.values()):
             return
         taken |= write.roots
 
@@ -282,22 +282,27 @@ def _forget(name: str) -> None:
 # --- a function that builds the graph node by node, for backends that are called directly ---
 
 
-_OWN_NAMES = ("root", "g")
+_OWN_NAMES = ("root", "g", "graph_module")
 
 
 def write_graph_builder(
-    gm: fx.GraphModule, *, constant_expression: ConstantExpression = exact_literal
+    gm: fx.GraphModule, *, constant_expression: ConstantExpression = exact_literal, own_names: bool = False
 ) -> ModuleSource:
     """Source of ``def graph()``, which gives a GraphModule with exactly the nodes of ``gm``, called as in ``write_module``.
 
-    Raises CannotWrite naming the part that has no form.
+    ``own_names``: for a process and no reader, so that nodes keep their names, no line has a comment, and the text makes
+    its modules by a function ``graph_module(root, g)``. Raises CannotWrite naming the part that has no form.
     """
-    writer = _BuilderWriter(constant_expression)
+    writer = _BuilderWriter(constant_expression, own_names)
     return writer.source("graph", *writer.write(gm, "graph", ""))
 
 
 class _BuilderWriter(_Writer):
     """Writes a function and, inside it, the functions for nested graphs."""
+
+    def __init__(self, constant_expression: ConstantExpression, own_names: bool) -> None:
+        super().__init__(constant_expression)
+        self._own_names = own_names
 
     def write(self, gm: fx.GraphModule, name: str, path: str) -> tuple[str, tuple[str, ...]]:
         attributes = self._attributes(gm, path, "root")
@@ -305,7 +310,10 @@ class _BuilderWriter(_Writer):
         functions = self._nested(attributes, path, lambda target: names.free(f"build_{target}"), "")
         lines = ["root, g = torch.nn.Module(), torch.fx.Graph()", *attributes.statements]
         node_lines, input_names = self._nodes(gm.graph)
-        lines += [*node_lines, "return torch.fx.GraphModule(root, g)"]
+        lines += [
+            *node_lines,
+            f"return {'graph_module' if self._own_names else 'torch.fx.GraphModule'}(root, g)",
+        ]
         body = "\n".join([*(f"{text}\n" for text in functions), *lines])
         return f"def {name}():\n{textwrap.indent(body, INDENT)}", input_names
 
@@ -320,8 +328,10 @@ class _BuilderWriter(_Writer):
         if node.op == "output":
             return f"g.output({write.value(node.args[0])})"
         variable = names[node]
-        target = variable if node.op == "placeholder" else node.target
+        name = node.name if self._own_names else variable
+        target = variable if node.op == "placeholder" and not self._own_names else node.target
         written = write.value(target) if isinstance(target, str) else write.reference(target)
-        arguments = f"{written}, {write.value(node.args)}, {write.keywords(node)}, {variable!r}"
+        arguments = f"{written}, {write.value(node.args)}, {write.keywords(node)}, {name!r}"
         line = f"g.create_node({node.op!r}, {arguments})"
-        return _commented(f"{variable} = {line}" if node.users else line, node)
+        line = f"{variable} = {line}" if node.users else line
+        return line if self._own_names else _commented(line, node)

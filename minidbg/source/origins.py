@@ -12,6 +12,7 @@ import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -71,28 +72,43 @@ def stack_trace(comment: str) -> str | None:
     return f'  File "{match[1]}", line {match[2]}, in forward\n' if match else None
 
 
-def line_texts(graph_module: fx.GraphModule) -> dict[str, str]:
-    """The user's lines as the graph knows them, by ``location``: a script's comments have the places alone."""
-    found = {}
-    for node in _all_nodes(graph_module):
-        for _, _, text in itertools.islice(user_frames(node), 1):
-            found[location(node)] = text
-    return {place: text for place, text in found.items() if text}
+def traces_of(graph_module: fx.GraphModule) -> dict[str, Any]:
+    """Of each call the stack trace that ends in the user's line, as ``location`` names it, for another process.
+
+    ``texts`` are the traces, each once; ``graphs`` has, by the path of each graph, the number of every node's.
+    """
+    texts = {"": 0}
+    cut: dict[Any, int] = {}
+    graphs: dict[str, list[int]] = {}
+    for path, graph in _graphs(graph_module).items():
+        numbers = graphs[path] = []
+        for node in graph.nodes:
+            known = str(node.meta.get("stack_trace")) if node.op not in ("placeholder", "output") else ""
+            if known not in cut:
+                cut[known] = texts.setdefault(_users_frame(node) if known else "", len(texts))
+            numbers.append(cut[known])
+    return {"texts": list(texts), "graphs": graphs}
 
 
-def put_line_texts(graph_module: fx.GraphModule, texts: Mapping[str, str]) -> None:
-    """Give nodes that were read from a script the text of their lines back."""
-    for node in _all_nodes(graph_module):
-        place = location(node)
-        trace = stack_trace(place)
-        if place in texts and trace is not None:
-            node.meta["stack_trace"] = f"{trace}    {texts[place]}\n"
+def put_traces(graph_module: fx.GraphModule, table: Mapping[str, Any]) -> None:
+    """Give the nodes the stack traces that ``traces_of`` has of the same graph."""
+    found = _graphs(graph_module)
+    for path in found.keys() & table["graphs"].keys():
+        for node, number in zip(found[path].nodes, table["graphs"][path], strict=True):
+            if number:
+                node.meta["stack_trace"] = table["texts"][number]
 
 
-def _all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
-    for module in graph_module.modules():
-        if isinstance(module, fx.GraphModule):
-            yield from module.graph.nodes
+def _users_frame(node: fx.Node) -> str:
+    place = location(node)
+    text = next((text for _, _, text in user_frames(node)), "")
+    return (stack_trace(place) or "") + (f"    {text}\n" if text else "") if place else ""
+
+
+def _graphs(graph_module: fx.GraphModule) -> dict[str, fx.Graph]:
+    """The graphs of ``graph_module``, by the paths of their modules."""
+    modules = graph_module.named_modules(remove_duplicate=False)
+    return {path: module.graph for path, module in modules if isinstance(module, fx.GraphModule)}
 
 
 def comments_by_line(source: str) -> dict[int, str]:

@@ -229,7 +229,7 @@ _RANDOM = ("rand", "randn", "randint", "randperm", "normal_", "uniform_")
 
 def draws(text: str) -> bool:
     """Whether the statement or expression ``text`` uses random numbers."""
-    return any(_drawing_calls(text))
+    return any(name in text for name in _RANDOM) and any(_drawing_calls(text))
 
 
 def with_generator(text: str, seed: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeAlias
 
 from minidbg.words.kinds import UNSEEN, Kind, Traits
@@ -374,3 +374,35 @@ class RunSpec:
         )
         check_kinds(found)
         return found
+
+    def to_literal(self) -> str:
+        """All of it as the text of a Python literal, for another process: a header holds neither the margin nor the backend's expression."""
+        return write_literal(plain(self))
+
+    @classmethod
+    def from_literal(cls, text: str) -> RunSpec:
+        """Read ``to_literal`` back, equal to what was written."""
+        table = read_literal(text)
+        signature = table["signature"]
+        exact = {
+            "backend": BackendRef(**table["backend"]),
+            "context": Context(**table["context"]),
+            "signature": None if signature is None else Signature.from_table(signature),
+            "kind_if_unseen": Kind(table["kind_if_unseen"]),
+            "call": CallPath(table["call"]),
+            "level": Level(table["level"]),
+        }
+        return cls(**{**table, **exact})
+
+
+def plain(value: Any) -> Any:
+    """``value`` with each dataclass as a dict, and in place of members of enums and of subclasses what they are to everybody."""
+    if is_dataclass(value):
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float(value)
+    return tuple(map(plain, value)) if type(value) is tuple else value

@@ -41,8 +41,8 @@ from minidbg.wrapper.process import PROCESS
 from minidbg.wrapper.reports import Report
 
 log = logging.getLogger("minidbg")
-COPIED_BYTES = 4 << 30
-"""Inputs up to this size go to another interpreter with all of their values."""
+SHARE = 0.5
+"""Of what is free, memory or disk: what the values of the inputs may take on their way to the reduction."""
 
 
 ANSWERING: ContextVar[bool] = ContextVar("minidbg_answering", default=False)
@@ -183,19 +183,31 @@ def reduced_or_why_not(case: Case, capture: Path, settings: Settings, deadline: 
         why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
         line = f"captured, {why}; run: minidbg reduce {display_path(capture)}"
         return Report(line, capture=capture)
+    remark = ""
     try:
-        written = reduced_elsewhere(case, capture, settings, deadline)
+        with asking.packed(case, share=SHARE) as package:
+            remark = not_sent(package["left_out_bytes"])
+            written = reduced_elsewhere(case, package, settings, deadline)
     except MinidbgError as refusal:
-        return Report(f"captured in {display_path(capture)}; {refusal}", capture=capture)
+        return Report(f"{remark}captured in {display_path(capture)}; {refusal}", capture=capture)
     except OSError as trouble:
         line = f"captured; no process can be made to reduce it here ({trouble}); run: minidbg reduce {display_path(capture)}"
         return Report(line, capture=capture)
     if written.path is None:
-        return Report(f"{written.line}; captured in {display_path(capture)}", capture=capture)
-    return Report(written.line, written.path, capture)
+        return Report(f"{remark}{written.line}; captured in {display_path(capture)}", capture=capture)
+    return Report(f"{remark}{written.line}", written.path, capture)
 
 
-def reduced_elsewhere(case: Case, capture: Path, settings: Settings, deadline: Deadline) -> Written:
+def not_sent(left_out_bytes: int) -> str:
+    """What to say of inputs that were too large for the way to the reduction, as the beginning of a sentence."""
+    size = f"{left_out_bytes / 1e9:.2g} GB"
+    said = f"its {size} of inputs were not sent, values of the same distribution stood in; "
+    return said if left_out_bytes else ""
+
+
+def reduced_elsewhere(
+    case: Case, package: Mapping[str, Any], settings: Settings, deadline: Deadline
+) -> Written:
     """Reduce in a fork of the forkserver, never in one of this process, which has threads.
 
     Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
@@ -207,17 +219,14 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings, deadline: D
         memory_bytes=settings.memory_bytes,
         value_limit_bytes=settings.value_limit_bytes,
     )
-    with workers.stream_to_the_user() as stream, contextlib.ExitStack() as stack:
+    with workers.stream_to_the_user() as stream:
 
         def interrupted() -> None:
             stream.write("\nminidbg: the best so far is verified and written; Ctrl-C again ends it without\n")
             stream.flush()
 
-        path = capture  # has the small values, where all of them would not fit
-        with contextlib.suppress(MinidbgError, OSError):
-            path = stack.enter_context(asking.packed(case, value_limit_bytes=COPIED_BYTES))
         done = reducing.call_elsewhere(
-            case, path, settings.repro_dir, limits, stream, deadline, on_interrupt=interrupted
+            case, package, settings.repro_dir, limits, stream, deadline, on_interrupt=interrupted
         )
     return written_by(done)
 

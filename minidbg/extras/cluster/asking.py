@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from safetensors.numpy import save_file
 
 from minidbg import asking
-from minidbg.asking import packing
+from minidbg.asking import entry
 from minidbg.extras.cluster.pool import ClusterPool
 from minidbg.fx.case import Case
-from minidbg.repro import discard, write_script
+from minidbg.repro import discard
+from minidbg.source import transport
 from minidbg.watch.places import Members, Notice, Place, whole_name
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.errors import CannotWrite, MinidbgError
@@ -26,7 +28,7 @@ from minidbg.workers.deaths import last_json, last_phase
 from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Ready
 from minidbg.workers.waiting import Ends
 
-QUESTION = str(packing.__file__)
+QUESTION = str(entry.__file__)
 JOIN_S = 120.0
 
 
@@ -52,23 +54,26 @@ class Asker:
     def __call__(self, case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool) -> Outcome:
         """One run on a worker. Raises OSError where no machine can do it."""
         try:
-            whole = asking.with_all_values(case)
+            parcel = transport.pack(case)
         except CannotWrite as refusal:
             return Outcome(Verdict.INVALID, reason=str(refusal))
         number = next(NUMBERS)
-        script = self.folder / f"case_{number}.py"
+        file = self.folder / f"case_{number}.json"
         warm = "inductor" if case.backend.name == "inductor" else "aot"
-        argv = (QUESTION, str(script), json.dumps(case.spec.margin), json.dumps(to_the_end))
+        argv = (QUESTION, str(file), json.dumps(to_the_end))
         order = Order(
-            number, argv, "fork", seconds, one_thread=True, place=self.place, script=str(script), warm=warm
+            number, argv, "fork", seconds, one_thread=True, place=self.place, script=str(file), warm=warm
         )
         pool = self.pool
         assert pool is not None
         try:
-            write_script(whole, script)
+            # the paths in it are to be found: those of the code lie elsewhere on a worker
+            file.write_text(json.dumps(parcel.table, ensure_ascii=False), "utf-8", "backslashreplace")
+            arrays = {key: data.numpy() for key, data in parcel.storages.items()}
+            save_file(arrays, file.with_suffix(".safetensors"))
             ended = self.ends.of(order, pool.run)
         finally:
-            discard(script)
+            discard(file)
         if ended.unable or ended.lost or ended.cancelled:
             raise OSError(ended.unable or "the worker's interpreter died under a question")
         said = last_json(ended.stdout)
@@ -84,8 +89,8 @@ def asked_on(
     code: tuple[Mapping[str, str], Iterable[str]],
     *,
     tell: Callable[[str], object],
-) -> Iterator[int]:
-    """Within the block ``asking.submit`` asks on machines that have ``device`` and this torch; how many questions at a time.
+) -> Iterator[tuple[int, asking.Executor]]:
+    """How many questions at a time, and who runs them within the block: machines that have ``device`` and this torch.
 
     ``code`` is that of the backend: files with their hashes, and the folders to import from. Raises MinidbgError.
     """
@@ -97,8 +102,7 @@ def asked_on(
             asker.place, count = place_for(asker.members, device)
             asker.pool.take(*code)
             tell(f"questions are asked on {asker.place}, {count} at a time")
-            with asking.asked_elsewhere(asker):
-                yield count
+            yield count, asker
         finally:
             asker.pool.close()
 

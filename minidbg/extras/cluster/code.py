@@ -300,7 +300,7 @@ def moved(text: str, paths: Iterable[str], tree: Path) -> str:
     if not longest:
         return text
     every = "|".join(map(re.escape, longest))
-    return re.sub(rf"""(["'])({every})(?=["'/])""", lambda found: f"{found[1]}{tree}{found[2]}", text)
+    return re.sub(rf"""(["'])({every})(?=["'/\\])""", lambda found: f"{found[1]}{tree}{found[2]}", text)
 
 
 def built(code: Code, folder: Path) -> str:

@@ -194,7 +194,7 @@ def agrees_in_eager(case: Case, changed: Case) -> bool:
 
 def two_agree_in_eager(argument: Mapping[str, Any], note: object) -> bool:
     """In the child: the answer to ``agrees_in_eager``."""
-    case, changed = map(repro.load, argument["paths"])
+    case, changed = map(asking.unpacked, argument["cases"])
 
     def run(
         which: Case, change: Callable[[Any], Any] = lambda made: made, seed: int = harness.SEED
@@ -229,14 +229,14 @@ def seconds_a_call(case: Case, compiled: Case | None) -> float | None:
 
 def seconds_in_eager(argument: Mapping[str, Any], note: object) -> float:
     """In the child: the median time of a call of the case's graph."""
-    case = repro.load(argument["paths"][0])
+    case = asking.unpacked(argument["cases"][0])
     model, inputs = made(case)
     return median_of_calls(case, model, inputs)
 
 
 def seconds_compiled(argument: Mapping[str, Any], note: object) -> float:
     """In the child: the median time of a call of what the case's backend makes of the graph."""
-    case = repro.load(argument["paths"][0])
+    case = asking.unpacked(argument["cases"][0])
     model, inputs = made(case)
     backend = case.compiler if case.compiler is not None else backends.resolve(case.backend)
     return median_of_calls(case, harness.compile_by_torch(backend, model, inputs, case.spec), inputs)

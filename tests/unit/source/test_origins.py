@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import torch
@@ -47,13 +48,18 @@ def test_a_graph_that_knows_no_line_of_the_users_tells_none() -> None:
     assert not any(map(location, graph_of(None, hunt).graph.nodes))
 
 
-def test_the_text_of_a_line_comes_back_to_nodes_that_were_read_from_a_script() -> None:
-    live, read = (fx.symbolic_trace(lambda x: torch.relu(x)) for _ in range(2))
-    trace = '  File "/home/me/train.py", line 41, in forward\n    y = torch.relu(x)\n'
-    for graph, known in ((live, trace), (read, origins.stack_trace("train.py:41"))):
-        for node in graph.graph.find_nodes(op="call_function", target=torch.relu):
-            node.meta["stack_trace"] = known
-    texts = origins.line_texts(live)
-    assert texts == {"train.py:41": "y = torch.relu(x)"}
-    origins.put_line_texts(read, texts)
-    assert origins.user_line(read, "") == ("train.py:41", "y = torch.relu(x)")
+def test_the_users_lines_travel_to_the_same_graph_in_another_process() -> None:
+    """Of a trace the user's innermost frame; each node has its own, those of nested graphs too."""
+    deep = frame("/home/me/main.py", 3, "train()") + frame("/home/me/train.py", 41, "y = torch.relu(x)")
+    live, read = (graph_of(deep + frame(TORCH, 9, "return sin(x)"), None, deep) for _ in range(2))
+    for outer in (live, read):
+        outer.inner = graph_of(frame("/home/me/net.py", 7, "z = sin(y)"))
+    for module in (read, read.inner):
+        for node in module.graph.nodes:
+            node.meta.clear()
+    origins.put_traces(read, json.loads(json.dumps(origins.traces_of(live))))
+    known = [node.meta.get("stack_trace") for node in read.graph.nodes]
+    line = frame("train.py", 41, "y = torch.relu(x)")
+    assert known == [None, line, None, line, None]
+    assert user_line(read, "") == ("train.py:41", "y = torch.relu(x)")
+    assert user_line(read.inner, "") == ("net.py:7", "z = sin(y)")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import minidbg
-from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, RunSpec
+from minidbg.words.outcome import Direction, Kind, Signature
+from minidbg.words.run_spec import BackendRef, CallPath, Context, Level, RunSpec
 
 PACKAGE = Path(minidbg.__file__).parent
 RECORD = PACKAGE / "words" / "run_spec.py"
@@ -141,3 +141,29 @@ def test_each_exception_is_needed() -> None:
         assert READERS & set(
             ast.unparse(ast.parse((PACKAGE / name).read_text())).replace("(", " ").split()
         ), name
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RunSpec(BackendRef("eager", '"eager"')),
+        RunSpec(BackendRef("eager", '"eager"'), signature=Signature(Kind.HANG), kind_if_unseen=Kind.CRASH),
+        RunSpec(
+            BackendRef(
+                "b.f", "b.f", ("import b", "x = 'a\n\"b'"), "def f(): ...", ("/a b/c.py",), ("/p",),
+                {"pass": (1, None, [2.5, float("inf")]), "inner": {"deep": ("x",)}}, "max-autotune", ("b==1",), ("remark",), ("b",),
+            ),
+            Context(
+                grad=False, autocast=(("cuda", "torch.bfloat16", True),), threads=3, threads_matter=True,
+                config={"torch._inductor.config": {"a": None, "b": {1, 2}}}, env={"A": "b"},
+            ),
+            Signature(
+                Kind.ACCURACY, Direction.BACKWARD, ("T",), ("m:f",), "said", (Signature(Kind.COMPILE, message="other"),)
+            ),
+            Kind.RUNTIME, CallPath.DIRECT, Level.ATEN, "cuda", None, ((0,), ()), True, 7, 12.5, {"float32": (1e-3, 0.0)}, "re.*", 3.0,
+        ),
+        RunSpec(BackendRef("eager", '"eager"'), tolerances="bfloat16"),
+    ],
+)  # fmt: skip
+def test_all_of_the_record_travels_to_another_process(spec: RunSpec) -> None:
+    assert RunSpec.from_literal(spec.to_literal()) == spec

@@ -17,7 +17,7 @@ import torch
 from command_line import python
 from torch import fx
 
-from minidbg import asking, backends, repro, torch_internals, workers
+from minidbg import asking, backends, torch_internals, workers
 from minidbg.fx.case import Case
 from minidbg.words.run_spec import RunSpec
 from minidbg.workers import forkserver
@@ -132,16 +132,18 @@ def test_function_that_is_not_there_is_an_error_that_names_it() -> None:
 def test_values_travel_exactly_and_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     large = torch.randn(300, 300)
     case = case_of(inputs=(large,))
-    with asking.packed(case) as path:
-        assert torch.equal(repro.load(path).inputs[0], large)
-        files = {one: one.stat().st_mtime_ns for one in path.parent.iterdir() if one.suffix != ".py"}
-    with asking.packed(case_of(inputs=(large.clone(),))) as path:
-        assert {one: one.stat().st_mtime_ns for one in files} == files
-    assert not path.exists()
+    with asking.packed(case) as package:
+        assert torch.equal(asking.unpacked(package).inputs[0], large)
+        ((path, _),) = package["files"].values()
+        written = os.stat(path)
+    with asking.packed(case_of(inputs=(large.clone(),))) as again:
+        assert again["files"] == package["files"]
+        assert os.stat(path) == written
     monkeypatch.setattr("minidbg.asking.packing.SPARE_BYTES", 1 << 60)  # no room in memory
-    with asking.packed(case) as path:
-        assert torch.equal(repro.load(path).inputs[0], large)
-    assert not path.parent.exists()
+    with asking.packed(case) as package:
+        assert torch.equal(asking.unpacked(package).inputs[0], large)
+        ((path, _),) = package["files"].values()
+    assert not Path(path).parent.exists()
 
 
 # ---- the asker is left alone -----------------------------------------------------------------------

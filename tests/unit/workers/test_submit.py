@@ -147,7 +147,7 @@ def test_what_is_raised_in_the_child_is_what_is_raised_here(case_of: CaseOf) -> 
 def test_fault_of_the_oracle_is_invalid_and_says_so(case_of: CaseOf, monkeypatch: pytest.MonkeyPatch) -> None:
     from minidbg.asking import oracle_calls
 
-    monkeypatch.setattr(oracle_calls, "ANSWER", "minidbg.asking.packing:with_files")  # takes other arguments
+    monkeypatch.setattr(oracle_calls, "ANSWER", "minidbg.asking.packing:write_once")  # takes other arguments
     outcome = ask(case_of(planted.raises_on_relu))
     assert outcome.verdict is Verdict.INVALID
     assert "the oracle itself failed: " in outcome.reason

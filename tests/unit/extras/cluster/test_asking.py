@@ -12,10 +12,10 @@ import torch
 
 pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
 
+from minidbg.asking.entry import case_in
 from minidbg.extras.cluster.asking import Asker
 from minidbg.extras.cluster.pool import NO_CODE, ClusterPool
 from minidbg.fx.case import Case
-from minidbg.repro import load
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.workers.pool import Ended, Order
 
@@ -35,7 +35,7 @@ class Worker:
         script = self.there / request["name"]
         script.write_bytes(request["script"])
         script.with_suffix(".safetensors").write_bytes(request["tensors"])
-        self.cases.append(load(script))
+        self.cases.append(case_in(script))
         said = Outcome(Verdict.GONE).to_json()
         self.asker.heard(Ended(order.id, status=0, stdout=json.dumps(said)))
 

@@ -1,0 +1,112 @@
+"""Send a case to another process: its graph as code that builds it, its values as code that makes them, and one block of bytes a storage.
+
+A question needs no script: nobody reads it. So names of nodes stay as they are, and the record of the case is whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minidbg import torch_internals
+from minidbg.fx.case import Case
+from minidbg.fx.ranks import with_group
+from minidbg.python_text.run import run_as_module
+from minidbg.source import describing, origins, tensors
+from minidbg.source.contents import IN_PLACE, WITH_CARE
+from minidbg.source.module_text import by_name, write_graph_builder
+from minidbg.source.names import identifier
+from minidbg.source.specs import Exactness
+from minidbg.words.errors import CannotWrite
+from minidbg.words.literals import read_literal, write_literal
+from minidbg.words.run_spec import Provenance, RunSpec, plain
+
+NAMES = frozenset({"graph", "graph_module", "constants"})
+"""What the text of a graph uses itself."""
+UNLIMITED = 1 << 62
+_numbers = itertools.count(1)
+
+Stored = Callable[..., Tensor]
+"""``stored(key, dtype, device="cpu")``: a new tensor with the bytes of a storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A case on its way."""
+
+    table: dict[str, Any]
+    """Plain values, for JSON."""
+    storages: Mapping[str, Tensor]
+    """What the code of the values reads, by key: uint8 ``[n]`` on the CPU, which may be the memory of the case itself."""
+    left_out_bytes: int = 0
+    """The size of the values that stay here, since there was no room for them; others of the same distribution stand in."""
+
+
+def pack(case: Case, *, room_bytes: int = UNLIMITED) -> Parcel:
+    """``case`` for another process, with the values that fit into ``room_bytes``: all, else those that a capture has, else seeded ones.
+
+    Raises CannotWrite naming the part of the case that has no text.
+    """
+    case = with_group(case)
+    graph = write_graph_builder(case.graph_module, constant_expression=by_name, own_names=True)
+    if clashing := sorted(NAMES & graph.kernels.keys()):
+        raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the text uses that name itself")
+    # a constant and an input may share their memory
+    values = [*case.inputs, *(value.detach() for value in graph.constants.values())]
+    names = [*graph.input_names, *map(identifier, graph.constants)]
+    whole = describing.bytes_to_store(values, Exactness.EXACT)
+    exactness = next(
+        (one for one in reversed(Exactness) if describing.bytes_to_store(values, one) <= room_bytes),
+        Exactness.SEEDED,
+    )
+    sent = exactness is Exactness.EXACT
+    storages: dict[str, Tensor] = {}
+    specs = describing.describe(values, names, exactness, storages, contents=IN_PLACE if sent else WITH_CARE)
+    device = tensors.main_device(specs)
+    table = {
+        "spec": case.with_spec(device=device).spec.to_literal(),
+        "provenance": write_literal(plain(case.provenance)),
+        "graph": "\n".join([*graph.imports, "", *graph.kernels.values(), "", graph.text]),
+        "values": "\n".join(
+            [*tensors.imports_for(specs), *tensors.statements(specs, main=device, mark=False)]
+        ),
+        "names": [spec.name for spec in specs],
+        "constants": list(graph.constants),
+        "traces": origins.traces_of(case.graph_module),
+    }
+    return Parcel(table, storages, 0 if sent else whole)
+
+
+def spec_of(table: Mapping[str, Any]) -> RunSpec:
+    """How the case is run, and what it must show."""
+    return RunSpec.from_literal(table["spec"])
+
+
+def unpack(table: Mapping[str, Any], stored: Stored) -> Case:
+    """The case of a parcel. What its backend defines, operators and a process group, must be there; ``compiler`` is not set.
+
+    Raises whatever the imports and the constructors that it names raise.
+    """
+    spec = spec_of(table)
+    # the module of classes that the text makes
+    made: dict[str, Any] = {"__name__": "__main__", "torch": torch, "device": spec.device, "stored": stored}
+    with tensors.as_scripts_do([spec.device]):
+        exec(compile(table["values"], "<values>", "exec", dont_inherit=True), made)
+    values = [made[name] for name in table["names"]]
+    inputs = values[: len(values) - len(table["constants"])]
+    constants = dict(zip(table["constants"], values[len(inputs) :], strict=True))
+    with tensors.as_scripts_do():
+        graph_module = run_as_module(
+            f"minidbg_case_{next(_numbers)}",
+            table["graph"],
+            torch=torch,
+            constants=constants,
+            graph_module=torch_internals.lazy_graph_module,
+        )["graph"]()
+    origins.put_traces(graph_module, table["traces"])
+    return Case(graph_module, tuple(inputs), spec, Provenance(**read_literal(table["provenance"])))

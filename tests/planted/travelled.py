@@ -1,0 +1,84 @@
+"""A case that was sent to another process and read there, and whether it is the same one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from minidbg import torch_internals
+from minidbg.asking.packing import with_backend
+from minidbg.fx.attribute_paths import lookup
+from minidbg.fx.case import Case
+from minidbg.fx.copying import storage_key
+from minidbg.fx.ranks import with_group
+from minidbg.source import transport
+from minidbg.source.origins import location
+from minidbg.source.size import canonical_text
+from minidbg.source.specs import construction_of, is_constructed
+
+
+def travelled(case: Case, **how: Any) -> Case:
+    """``case`` as another process reads it, in this one."""
+    parcel = transport.pack(case, **how)
+
+    def stored(key: str, dtype: torch.dtype, device: str = "cpu") -> Tensor:
+        return parcel.storages[key].clone().view(dtype).to(device)
+
+    return with_backend(json.loads(json.dumps(parcel.table)), stored)
+
+
+def assert_same_case(case: Case, there: Case) -> None:
+    """Graph with its names and constants, inputs with their values, layout and what they share, and the whole record."""
+    assert canonical_text(there.graph_module) == canonical_text(case.graph_module)
+    assert nodes_of(there.graph_module) == nodes_of(case.graph_module)
+    assert [described(one) for one in there.inputs] == [described(one) for one in case.inputs]
+    assert shared(there.inputs) == shared(case.inputs)
+    assert there.spec == with_group(case).with_spec(device=there.spec.device).spec
+    assert there.provenance == case.provenance
+
+
+def nodes_of(graph_module: fx.GraphModule, path: str = "") -> dict[str, list[tuple[str, str, str, str]]]:
+    """Kind, name, target and user's line of each node, by the path of its graph; an output's name is nobody's business."""
+    nodes = graph_module.graph.nodes
+    found = {
+        path: [
+            (node.op, node.name * (node.op != "output"), str(node.target), line_of(node)) for node in nodes
+        ]
+    }
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        inner = lookup(graph_module, str(node.target))
+        if isinstance(inner, fx.GraphModule):
+            found |= nodes_of(inner, f"{path}.{node.target}")
+    return found
+
+
+def line_of(node: fx.Node) -> str:
+    return location(node) if node.op not in ("placeholder", "output") else ""
+
+
+def described(value: Any) -> Any:
+    """All that is to come back of an input."""
+    if not isinstance(value, Tensor):
+        return value
+    facts: tuple[Any, ...] = (
+        type(value), value.dtype, value.device, value.requires_grad, value.is_leaf, value.is_inference(),
+    )  # fmt: skip
+    if is_constructed(value):  # the size of a nested tensor is a number of this process
+        parts = construction_of(value, "an input").parts.values()
+        return *facts, [described(part) for part in parts]
+    facts += (tuple(value.shape), value.stride(), value.storage_offset(), value.is_conj(), value.is_neg())
+    if torch_internals.is_zero_tensor(value):
+        return *facts, "no memory"
+    plain = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return *facts, plain.view(torch.uint8).tolist()
+
+
+def shared(values: Sequence[Any]) -> list[Any]:
+    """Of each value the first that is the same object, and the first on the same storage."""
+    keys = [(id(value), storage_key(value) if isinstance(value, Tensor) else None) for value in values]
+    objects, storages = [one for one, _ in keys], [other for _, other in keys]
+    return [(objects.index(one), storages.index(other)) for one, other in keys]
