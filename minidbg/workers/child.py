@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 
-import psutil
+from minidbg.workers import family
 
 JSON: TypeAlias = Any
 """What ``json`` can write, or ``bytes``."""
@@ -103,7 +103,7 @@ class Child:
         self.timed_out = self.out_of_memory = False
         self.code: int | None = None
         """As ``subprocess`` has it; None when someone else has reaped the child."""
-        self.family: dict[int, float] = {}
+        self.family: dict[int, int | None] = {}
         """Who belongs to it, by number, and when each began: a number may be given anew."""
         for pipe in pipes:
             pipe.close_write_end()
@@ -170,25 +170,18 @@ class Child:
 
     def memory_in_use(self) -> int:
         """Resident bytes of the child and all that it started; remembers who they are."""
-        total = 0
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child = psutil.Process(self.pid)
-            for process in [child, *child.children(recursive=True)]:
-                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                    self.family[process.pid] = process.create_time()
-                    total += own_bytes(process)
-        return total
+        members = family.descendants(self.pid)
+        self.family |= {pid: family.started_at(pid) for pid in members}
+        return sum(map(family.own_bytes, members))
 
     def end(self) -> None:
         """Kill the group and whoever left it, empty the pipes, reap the child."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)
         kill_group(self.pid)
-        for pid, created in self.family.items():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                process = psutil.Process(pid)
-                if pid != self.pid and process.create_time() == created:
-                    process.kill()
+        for pid, started in self.family.items():
+            if pid != self.pid:
+                family.kill(pid, started)
         with contextlib.suppress(ChildProcessError):
             self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         for pipe in self.pipes:
@@ -210,14 +203,6 @@ def has_ended(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True  # reaped by someone else: the program ignores SIGCHLD, or waits for any child
-
-
-def own_bytes(process: psutil.Process) -> int:
-    """Resident bytes of ``process`` without the files it has mapped: a child of ours maps hundreds of megabytes of torch anew."""
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{process.pid}/status") as status:
-        lines = (line.split() for line in status)
-        return sum(int(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssShmem:"))
-    return int(process.memory_info().rss)
 
 
 def kill_group(group: int) -> None:
