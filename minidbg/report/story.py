@@ -21,9 +21,9 @@ from minidbg.repro.known_workaround import best_of
 from minidbg.repro.loading import Parts, read_parts
 from minidbg.source.node_list import without_nodes
 from minidbg.words.errors import UnreadableRepro
+from minidbg.words.json_lines import json_objects
 from minidbg.words.run_spec import Provenance
 from minidbg.words.text import display_path, moment, plural
-from minidbg.workers.deaths import json_objects
 
 HISTORY_ENTRIES = 200
 

@@ -22,11 +22,11 @@ from minidbg.watch.runner import IN_WORKER
 from minidbg.watch.settings import Column
 from minidbg.watch.watched import Mark, Watched
 from minidbg.words.cluster_address import Cluster
+from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import LAYOUT
 from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
 from minidbg.words.text import last_line
 from minidbg.workers.build import Build, Built
-from minidbg.workers.deaths import last_json
 from minidbg.workers.pool import NUMBERS, Ended, Order, Pool
 
 FOLDER = "flight"

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 
@@ -108,15 +108,18 @@ class Child:
         for pipe in pipes:
             pipe.close_write_end()
 
-    def wait_until(self, deadline: float, limit_bytes: int | None = None) -> None:
-        """Return when the child is dead or over a limit; its pipes are emptied meanwhile."""
+    def wait_until(
+        self, deadline: float, limit_bytes: int | None = None, enough: Callable[[], bool] | None = None
+    ) -> None:
+        """Return when the child is dead or over a limit, or ``enough()``; its pipes are emptied meanwhile."""
+        polls = limit_bytes is not None or enough is not None
         next_look, was_over = time.monotonic() + POLL_S, False
         with selectors.DefaultSelector() as selector, self.exit_event(selector) as wakes:
             for pipe in self.pipes:
                 selector.register(pipe.read_end, selectors.EVENT_READ)
             if self.asker is not None:
                 selector.register(self.asker, selectors.EVENT_READ)
-            while not has_ended(self.pid):
+            while not has_ended(self.pid) and not (enough and enough()):
                 now = time.monotonic()
                 if now >= deadline:
                     self.timed_out = True
@@ -130,7 +133,7 @@ class Child:
                         return None
                     was_over = is_over
                     next_look = time.monotonic() + POLL_S
-                until = deadline if wakes and limit_bytes is None else min(deadline, now + POLL_S)
+                until = deadline if wakes and not polls else min(deadline, now + POLL_S)
                 for key, _ in selector.select(max(0.0, until - now)):
                     self.read(selector, key.fd)
         return None
@@ -186,6 +189,11 @@ class Child:
             self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         for pipe in self.pipes:
             pipe.drain()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed a limit."""
+        return self.timed_out or self.out_of_memory
 
     def ending(self) -> dict[str, Any]:
         """How it ended, as fields of a ChildResult."""

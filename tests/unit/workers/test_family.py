@@ -14,7 +14,9 @@ import pytest
 from minidbg.workers import family
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
-STARTS_ANOTHER = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, flush=True); sys.stdin.read()"
+STARTS_ANOTHER = (
+    "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, flush=True); sys.stdin.read()"
+)
 
 
 def test_children_and_theirs_are_told_also_those_of_another_thread() -> None:
