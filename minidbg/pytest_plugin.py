@@ -26,9 +26,9 @@ from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_d
 from minidbg.watch.states import is_expected, is_fallback
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import read_regular
+from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.script_header import BLOCK, SCRIPT_LIMIT_BYTES, text_of
-from minidbg.workers.deaths import last_json
 from minidbg.workers.pool import preload_for
 from minidbg.workers.waiting import OneByOne
 

@@ -24,12 +24,12 @@ from minidbg import torch_internals, workers
 from minidbg.asking.packing import ANSWER, packed, preparation
 from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call
-from minidbg.judge.child import death_name, died, memory_limit
+from minidbg.judge.death import outcome_of_death
 from minidbg.judge.suspects import suspects_in_stack
 from minidbg.words.deadline import NEVER, Deadline
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Outcome, Signature, Verdict
-from minidbg.workers import ChildResult
+from minidbg.workers import ChildResult, memory_limit
 from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
 
 
@@ -106,31 +106,16 @@ def in_the_server(
         return Outcome(Verdict.INVALID, reason=str(refusal))
     if done.answered:
         return Outcome.from_json(done.value).judged_against(case.signature)
-    return outcome_of(case, done, memory_bytes)
+    return outcome_of(case, done)
 
 
-def outcome_of(case: Case, done: ChildResult, memory_bytes: int | None) -> Outcome:
+def outcome_of(case: Case, done: ChildResult) -> Outcome:
     """What the end of a child that gave no answer says about ``case``."""
     if done.error:
         last = done.error.strip().rpartition("\n")[2]
         return Outcome(Verdict.INVALID, reason=f"the oracle itself failed: {last}", message=done.error)
-    found = died(died_by(done, memory_bytes), done.note, done.stderr_tail, case.spec)
-    ours = done.timed_out or done.out_of_memory
-    outcome = replace(found, seconds=done.seconds, signal=None if ours else done.signal)
     calls = [torch_internals.GivenCall.of(node) for node in case.graph_module.graph.nodes if is_call(node)]
-    outcome = replace(outcome, suspects=suspects_in_stack(done.stderr_tail, calls))
-    return outcome.judged_against(case.signature)
-
-
-def died_by(done: ChildResult, memory_bytes: int | None) -> str:
-    """How a child without an answer ended: ``SIGSEGV``, ``exit status 7``, ``timeout``, ``memory limit``."""
-    if done.timed_out:
-        return "timeout"
-    if done.out_of_memory:
-        return "memory limit"
-    if done.signal is None and done.exit_status is None:
-        return "unknown death"
-    return death_name(-done.signal if done.signal is not None else done.exit_status or 0)
+    return replace(outcome_of_death(done, case.spec), suspects=suspects_in_stack(done.stderr_tail, calls))
 
 
 # ---- how long a hang is waited for -----------------------------------------------------------------

@@ -25,7 +25,7 @@ from minidbg import torch_internals, workers
 from minidbg.repro import flights
 from minidbg.words import environment, settings
 from minidbg.words.errors import BadSetting
-from minidbg.workers.deaths import last_json
+from minidbg.words.json_lines import last_json
 
 QUESTION_S = 60.0
 """For one answer of the forkserver, its imports included."""

@@ -61,14 +61,7 @@ def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Scri
     """The executed script, with ``options`` beside those of its header. Raises OSError, and DAMAGE for an unreadable header."""
     from minidbg.judge.script import Script
 
-    command = (
-        sys.executable,
-        "-X",
-        "faulthandler",
-        __file__,
-        path,
-        *(("--options", options) if options else ()),
-    )
+    command = (__file__, path, *(("--options", options) if options else ()))
     return Script(path, definitions, spec_with_options(path, options), command)
 
 

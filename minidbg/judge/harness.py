@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,14 @@ import torch
 
 from minidbg import torch_internals
 from minidbg.judge.agreement import differ
-from minidbg.judge.signature import exception_chain, is_about_guards, phase_of, signature_of, text_of
+from minidbg.judge.signature import (
+    exception_chain,
+    failure,
+    is_about_guards,
+    phase_of,
+    signature_of,
+    text_of,
+)
 from minidbg.torch_internals.thread_state import thread_state_kept
 from minidbg.words.environment import JUDGING
 from minidbg.words.errors import TorchNameMissing
@@ -371,13 +377,6 @@ def set_defaults(stack: contextlib.ExitStack, context: Context) -> None:
 def dtype_named(name: str) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
     return dtype
-
-
-def failure(signature: Signature, spec: RunSpec, message: str, **more: Any) -> Outcome:
-    """The outcome of a run that showed ``signature``, against the one that the spec expects."""
-    found = Outcome(Verdict(signature.kind.traits.otherwise), signature, message=message, **more)
-    said = spec.match is None or re.search(spec.match, message) is not None
-    return found.judged_against(spec.signature) if said else found
 
 
 def compared(differ: Callable[[], dict[str, Any] | None], spec: RunSpec) -> Outcome | None:

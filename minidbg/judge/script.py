@@ -32,7 +32,7 @@ class Script:
     definitions: Mapping[str, Any]
     spec: RunSpec
     command: tuple[str, ...] = ()
-    """What judges it in a process of its own, without its options."""
+    """The arguments of a Python that judges it in a process of its own, without options of the judge."""
 
     def runnable(self, device: str | None = None, backend: str | None = None) -> Runnable:
         """Its program, for another device or backend where they are given. Raises Unavailable."""
@@ -129,7 +129,7 @@ def outcome_of(
 
 def one_outcome(script: Script, device: str | None, backend: str | None) -> Outcome:
     if script.spec.expected.kind.traits.dies:
-        return judge_in_child(list(script.command), script.spec, device, backend)
+        return judge_in_child(script.command, script.spec, device, backend)
     return judge_here(script, device, backend)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import traceback
 from dataclasses import replace
+from typing import Any
 
 from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Direction, Signature
+from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
+from minidbg.words.run_spec import RunSpec
 
 # Code that only carries the call: where it stands in a stack depends on the graph, not on the bug.
 CARRIERS = (
@@ -30,6 +32,13 @@ GENERATED = ("torch._inductor.runtime.compile_tasks", "torch_compile_debug")
 SCRIPTS = ("__main__", "__mp_main__", "minidbg_repro", __name__)
 CONTROL_SEQUENCE = r"\x1b(\[[\d;?]*[A-Za-z]|\][^\a]*\a?)"  # colours, links
 LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scripts
+
+
+def failure(signature: Signature, spec: RunSpec, message: str, **more: Any) -> Outcome:
+    """The outcome of a run that showed ``signature``, against the one that the spec expects."""
+    found = Outcome(Verdict(signature.kind.traits.otherwise), signature, message=message, **more)
+    said = spec.match is None or re.search(spec.match, message) is not None
+    return found.judged_against(spec.signature) if said else found
 
 
 def signature_of(error: BaseException, kind: str | None = None, direction: str = "forward") -> Signature:

@@ -29,10 +29,11 @@ import torch
 from torch import fx, nn
 
 from minidbg import asking, backends, repro, torch_internals, workers
-from minidbg.asking.oracle_calls import died_by, main_device
+from minidbg.asking.oracle_calls import main_device
 from minidbg.fx.case import Case
 from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
 from minidbg.fx.copying import capture_by_dynamo
+from minidbg.judge.death import died_by
 from minidbg.python_text.run import run_as_module
 from minidbg.repro.folder import write_script
 from minidbg.source.contents import AT_A_GLANCE
@@ -256,7 +257,7 @@ def cases_of_torch_repro(path: Path, backend: str | CompilerFn | None) -> Iterat
             seconds=SECONDS,
         )
         if not done.answered:
-            how = f"ran for more than {SECONDS:g} s" if done.timed_out else f"ended by {died_by(done, None)}"
+            how = f"ran for more than {SECONDS:g} s" if done.timed_out else f"ended by {died_by(done)}"
             raise UnreadableTorchRepro(f"{path}: the process that executed it {how}")
         for said in done.value["skipped"]:
             log.warning("minidbg: %s: left out: %s", path.name, said)

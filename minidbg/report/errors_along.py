@@ -23,7 +23,7 @@ from minidbg.fx.mutation import written_arguments
 from minidbg.judge.compare import TOLERANCES
 from minidbg.source.module_text import instantiate, write_module
 from minidbg.words.errors import MinidbgError
-from minidbg.workers.deaths import last_json
+from minidbg.words.json_lines import last_json
 
 SECONDS = 300.0
 MOST_NODES = 10_000

@@ -22,9 +22,9 @@ from minidbg.repro.loading import Parts, read_parts
 from minidbg.source.node_list import without_nodes
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import LOG_LIMIT_BYTES, read_regular
+from minidbg.words.json_lines import json_objects
 from minidbg.words.run_spec import Provenance
 from minidbg.words.text import display_path, moment, plural
-from minidbg.workers.deaths import json_objects
 
 HISTORY_ENTRIES = 200
 

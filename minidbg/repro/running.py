@@ -17,11 +17,11 @@ from packaging.version import InvalidVersion, Version
 
 from minidbg import workers
 from minidbg.judge.command import JUDGE_SCRIPT
+from minidbg.judge.death import outcome_of_run
 from minidbg.repro.header import read_header
 from minidbg.words import environment
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.workers.deaths import outcome_of
 
 
 def run(
@@ -51,7 +51,7 @@ def run(
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
     argv += ["--tolerances", *given] if given else []
     ended = _run(argv, seconds, ready, python)
-    outcome = outcome_of(ended, header.spec.signature, limit_s=seconds)
+    outcome = outcome_of_run(ended, header.spec, limit_s=seconds)
     if not (outcome.reason or outcome.stderr) and outcome.verdict in (Verdict.GONE, Verdict.CHANGED):
         outcome = replace(outcome, stderr=ended.stderr_tail)  # who expected a failure asks what was said
     return replace(outcome, device=device or outcome.device or header.spec.device)

@@ -23,12 +23,12 @@ from minidbg.watch.settings import Column
 from minidbg.watch.watched import Mark, Watched
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.files import NOTE_LIMIT_BYTES, read_regular
+from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import LAYOUT
 from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
 from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, nodes_in, text_of
 from minidbg.words.text import last_line
 from minidbg.workers.build import Build, Built
-from minidbg.workers.deaths import last_json
 from minidbg.workers.pool import NUMBERS, Ended, Order, Pool
 
 FOLDER = "flight"

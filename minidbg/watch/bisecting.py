@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidbg.judge.death import outcome_of_run
 from minidbg.watch.repros import Repro, read_repro
-from minidbg.watch.runner import as_renamed, judging
+from minidbg.watch.runner import as_its_header_says, as_renamed, judging
 from minidbg.watch.settings import Column
 from minidbg.watch.sources import module_roots, repositories_of
 from minidbg.watch.states import is_fallback
@@ -23,7 +24,7 @@ from minidbg.words import environment
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import EXIT_STATUS, Outcome, Verdict
 from minidbg.words.text import last_line
-from minidbg.workers import deaths, run_python
+from minidbg.workers import run_python
 from minidbg.workers.build import build_within
 
 CANNOT_JUDGE = 125
@@ -141,7 +142,7 @@ class Bisection:
         )
         with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
             done = run_python(command, seconds=self.seconds, cwd=folder, env=env)
-        return deaths.outcome_of(done, repro.spec.expected, limit_s=self.seconds)
+        return outcome_of_run(done, as_its_header_says(repro), limit_s=self.seconds)
 
 
 def below(folder: Path | None, repository: Path) -> str:

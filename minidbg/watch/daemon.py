@@ -24,9 +24,9 @@ from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
 from minidbg.watch.sweeper import Sweeper
 from minidbg.watch.watched import Mark, Watched
+from minidbg.words.json_lines import last_json
 from minidbg.words.text import display_path, last_line
 from minidbg.workers.build import Built
-from minidbg.workers.deaths import last_json
 from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Pool, Ready
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from minidbg.history import ReproState
 from minidbg.judge.command import JUDGE_SCRIPT
+from minidbg.judge.death import outcome_of_run, signal_name
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import Column, WatchSettings, Workers
 from minidbg.watch.snapshot import Root, is_inside
@@ -21,9 +22,9 @@ from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import CanaryAnswer, Lane, Task
 from minidbg.words import environment
 from minidbg.words.files import link_or_copy
+from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.workers import deaths
-from minidbg.workers.deaths import last_json, signal_name
+from minidbg.words.run_spec import RunSpec
 from minidbg.workers.pool import NUMBERS, Ended, Order, Pool, busyness, share_of_memory
 
 IN_WORKER = str(Path(__file__).with_name("in_worker.py"))
@@ -164,8 +165,15 @@ def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
     """The outcome of a run of ``repro``: what it printed, else what its death says against what its header expects."""
     if ended.unable:
         return Outcome(Verdict.INVALID, reason=ended.unable, device=device)
-    outcome = deaths.outcome_of(ended.result, repro.spec.expected, limit_s=round(ended.seconds))
+    spec = as_its_header_says(repro)
+    tells = spec.traits.dies  # as ``judging`` asks for it
+    outcome = outcome_of_run(ended.result, spec, limit_s=round(ended.seconds), tells_phases=tells)
     return replace(outcome, device=device)
+
+
+def as_its_header_says(repro: Repro) -> RunSpec:
+    """How the repro is run. Of one whose failure nobody has seen yet, the kind that its header names is expected."""
+    return replace(repro.spec, signature=repro.spec.expected)
 
 
 def as_renamed(outcome: Outcome, repro: Repro, files: Collection[str]) -> Outcome:

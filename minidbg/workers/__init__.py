@@ -14,6 +14,7 @@ from minidbg.workers.forkserver import (
 )
 from minidbg.workers.interpreter import Standby, run_python
 from minidbg.workers.kernel_cache import own_kernel_cache, remove_unfinished, where_kernels_go
+from minidbg.workers.memory import memory_limit
 from minidbg.workers.pool import Preload
 from minidbg.workers.waiting import ReadyInterpreter
 
@@ -31,6 +32,7 @@ __all__ = [
     "call_in_server",
     "end_server",
     "kill_group",
+    "memory_limit",
     "own_kernel_cache",
     "remove_unfinished",
     "run_python",

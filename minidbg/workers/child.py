@@ -14,11 +14,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 
-import psutil
+from minidbg.workers import family
 
 JSON: TypeAlias = Any
 """What ``json`` can write, or ``bytes``."""
@@ -103,20 +103,23 @@ class Child:
         self.timed_out = self.out_of_memory = False
         self.code: int | None = None
         """As ``subprocess`` has it; None when someone else has reaped the child."""
-        self.family: dict[int, float] = {}
+        self.family: dict[int, int | None] = {}
         """Who belongs to it, by number, and when each began: a number may be given anew."""
         for pipe in pipes:
             pipe.close_write_end()
 
-    def wait_until(self, deadline: float, limit_bytes: int | None = None) -> None:
-        """Return when the child is dead or over a limit; its pipes are emptied meanwhile."""
+    def wait_until(
+        self, deadline: float, limit_bytes: int | None = None, enough: Callable[[], bool] | None = None
+    ) -> None:
+        """Return when the child is dead or over a limit, or ``enough()``; its pipes are emptied meanwhile."""
+        polls = limit_bytes is not None or enough is not None
         next_look, was_over = time.monotonic() + POLL_S, False
         with selectors.DefaultSelector() as selector, self.exit_event(selector) as wakes:
             for pipe in self.pipes:
                 selector.register(pipe.read_end, selectors.EVENT_READ)
             if self.asker is not None:
                 selector.register(self.asker, selectors.EVENT_READ)
-            while not has_ended(self.pid):
+            while not has_ended(self.pid) and not (enough and enough()):
                 now = time.monotonic()
                 if now >= deadline:
                     self.timed_out = True
@@ -130,7 +133,7 @@ class Child:
                         return None
                     was_over = is_over
                     next_look = time.monotonic() + POLL_S
-                until = deadline if wakes and limit_bytes is None else min(deadline, now + POLL_S)
+                until = deadline if wakes and not polls else min(deadline, now + POLL_S)
                 for key, _ in selector.select(max(0.0, until - now)):
                     self.read(selector, key.fd)
         return None
@@ -170,29 +173,27 @@ class Child:
 
     def memory_in_use(self) -> int:
         """Resident bytes of the child and all that it started; remembers who they are."""
-        total = 0
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child = psutil.Process(self.pid)
-            for process in [child, *child.children(recursive=True)]:
-                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                    self.family[process.pid] = process.create_time()
-                    total += own_bytes(process)
-        return total
+        members = family.descendants(self.pid)
+        self.family |= {pid: family.started_at(pid) for pid in members}
+        return sum(map(family.own_bytes, members))
 
     def end(self) -> None:
         """Kill the group and whoever left it, empty the pipes, reap the child."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)
         kill_group(self.pid)
-        for pid, created in self.family.items():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                process = psutil.Process(pid)
-                if pid != self.pid and process.create_time() == created:
-                    process.kill()
+        for pid, started in self.family.items():
+            if pid != self.pid:
+                family.kill(pid, started)
         with contextlib.suppress(ChildProcessError):
             self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         for pipe in self.pipes:
             pipe.drain()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed a limit."""
+        return self.timed_out or self.out_of_memory
 
     def ending(self) -> dict[str, Any]:
         """How it ended, as fields of a ChildResult."""
@@ -210,14 +211,6 @@ def has_ended(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True  # reaped by someone else: the program ignores SIGCHLD, or waits for any child
-
-
-def own_bytes(process: psutil.Process) -> int:
-    """Resident bytes of ``process`` without the files it has mapped: a child of ours maps hundreds of megabytes of torch anew."""
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{process.pid}/status") as status:
-        lines = (line.split() for line in status)
-        return sum(int(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssShmem:"))
-    return int(process.memory_info().rss)
 
 
 def kill_group(group: int) -> None:

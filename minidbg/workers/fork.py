@@ -23,9 +23,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO, cast
 
-import psutil
-
-from minidbg.workers.child import JSON, TAIL_BYTES, Child, ChildResult, Pipe, own_bytes, stand_alone
+from minidbg.workers.child import JSON, TAIL_BYTES, Child, ChildResult, Pipe, stand_alone
+from minidbg.workers.family import own_bytes
 
 NOTE_BYTES = 256
 PARENTS_STREAMS: list[TextIO | None] = []
@@ -65,7 +64,7 @@ def call_in_fork(
     ``note`` may be written to by ``fn``; its last text is in the result. Raises OSError when no process can be made.
     """
     began = time.monotonic()
-    limit_bytes = None if memory_bytes is None else memory_bytes + own_bytes(psutil.Process())
+    limit_bytes = None if memory_bytes is None else memory_bytes + own_bytes(os.getpid())
     with Pipe() as answer, Pipe(TAIL_BYTES) as stderr:
         parent = os.getpid()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no interrupt before the try

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 from minidbg.words import environment
@@ -17,6 +18,9 @@ from minidbg.workers.child import Child, ChildResult, end_of
 from minidbg.workers.run_script import RUN_SCRIPT
 
 LONGEST_OUTPUT_BYTES = 64 << 20
+FIRST_BYTES = 4096
+START_LIMIT_S = 300.0
+"""For imports, and whatever else comes before the work that a time limit is for."""
 
 
 def run_python(
@@ -26,15 +30,22 @@ def run_python(
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str | None] | None = None,
     python: str = sys.executable,
+    memory_bytes: int | None = None,
+    begins_at: str = "",
 ) -> ChildResult:
     """Run ``python *argv`` for at most ``seconds``. ``env`` overrides variables; None unsets one.
+
+    ``memory_bytes`` is what it and all that it starts may hold. ``begins_at``: the seconds begin when the program has this text at the
+    start of its stdout; so far it has ``START_LIMIT_S``.
 
     ``argv`` may begin with this interpreter's own path. Raises OSError when no process can be made.
     """
     arguments = [os.fspath(part) for part in argv]
     arguments = arguments[1:] if arguments[:1] == [sys.executable] else arguments
     with Program(arguments, cwd=cwd, env=env, stdin=subprocess.DEVNULL, python=python) as program:
-        return program.result_within(seconds)
+        if begins_at:
+            program.wait_for(begins_at, memory_bytes)
+        return program.result_within(seconds, memory_bytes)
 
 
 class Program:
@@ -52,11 +63,12 @@ class Program:
         self.began = time.monotonic()
         with contextlib.ExitStack() as stack:
             self.out, self.err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-            self.process = subprocess.Popen(
-                [python, "-X", "faulthandler", *arguments],
-                stdin=stdin, stdout=self.out, stderr=self.err, cwd=cwd, start_new_session=True,
-                env=environment.for_judge(given=env),
-            )  # fmt: skip
+            with no_core_files():
+                self.process = subprocess.Popen(
+                    [python, "-X", "faulthandler", *arguments],
+                    stdin=stdin, stdout=self.out, stderr=self.err, cwd=cwd, start_new_session=True,
+                    env=environment.for_judge(given=env),
+                )  # fmt: skip
             self.stack = stack.pop_all()
         self.child = Child(self.process.pid)
 
@@ -77,10 +89,19 @@ class Program:
         self.child.end()
         self.process.returncode = self.child.code or 0  # it is reaped, and Popen need not wait for it
 
-    def result_within(self, seconds: float) -> ChildResult:
+    def wait_for(self, text: str, memory_bytes: int | None) -> None:
+        """Wait until ``text`` is on the program's stdout, or it has ended or is over a limit."""
+        self.child.wait_until(
+            time.monotonic() + START_LIMIT_S,
+            memory_bytes,
+            enough=lambda: text.encode() in os.pread(self.out.fileno(), FIRST_BYTES, 0),
+        )
+
+    def result_within(self, seconds: float, memory_bytes: int | None = None) -> ChildResult:
         """Wait for the end, at most ``seconds`` from now; what is left of the program then is killed."""
         try:
-            self.child.wait_until(time.monotonic() + seconds)
+            if not self.child.is_over:
+                self.child.wait_until(time.monotonic() + seconds, memory_bytes)
         finally:
             self.end()
         return ChildResult(
@@ -89,6 +110,17 @@ class Program:
             stderr_tail=end_of(self.err),
             seconds=time.monotonic() - self.began,
         )
+
+
+@contextlib.contextmanager
+def no_core_files() -> Iterator[None]:
+    """A block in which a process that is started will leave no core file: it may be meant to die."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
 class Standby(Program):

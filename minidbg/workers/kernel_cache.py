@@ -16,8 +16,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import platformdirs
-
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 ELF64_SIZE = 64
 GRAPHS_KEPT_S = 3600.0
@@ -44,6 +42,8 @@ def own_kernel_cache() -> Iterator[Path]:
 
 
 def kernel_folder() -> Path:
+    import platformdirs  # here: a judge may be where only torch is installed, and has no use for it
+
     return platformdirs.user_cache_path("minidbg") / "kernels"
 
 

@@ -20,8 +20,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-import psutil
-
 from minidbg.words import environment
 from minidbg.workers.child import ChildResult
 from minidbg.workers.kernel_cache import VARIABLE
@@ -158,7 +156,8 @@ def busyness() -> float:
 
 def share_of_memory(runs: int) -> int:
     """Bytes that one of so many ``runs`` at the same time may have: its share of the machine, and something over."""
-    return int(psutil.virtual_memory().total * 0.75 / max(1, min(runs, 2)))
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(total * 0.75 / max(1, min(runs, 2)))
 
 
 class ServerPool:

@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 
 from minidbg.words import environment
 from minidbg.workers import child
+from minidbg.workers.family import children_of
 from minidbg.workers.run_script import (
     NO_VERDICT,
     RUN_SCRIPT,
@@ -215,13 +216,6 @@ def ended_child() -> int | None:
     except ChildProcessError:
         return None
     return ended.si_pid if ended else None
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes whose parent is ``pid``; empty where the kernel does not say."""
-    with contextlib.suppress(OSError, ValueError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
 
 
 def tail(path: Path) -> str:

@@ -124,7 +124,6 @@ STARTS = {
     "commands/demo/show.py": "the demo's repro, as a person runs it",
     "commands/doctor.py": "a C++ compiler",
     "commands/run/launch.py": "the user's program",
-    "judge/child.py": "what may die is judged in a child, also where nothing of ours but the judge is",
     "python_text/modules.py": "git",
     "repro/running.py": "another Python, with a torch of its own",
     "watch/bisecting.py": "git",
@@ -133,7 +132,7 @@ STARTS = {
     "watch/terminal.py": "an editor",
     "workers/build.py": "the user's build command",
     "workers/forkserver.py": "the forkserver",
-    "workers/interpreter.py": "a fresh interpreter, for python repro.py",
+    "workers/interpreter.py": "a fresh interpreter, for python repro.py and for a judge that may die",
     "workers/pool.py": "a server that runs scripts",
 }
 """Files that start a process, and what it is."""

@@ -16,10 +16,10 @@ from types import FrameType
 from typing import Any
 
 from minidbg.words import environment
+from minidbg.words.json_lines import json_objects, last_json
 from minidbg.words.settings import Reduce, Settings
 from minidbg.words.text import display_path
 from minidbg.workers.child import PR_SET_PDEATHSIG, prctl
-from minidbg.workers.deaths import json_objects, last_json
 
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 """Signals that somebody sends to us and means for the program."""

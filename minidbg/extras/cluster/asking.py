@@ -8,7 +8,7 @@ import os
 import queue
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -23,8 +23,8 @@ from minidbg.source import transport
 from minidbg.watch.places import Members, Notice, Place, whole_name
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.errors import CannotWrite, MinidbgError
+from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.workers.deaths import last_json, last_phase
 from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Ready
 from minidbg.workers.waiting import Ends
 
@@ -79,7 +79,7 @@ class Asker:
         said = last_json(ended.stdout)
         if said is not None and ended.status == 0:
             return Outcome.from_json(said).judged_against(case.signature)
-        return asking.outcome_of(case, replace(ended.result, note=last_phase(ended.stdout)), None)
+        return asking.outcome_of(case, ended.result)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from platformdirs import user_cache_dir
 
 from minidbg.extras.cluster.code import Code, Trees, as_sent, moved, sha_of
 from minidbg.extras.cluster.members import resource_of, slots_of
-from minidbg.workers.deaths import last_json
+from minidbg.words.json_lines import last_json
 from minidbg.workers.pool import (  # fmt: skip
     LEAST_ROOM_BYTES,
     NUMBERS,

@@ -23,7 +23,6 @@ import torch
 from minidbg import workers
 from minidbg.extras.hunt.candidates import Plan, Wanted, about, name_of, untried
 from minidbg.extras.hunt.states import Fate, HuntFolder, append
-from minidbg.judge.child import memory_limit
 from minidbg.reduction.importers import backend_named
 from minidbg.reduction.result import Limits
 from minidbg.torch_internals import OP_SAMPLES
@@ -184,7 +183,7 @@ class Hunt:
             workers.Preparation(f"minidbg.extras.hunt.judging:{function}", **self.warmth),
             {**common, **argument},
             seconds=seconds,
-            memory_bytes=memory_limit(),
+            memory_bytes=workers.memory_limit(),
             stream=stream,
         )
 

@@ -264,7 +264,7 @@ def keep_death(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
         how = "does not end" if done.timed_out else "ends the process"
         record |= {"state": Fate.SKIPPED, "reason": f"{how} before the backend is called"}
     else:
-        outcome = outcome_of(case, done, None)
+        outcome = outcome_of(case, done)
         record |= told(case, outcome, candidate, argument, set(argument["known"]))
     append(Path(argument["results"]), record)
     return record

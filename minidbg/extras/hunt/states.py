@@ -25,8 +25,8 @@ from filelock import FileLock, Timeout
 from minidbg.repro.folder import hidden
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import replace_file
+from minidbg.words.json_lines import json_objects
 from minidbg.words.run_spec import BackendRef
-from minidbg.workers.deaths import json_objects
 
 MOST_IN_CORPUS = 500
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from minidbg.judge import command
-from minidbg.judge.harness import failure
+from minidbg.judge.signature import failure
 from minidbg.words.outcome import EXIT_STATUS, Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, CallPath, RunSpec
 

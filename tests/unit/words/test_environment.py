@@ -108,7 +108,6 @@ READERS = {"several_ranks", "from_environment", "eager_fails_too", "allowed_envi
 
 EXCEPTIONS = {
     "words/environment.py": "the one room",
-    "judge/child.py": "its child judges in the environment of the one that started it",
     "workers/server.py": "a run becomes its script, in the environment that the pool has made for it",
 }
 

@@ -1,0 +1,152 @@
+"""What the end of a process says that judged a case: the Outcome that it printed, else what its death shows. Needs no torch.
+
+A process that judges says in which phase it is (``compile forward``, ``runtime backward``): by a note that outlives it, or on stdout
+as ``phase compile forward``. What ends it in eager is no failure of the backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+from dataclasses import replace
+
+from minidbg.judge.signature import CALLS_BACKEND, CARRIERS, failure
+from minidbg.words.json_lines import last_json
+from minidbg.words.kinds import Kind
+from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
+from minidbg.words.run_spec import RunSpec
+from minidbg.workers import ChildResult
+
+STDERR_KEPT = 4000
+EXIT = "exit status"
+
+
+def outcome_of_run(
+    ended: ChildResult, spec: RunSpec, *, limit_s: float, tells_phases: bool = False
+) -> Outcome:
+    """The outcome of a script's run with a time limit of ``limit_s``: what it printed, else what its end shows, with a reason.
+
+    ``tells_phases``: it was asked to, so that one which has named none has not come to eager.
+    """
+    found = printed(ended)
+    if found is not None:
+        return found
+    found = outcome_of_death(ended, spec, tells_phases=tells_phases)
+    by = died_by(ended)
+    if ended.timed_out:
+        how = f"no answer within {limit_s:g} s"
+    else:
+        how = by if by.startswith(EXIT) else f"died of {by}"
+    return found if found.reason else replace(found, reason=how, message=found.stderr)
+
+
+def printed(ended: ChildResult) -> Outcome | None:
+    """The outcome that a process has printed, the last line of JSON; None without one."""
+    said = last_json(ended.stdout)
+    if said is not None:
+        with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):
+            return Outcome.from_json(said)
+    return None
+
+
+def outcome_of_death(ended: ChildResult, spec: RunSpec, *, tells_phases: bool = True) -> Outcome:
+    """The outcome of a process that ended without an answer, by the phase that it was in.
+
+    One that had named no phase is no failure of the backend if it ``tells_phases``; else it is one where it was killed.
+    """
+    by, phase, stderr = died_by(ended), ended.note or last_phase(ended.stdout), ended.stderr_tail
+    kind, words, tail = (
+        Kind.HANG if ended.timed_out else Kind.CRASH,
+        last_words(stderr),
+        stderr[-STDERR_KEPT:],
+    )
+    if not phase and by.startswith(EXIT):
+        last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
+        reason = f"{by} without a verdict{': ' if last else ''}{last}"[:300]
+        verdict = Verdict.SKIPPED if ended.exit_status == 125 else Verdict.INVALID
+        return Outcome(verdict, reason=reason, message=tail, seconds=ended.seconds)
+    if phase == "eager" or (phase, kind) == ("compare", Kind.HANG) or (tells_phases and not phase):
+        who = {"": "the process", "eager": "eager itself"}.get(phase, "the comparison with eager")
+        reason = f"{who} {'did not come back in time' if kind is Kind.HANG else f'died ({by})'}"
+        return Outcome(Verdict.INVALID, reason=reason, message=words, stderr=tail, seconds=ended.seconds)
+    what, _, way = phase.partition(" ")
+    direction = Direction(way or "forward") if phase else spec.expected.direction
+    stack = stack_in(stderr)
+    compiles = any(function in (*CALLS_BACKEND, "get_or_compile") for _, function in stack)
+    if stack and what == "compile" and not compiles:
+        what = "runtime"  # torch.compile compiles and runs in one call: the stack tells which it was
+    frames = tuple(f"{module}:{function}" for module, function in outside_carriers(stack)[:4])
+    types = (by,) if kind is Kind.CRASH else (what,) if what else ()
+    where = f"while {'compiling' if what == 'compile' else 'running'} {direction}"
+    said = f"{by} {where}" + (f": {words}" if words else "")
+    message = said if kind is Kind.CRASH else f"no end {where}"
+    killed = None if ended.timed_out or ended.out_of_memory else ended.signal
+    found = failure(Signature(kind, direction, types, frames), spec, message, stderr=tail, signal=killed)
+    return replace(found, seconds=ended.seconds)
+
+
+def died_by(ended: ChildResult) -> str:
+    """How a process without an answer ended: ``SIGSEGV``, ``exit status 7``, ``timeout``, ``memory limit``."""
+    if ended.timed_out:
+        return "timeout"
+    if ended.out_of_memory:
+        return "memory limit"
+    if ended.signal is not None:
+        return signal_name(ended.signal)
+    return "unknown death" if ended.exit_status is None else f"{EXIT} {ended.exit_status}"
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV`` for 11."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_phase(text: str) -> str:
+    """The last phase that a run has named on stdout; empty without one."""
+    phases = [line.removeprefix("phase ") for line in text.splitlines() if line.startswith("phase ")]
+    return phases[-1] if phases else ""
+
+
+def last_words(stderr: str) -> str:
+    """The last lines before the stack that faulthandler wrote, and faulthandler's own first line."""
+    before, fatal, after = stderr.partition("Fatal Python error: ")
+    lines = [line.strip() for line in before.splitlines() if line.strip()][-3:]
+    return "\n".join([*lines, *after.splitlines()[:1]] if fatal else lines)[-2000:]
+
+
+def stack_in(stderr: str) -> list[tuple[str, str]]:
+    """Module and function of the frames in faulthandler's last stack, innermost first. It shows a hundred."""
+    stacks = re.split(r"(?m)^(?=(?:Current thread|Thread) 0x)", stderr)
+    current = [stack for stack in stacks if stack.startswith("Current thread")] or stacks[-1:]
+    frames = re.findall(r'(?m)^  File "(.*)", line \d+ in (.*)$', current[-1])
+    cut_off = [("", CALLS_BACKEND[0])] if re.search(r"(?m)^  \.\.\.$", current[-1]) else []
+    return [(module_of_file(file), function) for file, function in frames] + cut_off
+
+
+def outside_carriers(stack: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The frames below the place where the backend or its result was called, as in an exception's signature."""
+    kept = []
+    for module, function in stack:
+        where = f"{module}:{function}"
+        if function in (*CALLS_BACKEND, "call_compiled") or where == "torch._dynamo.eval_frame:_fn":
+            break
+        if not module.startswith((*CARRIERS, "minidbg", "<")) and where != "torch:__call__":
+            kept.append((module, function))
+    return kept
+
+
+def module_of_file(file: str) -> str:
+    """The dotted name by which the file was imported, as far as the path tells."""
+    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+        if file.startswith(folder.rstrip("/") + "/"):
+            file = file[len(folder.rstrip("/")) + 1 :]
+            break
+    else:
+        file = os.path.basename(file)
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -1,0 +1,21 @@
+"""JSON among other lines: what a process says to another one that reads its stdout, and logs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+
+def last_json(text: str) -> Mapping[str, Any] | None:
+    """The last line that is a JSON object; scripts and compilers may print other lines."""
+    return next(json_objects(reversed(text.splitlines())), None)
+
+
+def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The lines that are JSON objects; others, and those that were cut off by a kill or a full disk, are passed over."""
+    for line in lines:
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError):
+                yield json.loads(line)
