@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from minidbg.history import History
+from minidbg.watch import events
 from minidbg.watch.announce import Announcer
 from minidbg.watch.repros import HIDDEN, Repro, header_table, stamp_of
 from minidbg.watch.runner import IN_WORKER
@@ -102,7 +103,7 @@ class Background:
         path, digest = str(found[0]), found[1]
         argv = ("-m", "minidbg", "reduce", path, "--seconds", str(REDUCE_SECONDS), "--json", *where)
         self.order(argv, REDUCE_SECONDS + 60, lambda ended: self.reduced(path, digest, ended))
-        self.announce("reduction_started", capture=path)
+        self.announce(events.ReductionStarted(path))
         return True
 
     def bisect(self, path: str, good: str, bad: str, column: Column) -> str:
@@ -115,7 +116,7 @@ class Background:
         options = ("--options", column.options) if column.options else ()
         argv = ("-m", "minidbg", "bisect", *commits, path, "--device", column.device, *options, "--json")
         self.order(argv, REDUCE_SECONDS, lambda ended: self.bisected(path, ended), column.variables)
-        self.announce("bisect_started", repro=path, good=commits[0], bad=commits[1])
+        self.announce(events.BisectStarted(path, commits[0], commits[1]))
         return ""
 
     def order(
@@ -145,7 +146,7 @@ class Background:
                 return found
             if found not in self.told:
                 self.told.add(found)
-                self.announce("capture_known", capture=str(path), repro=repro)
+                self.announce(events.CaptureKnown(str(path), repro))
         return None
 
     def ended(self, message: Ended) -> bool:
@@ -157,14 +158,14 @@ class Background:
 
     def tell_deaths(self, ended: Ended) -> None:
         for capture in (last_json(ended.stdout) or {}).get("captures", ()):
-            self.announce("process_died", capture=capture)
+            self.announce(events.ProcessDied(capture))
 
     def bisected(self, path: str, ended: Ended) -> None:
         said = last_json(ended.stdout)
         text = last_line(ended.stderr)
         if said:
             text = f"{said['commit'][:10]} {said['subject']} ({said['author']})"
-        self.announce("bisect_finished", repro=path, text=text, commit=said and said["commit"])
+        self.announce(events.BisectFinished(path, text, said["commit"] if said else None))
 
     def reduced(self, capture: str, digest: str, ended: Ended) -> None:
         """A reduction has ended: remember that, and tell what came of it."""
@@ -172,7 +173,7 @@ class Background:
         repro = said.get("path")
         reason = last_line(ended.stderr) or str(said.get("verdict") or f"status {ended.status}")
         self.history.put_background(capture, digest, time.time(), str(repro or reason))
-        self.announce("reduction_finished", capture=capture, repro=repro, reason="" if repro else reason)
+        self.announce(events.ReductionFinished(capture, repro, "" if repro else reason))
 
 
 @lru_cache(maxsize=1024)
@@ -232,7 +233,7 @@ class Builds:
         self.watched.mark(Mark.BUILD)
         self.watched.marks.pop(Mark.BUILT, None)
         self.current = Build(command, self.watched.settings.folder, self.listener)
-        self.announce("build_started", command=command)
+        self.announce(events.BuildStarted(command))
         return True
 
     def ended(self, message: Built) -> bool:
@@ -244,13 +245,12 @@ class Builds:
         seconds = round(message.seconds, 3)
         if message.status != 0:
             self.watched.mark(Mark.BUILD_FAILED)
-            said = {"output": message.output, "error": message.error}
-            self.announce("build_failed", status=message.status, seconds=seconds, **said)
+            self.announce(events.BuildFailed(message.status, seconds, message.output, message.error))
             number = self.history.start_sweep(time.time(), code=self.watched.snapshot.digest(), files=[])
             self.history.end_sweep(number, time.time(), "build_failed")
             return False
         self.watched.marks.pop(Mark.BUILD_FAILED, None)
-        self.announce("build_finished", seconds=seconds)
+        self.announce(events.BuildFinished(seconds))
         edited = set(self.watched.changed_since(Mark.BUILD)) - self.watched.always
         self.repeated = bool(edited) and not self.repeated
         if not self.repeated:

@@ -14,6 +14,7 @@ from typing import Any
 
 from minidbg.history import NAME, Flip, History, ReproState, Result, Revision
 from minidbg.watch.announce import Announcer
+from minidbg.watch.events import DiskFull, Flipped, Judged, Notice
 from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of, read_repros
 from minidbg.watch.states import FAILING, NOT_JUDGED, Seen, is_expected, is_fallback
 from minidbg.watch.sweep import JobAnswer
@@ -75,22 +76,18 @@ class Recorder:
         verdict = settled.state.verdict if settled.state and runs else None
         if runs and settled.standing in NOT_JUDGED:
             verdict = None if is_fallback(runs[-1].outcome) else runs[-1].verdict
-        data: dict[str, Any] = {
-            "sweep": sweep, "repro": answer.job.repro, "device": answer.job.device, "standing": str(settled.standing),
-            "verdict": str(verdict) if verdict else None, "seconds": round(runs[0].seconds, 3) if runs else 0.0,
-            "runs": len(runs), "muted": repro.muted, "reason": answer.reason,
-            "message": runs[-1].outcome.message[:MESSAGE_CHARACTERS] if runs else "",
-        }  # fmt: skip
-        if settled.state and verdict is settled.state.verdict:
-            data["expected"] = is_expected(settled.state.verdict, repro.expect)
-            data["since"] = settled.state.since
-        self.announce("result", **data)
+        state = settled.state if settled.state and verdict is settled.state.verdict else None
+        self.announce(Judged(
+            sweep, answer.job.repro, answer.job.device, settled.standing, verdict,
+            seconds=round(runs[0].seconds, 3) if runs else 0.0, runs=len(runs), muted=repro.muted, reason=answer.reason,
+            message=runs[-1].outcome.message[:MESSAGE_CHARACTERS] if runs else "",
+            expected=is_expected(state.verdict, repro.expect) if state else None, since=state.since if state else None,
+        ))  # fmt: skip
 
     def tell_flip(self, flip: Flip, repro: Repro | None) -> None:
         """Announce a flip, and note that it was told."""
         path, muted = (str(repro.path), repro.muted) if repro else (flip.repro, "")
-        event = {**flip_facts(self.history, flip), "path": path, "muted": muted, "torch": self.torch}
-        self.announce("flip", **event)
+        self.announce(replace(flipped(self.history, flip), path=path, muted=muted, torch=self.torch))
         self.history.mark_announced(flip.id)
 
     def take_up(self, environments: Collection[str]) -> None:
@@ -109,32 +106,31 @@ class Recorder:
         """Say when the history cannot be written, and when it can again; in between all is kept in memory. Whether that began now."""
         if self.next_try is None and self.history.trouble:
             self.next_try = now + TRY_DISK_S
-            self.announce("disk_full", path=str(self.history.path), reason=self.history.trouble)
+            self.announce(DiskFull(str(self.history.path), self.history.trouble))
             return True
         if self.next_try is not None and now >= self.next_try:
             self.next_try = None if self.history.write_back() else now + TRY_DISK_S
             if self.next_try is None:
-                text = f"{self.history.path} can be written again; nothing was lost"
-                self.announce("notice", text=text)
+                self.announce(Notice(f"{self.history.path} can be written again; nothing was lost"))
         return False
 
     def close(self) -> None:
         """Write what could not be written."""
         if self.history.trouble and not self.history.write_back():
-            text = f"what was seen since the disk was full is lost: {self.history.path}"
-            self.announce("notice", text=text)
+            self.announce(Notice(f"what was seen since the disk was full is lost: {self.history.path}"))
         self.history.close()
 
 
-def flip_facts(history: History, flip: Flip) -> dict[str, Any]:
-    """A flip, the two sweeps and revisions that it lies between, and which files had changed."""
+def flipped(history: History, flip: Flip) -> Flipped:
+    """A flip with the two sweeps and revisions that it lies between, and which files had changed."""
     after, before = history.sweep(flip.sweep), history.sweep(flip.last_before)
-    return {
-        "repro": flip.repro, "device": flip.device, "kind": flip.kind, "before": str(flip.before), "after": str(flip.after),
-        "sweep": flip.sweep, "last_before_sweep": flip.last_before, "files": list(after.files)[:20] if after else [],
-        "last_before": revision_text(before.revisions if before else {}),
-        "first_after": revision_text(after.revisions if after else {}),
-    }  # fmt: skip
+    return Flipped(
+        flip.repro, flip.device, flip.kind, flip.before, flip.after, flip.sweep, flip.last_before,
+        files=tuple(after.files[:20]) if after else (),
+        last_before=revision_text(before.revisions if before else {}),
+        first_after=revision_text(after.revisions if after else {}),
+        at=flip.at,
+    )  # fmt: skip
 
 
 def revision_text(revisions: Mapping[str, Revision]) -> str:
@@ -271,48 +267,50 @@ def status_text(found: Row) -> str:
     return printable("\n".join(lines))
 
 
-def history_of(path: Path, limit: int) -> list[Row]:
-    """The flips below a folder, newest first; of a single repro its runs after them. Raises MinidbgError without a history."""
+def flips_of(folder: Path, limit: int, name: str | None = None) -> list[Flipped]:
+    """The flips below a folder, or those of one repro, newest first. Raises MinidbgError without a history."""
+    with history_in(folder) as found:
+        if found is None:
+            raise MinidbgError(f"no history in {folder}; 'minidbg watch {folder}' begins one")
+        return [flipped(found, flip) for flip in found.flips(name, limit=limit)]
+
+
+Past = tuple[list[Flipped], list[tuple[int, Result]]]
+"""Flips, and runs with their sweeps; the newest first."""
+
+
+def history_of(path: Path, limit: int) -> Past:
+    """The flips below a folder; of a single repro its runs too. Raises MinidbgError without a history."""
     home = home_of([path])
     name = None if path.is_dir() else name_of(path, home)
+    flips = flips_of(home, limit, name)
     with history_in(home) as found:
-        if found is None:
-            raise MinidbgError(f"no history in {home}; 'minidbg watch {home}' begins one")
-        flips = [
-            {"entry": "flip", "at": flip.at, **flip_facts(found, flip)}
-            for flip in found.flips(name, limit=limit)
-        ]
-        runs = found.results(name, limit=limit) if name is not None else []
-        return flips + [
-            {
-                "entry": "run", "at": run.at, "repro": run.repro, "device": run.device, "sweep": sweep,
-                "verdict": str(run.outcome.verdict), "purpose": run.purpose, "stale": run.stale,
-                "seconds": round(run.outcome.seconds, 3), "reason": run.outcome.reason,
-                "environment": run.environment, "torch": run.torch,
-            }
-            for sweep, run in runs
-        ]  # fmt: skip
+        return flips, found.results(name, limit=limit) if found and name is not None else []
 
 
-def history_text(entries: Sequence[Row]) -> str:
+def history_rows(past: Past) -> list[Row]:
+    """Each flip and run as ``minidbg history --json`` prints it."""
+    flips, runs = past
+    return [flip.history_row() for flip in flips] + [
+        {
+            "entry": "run", "at": run.at, "repro": run.repro, "device": run.device, "sweep": sweep,
+            "verdict": str(run.outcome.verdict), "purpose": run.purpose, "stale": run.stale,
+            "seconds": round(run.outcome.seconds, 3), "reason": run.outcome.reason,
+            "environment": run.environment, "torch": run.torch,
+        }
+        for sweep, run in runs
+    ]  # fmt: skip
+
+
+def history_text(past: Past) -> str:
     """Flips one a line, then runs, those that follow each other with the same verdict on one line."""
-    flips = [entry_line(entry) for entry in entries if entry["entry"] == "flip"]
-    runs = [entry for entry in entries if entry["entry"] == "run"]
-    alike = itertools.groupby(runs, lambda run: (run["verdict"], run["device"], run["stale"]))
-    lines = [entry_line(run[0], len(run)) for _, group in alike if (run := list(group))]
-    return printable("\n".join([*(flips or [plural(0, "flip")]), *lines]))
-
-
-def entry_line(entry: Row, times: int = 1) -> str:
-    """A flip or some runs in words."""
-    at, where = moment(entry["at"]), f"{entry['repro']} [{entry['device']}]"
-    if entry["entry"] == "run":
-        stale = ", stale: the code changed meanwhile" if entry["stale"] else ""
-        what = entry["purpose"] if times == 1 else f"the last of {times} runs"
-        return f"{at}  {entry['verdict']:<11} {where} sweep {entry['sweep']}, {what}{stale}"
-    text = f"{at}  {entry['kind']:<11} {where} {entry['before']} -> {entry['after']}"
-    if entry["first_after"]:
-        text += f" between {entry['last_before'] or '?'} and {entry['first_after']}"
-    if entry["files"]:
-        text += f" ({', '.join(entry['files'][:3])}{', ...' if len(entry['files']) > 3 else ''})"
-    return text
+    flips, runs = past
+    lines = [flip.history_line() for flip in flips] or [plural(0, "flip")]
+    alike = itertools.groupby(runs, lambda one: (one[1].outcome.verdict, one[1].device, one[1].stale))
+    for _, group in alike:
+        (sweep, run), *others = group
+        stale = ", stale: the code changed meanwhile" if run.stale else ""
+        what = f"the last of {len(others) + 1} runs" if others else run.purpose
+        where = f"{run.repro} [{run.device}]"
+        lines.append(f"{moment(run.at)}  {run.outcome.verdict:<11} {where} sweep {sweep}, {what}{stale}")
+    return printable("\n".join(lines))

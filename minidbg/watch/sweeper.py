@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from minidbg.watch import events
 from minidbg.watch.announce import Announcer
 from minidbg.watch.places import Place
 from minidbg.watch.recorder import Recorder
@@ -95,10 +96,10 @@ class Sweeper:
                 jobs += self.owed(self.repros.keys() - names, code)
             jobs = in_order(jobs, self.recorder.states, changed, self.repros)
             self.current = self.sweep_over(number, jobs, code, whole=whole, began=began)
+        devices = tuple(sorted({job.device for job in jobs}))
         self.announce(
-            "sweep_started", sweep=number, jobs=len(jobs), repros=len(names),
-            files=files[:20], changed=len(changed), devices=sorted({job.device for job in jobs}),
-        )  # fmt: skip
+            events.SweepStarted(number, len(jobs), len(names), tuple(files[:20]), len(changed), devices)
+        )
         self.take(self.current, unable)
         self.fill()
 
@@ -178,7 +179,7 @@ class Sweeper:
         for device in absent.keys() - self.told_missing:
             here, missed = ", ".join(self.machine.present()), plural(absent[device], "repro")
             text = f"{device} not present (found {here}); {missed} skipped there; 'minidbg doctor' lists what is here"
-            self.announce("device_missing", device=device, text=text)
+            self.announce(events.DeviceMissing(device, text))
         self.told_missing |= absent.keys()
         return jobs, unable
 
@@ -246,10 +247,9 @@ class Sweeper:
         if answer.answer == "broken" and self.broken.get(key) != answer.reason:
             self.broken[key] = answer.reason
             count = sum(repro.backend_key == key.backend for repro in self.repros.values())
-            about = {"backend": backend, "device": key.device, "reason": answer.reason, "repros": count}
-            self.announce("backend_broken", **about)
+            self.announce(events.BackendBroken(backend, key.device, answer.reason, count))
         elif answer.answer != "broken" and self.broken.pop(key, None) is not None:
-            self.announce("backend_back", backend=backend, device=key.device)
+            self.announce(events.BackendBack(backend, key.device))
         self.take(sweep, found)
 
     def job_ended(self, sweep: Sweep, task: Task, message: Ended, started: float) -> None:
@@ -308,10 +308,10 @@ class Sweeper:
         answers = [one for one in found if isinstance(one, JobAnswer)]
         for one in found:
             if isinstance(one, Unconfirmed):
-                self.announce(
-                    "unconfirmed", sweep=sweep.number, repro=one.job.repro, device=one.job.device, before=str(one.before),
-                    muted=sweep.repros[one.job.repro].muted, seen=not one.is_first, verdict=str(one.seen.verdict), seconds=round(one.seen.seconds, 3),
-                )  # fmt: skip
+                self.announce(events.Unconfirmed(
+                    sweep.number, one.job.repro, one.job.device, one.before, sweep.repros[one.job.repro].muted,
+                    seen=not one.is_first, verdict=one.seen.verdict, seconds=round(one.seen.seconds, 3),
+                ))  # fmt: skip
         if sweep.first_answer is None and (len(found) > len(answers) or any(one.runs for one in answers)):
             sweep.first_answer = self.clock()
         if answers:
@@ -338,11 +338,10 @@ class Sweeper:
             self.watched.ask_for({job.repro for job in sweep.jobs} - {job.repro for job in sweep.answers})
         end, now = "superseded" if sweep.edited else "complete", self.clock()
         self.recorder.history.end_sweep(sweep.number, now, end)
-        self.announce(
-            "sweep_finished", sweep=sweep.number, end=end, seconds=round(now - sweep.began, 3),
-            first_verdict_seconds=None if sweep.first_answer is None else round(sweep.first_answer - sweep.began, 3),
-            standings=count_standings(sweep.answers.values()), unjudged=sweep.unjudged,
-        )  # fmt: skip
+        first = None if sweep.first_answer is None else round(sweep.first_answer - sweep.began, 3)
+        standings = count_standings(sweep.answers.values())
+        took = round(now - sweep.began, 3)
+        self.announce(events.SweepFinished(sweep.number, end, took, first, standings, sweep.unjudged))
         sweep.jobs, sweep.states, sweep.runs = (), {}, {}  # of 160,000 jobs that is much
         self.watched.forget_missing()
         if sweep.number % 50 == 0:

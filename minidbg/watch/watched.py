@@ -14,7 +14,8 @@ from pathlib import Path
 
 from minidbg.watch import sources
 from minidbg.watch.announce import Announcer
-from minidbg.watch.events import WatchdogEvents
+from minidbg.watch.events import Notice, ReproAdded, ReproDamaged, ReproEdited, ReproRemoved
+from minidbg.watch.file_events import FileEvents
 from minidbg.watch.repros import Repro, read_repros
 from minidbg.watch.settings import WatchSettings
 from minidbg.watch.snapshot import Ignore, Root, Snapshot, is_inside, scan, stamp, update
@@ -106,7 +107,7 @@ class Watched:
     paths: Sequence[Path]
     home: Path
     settings: WatchSettings
-    events: WatchdogEvents
+    events: FileEvents
     announce: Announcer
     ignore: Ignore = field(init=False)
     burst: Burst = field(init=False)
@@ -217,7 +218,7 @@ class Watched:
         """When files have been quiet for long enough and git is not at work, see what has changed."""
         work = sources.git_work(sources.repositories_of(root.path for root in self.roots))
         if work is GitWork.STEPPING and not self.told_stepping:
-            self.announce("notice", text="a rebase or merge is under way: sweeps wait until it is quiet")
+            self.announce(Notice("a rebase or merge is under way: sweeps wait until it is quiet"))
         self.told_stepping = work is GitWork.STEPPING
         if self.burst.is_due(now, work):
             paths, lost = self.burst.take()
@@ -295,11 +296,13 @@ class Watched:
         self.repros = after
         changed = {name for name in after if name not in before or before[name].digest != after[name].digest}
         for name in sorted(changed):
-            what = "edited" if name in before else "added"
-            damage = after[name].damage
-            self.announce(f"repro_{'damaged' if damage else what}", reason=damage, **after[name].row())
+            repro, is_known = after[name], name in before
+            if repro.damage:
+                self.announce(ReproDamaged(name, repro.damage, by_edit=True))
+            else:
+                self.announce((ReproEdited if is_known else ReproAdded)(name, repro.notes))
         for name in sorted(before.keys() - after.keys()):
-            self.announce("repro_removed", repro=name)
+            self.announce(ReproRemoved(name))
         self.ask_for(changed)
         if changed or before.keys() != after.keys():
             self.find_sources()
@@ -360,7 +363,7 @@ class Watched:
             self.polling = bool(why)
             self.next_look = 0.0
             back = "events are back: no more polling"
-            self.announce("notice", text=f"polling every {self.look_interval():g} s: {why}" if why else back)
+            self.announce(Notice(f"polling every {self.look_interval():g} s: {why}" if why else back))
 
     def look_interval(self) -> float:
         """Seconds between looks at everything: often when polling, but never more than a part of the time."""

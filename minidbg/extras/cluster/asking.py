@@ -18,7 +18,8 @@ from minidbg.asking import packing
 from minidbg.extras.cluster.pool import ClusterPool
 from minidbg.fx.case import Case
 from minidbg.repro import discard, write_script
-from minidbg.watch.places import Members, Notice, Place, whole_name
+from minidbg.watch.events import Notice
+from minidbg.watch.places import Members, Place, whole_name
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.errors import CannotWrite, MinidbgError
 from minidbg.words.outcome import Outcome, Verdict

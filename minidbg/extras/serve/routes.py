@@ -22,7 +22,8 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from minidbg.watch import recorder
-from minidbg.watch.page import SITE, Json, Live, about, flip_entry, page_html, style_text
+from minidbg.watch.events import Json
+from minidbg.watch.page import SITE, Live, about, page_html, style_text
 from minidbg.watch.repros import HIDDEN, Repro, stamp_of
 from minidbg.words.errors import MinidbgError
 from minidbg.words.run_spec import Provenance
@@ -270,10 +271,8 @@ class Site:
                 if known["last"] is None:
                     told = {"at": result.at, "purpose": result.purpose, "torch": result.torch}
                     known["last"] = {**told, **result.outcome.to_json()}
-            flips = [
-                {"at": flip.at, **recorder.flip_facts(history, flip)} for flip in history.flips(repro.name)
-            ]
-        return {"columns": columns, "flips": [flip_entry(flip) for flip in flips]}
+            flips = [recorder.flipped(history, flip).page_row() for flip in history.flips(repro.name)]
+        return {"columns": columns, "flips": flips}
 
 
 def refusal(request: Request, error: Exception) -> Response:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from minidbg.judge.command import JUDGE_SCRIPT
-from minidbg.watch.announce import Announcer, Event, View
+from minidbg.watch.announce import Announcer, View
 from minidbg.watch.daemon import Daemon, Hint, Inbox
+from minidbg.watch.events import Event
 from minidbg.watch.settings import WatchSettings
 from minidbg.watch.snapshot import Root
 from minidbg.workers.pool import Ended, Order
@@ -174,13 +175,13 @@ class World:
 
     def data(self, name: str, key: str) -> list[Any]:
         """What the events of that name say under the key."""
-        return [event.data[key] for event in self.names(name)]
+        return [getattr(event, key) for event in self.names(name)]
 
     def names(self, name: str) -> list[Event]:
         return [event for event in self.told if event.name == name]
 
     def flips(self) -> list[tuple[str, str]]:
-        return [(event.data["kind"], event.data["repro"]) for event in self.names("flip")]
+        return [(event.kind, event.repro) for event in self.names("flip")]
 
     def ran(self) -> list[str]:
         """The repros that were run since the last call, canaries left out."""

@@ -12,8 +12,9 @@ import pytest
 
 from minidbg.history import History
 from minidbg.watch import in_worker
-from minidbg.watch.announce import Announcer, Event
+from minidbg.watch.announce import Announcer
 from minidbg.watch.background import ASK_AGAIN_S, UNTOUCHED_S, Background, Flights
+from minidbg.watch.events import Event
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.settings import Column
 from minidbg.workers.pool import Ended, Order
@@ -120,7 +121,7 @@ def test_a_regression_is_bisected_between_its_commits(desk: Desk) -> None:
     found = {"commit": "c" * 40, "subject": "optimise", "author": "Ann", "date": "2026-01-01"}
     desk.ends(0, stdout=json.dumps(found))
     assert desk.names()[-2:] == ["bisect_started", "bisect_finished"]
-    assert "cccccccccc optimise (Ann)" in desk.told[-1].data["text"]
+    assert "cccccccccc optimise (Ann)" in desk.told[-1].text
     assert "not committed" in desk.background.bisect("r.py", "aaaa", "aaaa+1234", column)
     assert "git does not say" in desk.background.bisect("r.py", "", "", column)
 
@@ -130,7 +131,7 @@ def test_a_capture_whose_failure_a_repro_shows_is_left_and_that_is_said_once(des
     shown = desk.repro("A")
     for _ in range(2):
         assert not desk.background.start([shown])
-    assert [(event.name, event.data["repro"]) for event in desk.told] == [("capture_known", "A.py")]
+    assert [(event.name, event.repro) for event in desk.told] == [("capture_known", "A.py")]
     assert desk.background.start([]), "it waits for the day that the repro is thrown away"
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +36,7 @@ def test_a_flip_is_confirmed_in_a_fresh_interpreter_and_told_once(world: World) 
     assert modes == ["fork", "untouched"]
     assert world.flips() == [("FIXED", "a.py")]
     (flip,) = world.names("flip")
-    assert flip.data["files"] == ["src/toy_backend/a.py"]
+    assert flip.files == ("src/toy_backend/a.py",)
     world.save("a", "gone \n")
     assert world.flips() == [("FIXED", "a.py")]
 
@@ -108,7 +106,7 @@ def test_an_edit_that_no_event_told_of_is_seen_at_the_end_of_the_run(world: Worl
 
     world.pool.during = edit_in_silence
     world.save("__init__", "# another")
-    assert world.names("sweep_finished")[1].data["end"] == "superseded"
+    assert world.names("sweep_finished")[1].end == "superseded"
     assert world.flips() == [("FIXED", "a.py")]
 
 
@@ -117,7 +115,7 @@ def test_a_file_that_every_run_writes_anew_does_not_keep_the_daemon_busy_for_eve
     world.pool.during = lambda order: (world.package / "a.py").write_text("reproduces") and None
     world.settle()
     assert len(world.names("sweep_started")) <= 4
-    assert world.names("result")[-1].data["verdict"] == "reproduces"
+    assert world.names("result")[-1].verdict == "reproduces"
 
 
 def test_an_added_and_an_edited_repro_run_alone_and_a_removed_one_is_forgotten(world: World) -> None:
@@ -145,7 +143,7 @@ def test_a_damaged_repro_is_shown_and_runs_nothing(world: World) -> None:
     (world.repros / "conftest.py").write_text("")
     world.start()
     assert world.data("repro_damaged", "repro") == ["cut_off.py"]
-    standings = {event.data["repro"]: event.data["standing"] for event in world.names("result")}
+    standings = {event.repro: event.standing for event in world.names("result")}
     assert standings == {"a.py": "new", "cut_off.py": "invalid"}
     assert "cut_off" not in world.ran()
 
@@ -154,7 +152,7 @@ def test_each_repro_runs_on_each_device_and_a_missing_one_is_skipped_aloud(world
     world.start({"a": "gone"}, devices="cpu,cuda:1,all")
     assert {*world.data("result", "device")} == {"cpu", "cuda:0"}
     (missing,) = world.names("device_missing")
-    assert missing.data["text"] == (
+    assert missing.text == (
         "cuda:1 not present (found cpu, cuda:0); 1 repro skipped there; 'minidbg doctor' lists what is here"
     )
     assert {order.mode for order in world.pool.orders if "cuda:0" in order.argv} <= {"prelude", "fresh"}
@@ -184,9 +182,9 @@ def test_a_module_that_is_renamed_is_no_change_of_failure(world: World) -> None:
     world.hint(world.package / "old.py")
     world.hint(world.package / "new.py")
     world.settle()
-    last = world.names("result")[-1].data
-    assert last["verdict"] == "reproduces"
-    assert last["reason"] == "module renamed: toy_backend.old is toy_backend.new now"
+    last = world.names("result")[-1]
+    assert last.verdict == "reproduces"
+    assert last.reason == "module renamed: toy_backend.old is toy_backend.new now"
     assert world.flips() == []
     world.write(world.package / "old.py", "")
     assert world.flips() == [("changed", "a.py")], "with both modules there, the failure has moved"
@@ -229,7 +227,7 @@ def test_what_the_header_expects_is_nothing_new(world: World) -> None:
     """Issue 15: the table said 'reproduces -> reproduces?'."""
     world.repro("a", "reproduces", expect="gone")
     world.start()
-    told = [(event.data["before"], event.data["verdict"]) for event in world.names("unconfirmed")]
+    told = [(event.before, event.verdict) for event in world.names("unconfirmed")]
     assert told == [("gone", "reproduces")]
 
 
@@ -243,7 +241,7 @@ def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(
             daemon.handle(daemon.inbox.get())
         daemon.guarded("step", lambda now=now: daemon.step(now))  # type: ignore[misc]
     assert len(world.names("notice")) == 1
-    assert "ZeroDivisionError" in world.names("notice")[0].data["text"]
+    assert "ZeroDivisionError" in world.names("notice")[0].text
     assert daemon.resting_until > 0.2
 
 
@@ -288,7 +286,7 @@ def test_a_repro_with_a_mode_is_skipped_where_options_are_added(world: World) ->
     world.pool.canary = "missing"
     world.settle()
     assert world.data("result", "standing") == ["skipped"]
-    assert world.names("sweep_finished")[0].data["unjudged"] == 0
+    assert world.names("sweep_finished")[0].unjudged == 0
 
 
 def test_a_crash_is_a_verdict(world: World) -> None:
@@ -406,8 +404,7 @@ def test_once_names_what_contradicts_its_header(world: World) -> None:
     daemon = world.start(once=True, fail_on=FailOn.UNEXPECTED)
     assert daemon.status == 1
     (event,) = world.names("unexpected")
-    told = [event.data[name] for name in ("repro", "verdict", "expect")]
-    assert told == ["fixed.py", "gone", "reproduces"]
+    assert [event.repro, event.verdict, event.expect] == ["fixed.py", "gone", "reproduces"]
 
 
 def test_polling_is_announced_with_its_reason(world: World) -> None:
@@ -516,14 +513,14 @@ def test_a_machine_that_was_away_catches_up_on_what_it_has_not_judged(world: Wor
     joined(world, "red")
     joined(world, "red", "blue")
     assert ran_at(world) == set()
-    assert world.names("columns")[-1].data["states"], "its verdicts are on this code"
+    assert world.names("columns")[-1].states, "its verdicts are on this code"
     joined(world, "red")
     world.save("a", "gone")
     assert ran_at(world) == {("a", "cpu@red"), ("b", "cpu@red")}
     joined(world, "red", "blue")
-    assert not world.names("columns")[-1].data["states"], "its verdicts are on other code"
+    assert not world.names("columns")[-1].states, "its verdicts are on other code"
     assert ran_at(world) == {("a", "cpu@blue"), ("b", "cpu@blue")}
-    assert [(event.data["kind"], event.data["device"]) for event in world.names("flip")] == [
+    assert [(event.kind, event.device) for event in world.names("flip")] == [
         ("FIXED", "cpu@red"), ("FIXED", "cpu@blue"),
     ]  # fmt: skip
 
@@ -535,7 +532,7 @@ def test_machines_that_fail_change_no_state(world: World) -> None:
     world.pool.answer = lambda order: Ended(order.id, unable="workers died under it")  # type: ignore[method-assign]
     world.save("a", "gone")
     assert world.flips() == []
-    assert "workers died under it" in world.names("backend_broken")[-1].data["reason"]
+    assert "workers died under it" in world.names("backend_broken")[-1].reason
     assert str(daemon.recorder.states["a.py", "cpu@red"].verdict) == "reproduces"
     world.pool.answer = answer  # type: ignore[method-assign]
     world.save("a", "gone ")

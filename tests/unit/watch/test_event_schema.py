@@ -23,7 +23,8 @@ from minidbg.history import Environment, Revision
 from minidbg.watch import background, daemon, starting
 from minidbg.watch.announce import JsonLines, PlainLines
 from minidbg.watch.daemon import Key, Stop
-from minidbg.watch.places import Members, Notice, Place
+from minidbg.watch.events import Notice
+from minidbg.watch.places import Members, Place
 from minidbg.watch.settings import FailOn, WatchSettings
 from minidbg.words.cluster_address import Cluster
 from minidbg.workers.build import Built
