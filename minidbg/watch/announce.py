@@ -7,6 +7,7 @@ import json
 import logging
 import logging.handlers
 import time
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -83,6 +84,13 @@ class Announcer:
 
     def __init__(self, views: list[View]) -> None:
         self.views = views
+        self.said: set[Hashable] = set()
+
+    def once(self, key: Hashable, event: Event) -> None:
+        """Announce ``event`` unless one with this ``key`` was announced before."""
+        if key not in self.said:
+            self.said.add(key)
+            self(event)
 
     def __call__(self, event: Event) -> None:
         event = replace(event, at=time.time())

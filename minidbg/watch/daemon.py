@@ -14,18 +14,18 @@ from typing import TypeAlias
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
 from minidbg.watch import events
 from minidbg.watch.announce import Announcer, Log
-from minidbg.watch.background import Background, Builds
 from minidbg.watch.events import Notice
 from minidbg.watch.file_events import FileEvents
+from minidbg.watch.idle_work import Builds, IdleWork
 from minidbg.watch.places import Members, Place
-from minidbg.watch.recorder import Recorder, contradictions, exit_status
+from minidbg.watch.recorder import Recorder, contradictions, exit_status, judged_states
 from minidbg.watch.repros import Lock, hidden_folder, home_of
-from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
+from minidbg.watch.runner import PROBE_SCRIPT, Bytecode, Runner, forks
 from minidbg.watch.settings import Column, FailOn, Machine, WatchSettings
 from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
 from minidbg.watch.sweeper import Sweeper
-from minidbg.watch.watched import Mark, Watched
+from minidbg.watch.watched import Watched
 from minidbg.words.text import display_path, last_line
 from minidbg.workers.build import Built
 from minidbg.workers.deaths import last_json
@@ -104,18 +104,17 @@ class Daemon:
         self.recorder = Recorder(history, announce, history.states())
         self.pool = make_pool(hidden)
         self.watched = Watched(self.paths, self.home, settings, file_events, announce)
-        take = getattr(self.pool, "take", None)
-        runner = Runner(self.pool, settings, Bytecode(hidden / "pycache"), take=take)
+        send_code = getattr(self.pool, "take", None)
+        runner = Runner(self.pool, settings, Bytecode(hidden / "pycache"), send_code=send_code)
         self.sweeper = Sweeper(settings, self.recorder, self.watched, runner, announce)
         self.builds = Builds(self.inbox.put, self.watched, history, announce)
-        self.background = Background(self.home, history, self.pool, announce, cluster=settings.cluster)
+        self.idle_work = IdleWork(self.home, history, self.pool, announce, cluster=settings.cluster)
         self.status: int | None = None
         self.machine_order = 0
         self.paused = False
         self.next_quiet_work = 0.0
         self.sweeps_done = 0
         self.resting_until = self.rest_s = 0.0
-        self.told_faults: set[str] = set()
         if notice:
             announce(Notice(notice))
 
@@ -167,7 +166,7 @@ class Daemon:
         self.machine_order = next(NUMBERS)
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
         mode = "fork" if forks(self.settings.workers) else "prelude"
-        self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
+        self.pool.run(Order(self.machine_order, (PROBE_SCRIPT, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:
         self.guarded(repr(message)[:500], lambda: self.dispatch(message))
@@ -181,9 +180,7 @@ class Daemon:
             self.rest_s = min(MOST_REST_S, max(FIRST_REST_S, 2 * self.rest_s))
             self.resting_until = time.monotonic() + self.rest_s
             text = f"a fault in minidbg itself ({type(fault).__name__}: {fault}); its traceback is in {self.log.path}"
-            if text not in self.told_faults:
-                self.told_faults.add(text)
-                self.announce(Notice(text))
+            self.announce.once(text, Notice(text))
 
     def dispatch(self, message: Message) -> None:
         match message:
@@ -191,7 +188,7 @@ class Daemon:
                 self.watched.hinted(path)
             case Ended(id=self.machine_order):
                 self.found_machine(message)
-            case Ended() if not self.background.ended(message):
+            case Ended() if not self.idle_work.ended(message):
                 self.sweeper.ended(message)
             case Ready(seconds, files):
                 self.sweeper.runner.bytecode.seed(files, self.watched.all_roots())
@@ -238,14 +235,14 @@ class Daemon:
     def ready_to_sweep(self) -> bool:
         """Whether there is a reason to sweep and nothing against it: a pause, a burst under way, a build that failed."""
         hindered = self.paused or self.watched.burst.first is not None or self.watched.build_fails
-        return self.watched.wanted and not hindered
+        return self.watched.wants_sweep and not hindered
 
     # Sweeps
 
     def built(self, message: Built) -> None:
         """A build has ended: sweep, if it went well and there is something to judge."""
         if self.builds.ended(message):
-            if not self.builds.begin() and self.watched.wanted:
+            if not self.builds.begin() and self.watched.wants_sweep:
                 self.sweep()
         elif self.settings.once and self.builds.current is None:
             self.status = 125
@@ -255,7 +252,7 @@ class Daemon:
         try:
             self.sweeper.begin()
         except Exception:
-            self.watched.every = True  # what it was to run is still to be run
+            self.watched.pending.all = True  # what it was to run is still to be run
             raise
         assert self.sweeper.current is not None
         number = self.sweeper.current.number
@@ -277,7 +274,7 @@ class Daemon:
         if not self.settings.once:
             return
         self.sweeps_done += 1
-        if not self.watched.wanted:
+        if not self.watched.wants_sweep:
             self.status = self.status_of_once()
         elif self.sweeps_done >= MOST_SWEEPS_ONCE:
             self.announce(Notice("the code kept changing while it was judged; nothing can be said"))
@@ -286,12 +283,12 @@ class Daemon:
     def status_of_once(self) -> int:
         """The exit status; what contradicts its header is named when only that counts."""
         assert self.sweeper.last is not None
-        answers, repros = self.sweeper.last.answers.values(), self.watched.repros
+        decisions, repros = self.sweeper.last.decisions.values(), self.watched.repros
         unexpected = self.settings.fail_on is FailOn.UNEXPECTED
-        for state in contradictions(answers, repros) if unexpected else ():
+        for state in contradictions(judged_states(decisions), repros) if unexpected else ():
             expect = repros[state.repro].expect
             self.announce(events.Unexpected(state.repro, state.device, state.verdict, expect))
-        return exit_status(answers, repros, unexpected_only=unexpected)
+        return exit_status(decisions, repros, unexpected_only=unexpected)
 
     def use_quiet_time(self) -> None:
         """With nothing to judge: reduce a capture, and run anew what has been seen only few times."""
@@ -300,8 +297,8 @@ class Daemon:
         self.next_quiet_work = time.monotonic() + QUIET_WORK_S
         repros = self.watched.repros.values()
         if self.settings.reduce:
-            self.background.start(repros)
-        if self.sweeper.broken or self.watched.needs_build or self.watched.changed_since(Mark.SWEPT):
+            self.idle_work.start(repros)
+        if self.sweeper.broken or self.watched.needs_build or not self.watched.known:
             return  # what lies there is not what was judged
         names = seen_too_seldom(self.recorder.states.values(), self.watched.repros, runs=PROBE_RUNS)
         if names and self.sweeper.last is not None:
@@ -319,7 +316,7 @@ class Daemon:
         self.sweeper.machine, self.recorder.torch = machine, machine.torch
         for environment in machine.environments.values():
             self.recorder.history.put_environment(environment)
-        self.recorder.take_up({environment.key for environment in machine.environments.values()})
+        self.recorder.resume_in({environment.key for environment in machine.environments.values()})
         names = {name: one.name for name, one in machine.environments.items()}
         self.announce(events.MachineFound(machine.torch, names))
 
@@ -330,7 +327,7 @@ class Daemon:
         for place in places.values():
             self.recorder.history.put_environment(place.environment)
             self.recorder.torches[place.environment.key] = place.environment.torch
-        code = sweep.code if sweep is not None and not self.watched.wants_all else None
+        code = sweep.code if sweep is not None and not self.watched.runs_all else None
         new = places.keys() - before.keys()
         self.announce(events.Columns(
             {name: place.slots for name, place in places.items()}, tuple(sorted(before.keys() - places.keys())),
@@ -345,7 +342,7 @@ class Daemon:
             case "bisect":
                 every = self.settings.variants(self.sweeper.machine.environments)
                 column = next((one for one in every if str(one) == key.column), Column("cpu"))
-                if refusal := self.background.bisect(key.path, key.good, key.bad, column):
+                if refusal := self.idle_work.bisect(key.path, key.good, key.bad, column):
                     self.announce(Notice(f"{display_path(key.path)} is not bisected: {refusal}"))
             case "quit":
                 self.inbox.put(Stop("asked to"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from minidbg.history import ReproState
+from minidbg.history import State
 from minidbg.watch.states import Transition
 from minidbg.words.outcome import Verdict
 from minidbg.words.text import display_path, moment, plural, printable
@@ -54,7 +54,7 @@ class Started(Event):
     jobs: int
     notes: tuple[Mapping[str, str], ...] = ()
     """Of each repro whose header has any: its owner, its issue, why it is muted."""
-    states: tuple[ReproState, ...] = ()
+    states: tuple[State, ...] = ()
     """Where everything stands, as far as it was seen here."""
 
     def words(self) -> str:
@@ -89,7 +89,7 @@ class Columns(Event):
     places: Mapping[str, int]
     """Runs that each takes at the same time."""
     left: tuple[str, ...]
-    states: tuple[ReproState, ...]
+    states: tuple[State, ...]
     """Of the places that were not there before: their verdicts on the present code."""
 
     def words(self) -> str:

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minidbg.history import ReproState
+from minidbg.history import State
 from minidbg.watch import events
 from minidbg.watch.events import Event, Flipped, Judged
 from minidbg.watch.states import FAILING
@@ -39,7 +39,7 @@ KEYS = "Enter rerun  f failing only, and run them  up/down error of a row  o ope
 
 
 @dataclass(slots=True)
-class VerdictCell:
+class Cell:
     """One repro on one device."""
 
     verdict: str | None = None
@@ -68,7 +68,7 @@ class Matrix:
 
     clock: Callable[[], float] = time.time
     home: str = ""
-    cells: dict[tuple[str, str], VerdictCell] = field(default_factory=dict)
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     flips: deque[Flipped] = field(default_factory=lambda: deque(maxlen=SHOWN_FLIPS))
     notices: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=SHOWN_NOTICES))
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -142,12 +142,12 @@ class Matrix:
         if isinstance(event, NOTICES) and (not self.notices or self.notices[-1][1] != event.line()):
             self.notices.append((event.at, event.line()))
 
-    def cell(self, repro: str, device: str) -> VerdictCell:
-        return self.cells.setdefault((repro, device), VerdictCell())
+    def cell(self, repro: str, device: str) -> Cell:
+        return self.cells.setdefault((repro, device), Cell())
 
-    def show_states(self, states: Iterable[ReproState]) -> None:
+    def show_states(self, states: Iterable[State]) -> None:
         for state in states:
-            cell = VerdictCell(state.verdict, state.since, note=state.reason)
+            cell = Cell(state.verdict, state.since, note=state.reason)
             self.cells[state.repro, state.device] = cell
 
     def next_device(self) -> None:
@@ -165,7 +165,7 @@ class Matrix:
         place = names.index(self.selected) + step if self.selected in names else (0 if step > 0 else -1)
         self.selected = names[max(0, min(place, len(names) - 1))] if names else ""
 
-    def cells_of(self, name: str) -> dict[str, VerdictCell]:
+    def cells_of(self, name: str) -> dict[str, Cell]:
         return {device: cell for (one, device), cell in self.cells.items() if one == name}
 
     def flip_of(self, name: str) -> Flipped | None:
@@ -252,7 +252,7 @@ class Matrix:
             table.add_row(f"... and {plural(len(names) - room + 1, 'more repro')}")
         return table
 
-    def remark(self, name: str, cells: Sequence[VerdictCell]) -> str:
+    def remark(self, name: str, cells: Sequence[Cell]) -> str:
         """Why it is muted, else what is said of its verdict."""
         muted = self.notes.get(name, {}).get("muted", "")
         note = f"muted: {muted}" if muted else next((cell.note for cell in cells if cell.note), "")
@@ -271,7 +271,7 @@ class Matrix:
         rows += sorted(ranks.keys() - set(rows), key=lambda name: (ranks[name], name))
         return rows if every or not self.failing_only else [name for name in rows if name in failing]
 
-    def cell_text(self, cell: VerdictCell | None) -> Text:
+    def cell_text(self, cell: Cell | None) -> Text:
         """The verdict, and a new one that is being confirmed; dim until the running sweep has seen it."""
         if cell is None:
             return Text("-", style="dim")

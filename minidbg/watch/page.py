@@ -15,7 +15,7 @@ from typing import Any
 from minidbg.watch import events, recorder
 from minidbg.watch.announce import View
 from minidbg.watch.events import Event, Flipped, Json
-from minidbg.watch.matrix import Matrix, VerdictCell
+from minidbg.watch.matrix import Matrix, Cell
 from minidbg.watch.repros import Repro, replace_text
 from minidbg.words.errors import MinidbgError
 from minidbg.words.text import display_path
@@ -161,7 +161,7 @@ def about(repro: Repro | None) -> Json:
     }
 
 
-def cell_json(cell: VerdictCell, *, brief: bool = True) -> list[Any]:
+def cell_json(cell: Cell, *, brief: bool = True) -> list[Any]:
     """Verdict, since when, seconds, whether the present sweep saw it, what was said, and what is being confirmed."""
     note = cell.note.partition("\n")[0][:BRIEF_CHARACTERS] if brief else cell.note
     since = None if cell.since is None else round(cell.since)

@@ -1,6 +1,6 @@
 """The history of a repro folder: what sweeps come to goes into it, and people ask for it.
 
-Answers are stored and then told; a flip is told once, also when we were killed in between.
+Decisions are stored and then told; a flip is told once, also when we were killed in between.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from minidbg.history import NAME, Flip, History, ReproState, Result, Revision
+from minidbg.history import NAME, Flip, History, Observation, Revision, State
 from minidbg.watch.announce import Announcer
-from minidbg.watch.events import DiskFull, Flipped, Judged, Notice
+from minidbg.watch.events import DiskFull, Flipped, Json, Judged, Notice
 from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of, read_repros
-from minidbg.watch.states import FAILING, NOT_JUDGED, Seen, is_expected, is_fallback
-from minidbg.watch.sweep import JobAnswer
+from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, is_expected, is_fallback
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Verdict
 from minidbg.words.text import moment, plural, printable
@@ -32,7 +30,7 @@ class Recorder:
 
     history: History
     announce: Announcer
-    states: dict[tuple[str, str], ReproState] = field(default_factory=dict)
+    states: dict[tuple[str, str], State] = field(default_factory=dict)
     torch: str = ""
     """Its version, stored with each result."""
     torches: dict[str, str] = field(default_factory=dict)
@@ -41,45 +39,42 @@ class Recorder:
     """When to try to write the history again; None while it can be written."""
 
     def commit(
-        self, answers: Iterable[JobAnswer], repros: Mapping[str, Repro], sweep: int, *, quiet: bool = False
+        self, decisions: Sequence[Decision], repros: Mapping[str, Repro], sweep: int, *, quiet: bool = False
     ) -> None:
-        """Store the answers, then tell them, flips last; with ``quiet`` the flips alone."""
-        answers = list(answers)
+        """Store the decisions, then tell them, flips last; with ``quiet`` the flips alone."""
         flips = self.history.atomically(
-            lambda: [flip for answer in answers if (flip := self.store(answer)) is not None]
+            lambda: [flip for decision in decisions if (flip := self.store(decision)) is not None]
         )
-        for answer in () if quiet else answers:
-            self.tell(answer, repros[answer.job.repro], sweep)
+        for decision in () if quiet else decisions:
+            self.tell(decision, repros[decision.job.repro], sweep)
         for flip in flips:
             self.tell_flip(flip, repros.get(flip.repro))
 
-    def store(self, answer: JobAnswer) -> Flip | None:
-        """Write one answer; its flip, if it has one."""
-        for seen in answer.runs:
-            self.store_run(answer.job.repro, answer.job.device, seen, stale=False)
-        state, flip = answer.settled.state, answer.settled.flip
-        if state is not None and answer.runs:
+    def store(self, decision: Decision) -> Flip | None:
+        """Write one decision; its flip, if it has one."""
+        for run in decision.runs:
+            self.store_run(run)
+        state, flip = decision.state, decision.flip
+        if state is not None and decision.runs:
             self.history.put_state(state)
             self.states[state.repro, state.device] = state
         return replace(flip, id=self.history.add_flip(flip)) if flip else None
 
-    def store_run(self, repro: str, device: str, seen: Seen, *, stale: bool) -> None:
-        outcome = replace(seen.outcome, message=seen.outcome.message[:MESSAGE_CHARACTERS])
-        result = Result(
-            repro, device, seen.at, outcome, str(seen.purpose), seen.script, seen.environment,
-            self.torches.get(seen.environment, self.torch), stale,
-        )  # fmt: skip
-        self.history.add_result(seen.sweep, result)
+    def store_run(self, run: Observation) -> None:
+        outcome = replace(run.outcome, message=run.outcome.message[:MESSAGE_CHARACTERS])
+        torch = self.torches.get(run.environment, self.torch)
+        self.history.add_observation(replace(run, outcome=outcome, torch=torch))
 
-    def tell(self, answer: JobAnswer, repro: Repro, sweep: int) -> None:
-        settled, runs = answer.settled, answer.runs
-        verdict = settled.state.verdict if settled.state and runs else None
-        if runs and settled.standing in NOT_JUDGED:
+    def tell(self, decision: Decision, repro: Repro, sweep: int) -> None:
+        state, runs = decision.state, decision.runs
+        verdict = state.verdict if state and runs else None
+        if runs and decision.transition in NOT_JUDGED:
             verdict = None if is_fallback(runs[-1].outcome) else runs[-1].verdict
-        state = settled.state if settled.state and verdict is settled.state.verdict else None
+        if state is not None and state.verdict is not verdict:
+            state = None  # the verdict told is not the one that stands
         self.announce(Judged(
-            sweep, answer.job.repro, answer.job.device, settled.standing, verdict,
-            seconds=round(runs[0].seconds, 3) if runs else 0.0, runs=len(runs), muted=repro.muted, reason=answer.reason,
+            sweep, repro.name, decision.job.device, decision.transition, verdict,
+            seconds=round(runs[0].seconds, 3) if runs else 0.0, runs=len(runs), muted=repro.muted, reason=decision.reason,
             message=runs[-1].outcome.message[:MESSAGE_CHARACTERS] if runs else "",
             expected=is_expected(state.verdict, repro.expect) if state else None, since=state.since if state else None,
         ))  # fmt: skip
@@ -90,7 +85,7 @@ class Recorder:
         self.announce(replace(flipped(self.history, flip), path=path, muted=muted, torch=self.torch))
         self.history.mark_announced(flip.id)
 
-    def take_up(self, environments: Collection[str]) -> None:
+    def resume_in(self, environments: Collection[str]) -> None:
         """Go on from what was last seen in these environments, where what was seen last of all was in another."""
         for state in self.history.every_state():
             key = state.repro, state.device
@@ -140,35 +135,32 @@ def revision_text(revisions: Mapping[str, Revision]) -> str:
     return ", ".join(f"{Path(root).name} {revision}" for root, revision in sorted(revisions.items()))
 
 
-# What the answers of a sweep come to
+# What the decisions of a sweep come to
 
 
-def exit_status(answers: Iterable[JobAnswer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
+def exit_status(decisions: Iterable[Decision], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
     """What ``--once`` exits with: see DESIGN's table; with ``unexpected_only`` 1 when a header is contradicted."""
-    answers = list(answers)
-    verdicts = {state.verdict for answer in answers if (state := judged(answer)) is not None}
+    states = judged_states(decisions)
+    verdicts = {state.verdict for state in states}
     if not verdicts:
         return 125
     if unexpected_only:
-        return 1 if contradictions(answers, repros) else 0
+        return 1 if contradictions(states, repros) else 0
     return 1 if verdicts & {Verdict.REPRODUCES, Verdict.FLAKY} else 3 if verdicts & FAILING else 0
 
 
-def judged(answer: JobAnswer) -> ReproState | None:
-    """The state that an answer comes to; None when nothing could be said."""
-    return None if answer.settled.standing in NOT_JUDGED else answer.settled.state
+def judged_states(decisions: Iterable[Decision]) -> list[State]:
+    """The states of the jobs of which something could be said."""
+    return [one.state for one in decisions if one.state is not None and one.transition not in NOT_JUDGED]
 
 
-def contradictions(answers: Iterable[JobAnswer], repros: Mapping[str, Repro]) -> list[ReproState]:
+def contradictions(states: Iterable[State], repros: Mapping[str, Repro]) -> list[State]:
     """The states that are not what the repro's header expects, those of muted repros left out."""
-    states = [state for answer in answers if (state := judged(answer)) is not None]
     heard = [state for state in states if not repros[state.repro].muted]
     return [state for state in heard if not is_expected(state.verdict, repros[state.repro].expect)]
 
 
 # What people ask of the history while the daemon runs, or when none does. Nothing here writes or runs anything.
-
-Row = dict[str, Any]
 
 
 @contextmanager
@@ -183,10 +175,10 @@ def history_in(folder: Path) -> Iterator[History | None]:
         yield opened
 
 
-def rows_of(folder: Path) -> list[Row]:
+def rows_of(folder: Path) -> list[Json]:
     """One row for each repro and device; a repro that was never run has one without a verdict."""
     home = home_of([folder])
-    seen: dict[str, list[ReproState | None]] = {}
+    seen: dict[str, list[State | None]] = {}
     with history_in(home) as found:
         for (name, _), state in sorted(found.states().items()) if found else ():
             seen.setdefault(name, []).append(state)
@@ -194,9 +186,9 @@ def rows_of(folder: Path) -> list[Row]:
     return [row_of(repro, state) for name, repro in repros for state in seen.get(name, [None])]
 
 
-def row_of(repro: Repro, state: ReproState | None) -> Row:
+def row_of(repro: Repro, state: State | None) -> Json:
     """What ``minidbg list`` tells of a repro on a device."""
-    row: Row = {
+    row: Json = {
         "repro": repro.name, "path": str(repro.path), "device": state.device if state else repro.spec.device,
         "kind": None if repro.damage else str(repro.spec.expected.kind), "backend": repro.spec.backend.name, "expect": str(repro.expect),
         "verdict": None, "since": None, "seen": None, "reason": repro.damage,
@@ -210,7 +202,7 @@ def row_of(repro: Repro, state: ReproState | None) -> Row:
     return row
 
 
-def list_text(rows: Sequence[Row]) -> str:
+def list_text(rows: Sequence[Json]) -> str:
     if not rows:
         return "no repros"
     width, column = (max(len(row[name]) for row in rows) for name in ("repro", "device"))
@@ -228,7 +220,7 @@ def list_text(rows: Sequence[Row]) -> str:
     return printable("\n".join(lines))
 
 
-def status_of(folder: Path) -> Row:
+def status_of(folder: Path) -> Json:
     """Whether a daemon watches the folder, and its figures."""
     home = home_of([folder])
     holder = living_holder(home)
@@ -249,7 +241,7 @@ def status_of(folder: Path) -> Row:
     }  # fmt: skip
 
 
-def status_text(found: Row) -> str:
+def status_text(found: Json) -> str:
     if found["running"]:
         head = f"{found['folder']} is watched by process {found['pid']} on {found['host']} since {moment(found['started'])}"
         if found["stopped"]:
@@ -275,8 +267,8 @@ def flips_of(folder: Path, limit: int, name: str | None = None) -> list[Flipped]
         return [flipped(found, flip) for flip in found.flips(name, limit=limit)]
 
 
-Past = tuple[list[Flipped], list[tuple[int, Result]]]
-"""Flips, and runs with their sweeps; the newest first."""
+Past = tuple[list[Flipped], list[Observation]]
+"""Flips, and runs; the newest first."""
 
 
 def history_of(path: Path, limit: int) -> Past:
@@ -285,32 +277,23 @@ def history_of(path: Path, limit: int) -> Past:
     name = None if path.is_dir() else name_of(path, home)
     flips = flips_of(home, limit, name)
     with history_in(home) as found:
-        return flips, found.results(name, limit=limit) if found and name is not None else []
+        return flips, found.observations(name, limit=limit) if found and name is not None else []
 
 
-def history_rows(past: Past) -> list[Row]:
+def history_rows(past: Past) -> list[Json]:
     """Each flip and run as ``minidbg history --json`` prints it."""
     flips, runs = past
-    return [flip.history_row() for flip in flips] + [
-        {
-            "entry": "run", "at": run.at, "repro": run.repro, "device": run.device, "sweep": sweep,
-            "verdict": str(run.outcome.verdict), "purpose": run.purpose, "stale": run.stale,
-            "seconds": round(run.outcome.seconds, 3), "reason": run.outcome.reason,
-            "environment": run.environment, "torch": run.torch,
-        }
-        for sweep, run in runs
-    ]  # fmt: skip
+    return [*(flip.history_row() for flip in flips), *(run.history_row() for run in runs)]
 
 
 def history_text(past: Past) -> str:
     """Flips one a line, then runs, those that follow each other with the same verdict on one line."""
     flips, runs = past
     lines = [flip.history_line() for flip in flips] or [plural(0, "flip")]
-    alike = itertools.groupby(runs, lambda one: (one[1].outcome.verdict, one[1].device, one[1].stale))
-    for _, group in alike:
-        (sweep, run), *others = group
+    for _, group in itertools.groupby(runs, lambda run: (run.verdict, run.device, run.stale)):
+        run, *others = group
         stale = ", stale: the code changed meanwhile" if run.stale else ""
         what = f"the last of {len(others) + 1} runs" if others else run.purpose
         where = f"{run.repro} [{run.device}]"
-        lines.append(f"{moment(run.at)}  {run.outcome.verdict:<11} {where} sweep {sweep}, {what}{stale}")
+        lines.append(f"{moment(run.at)}  {run.verdict:<11} {where} sweep {run.sweep}, {what}{stale}")
     return printable("\n".join(lines))

@@ -27,7 +27,7 @@ from toy_repros import BROKEN, WORKS, Checkout, script
 from watch_driver import WatchProcess, free_port, watching
 
 from minidbg.extras.serve.serving import WebServer
-from minidbg.history import ReproState
+from minidbg.history import State
 from minidbg.watch import events
 from minidbg.watch.events import Event
 from minidbg.watch.page import Live, Page
@@ -104,7 +104,7 @@ def filled(home: Path, *, repros: int, columns: int) -> Live:
     more = range(repros - len(found))
     names = [*found, *(f"compile_op{number:04d}_{number * 7919 % 16**6:06x}.py" for number in more)]
     states = tuple(
-        ReproState(
+        State(
             name, column, VERDICTS[(row * 7 + place) % len(VERDICTS)], now - 60 * row, now, "s", "e", "c",
             reason=f"LoweringException: no lowering for aten.op{row}.default" if row % 3 == 0 else "",
         )

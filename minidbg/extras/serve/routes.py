@@ -264,7 +264,7 @@ class Site:
                 if name == repro.name:
                     row = recorder.row_of(repro, state)
                     columns[column] = {"runs": [], "last": None, "state": row}
-            for _, result in history.results(repro.name, limit=RUNS_A_COLUMN * (len(columns) + 1)):
+            for result in history.observations(repro.name, limit=RUNS_A_COLUMN * (len(columns) + 1)):
                 known = columns.setdefault(result.device, {"runs": [], "last": None, "state": None})
                 verdict = "stale" if result.stale else str(result.outcome.verdict)
                 known["runs"].append([verdict, result.at, result.outcome.reason])

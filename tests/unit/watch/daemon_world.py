@@ -49,7 +49,8 @@ class TablePool:
     inbox: Inbox
     package: Path
     orders: list[Order] = field(default_factory=list)
-    canary: str = "passes"
+    canary: str = "gone"
+    """What a program of a single op shows."""
     during: Callable[[Order], None] = lambda order: None
     """What happens in the world while an order runs."""
     lose: int = 0
@@ -69,7 +70,7 @@ class TablePool:
         if order.argv[1:2] == ("devices",):
             return Ended(order.id, 0, stdout=json.dumps(MACHINE))
         if order.argv[1:2] == ("canary",):
-            return Ended(order.id, 0, stdout=json.dumps({"canary": self.canary, "reason": "because"}))
+            return Ended(order.id, 0, stdout=json.dumps({"verdict": self.canary, "reason": "because"}))
         source = self.package / Path(script_of(order)).name
         verdict = source.read_text().strip()
         if verdict == "SEGV":
@@ -186,6 +187,4 @@ class World:
     def ran(self) -> list[str]:
         """The repros that were run since the last call, canaries left out."""
         orders, self.pool.orders = self.pool.orders, []
-        return [
-            Path(script_of(order)).stem for order in orders if not script_of(order).endswith("in_worker.py")
-        ]
+        return [Path(script_of(order)).stem for order in orders if not script_of(order).endswith("probe.py")]

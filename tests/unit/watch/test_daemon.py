@@ -66,12 +66,12 @@ def test_a_touched_file_and_a_file_elsewhere_cause_no_sweep(world: World) -> Non
 
 def test_a_broken_backend_is_said_once_and_flips_nothing(world: World) -> None:
     world.start({"a": "reproduces"})
-    world.pool.canary = "broken"
+    world.pool.canary = "invalid"
     for text in ("gone", "gone "):
         world.save("a", text)
     assert world.data("backend_broken", "reason") == ["because"]
     assert world.flips() == []
-    world.pool.canary = "passes"
+    world.pool.canary = "gone"
     world.save("a", "gone  ")
     assert len(world.names("backend_back")) == 1
     assert world.flips() == [("FIXED", "a.py")]
@@ -92,7 +92,7 @@ def test_an_edit_while_a_run_goes_on_makes_its_result_stale(world: World, on_cha
     world.save("b", "gone ")
     assert world.data("sweep_finished", "end") == ["complete", "superseded", "complete"]
     assert world.flips() == [("FIXED", "a.py")]
-    stale = [result for _, result in world.daemon.recorder.history.results("a.py") if result.stale]
+    stale = [run for run in world.daemon.recorder.history.observations("a.py") if run.stale]
     assert len(stale) == 1
 
 
@@ -283,7 +283,7 @@ def test_variants_are_columns_with_their_own_variables_and_options(world: World)
 def test_a_repro_with_a_mode_is_skipped_where_options_are_added(world: World) -> None:
     """What its canary says when ``torch.compile`` would refuse both together."""
     world.begin({"a": "gone"}, options=("{'level': 2}",), jobs=2)
-    world.pool.canary = "missing"
+    world.pool.canary = "skipped"
     world.settle()
     assert world.data("result", "standing") == ["skipped"]
     assert world.names("sweep_finished")[0].unjudged == 0
@@ -423,10 +423,10 @@ def test_a_fault_of_our_own_is_logged_and_survived(world: World, monkeypatch: py
     daemon = world.begin({"a": "reproduces", "b": "reproduces"})
     judge = daemon.sweeper.job_ended
 
-    def faulty(sweep: object, task: object, message: Ended, started: float) -> None:
+    def faulty(sweep: object, run: object, message: Ended) -> None:
         if any(order.id == message.id and script_of(order).endswith("a.py") for order in world.pool.orders):
             raise ZeroDivisionError("ours")
-        judge(sweep, task, message, started)  # type: ignore[arg-type]
+        judge(sweep, run, message)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(daemon.sweeper), "job_ended", lambda self, *arguments: faulty(*arguments))
     world.settle()

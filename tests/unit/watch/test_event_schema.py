@@ -20,7 +20,7 @@ import pytest
 from daemon_world import REPRO, World, script_of
 
 from minidbg.history import Environment, Revision
-from minidbg.watch import background, daemon, starting
+from minidbg.watch import daemon, idle_work, starting
 from minidbg.watch.announce import JsonLines, PlainLines
 from minidbg.watch.daemon import Key, Stop
 from minidbg.watch.events import Notice
@@ -101,7 +101,7 @@ def a_day(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     world.pool.answer = changed  # type: ignore[method-assign]
     world.save("a", "gone ")
     world.pool.answer = answer  # type: ignore[method-assign]
-    for canary, text in (("broken", "gone"), ("missing", "gone  "), ("passes", "gone   ")):
+    for canary, text in (("invalid", "gone"), ("skipped", "gone  "), ("gone", "gone   ")):
         world.pool.canary = canary
         world.save("a", text)
     world.put(Key("pause"))
@@ -133,7 +133,7 @@ def with_a_build(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.Capture
 
         def cancel(self) -> None: ...
 
-    patch.setattr(background, "Build", ScriptedBuild)
+    patch.setattr(idle_work, "Build", ScriptedBuild)
     world = Session(folder, patch)
     world.start({"a": "reproduces"}, build="make")
     world.save("a", "reproduces ")
@@ -156,7 +156,7 @@ def in_quiet_time(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.Captur
         Ended(0, 0, stdout=json.dumps({"commit": "c" * 40, "subject": "optimise", "author": "Ann"})),
         Ended(0, 1, stderr="minidbg: no commit"),
     ]
-    work = world.daemon.background
+    work = world.daemon.idle_work
     work.flights.first_seen = {"here-1-2-3.compile.py": time.monotonic() - 1000}
     orders: list[Order] = []
     world.pool.run = orders.append  # type: ignore[method-assign]

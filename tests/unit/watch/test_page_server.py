@@ -16,7 +16,7 @@ pytest.importorskip("starlette", reason="the page needs its server: pip install 
 pytest.importorskip("uvicorn")
 
 from minidbg.extras.serve.serving import WebServer
-from minidbg.history import History, ReproState, Result
+from minidbg.history import History, Observation, State
 from minidbg.watch import events
 from minidbg.watch.events import Event
 from minidbg.watch.page import Live
@@ -90,7 +90,7 @@ def home(tmp_path: Path) -> Path:
 def live(home: Path) -> Live:
     found = Live(clock=lambda: NOW)
     found.repros = lambda: read_repros([home], home)
-    state = ReproState("a.py", "cpu", Verdict.REPRODUCES, NOW - 60, NOW, "s", "e", "c", reason="bad")
+    state = State("a.py", "cpu", Verdict.REPRODUCES, NOW - 60, NOW, "s", "e", "c", reason="bad")
     found.show(events.Started(7, str(home), ("a.py",), (), 1, 2, states=(state,), at=NOW))
     return found
 
@@ -202,9 +202,9 @@ def test_history_and_the_last_run_of_a_repro(serve: Serve, home: Path) -> None:
         verdicts = (Verdict.REPRODUCES, False), (Verdict.GONE, True), (Verdict.GONE, False)
         for at, (verdict, stale) in enumerate(verdicts, 1):
             outcome = Outcome(verdict, message=f"said {at}", seconds=0.5)
-            run = Result("a.py", "cpu", NOW + at, outcome, "run", "s", "e", "2.14", stale)
-            opened.add_result(number, run)
-        opened.put_state(ReproState("a.py", "cpu", Verdict.GONE, NOW + 3, NOW + 3, "s", "e", "c", runs=1))
+            run = Observation("a.py", "cpu", NOW + at, outcome, "run", "s", "e", "2.14", stale, number)
+            opened.add_observation(run)
+        opened.put_state(State("a.py", "cpu", Verdict.GONE, NOW + 3, NOW + 3, "s", "e", "c", runs=1))
     told = serve().json("/repro?repro=a.py")["columns"]["cpu"]
     assert [run[0] for run in told["runs"]] == ["gone", "stale", "reproduces"], "newest first"
     assert (told["last"]["message"], told["last"]["torch"]) == ("said 3", "2.14")

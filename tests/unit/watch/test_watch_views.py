@@ -17,7 +17,7 @@ from rich.console import Console
 
 from minidbg.commands.watching import accept, list_repros, status, watch
 from minidbg.commands.watching import history as history_command
-from minidbg.history import Flip, History, ReproState, Result, Revision
+from minidbg.history import Flip, History, Observation, Revision, State
 from minidbg.watch import events
 from minidbg.watch.announce import Announcer, JsonLines, Log, PlainLines
 from minidbg.watch.events import Event, Flipped, Judged, Notice, Serving, Started
@@ -42,7 +42,7 @@ def as_text(matrix: Matrix, width: int = 100, height: int = 30) -> str:
 
 STARTED = Started(
     7, "/r", ("a.py",), ("src",), files=3, jobs=2, at=NOW,
-    states=(ReproState("a.py", "cpu", Verdict.REPRODUCES, NOW - 7200, NOW, "s", "e", "c"),),
+    states=(State("a.py", "cpu", Verdict.REPRODUCES, NOW - 7200, NOW, "s", "e", "c"),),
 )  # fmt: skip
 
 
@@ -400,12 +400,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             number = opened.start_sweep(began, code="c", files=["src/x.py"])
             opened.set_revisions(number, {"/src": Revision(commit)})
             opened.end_sweep(number, NOW + 1, "complete")
-            opened.add_result(
-                number, Result("a.py", "cpu", NOW, Outcome(Verdict.GONE), "run", digests["a.py"], "e")
+            gone = Outcome(Verdict.GONE)
+            opened.add_observation(
+                Observation("a.py", "cpu", NOW, gone, "run", digests["a.py"], "e", sweep=number)
             )
         opened.add_flip(Flip("a.py", "cpu", NOW + 1, "FIXED", Verdict.REPRODUCES, Verdict.GONE, 2, 1))
         for name, verdict in (("a.py", Verdict.GONE), ("b.py", Verdict.GONE)):
-            opened.put_state(ReproState(name, "cpu", verdict, NOW, NOW, digests[name], "e", "c", runs=2))
+            opened.put_state(State(name, "cpu", verdict, NOW, NOW, digests[name], "e", "c", runs=2))
         yield tmp_path
 
 
@@ -438,8 +439,8 @@ def test_list_says_that_a_repro_was_edited_since(folder: Path) -> None:
 def test_history_of_one_repro_has_its_flips_with_revisions_and_then_its_runs(folder: Path) -> None:
     with History.open(folder / ".minidbg" / "history.sqlite") as opened:
         for _ in range(18):
-            again = Result("a.py", "cpu", NOW + 9, Outcome(Verdict.GONE), "probe", "s", "e")
-            opened.add_result(2, again)
+            again = Observation("a.py", "cpu", NOW + 9, Outcome(Verdict.GONE), "probe", "s", "e", sweep=2)
+            opened.add_observation(again)
     _, text = run(history_command, folder / "a.py")
     lines = text.splitlines()
     assert "reproduces -> gone between aaaaaaaaaa and bbbbbbbbbb (src/x.py)" in lines[0]

@@ -1,4 +1,4 @@
-"""What runs beside sweeps: the build before one; and in quiet times what waits to be reduced, and bisections.
+"""What runs when no sweep does: the build before one; and in quiet times what waits to be reduced, and bisections.
 
 To be reduced are captures that programs wrote with ``reduce="later"``, and the flight records of processes that a backend has
 killed: one after the other, at the lowest priority.
@@ -19,7 +19,7 @@ from minidbg.history import History
 from minidbg.watch import events
 from minidbg.watch.announce import Announcer
 from minidbg.watch.repros import HIDDEN, Repro, header_table, stamp_of
-from minidbg.watch.runner import IN_WORKER
+from minidbg.watch.runner import PROBE_SCRIPT
 from minidbg.watch.settings import Column
 from minidbg.watch.watched import Mark, Watched
 from minidbg.words.cluster_address import Cluster
@@ -70,7 +70,7 @@ Waiting: TypeAlias = tuple[Path, str]
 
 
 @dataclass(slots=True)
-class Background:
+class IdleWork:
     """At most one process at a time, each ``python -m minidbg...`` in an interpreter of its own."""
 
     folder: Path
@@ -84,7 +84,6 @@ class Background:
     flights: Flights = field(init=False)
     running: dict[int, Callable[[Ended], None]] = field(default_factory=dict)
     """By the number of the order: who hears of its end."""
-    told: set[Waiting] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.flights = Flights(self.folder)
@@ -94,7 +93,7 @@ class Background:
         if self.running:
             return False
         if self.flights.due(self.clock()):
-            self.order((IN_WORKER, "flights", str(self.folder)), FLIGHT_SECONDS, self.tell_deaths)
+            self.order((PROBE_SCRIPT, "flights", str(self.folder)), FLIGHT_SECONDS, self.tell_deaths)
             return True
         found = self.next_capture(repros)
         if found is None:
@@ -144,9 +143,7 @@ class Background:
             found, repro = (path, read[0]), shown.get(read[1])
             if repro is None:
                 return found
-            if found not in self.told:
-                self.told.add(found)
-                self.announce(events.CaptureKnown(str(path), repro))
+            self.announce.once(found, events.CaptureKnown(str(path), repro))
         return None
 
     def ended(self, message: Ended) -> bool:
