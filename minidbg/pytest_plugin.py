@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
-from minidbg.watch.runner import IN_WORKER, judging, mode_for, outcome_of
+from minidbg.watch.runner import PROBE_SCRIPT, judging, mode_for, outcome_of
 from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_devices
 from minidbg.watch.states import is_expected, is_fallback
 from minidbg.words.errors import MinidbgError
@@ -204,7 +204,7 @@ def machine_here() -> Machine:
     """The devices of this machine, asked in a child: this process needs no torch."""
     pool = OneByOne(preload_for((), forks=False))
     try:
-        ended = pool.run((IN_WORKER, "devices"), "prelude", 120.0)
+        ended = pool.run((PROBE_SCRIPT, "devices"), "prelude", 120.0)
     finally:
         pool.close()
     try:

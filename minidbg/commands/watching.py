@@ -201,8 +201,8 @@ def show_history(repro: Path | None, limit: int, as_json: bool) -> None:
     from minidbg.watch import recorder
 
     path = repro_folder() if repro is None else repro if repro.is_dir() else repro_named(repro)
-    entries = recorder.history_of(path, limit)
-    show(entries, recorder.history_text(entries), as_json=as_json)
+    past = recorder.history_of(path, limit)
+    show(recorder.history_rows(past), recorder.history_text(past), as_json=as_json)
 
 
 @history.command("import")

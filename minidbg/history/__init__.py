@@ -1,7 +1,7 @@
 """What watch has seen, in SQLite."""
 
 from minidbg.history.carrying import import_history
-from minidbg.history.records import Environment, Flip, ReproState, Result, Revision, SweepRecord
+from minidbg.history.records import Environment, Flip, Observation, Revision, State, SweepRecord
 from minidbg.history.store import NAME, DamagedHistory, History, open_or_begin_anew
 
 __all__ = [
@@ -10,9 +10,9 @@ __all__ = [
     "Environment",
     "Flip",
     "History",
-    "Result",
+    "Observation",
     "Revision",
-    "ReproState",
+    "State",
     "SweepRecord",
     "import_history",
     "open_or_begin_anew",

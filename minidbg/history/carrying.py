@@ -11,7 +11,7 @@ import sqlite3
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from minidbg.history.records import ReproState
+from minidbg.history.records import State
 from minidbg.history.store import DamagedHistory, History, known_version
 from minidbg.words import retired
 from minidbg.words.errors import MinidbgError
@@ -100,7 +100,7 @@ def merge(history: History) -> dict[str, int]:
     return {"sweeps": sweeps, "runs": runs, "flips": flips, "verdicts": verdicts}
 
 
-def joined(history: History, ours: ReproState, theirs: ReproState) -> ReproState:
+def joined(history: History, ours: State, theirs: State) -> State:
     """The state seen last. It holds since its first run after the last flip, whichever file has them."""
     if ours == theirs:
         return ours

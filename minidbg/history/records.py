@@ -37,8 +37,8 @@ class SweepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """One run of one repro on one device. ``purpose``: run, confirm or probe."""
+class Observation:
+    """One run of one repro on one device: what it showed, and on what. ``purpose``: run, confirm or probe."""
 
     repro: str
     device: str
@@ -53,10 +53,38 @@ class Result:
     """Torch's version, which is code under test rather than part of the machine."""
     stale: bool = False
     """Whether the code changed while it ran: kept for the record, judges nothing."""
+    sweep: int = 0
+    # What only the sweep itself needs to know; the history does not keep it.
+    code: str = ""
+    """Digest of all watched files."""
+    loaded: str = ""
+    """Digest of the watched files that it had loaded, its ``modules``; empty when not known."""
+    modules: tuple[str, ...] = ()
+    seconds: float = 0.0
+    fresh: bool = False
+    """Whether it ran in a fresh interpreter rather than in a warm worker."""
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.outcome.verdict
+
+    @property
+    def reason(self) -> str:
+        """Why, or what the backend said first."""
+        return self.outcome.reason or self.outcome.message.partition("\n")[0][:200]
+
+    def history_row(self) -> dict[str, Any]:
+        """As ``minidbg history --json`` prints it."""
+        return {
+            "entry": "run", "at": self.at, "repro": self.repro, "device": self.device, "sweep": self.sweep,
+            "verdict": str(self.verdict), "purpose": self.purpose, "stale": self.stale,
+            "seconds": round(self.outcome.seconds, 3), "reason": self.outcome.reason,
+            "environment": self.environment, "torch": self.torch,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class ReproState:
+class State:
     """The last confirmed verdict of a repro on a device, and what it was seen with."""
 
     repro: str

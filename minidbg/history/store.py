@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from minidbg.history.records import Environment, Flip, ReproState, Result, Revision, SweepRecord
+from minidbg.history.records import Environment, Flip, Observation, Revision, State, SweepRecord
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.records import check_kinds, texts
@@ -233,30 +233,30 @@ class History:
         ).fetchone()
         return sweep_of(row) if row else None
 
-    # Results and states
+    # Observations and states
 
-    def add_result(self, sweep: int, result: Result) -> None:
+    def add_observation(self, run: Observation) -> None:
         self.insert(
-            "results", sweep=sweep, repro=result.repro, device=result.device, at=result.at,
-            seconds=result.outcome.seconds, verdict=result.outcome.verdict, purpose=result.purpose, stale=result.stale,
-            script=result.script, environment=result.environment, torch=result.torch,
-            outcome=json.dumps(result.outcome.to_json()),
+            "results", sweep=run.sweep, repro=run.repro, device=run.device, at=run.at,
+            seconds=run.outcome.seconds, verdict=run.verdict, purpose=run.purpose, stale=run.stale,
+            script=run.script, environment=run.environment, torch=run.torch,
+            outcome=json.dumps(run.outcome.to_json()),
         )  # fmt: skip
 
     @reads
-    def results(self, repro: str | None = None, *, limit: int = 50) -> list[tuple[int, Result]]:
-        """The latest runs with their sweeps, newest first."""
+    def observations(self, repro: str | None = None, *, limit: int = 50) -> list[Observation]:
+        """The latest runs, newest first."""
         rows = self.connection.execute(
-            "select sweep, repro, device, at, outcome, purpose, script, environment, torch, stale from results"
+            "select repro, device, at, outcome, purpose, script, environment, torch, stale, sweep from results"
             f"{' where repro = :repro' if repro is not None else ''} order by at desc, id desc limit :limit",
             {"repro": repro, "limit": limit},
         )
         return [
-            (sweep, sound(Result(name, device, at, Outcome.from_json(json.loads(outcome)), purpose, script, where, torch, bool(stale))))
-            for sweep, name, device, at, outcome, purpose, script, where, torch, stale in rows
+            sound(Observation(name, device, at, Outcome.from_json(json.loads(outcome)), purpose, script, where, torch, bool(stale), sweep))
+            for name, device, at, outcome, purpose, script, where, torch, stale, sweep in rows
         ]  # fmt: skip
 
-    def put_state(self, state: ReproState) -> None:
+    def put_state(self, state: State) -> None:
         """Store the present state, in place of the one before; one of another environment is put aside."""
 
         def write() -> None:
@@ -273,19 +273,19 @@ class History:
         self.atomically(write)
 
     @reads
-    def states(self) -> dict[tuple[str, str], ReproState]:
+    def states(self) -> dict[tuple[str, str], State]:
         """The present state by repro and device."""
         rows = self.connection.execute("select state from states order by repro, device")
         found = [state_of(json.loads(text)) for (text,) in rows]
         return {(state.repro, state.device): state for state in found}
 
     @reads
-    def every_state(self, schema: str = "main") -> list[ReproState]:
+    def every_state(self, schema: str = "main") -> list[State]:
         """The last state by repro, device and environment: the present ones, and those of other environments."""
         query = (
             f"select name from {schema}.sqlite_master where name in ('other_states', 'states') order by name"
         )
-        found: dict[tuple[str, str, str], ReproState] = {}
+        found: dict[tuple[str, str, str], State] = {}
         for (table,) in self.connection.execute(query).fetchall():  # an old file has no other_states
             for (text,) in self.connection.execute(f"select state from {schema}.{table}"):
                 state = state_of(json.loads(text))
@@ -412,9 +412,9 @@ def sweep_of(row: Iterable[Any]) -> SweepRecord:
     return sound(SweepRecord(number, started, ended, end, code, texts(json.loads(files), "files"), table))
 
 
-def state_of(table: Mapping[str, Any]) -> ReproState:
+def state_of(table: Mapping[str, Any]) -> State:
     streak_verdict = table.get("streak_verdict")
-    state = ReproState(
+    state = State(
         **{
             **table,
             "verdict": Verdict(table["verdict"]),

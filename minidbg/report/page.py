@@ -13,7 +13,7 @@ from markupsafe import Markup
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from minidbg.history import Result
+from minidbg.history import Observation
 from minidbg.report.errors_along import ErrorsAlong
 from minidbg.report.marked_nodes import Mark, left_in
 from minidbg.report.story import LoggedCall, Story, difference, facts
@@ -177,8 +177,8 @@ def successes(steps: Sequence[LoggedCall]) -> Iterator[tuple[int, LoggedCall]]:
 
 def device_rows(story: Story) -> Iterator[DeviceRow]:
     states = {state.device: state for state in story.past.states}
-    runs: dict[str, list[Result]] = {}
-    for _, result in story.past.results:
+    runs: dict[str, list[Observation]] = {}
+    for result in story.past.runs:
         runs.setdefault(result.device, []).append(result)
     for device in sorted({*states, *runs}):
         state = states.get(device)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minidbg import repro
-from minidbg.history import NAME, DamagedHistory, Flip, History, ReproState, Result
+from minidbg.history import NAME, DamagedHistory, Flip, History, Observation, State
 from minidbg.reduction.stages import StageReport, stages_of
 from minidbg.report.marked_nodes import left_in
 from minidbg.repro.folder import HIDDEN
@@ -46,9 +46,9 @@ class LoggedCall:
 class Past:
     """What watch has seen of a repro; times in seconds since the epoch."""
 
-    states: tuple[ReproState, ...] = ()
+    states: tuple[State, ...] = ()
     """The present one on each device."""
-    results: tuple[tuple[int, Result], ...] = ()
+    runs: tuple[Observation, ...] = ()
     """Sweep and run, newest first."""
     flips: tuple[Flip, ...] = ()
 
@@ -262,7 +262,7 @@ def past_of(path: Path, home: Path) -> Past:
         states = tuple(state for (one, _), state in sorted(opened.states().items()) if one == name)
         return Past(
             states,
-            tuple(opened.results(name, limit=HISTORY_ENTRIES)),
+            tuple(opened.observations(name, limit=HISTORY_ENTRIES)),
             tuple(opened.flips(name, limit=HISTORY_ENTRIES)),
         )
 

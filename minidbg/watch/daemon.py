@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import TypeAlias
 
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
+from minidbg.watch import events
 from minidbg.watch.announce import Announcer, Log
-from minidbg.watch.background import Background, Builds
-from minidbg.watch.events import WatchdogEvents
-from minidbg.watch.places import Members, Notice, Place
-from minidbg.watch.recorder import Recorder, contradictions, exit_status
+from minidbg.watch.events import Notice
+from minidbg.watch.file_events import FileEvents
+from minidbg.watch.idle_work import Builds, IdleWork
+from minidbg.watch.places import Members, Place
+from minidbg.watch.recorder import Recorder, contradictions, exit_status, judged_states
 from minidbg.watch.repros import Lock, hidden_folder, home_of
-from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
+from minidbg.watch.runner import PROBE_SCRIPT, Bytecode, Runner, forks
 from minidbg.watch.settings import Column, FailOn, Machine, WatchSettings
 from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
 from minidbg.watch.sweeper import Sweeper
-from minidbg.watch.watched import Mark, Watched
+from minidbg.watch.watched import Watched
 from minidbg.words.json_lines import last_json
 from minidbg.words.text import display_path, last_line
 from minidbg.workers.build import Built
@@ -86,10 +88,10 @@ class Daemon:
         settings: WatchSettings,
         announce: Announcer,
         inbox: Inbox,
-        events: WatchdogEvents,
+        file_events: FileEvents,
         make_pool: Callable[[Path], Pool],
     ) -> None:
-        """Takes the lock and opens the history. Pool and events put messages into the inbox. Raises AlreadyWatched and MinidbgError."""
+        """Takes the lock and opens the history. Pool and file events put messages into the inbox. Raises AlreadyWatched and MinidbgError."""
         self.paths = [path.absolute() for path in paths]
         self.settings, self.announce, self.inbox = settings, announce, inbox
         self.home = home_of(self.paths)
@@ -101,21 +103,20 @@ class Daemon:
         history.interrupt_running(time.time())
         self.recorder = Recorder(history, announce, history.states())
         self.pool = make_pool(hidden)
-        self.watched = Watched(self.paths, self.home, settings, events, announce)
-        take = getattr(self.pool, "take", None)
-        runner = Runner(self.pool, settings, Bytecode(hidden / "pycache"), take=take)
+        self.watched = Watched(self.paths, self.home, settings, file_events, announce)
+        send_code = getattr(self.pool, "take", None)
+        runner = Runner(self.pool, settings, Bytecode(hidden / "pycache"), send_code=send_code)
         self.sweeper = Sweeper(settings, self.recorder, self.watched, runner, announce)
         self.builds = Builds(self.inbox.put, self.watched, history, announce)
-        self.background = Background(self.home, history, self.pool, announce, cluster=settings.cluster)
+        self.idle_work = IdleWork(self.home, history, self.pool, announce, cluster=settings.cluster)
         self.status: int | None = None
         self.machine_order = 0
         self.paused = False
         self.next_quiet_work = 0.0
         self.sweeps_done = 0
         self.resting_until = self.rest_s = 0.0
-        self.told_faults: set[str] = set()
         if notice:
-            announce("notice", text=notice)
+            announce(Notice(notice))
 
     # The loop
 
@@ -146,26 +147,26 @@ class Daemon:
         repros = self.watched.repros
         ours = {str(one) for one in self.settings.variants([""])}
         several = self.settings.cluster is not None
-        self.announce(
-            "started", pid=os.getpid(), home=str(self.home), repros=sorted(repros),
-            sources=[display_path(root.path) for root in self.watched.roots],
+        self.announce(events.Started(
+            os.getpid(), str(self.home), repros=tuple(sorted(repros)),
+            sources=tuple(display_path(root.path) for root in self.watched.roots),
             files=len(self.watched.snapshot.files), jobs=self.settings.jobs,
-            notes=[notes for repro in repros.values() if len(notes := repro.row()) > 1],
-            states=[
-                state.row() for (name, device), state in self.recorder.states.items()
+            notes=tuple(repro.row() for repro in repros.values() if repro.notes),
+            states=tuple(
+                state for (name, device), state in self.recorder.states.items()
                 if name in repros and device.partition(" ")[2] in ours and not ("@" in device or several)
-            ],
-        )  # fmt: skip
+            ),
+        ))  # fmt: skip
         for name, repro in repros.items():
             if repro.damage:
-                self.announce("repro_damaged", repro=name, reason=repro.damage)
+                self.announce(events.ReproDamaged(name, repro.damage))
         self.recorder.tell_forgotten_flips(repros)
 
     def ask_for_devices(self) -> None:
         self.machine_order = next(NUMBERS)
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
         mode = "fork" if forks(self.settings.workers) else "prelude"
-        self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
+        self.pool.run(Order(self.machine_order, (PROBE_SCRIPT, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:
         self.guarded(repr(message)[:500], lambda: self.dispatch(message))
@@ -179,9 +180,7 @@ class Daemon:
             self.rest_s = min(MOST_REST_S, max(FIRST_REST_S, 2 * self.rest_s))
             self.resting_until = time.monotonic() + self.rest_s
             text = f"a fault in minidbg itself ({type(fault).__name__}: {fault}); its traceback is in {self.log.path}"
-            if text not in self.told_faults:
-                self.told_faults.add(text)
-                self.announce("notice", text=text)
+            self.announce.once(text, Notice(text))
 
     def dispatch(self, message: Message) -> None:
         match message:
@@ -189,18 +188,18 @@ class Daemon:
                 self.watched.hinted(path)
             case Ended(id=self.machine_order):
                 self.found_machine(message)
-            case Ended() if not self.background.ended(message):
+            case Ended() if not self.idle_work.ended(message):
                 self.sweeper.ended(message)
             case Ready(seconds, files):
                 self.sweeper.runner.bytecode.seed(files, self.watched.all_roots())
-                self.announce("workers_ready", seconds=round(seconds, 3))
+                self.announce(events.WorkersReady(round(seconds, 3)))
             case Died(status, stderr):
                 text = f"the worker server ended with status {status}; a new one starts: {stderr[-300:]}"
-                self.announce("notice", text=text)
+                self.announce(Notice(text))
             case Members(places):
                 self.has_members(places)
-            case Notice(text):
-                self.announce("notice", text=text)
+            case Notice():
+                self.announce(message)
             case Built():
                 self.built(message)
             case Revised(sweep, found):
@@ -208,7 +207,7 @@ class Daemon:
             case Key():
                 self.key(message)
             case Stop(reason, status):
-                self.announce("stopping", reason=reason)
+                self.announce(events.Stopping(reason))
                 self.status = status
 
     def step(self, now: float) -> None:
@@ -236,14 +235,14 @@ class Daemon:
     def ready_to_sweep(self) -> bool:
         """Whether there is a reason to sweep and nothing against it: a pause, a burst under way, a build that failed."""
         hindered = self.paused or self.watched.burst.first is not None or self.watched.build_fails
-        return self.watched.wanted and not hindered
+        return self.watched.wants_sweep and not hindered
 
     # Sweeps
 
     def built(self, message: Built) -> None:
         """A build has ended: sweep, if it went well and there is something to judge."""
         if self.builds.ended(message):
-            if not self.builds.begin() and self.watched.wanted:
+            if not self.builds.begin() and self.watched.wants_sweep:
                 self.sweep()
         elif self.settings.once and self.builds.current is None:
             self.status = 125
@@ -253,7 +252,7 @@ class Daemon:
         try:
             self.sweeper.begin()
         except Exception:
-            self.watched.every = True  # what it was to run is still to be run
+            self.watched.pending.all = True  # what it was to run is still to be run
             raise
         assert self.sweeper.current is not None
         number = self.sweeper.current.number
@@ -275,23 +274,21 @@ class Daemon:
         if not self.settings.once:
             return
         self.sweeps_done += 1
-        if not self.watched.wanted:
+        if not self.watched.wants_sweep:
             self.status = self.status_of_once()
         elif self.sweeps_done >= MOST_SWEEPS_ONCE:
-            self.announce("notice", text="the code kept changing while it was judged; nothing can be said")
+            self.announce(Notice("the code kept changing while it was judged; nothing can be said"))
             self.status = 125
 
     def status_of_once(self) -> int:
         """The exit status; what contradicts its header is named when only that counts."""
         assert self.sweeper.last is not None
-        answers, repros = self.sweeper.last.answers.values(), self.watched.repros
+        decisions, repros = self.sweeper.last.decisions.values(), self.watched.repros
         unexpected = self.settings.fail_on is FailOn.UNEXPECTED
-        for state in contradictions(answers, repros) if unexpected else ():
-            self.announce(
-                "unexpected", repro=state.repro, device=state.device, verdict=str(state.verdict),
-                expect=str(repros[state.repro].expect),
-            )  # fmt: skip
-        return exit_status(answers, repros, unexpected_only=unexpected)
+        for state in contradictions(judged_states(decisions), repros) if unexpected else ():
+            expect = repros[state.repro].expect
+            self.announce(events.Unexpected(state.repro, state.device, state.verdict, expect))
+        return exit_status(decisions, repros, unexpected_only=unexpected)
 
     def use_quiet_time(self) -> None:
         """With nothing to judge: reduce a capture, and run anew what has been seen only few times."""
@@ -300,8 +297,8 @@ class Daemon:
         self.next_quiet_work = time.monotonic() + QUIET_WORK_S
         repros = self.watched.repros.values()
         if self.settings.reduce:
-            self.background.start(repros)
-        if self.sweeper.broken or self.watched.needs_build or self.watched.changed_since(Mark.SWEPT):
+            self.idle_work.start(repros)
+        if self.sweeper.broken or self.watched.needs_build or not self.watched.known:
             return  # what lies there is not what was judged
         names = seen_too_seldom(self.recorder.states.values(), self.watched.repros, runs=PROBE_RUNS)
         if names and self.sweeper.last is not None:
@@ -314,14 +311,14 @@ class Daemon:
             machine = Machine.from_json(last_json(message.stdout) or {})
         except (KeyError, TypeError):
             text = f"torch could not be asked for devices; only cpu is used: {last_line(message.stderr)}"
-            self.announce("notice", text=text)
+            self.announce(Notice(text))
             machine = Machine({"cpu": Environment("cpu", "unknown", "unknown")})
         self.sweeper.machine, self.recorder.torch = machine, machine.torch
         for environment in machine.environments.values():
             self.recorder.history.put_environment(environment)
-        self.recorder.take_up({environment.key for environment in machine.environments.values()})
+        self.recorder.resume_in({environment.key for environment in machine.environments.values()})
         names = {name: one.name for name, one in machine.environments.items()}
-        self.announce("machine", torch=machine.torch, devices=names)
+        self.announce(events.MachineFound(machine.torch, names))
 
     def has_members(self, places: Mapping[str, Place]) -> None:
         """Machines have joined or left. Of columns that were not there, only verdicts on the present code are shown."""
@@ -330,27 +327,28 @@ class Daemon:
         for place in places.values():
             self.recorder.history.put_environment(place.environment)
             self.recorder.torches[place.environment.key] = place.environment.torch
-        code = sweep.code if sweep is not None and not self.watched.wants_all else None
-        self.announce(
-            "columns", places={name: place.slots for name, place in places.items()}, left=sorted(before.keys() - places.keys()),
-            states=[
-                state.row() for state in self.recorder.states.values()
-                if state.code == code and state.repro in self.watched.repros and state.device.partition(" ")[0] in places.keys() - before.keys()
-            ],
-        )  # fmt: skip
+        code = sweep.code if sweep is not None and not self.watched.runs_all else None
+        new = places.keys() - before.keys()
+        self.announce(events.Columns(
+            {name: place.slots for name, place in places.items()}, tuple(sorted(before.keys() - places.keys())),
+            states=tuple(
+                state for state in self.recorder.states.values()
+                if state.code == code and state.repro in self.watched.repros and state.device.partition(" ")[0] in new
+            ),
+        ))  # fmt: skip
 
     def key(self, key: Key) -> None:
         match key.name:
             case "bisect":
                 every = self.settings.variants(self.sweeper.machine.environments)
                 column = next((one for one in every if str(one) == key.column), Column("cpu"))
-                if refusal := self.background.bisect(key.path, key.good, key.bad, column):
-                    self.announce("notice", text=f"{display_path(key.path)} is not bisected: {refusal}")
+                if refusal := self.idle_work.bisect(key.path, key.good, key.bad, column):
+                    self.announce(Notice(f"{display_path(key.path)} is not bisected: {refusal}"))
             case "quit":
                 self.inbox.put(Stop("asked to"))
             case "pause":
                 self.paused = not self.paused
-                self.announce("paused" if self.paused else "resumed")
+                self.announce(events.Paused() if self.paused else events.Resumed())
             case "failing":
                 states = self.recorder.states.items()
                 self.watched.ask_for(repro for (repro, _), state in states if state.verdict in FAILING)
@@ -367,6 +365,6 @@ class Daemon:
             self.recorder.history.end_sweep(self.sweeper.current.number, time.time(), "interrupted")
         self.pool.close()
         self.recorder.close()
-        self.announce("stopped", status=self.status)
+        self.announce(events.Stopped(self.status))
         self.announce.close()
         self.lock.release()

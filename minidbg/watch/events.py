@@ -1,195 +1,519 @@
-"""The seam to the operating system's file events. An event is a hint: it names a path that may have changed.
+"""What the daemon tells: each event as a value, with its words for people and its JSON for programs.
 
-Behind it is watchdog; where events cannot be had (inotify limits, network file systems) the daemon polls, and says so.
+To add one, write a class: its ``name`` and its fields, in this order, are the JSON object that ``minidbg watch --json``
+prints, and ``words`` is the line that people read. A view matches on the class.
 """
 
 from __future__ import annotations
 
-import errno
-import logging
-import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
-from watchdog import events
-from watchdog.observers import Observer
-from watchdog.observers.api import BaseObserver, ObservedWatch
+from minidbg.history import State
+from minidbg.watch.states import Transition
+from minidbg.words.outcome import Verdict
+from minidbg.words.text import display_path, moment, plural, printable
 
-from minidbg.watch.snapshot import JUNK_FOLDERS, Root, is_inside
-
-Hint = Callable[[str | None], None]
-"""Called with a path, or with None when events were lost; from any thread, so it may only enqueue."""
-
-WRITES: list[type[events.FileSystemEvent]] = [
-    events.FileCreatedEvent, events.FileModifiedEvent, events.FileClosedEvent, events.FileMovedEvent,
-    events.FileDeletedEvent, events.DirCreatedEvent, events.DirMovedEvent, events.DirDeletedEvent,
-]  # fmt: skip
-"""Opening and reading are left out: our own runs do that, and would cause the next sweep."""
-
-WATCHDOG_LOG = logging.getLogger("watchdog")
-
-NETWORK_FILE_SYSTEMS = frozenset((
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "vboxsf", "ceph", "glusterfs", "lustre", "beegfs", "afs",
-    "drvfs", "virtiofs", "prl_fs", "fuse.glusterfs", "fuse.sshfs", "fuse.vmhgfs-fuse",
-))  # fmt: skip
+Json = dict[str, Any]
 
 
-class WatchdogEvents(events.FileSystemEventHandler):
-    """Hints from the operating system, by watchdog. Tests have scripted ones."""
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened. ``at``: when it was told, in seconds since the epoch; the ``Announcer`` sets it."""
 
-    def __init__(self, hint: Hint) -> None:
-        self.hint = hint
-        self.lost = LostEvents(hint)
-        self.observer: BaseObserver | None = None
-        self.watches: dict[str, tuple[ObservedWatch, int]] = {}
-        """By folder: the watch, and the inode it was set on, since a watch stays with a folder that was moved away."""
+    name: ClassVar[str]
+    at: float = field(default=0.0, kw_only=True)
 
-    def watch(self, roots: Sequence[Root]) -> str:
-        """Watch exactly these roots. Returns why polling is needed, or an empty text when events will come.
-
-        Cheap when nothing is new, so it can be asked every second.
-        """
-        wanted = folders_to_watch(roots)
-        mounts = mounted()
-        network = [folder for folder in wanted if file_system_of(folder, mounts) in NETWORK_FILE_SYSTEMS]
-        if network:
-            self.stop()
-            kind = file_system_of(network[0], mounts)
-            return f"{network[0]} is on a network file system ({kind}), which sends no events"
-        try:
-            self.adjust(wanted)
-        except OSError as error:
-            self.stop()
-            return limit_reached(error)
+    def words(self) -> str:
+        """The event as people read it; empty when it is not worth a line."""
         return ""
 
-    def adjust(self, wanted: dict[str, bool]) -> None:
-        """Set and drop watches until they are as wanted. Raises OSError at the system's limits."""
-        if self.observer is None:
-            WATCHDOG_LOG.addHandler(self.lost)
-            WATCHDOG_LOG.propagate = False  # its warnings would go to the terminal, through the matrix
-            self.observer = Observer()
-            self.observer.start()
-        for folder, (watch, inode) in list(self.watches.items()):
-            if wanted.get(folder) is not watch.is_recursive or inode_of(folder) != inode:
-                del self.watches[folder]
-                self.observer.unschedule(watch)
-        fresh = [folder for folder in wanted if folder not in self.watches and inode_of(folder)]
-        for folder in fresh:
-            watch = self.observer.schedule(self, folder, recursive=wanted[folder], event_filter=WRITES)
-            self.watches[folder] = watch, inode_of(folder)
-        if fresh:
-            check_coverage(wanted)
-            self.hint(None)  # what happened before the watch was set is not known
+    def line(self) -> str:
+        """Its words, without anything that a terminal would obey."""
+        return printable(self.words())
 
-    def stop(self) -> None:
-        """Send no more hints, and leave no thread."""
-        if self.observer is not None:
-            self.observer.stop()
-            self.observer.join()
-            self.observer = None
-            WATCHDOG_LOG.removeHandler(self.lost)
-            WATCHDOG_LOG.propagate = True
-        self.watches.clear()
-
-    def on_any_event(self, event: events.FileSystemEvent) -> None:
-        """Runs in watchdog's thread: enqueues. An atomic save shows only as the destination of a move, so both ends count."""
-        for path in (event.src_path, getattr(event, "dest_path", "")):
-            text = os.fsdecode(path)
-            if text and JUNK_FOLDERS.isdisjoint(text.split(os.sep)[-3:]):
-                self.hint(text)
+    def to_json(self) -> Json:
+        """Its fields as JSON values."""
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "at"}
 
 
-class LostEvents(logging.Handler):
-    """Watchdog only logs that the kernel's queue overflowed: what it says there becomes a hint to look at everything."""
-
-    def __init__(self, hint: Hint) -> None:
-        super().__init__(logging.WARNING)
-        self.hint = hint
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Runs in watchdog's thread: enqueues and returns."""
-        self.hint(None)
+# The daemon, its machine, its page
 
 
-def folders_to_watch(roots: Iterable[Root]) -> dict[str, bool]:
-    """The folders for which watches are needed, and whether with all below; a file is watched through its folder.
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    name = "started"
+    pid: int
+    home: str
+    repros: tuple[str, ...]
+    sources: tuple[str, ...]
+    files: int
+    jobs: int
+    notes: tuple[Mapping[str, str], ...] = ()
+    """Of each repro whose header has any: its owner, its issue, why it is muted."""
+    states: tuple[State, ...] = ()
+    """Where everything stands, as far as it was seen here."""
 
-    Folders inside another deep one are left out.
+    def words(self) -> str:
+        sources = ", ".join(self.sources) or "no sources"
+        return (
+            f"watching {plural(len(self.repros), 'repro')} in {display_path(self.home)} and {plural(self.files, 'file')} in "
+            f"{sources} (process {self.pid})"
+        )
+
+    def to_json(self) -> Json:
+        return {**Event.to_json(self), "states": [state.row() for state in self.states]}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersReady(Event):
+    name = "workers_ready"
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFound(Event):
+    name = "machine"
+    torch: str
+    devices: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns(Event):
+    """The machines of a cluster have changed."""
+
+    name = "columns"
+    places: Mapping[str, int]
+    """Runs that each takes at the same time."""
+    left: tuple[str, ...]
+    states: tuple[State, ...]
+    """Of the places that were not there before: their verdicts on the present code."""
+
+    def words(self) -> str:
+        places = sorted(self.places.items())
+        here = ", ".join(f"{place} ({plural(slots, 'run')} at a time)" for place, slots in places)
+        left = f"; no longer there, and not judged: {', '.join(self.left)}" if self.left else ""
+        return f"machines: {here or 'none'}{left}"
+
+    def to_json(self) -> Json:
+        return {**Event.to_json(self), "states": [state.row() for state in self.states]}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMissing(Event):
+    name = "device_missing"
+    device: str
+    text: str
+
+    def words(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFull(Event):
+    name = "disk_full"
+    path: str
+    reason: str
+
+    def words(self) -> str:
+        return f"{self.path} cannot be written ({self.reason}): repros are judged, and kept in memory only"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice(Event):
+    """Anything else that a person must know."""
+
+    name = "notice"
+    text: str
+
+    def words(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Serving(Event):
+    name = "serving"
+    url: str
+    token: str
+    actions: bool
+
+    def words(self) -> str:
+        token = f"?token={self.token}" if self.token else ""
+        actions = ", and whoever opens it may ask for runs" if self.actions else ""
+        return f"the page is at {self.url}{token}{actions}"
+
+
+@dataclass(frozen=True, slots=True)
+class Paused(Event):
+    name = "paused"
+
+    def words(self) -> str:
+        return "paused: no sweeps until p is pressed again"
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(Event):
+    name = "resumed"
+
+    def words(self) -> str:
+        return "going on"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping(Event):
+    name = "stopping"
+    reason: str
+
+    def words(self) -> str:
+        return f"stopping: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped(Event):
+    name = "stopped"
+    status: int | None
+
+
+# Repros that come and go
+
+
+@dataclass(frozen=True, slots=True)
+class ReproAdded(Event):
+    name = "repro_added"
+    repro: str
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def words(self) -> str:
+        return f"new repro {self.repro}"
+
+    def to_json(self) -> Json:
+        return {"reason": "", "repro": self.repro, **self.notes}
+
+
+@dataclass(frozen=True, slots=True)
+class ReproEdited(Event):
+    name = "repro_edited"
+    repro: str
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def words(self) -> str:
+        return f"repro {self.repro} was edited"
+
+    def to_json(self) -> Json:
+        return {"reason": "", "repro": self.repro, **self.notes}
+
+
+@dataclass(frozen=True, slots=True)
+class ReproRemoved(Event):
+    name = "repro_removed"
+    repro: str
+
+    def words(self) -> str:
+        return f"repro {self.repro} is gone"
+
+
+@dataclass(frozen=True, slots=True)
+class ReproDamaged(Event):
+    name = "repro_damaged"
+    repro: str
+    reason: str
+    by_edit: bool = False
+    """Whether that came while it was watched; the JSON says it by the order of its keys alone, as it always did."""
+
+    def words(self) -> str:
+        return f"repro {self.repro} cannot be used: {self.reason}"
+
+    def to_json(self) -> Json:
+        pairs = [("repro", self.repro), ("reason", self.reason)]
+        return dict(reversed(pairs) if self.by_edit else pairs)
+
+
+# Sweeps and verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class SweepStarted(Event):
+    name = "sweep_started"
+    sweep: int
+    jobs: int
+    repros: int
+    files: tuple[str, ...]
+    """The first of those that changed; ``changed`` is their number."""
+    changed: int
+    devices: tuple[str, ...] = ()
+
+    def cause(self, most: int) -> str:
+        """At ``most`` so many of the files that changed."""
+        return ", ".join(self.files[:most]) + (", ..." if self.changed > most else "")
+
+    def words(self) -> str:
+        cause = f"; {self.cause(3)} changed" if self.changed else ""
+        return f"sweep {self.sweep}: {plural(self.jobs, 'run')}{cause}"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepFinished(Event):
+    name = "sweep_finished"
+    sweep: int
+    end: str
+    """complete, or superseded by a change of the code."""
+    seconds: float
+    first_verdict_seconds: float | None
+    standings: Mapping[str, int]
+    unjudged: int
+
+    def words(self) -> str:
+        counts = ", ".join(f"{count} {standing}" for standing, count in sorted(self.standings.items()))
+        unjudged = f", {self.unjudged} not judged" if self.unjudged else ""
+        how = "" if self.end == "complete" else f" ({self.end}: the code changed)"
+        return f"sweep {self.sweep} took {self.seconds:.2f} s{how}: {counts or 'no verdict'}{unjudged}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged(Event):
+    """What a job of a sweep came to."""
+
+    name = "result"
+    sweep: int
+    repro: str
+    device: str
+    standing: Transition
+    verdict: Verdict | None
+    """None when nothing could be judged."""
+    seconds: float
+    runs: int
+    muted: str
+    reason: str
+    message: str = ""
+    expected: bool | None = None
+    """Whether the header expects the verdict, and ``since`` when it stands; None without a verdict."""
+    since: float | None = None
+
+    @property
+    def is_unchanged(self) -> bool:
+        return self.standing in (Transition.STILL_FAILING, Transition.STILL_GONE)
+
+    def words(self) -> str:
+        verdict = f" ({self.verdict})" if self.verdict else ""
+        said = self.message.partition("\n")[0] if self.verdict is Verdict.CHANGED else ""
+        reason = f": {said}" if (said := self.reason or said) else ""
+        return f"  {self.standing:<17} {self.repro} [{self.device}]{verdict}{reason}"
+
+    def to_json(self) -> Json:
+        found = Event.to_json(self)
+        if self.since is None:
+            del found["expected"], found["since"]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed(Event):
+    """What the first run of a job has shown, which is new: it counts once fresh interpreters show it too."""
+
+    name = "unconfirmed"
+    sweep: int
+    repro: str
+    device: str
+    before: Verdict
+    """The last verdict; of a job that was never judged what the repro's header expects."""
+    muted: str
+    seen: bool
+    """Whether it was ever judged."""
+    verdict: Verdict
+    seconds: float
+
+    def words(self) -> str:
+        known = "was" if self.seen else "its header expects"
+        return f"  {self.verdict + '?':<17} {self.repro} [{self.device}] {known} {self.before}; asking a fresh interpreter"
+
+
+@dataclass(frozen=True, slots=True)
+class Flipped(Event):
+    """A flip in all its forms: a line, an entry of the history, of the page and of ``on_flip``.
+
+    The revisions and files are those between the last sweep before it and the first after it.
     """
-    found: dict[str, bool] = {}
-    for root in roots:
-        if os.path.isdir(root.path):
-            found[root.path] = found.get(root.path, False) or root.deep
-        else:
-            found.setdefault(os.path.dirname(root.path), False)
-    deep = [folder for folder, is_deep in found.items() if is_deep]
-    return {
-        folder: is_deep
-        for folder, is_deep in found.items()
-        if not any(folder != other and is_inside(folder, other) for other in deep)
-    }
+
+    name = "flip"
+    repro: str
+    device: str
+    kind: str
+    before: Verdict
+    after: Verdict
+    sweep: int
+    last_before_sweep: int | None
+    files: tuple[str, ...]
+    last_before: str
+    first_after: str
+    path: str = ""
+    muted: str = ""
+    torch: str = ""
+
+    def words(self) -> str:
+        """What happened to which repro comes first, then between which revisions: the end of a long line is cut off."""
+        verdicts = "" if self.kind in ("FIXED", "REGRESSED") else f" {self.before} -> {self.after}"
+        between = f"  {self.between}" if self.between else ""
+        return f"{self.kind} {Path(self.path).stem} [{self.device}]{verdicts}{between}"
+
+    @property
+    def between(self) -> str:
+        """``abc9cb0964 -> +6c2b27b0``: the revisions on both sides, a commit that is on both only once."""
+        before, after = self.last_before, self.first_after
+        if not (before or after):
+            return ""
+        if before == after:
+            return f"at {after}, no watched file changed"
+        commit = after.partition("+")[0]
+        same = commit == before.partition("+")[0] and "+" in after and ", " not in after
+        return f"{before or '?'} -> {after[len(commit) :] if same else after or '?'}"
+
+    def history_line(self) -> str:
+        """As ``minidbg history`` prints it."""
+        text = (
+            f"{moment(self.at)}  {self.kind:<11} {self.repro} [{self.device}] {self.before} -> {self.after}"
+        )
+        if self.first_after:
+            text += f" between {self.last_before or '?'} and {self.first_after}"
+        if self.files:
+            text += f" ({', '.join(self.files[:3])}{', ...' if len(self.files) > 3 else ''})"
+        return text
+
+    def history_row(self) -> Json:
+        """As ``minidbg history --json`` prints it: what the history itself knows."""
+        known = {key: value for key, value in self.to_json().items() if key not in ("path", "muted", "torch")}
+        return {"entry": "flip", "at": self.at, **known}
+
+    def page_row(self) -> Json:
+        """As the page shows it."""
+        names = ("repro", "device", "kind", "before", "after", "files")
+        shown = {name: getattr(self, name) for name in names}
+        return {"at": round(self.at, 1), **shown, "between": self.between}
 
 
-def inode_of(folder: str) -> int:
-    """The folder's inode, 0 when there is none."""
-    try:
-        return os.stat(folder).st_ino
-    except OSError:
-        return 0
+@dataclass(frozen=True, slots=True)
+class BackendBroken(Event):
+    name = "backend_broken"
+    backend: str
+    device: str
+    reason: str
+    repros: int
+
+    def words(self) -> str:
+        return f"backend {self.backend} is broken on {self.device}: {self.reason}; {plural(self.repros, 'repro')} not judged"
 
 
-def check_coverage(wanted: dict[str, bool]) -> None:
-    """Raise OSError(ENOSPC) when the kernel has fewer watches than there are folders.
+@dataclass(frozen=True, slots=True)
+class BackendBack(Event):
+    name = "backend_back"
+    backend: str
+    device: str
 
-    Watchdog reports the limit only when it meets it at a root; below one it goes on without a word.
-    """
-    if sys.platform != "linux":
-        return
-    expected = sum(1 for folder, deep in wanted.items() if deep for _ in os.walk(folder))
-    found = watches_of_this_process()
-    if found is not None and found < expected * 0.99 - 3:
-        raise OSError(errno.ENOSPC, f"{found} of {expected} folders could be watched")
+    def words(self) -> str:
+        return f"backend {self.backend} works again on {self.device}"
 
 
-def watches_of_this_process() -> int | None:
-    """How many inotify watches the kernel counts for us; None when it does not say."""
-    try:
-        texts = [path.read_text() for path in Path("/proc/self/fdinfo").iterdir()]
-    except OSError:
-        return None
-    return sum(text.count("inotify wd:") for text in texts)
+@dataclass(frozen=True, slots=True)
+class Unexpected(Event):
+    """With ``--fail-on unexpected``: a verdict that contradicts its header."""
+
+    name = "unexpected"
+    repro: str
+    device: str
+    verdict: Verdict
+    expect: Verdict
+
+    def words(self) -> str:
+        return f"unexpected: {self.repro} [{self.device}] is {self.verdict}, and its header expects {self.expect}"
 
 
-def limit_reached(error: OSError) -> str:
-    """Why there are no events, and the command that gives more."""
-    names = {errno.ENOSPC: ("max_user_watches", 1048576), errno.EMFILE: ("max_user_instances", 1024)}
-    if error.errno not in names or sys.platform != "linux":
-        return f"file events are not to be had ({error})"
-    name, more = names[error.errno]
-    try:
-        limit = Path(f"/proc/sys/fs/inotify/{name}").read_text().strip()
-    except OSError:
-        limit = "unknown"
-    return (
-        f"the system's limit of file watches is reached (fs.inotify.{name} = {limit}); "
-        f"to raise it: sudo sysctl fs.inotify.{name}={more}"
-    )
+# Builds, and work in quiet times
 
 
-def mounted() -> str:
-    """What the kernel says of mounted file systems; empty when it does not."""
-    try:
-        return Path("/proc/self/mounts").read_text()
-    except OSError:
-        return ""
+@dataclass(frozen=True, slots=True)
+class BuildStarted(Event):
+    name = "build_started"
+    command: str
 
 
-@lru_cache(maxsize=4096)
-def file_system_of(path: str, mounts: str) -> str:
-    """The type of the file system that holds ``path``; empty when it cannot be told. Kept: it is asked for every two seconds."""
-    found = [line.split()[1:3] for line in mounts.splitlines() if line.count(" ") >= 2]
-    holding = [(place, kind) for place, kind in found if is_inside(path, place)]
-    return max(holding, key=lambda one: len(one[0]))[1] if holding else ""
+@dataclass(frozen=True, slots=True)
+class BuildFailed(Event):
+    name = "build_failed"
+    status: int
+    seconds: float
+    output: str
+    error: str
+
+    def words(self) -> str:
+        return f"build failed with status {self.status}; nothing was judged: {self.error}\n{self.output}"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFinished(Event):
+    name = "build_finished"
+    seconds: float
+
+    def words(self) -> str:
+        return f"built in {self.seconds:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessDied(Event):
+    name = "process_died"
+    capture: str
+
+    def words(self) -> str:
+        return f"a process died in a backend; what it was at is in {display_path(self.capture)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureKnown(Event):
+    name = "capture_known"
+    capture: str
+    repro: str
+
+    def words(self) -> str:
+        return f"{display_path(self.capture)} shows the failure of {self.repro}, so it is left as it is"
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionStarted(Event):
+    name = "reduction_started"
+    capture: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionFinished(Event):
+    name = "reduction_finished"
+    capture: str
+    repro: str | None
+    reason: str
+
+    def words(self) -> str:
+        if self.repro:
+            return f"reduced {display_path(self.capture)} to {display_path(self.repro)}"
+        return f"could not reduce {display_path(self.capture)}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class BisectStarted(Event):
+    name = "bisect_started"
+    repro: str
+    good: str
+    bad: str
+
+    def words(self) -> str:
+        return f"bisecting {display_path(self.repro)} between {self.good} and {self.bad}"
+
+
+@dataclass(frozen=True, slots=True)
+class BisectFinished(Event):
+    name = "bisect_finished"
+    repro: str
+    text: str
+    commit: str | None
+
+    def words(self) -> str:
+        return f"bisected {display_path(self.repro)}: {self.text}"

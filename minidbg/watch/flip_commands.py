@@ -7,11 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from minidbg.watch.announce import Event, View
+from minidbg.watch.announce import View
+from minidbg.watch.events import Event, Flipped, SweepFinished
 from minidbg.words import environment
 from minidbg.words.text import in_one_line, plural
 
@@ -30,7 +30,7 @@ class FlipCommands(View):
 
     def __init__(self, commands: Sequence[str], folder: Path, tell: Callable[[str], None]) -> None:
         self.commands, self.folder, self.tell = commands, folder, tell
-        self.waiting: list[Mapping[str, Any]] = []
+        self.waiting: list[Flipped] = []
         self.lock = threading.Lock()
         self.timer: threading.Timer | None = None
         self.threads: list[threading.Thread] = []
@@ -38,14 +38,14 @@ class FlipCommands(View):
 
     def show(self, event: Event) -> None:
         """A flip waits for others of its sweep."""
-        if event.name == "flip" and not event.data.get("muted"):
+        if isinstance(event, Flipped) and not event.muted:
             with self.lock:
-                self.waiting.append({**event.data, "at": event.at})
+                self.waiting.append(event)
                 if self.timer is None:
                     self.timer = threading.Timer(MOST_WAIT_S, self.send)
                     self.timer.daemon = True
                     self.timer.start()
-        elif event.name == "sweep_finished":
+        elif isinstance(event, SweepFinished):
             self.send()
 
     def send(self) -> None:
@@ -57,7 +57,7 @@ class FlipCommands(View):
                 self.timer = None
             if not flips:
                 return
-            data = "".join(json.dumps(one, default=str) + "\n" for one in flips).encode()
+            data = "".join(json.dumps({**one.to_json(), "at": one.at}) + "\n" for one in flips).encode()
             started = [
                 threading.Thread(target=self.run, args=(one, data, len(flips)), name="minidbg-on-flip", daemon=True)
                 for one in self.commands

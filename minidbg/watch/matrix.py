@@ -7,13 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minidbg.watch.announce import Event, line_of
+from minidbg.history import State
+from minidbg.watch import events
+from minidbg.watch.events import Event, Flipped, Judged
 from minidbg.watch.states import FAILING
 from minidbg.words.text import display_path, plural, printable
 
@@ -24,9 +25,9 @@ STYLES: Mapping[str | None, str] = {
 """Of each verdict, those first that need attention."""
 FLIP_STYLES: Mapping[str, str] = {"FIXED": "bold green", "REGRESSED": "bold red"}
 ORDER = list(STYLES)
-TOLD = frozenset(
-    ("notice", "device_missing", "disk_full", "repro_damaged", "reduction_finished", "process_died", "capture_known",
-     "bisect_started", "bisect_finished", "serving")
+NOTICES = (
+    events.Notice, events.DeviceMissing, events.DiskFull, events.ReproDamaged, events.ReductionFinished, events.ProcessDied,
+    events.CaptureKnown, events.BisectStarted, events.BisectFinished, events.Serving,
 )  # fmt: skip
 """Events that are shown as a line of their own."""
 SHOWN_NOTICES = 4
@@ -38,7 +39,7 @@ KEYS = "Enter rerun  f failing only, and run them  up/down error of a row  o ope
 
 
 @dataclass(slots=True)
-class VerdictCell:
+class Cell:
     """One repro on one device."""
 
     verdict: str | None = None
@@ -50,15 +51,15 @@ class VerdictCell:
     """The verdict's reason, or what the backend said."""
     maybe: str = ""
     """A new verdict that is being confirmed."""
-    flip: dict[str, Any] = field(default_factory=dict)
+    flip: Flipped | None = None
     """The last flip that was told of while this view was open."""
 
-    def take_result(self, event: Event) -> None:
-        data, verdict = event.data, event.data["verdict"] or event.data["standing"]
-        if data.get("since") or self.verdict != verdict:
-            self.since = data.get("since", event.at)
-        self.verdict, self.seconds, self.fresh, self.maybe = verdict, data["seconds"], True, ""
-        self.note = data["reason"] or data.get("message", "")
+    def show(self, result: Judged) -> None:
+        verdict = result.verdict or result.standing
+        if result.since or self.verdict != verdict:
+            self.since = result.since or result.at
+        self.verdict, self.seconds, self.fresh, self.maybe = verdict, result.seconds, True, ""
+        self.note = result.reason or result.message
 
 
 @dataclass(slots=True)
@@ -67,8 +68,8 @@ class Matrix:
 
     clock: Callable[[], float] = time.time
     home: str = ""
-    cells: dict[tuple[str, str], VerdictCell] = field(default_factory=dict)
-    flips: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=SHOWN_FLIPS))
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    flips: deque[Flipped] = field(default_factory=lambda: deque(maxlen=SHOWN_FLIPS))
     notices: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=SHOWN_NOTICES))
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     activity: str = "starting workers"
@@ -81,8 +82,6 @@ class Matrix:
     """The only device shown, or None for all."""
     failing_only: bool = False
     """Whether only repros that fail on some device are shown."""
-    last_repro: str = ""
-    """The path of the repro that flipped last: what ``o`` opens when no row is selected."""
     selected: str = ""
     """The repro whose error is shown."""
     rows: list[str] = field(default_factory=list)
@@ -93,67 +92,63 @@ class Matrix:
     """The first error of the build that failed last, and when."""
 
     def hear(self, event: Event) -> None:
-        data, at = event.data, event.at
-        match event.name:
-            case "started":
-                self.home = data["home"]
-                self.take_states(data["states"])
-                self.notes = {notes["repro"]: notes for notes in data.get("notes", ())}
-            case "columns":
-                cells, places = self.cells.items(), data["places"]
-                self.cells = {key: cell for key, cell in cells if key[1].partition(" ")[0] in places}
-                self.take_states(data["states"])
-            case "sweep_started":
-                self.activity, self.began = f"sweep {data['sweep']}", at
-                self.total, self.seen = data["jobs"], 0
-                self.cause = ", ".join(data["files"][:4]) + (", ..." if data["changed"] > 4 else "")
+        match event:
+            case events.Started():
+                self.home = event.home
+                self.show_states(event.states)
+                self.notes = {notes["repro"]: notes for notes in event.notes}
+            case events.Columns():
+                cells = self.cells.items()
+                self.cells = {key: cell for key, cell in cells if key[1].partition(" ")[0] in event.places}
+                self.show_states(event.states)
+            case events.SweepStarted():
+                self.activity, self.began = f"sweep {event.sweep}", event.at
+                self.total, self.seen, self.cause = event.jobs, 0, event.cause(4)
                 for cell in self.cells.values():
                     cell.fresh, cell.maybe = False, ""
-            case "result":
+            case Judged():
                 self.seen += 1
-                self.cell(event).take_result(event)
-            case "unconfirmed":
-                self.cell(event).maybe = data["verdict"]
-            case "flip":  # it may come without a result of a sweep
-                cell = self.cell(event)
-                cell.verdict, cell.since, cell.flip = data["after"], at, dict(data)
-                if not data.get("muted"):
-                    self.flips.appendleft((at, data["kind"], line_of(event)))
-                    self.last_repro = data["path"]
-            case "sweep_finished":
-                self.activity = f"waiting; sweep {data['sweep']} took {data['seconds']:.2f} s"
-                if data["first_verdict_seconds"]:
-                    self.activity += f", first verdict after {data['first_verdict_seconds']:.2f} s"
+                self.cell(event.repro, event.device).show(event)
+            case events.Unconfirmed():
+                self.cell(event.repro, event.device).maybe = event.verdict
+            case Flipped():  # it may come without a result of a sweep
+                cell = self.cell(event.repro, event.device)
+                cell.verdict, cell.since, cell.flip = event.after, event.at, event
+                if not event.muted:
+                    self.flips.appendleft(event)
+            case events.SweepFinished():
+                self.activity = f"waiting; sweep {event.sweep} took {event.seconds:.2f} s"
+                if event.first_verdict_seconds:
+                    self.activity += f", first verdict after {event.first_verdict_seconds:.2f} s"
                 self.began = None
                 self.rows = self.names(every=True)
-            case "backend_broken":
-                self.broken[data["backend"], data["device"]] = data["reason"]
-            case "backend_back":
-                self.broken.pop((data["backend"], data["device"]), None)
-            case "repro_added" | "repro_edited":  # its header may say something else now
-                names = ("repro", "owner", "issue", "muted")
-                self.notes[data["repro"]] = {name: data[name] for name in names if data.get(name)}
-            case "repro_removed":
-                self.cells = {key: cell for key, cell in self.cells.items() if key[0] != data["repro"]}
-            case "build_started":
-                self.activity, self.began, self.total = f"building: {data['command']}", at, 0
-            case "build_failed":  # nothing is judged until a build succeeds
-                self.activity, self.began = f"build failed {clock(at)}, rows are from before it", None
-                self.build_failure = data["error"]
-            case "build_finished":
+            case events.BackendBroken():
+                self.broken[event.backend, event.device] = event.reason
+            case events.BackendBack():
+                self.broken.pop((event.backend, event.device), None)
+            case events.ReproAdded() | events.ReproEdited():  # its header may say something else now
+                self.notes[event.repro] = event.notes
+            case events.ReproRemoved():
+                self.cells = {key: cell for key, cell in self.cells.items() if key[0] != event.repro}
+            case events.BuildStarted():
+                self.activity, self.began, self.total = f"building: {event.command}", event.at, 0
+            case events.BuildFailed():  # nothing is judged until a build succeeds
+                self.activity, self.began = f"build failed {clock(event.at)}, rows are from before it", None
+                self.build_failure = event.error
+            case events.BuildFinished():
                 self.activity, self.began, self.build_failure = "waiting; built", None, ""
-            case "paused" | "resumed":
-                self.paused = event.name == "paused"
-            case told if told in TOLD and (not self.notices or self.notices[-1][1] != line_of(event)):
-                self.notices.append((at, line_of(event)))
+            case events.Paused() | events.Resumed():
+                self.paused = isinstance(event, events.Paused)
+        if isinstance(event, NOTICES) and (not self.notices or self.notices[-1][1] != event.line()):
+            self.notices.append((event.at, event.line()))
 
-    def cell(self, event: Event) -> VerdictCell:
-        return self.cells.setdefault((event.data["repro"], event.data["device"]), VerdictCell())
+    def cell(self, repro: str, device: str) -> Cell:
+        return self.cells.setdefault((repro, device), Cell())
 
-    def take_states(self, states: Iterable[Mapping[str, Any]]) -> None:
+    def show_states(self, states: Iterable[State]) -> None:
         for state in states:
-            cell = VerdictCell(state["verdict"], state["since"], note=state.get("reason", ""))
-            self.cells[state["repro"], state["device"]] = cell
+            cell = Cell(state.verdict, state.since, note=state.reason)
+            self.cells[state.repro, state.device] = cell
 
     def next_device(self) -> None:
         """Show the next single device, or all again after the last."""
@@ -170,13 +165,13 @@ class Matrix:
         place = names.index(self.selected) + step if self.selected in names else (0 if step > 0 else -1)
         self.selected = names[max(0, min(place, len(names) - 1))] if names else ""
 
-    def cells_of(self, name: str) -> dict[str, VerdictCell]:
+    def cells_of(self, name: str) -> dict[str, Cell]:
         return {device: cell for (one, device), cell in self.cells.items() if one == name}
 
-    def flip_of(self, name: str) -> Mapping[str, Any]:
-        """The repro's last flip to a failure, for its bisection; empty without one."""
+    def flip_of(self, name: str) -> Flipped | None:
+        """The repro's last flip to a failure, for its bisection."""
         flips = [cell.flip for cell in self.cells_of(name).values()]
-        return next((flip for flip in flips if flip.get("kind") == "REGRESSED"), {})
+        return next((flip for flip in flips if flip is not None and flip.kind == "REGRESSED"), None)
 
     def devices(self) -> list[str]:
         return sorted({device for _, device in self.cells})
@@ -193,7 +188,8 @@ class Matrix:
             for (backend, device), why in self.broken.items()
         ]
         head += [
-            line(f"{clock(at)} {text}", FLIP_STYLES.get(kind, "bold yellow")) for at, kind, text in self.flips
+            line(f"{clock(flip.at)} {flip.line()}", FLIP_STYLES.get(flip.kind, "bold yellow"))
+            for flip in self.flips
         ]
         foot: list[RenderableType] = [line(text, "") for text in self.details(width)]
         foot += [line(f"{clock(at)} {text}", "dim") for at, text in self.notices]
@@ -256,7 +252,7 @@ class Matrix:
             table.add_row(f"... and {plural(len(names) - room + 1, 'more repro')}")
         return table
 
-    def remark(self, name: str, cells: Sequence[VerdictCell]) -> str:
+    def remark(self, name: str, cells: Sequence[Cell]) -> str:
         """Why it is muted, else what is said of its verdict."""
         muted = self.notes.get(name, {}).get("muted", "")
         note = f"muted: {muted}" if muted else next((cell.note for cell in cells if cell.note), "")
@@ -275,7 +271,7 @@ class Matrix:
         rows += sorted(ranks.keys() - set(rows), key=lambda name: (ranks[name], name))
         return rows if every or not self.failing_only else [name for name in rows if name in failing]
 
-    def cell_text(self, cell: VerdictCell | None) -> Text:
+    def cell_text(self, cell: Cell | None) -> Text:
         """The verdict, and a new one that is being confirmed; dim until the running sweep has seen it."""
         if cell is None:
             return Text("-", style="dim")

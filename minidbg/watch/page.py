@@ -1,33 +1,27 @@
-"""The matrix for others: the data that a browser draws, what has changed in it, the page as one file; and JSON and JUnit files."""
+"""The matrix for a browser: the data that it draws, what has changed in it, and the page as one file."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-from minidbg.watch import recorder
-from minidbg.watch.announce import Event, View, between
-from minidbg.watch.matrix import Matrix, VerdictCell
+from minidbg.watch import events, recorder
+from minidbg.watch.announce import View
+from minidbg.watch.events import Event, Flipped, Json
+from minidbg.watch.matrix import Cell, Matrix
 from minidbg.watch.repros import Repro, replace_text
-from minidbg.watch.settings import FailOn
-from minidbg.watch.states import FAILING
 from minidbg.words.errors import MinidbgError
-from minidbg.words.text import display_path, in_one_line, printable
+from minidbg.words.text import display_path
 
-Json = dict[str, Any]
 SITE = Path(__file__).with_name("site")
 STYLES = Path("repro_templates", "style.css.j2")
-CELL_EVENTS = frozenset({"result", "unconfirmed", "flip"})
-ROW_EVENTS = frozenset({"repro_added", "repro_edited", "repro_removed", "repro_damaged"})
 SHOWN_FLIPS = 50
 BRIEF_CHARACTERS = 160
 
@@ -46,7 +40,7 @@ class Live(View):
         self.seq = 0
         self.changed: dict[tuple[str, str], int] = {}
         """Repro and column (empty: what its header says) -> the event that changed it last; the latest change stands last."""
-        self.flips: deque[tuple[int, Json]] = deque(maxlen=SHOWN_FLIPS)
+        self.flips: deque[tuple[int, Flipped]] = deque(maxlen=SHOWN_FLIPS)
         self.dimmed = 0
         """The event with which the present sweep began: older verdicts are those of earlier sweeps."""
         self.rebuilt = 0
@@ -58,30 +52,38 @@ class Live(View):
 
     def show(self, event: Event) -> None:
         """Take the event in, and wake whoever waits for news."""
-        data = event.data
-        if event.name == "serving":
+        if isinstance(event, events.Serving):
             return  # its token is not for copies of the page
         with self.lock:
             self.matrix.hear(event)
             self.seq += 1
-            match event.name:
-                case "started":
+            match event:
+                case events.Started():
                     with contextlib.suppress(MinidbgError):  # there is no history yet
-                        past = recorder.history_of(Path(data["home"]), SHOWN_FLIPS)
-                        self.flips.extend((self.seq, flip_entry(entry)) for entry in reversed(past))
-                case "machine":
-                    self.machine = {"torch": data["torch"], "devices": data["devices"]}
-                case "columns":
+                        past = recorder.flips_of(Path(event.home), SHOWN_FLIPS)
+                        self.flips.extend((self.seq, flip) for flip in reversed(past))
+                case events.MachineFound():
+                    self.machine = event.to_json()
+                case events.Columns():
                     self.rebuilt = self.seq
-                case "sweep_started":
+                case events.SweepStarted():
                     self.dimmed = self.seq
-                case "flip" if not data.get("muted"):
-                    self.flips.append((self.seq, flip_entry({"at": event.at, **data})))
-            if event.name in CELL_EVENTS or event.name in ROW_EVENTS:
-                key = data["repro"], data["device"] if event.name in CELL_EVENTS else ""
-                self.changed.pop(key, None)
-                self.changed[key] = self.seq
+                case Flipped():
+                    self.note_change(event.repro, event.device)
+                    if not event.muted:
+                        self.flips.append((self.seq, event))
+                case events.Judged() | events.Unconfirmed():
+                    self.note_change(event.repro, event.device)
+                case (
+                    events.ReproAdded() | events.ReproEdited() | events.ReproRemoved() | events.ReproDamaged()
+                ):
+                    self.note_change(event.repro, "")
         self.wake()
+
+    def note_change(self, repro: str, column: str) -> None:
+        """The present event has changed this cell, or without a column what the header says."""
+        self.changed.pop((repro, column), None)
+        self.changed[repro, column] = self.seq
 
     def close(self) -> None:
         """Say that nobody watches any more."""
@@ -101,7 +103,7 @@ class Live(View):
                 **self.head(),
                 "columns": self.matrix.devices(),
                 "rows": [[name, about(repros.get(name)), cells] for name, cells in by_name.items()],
-                "flips": [entry for _, entry in self.flips],
+                "flips": [flip.page_row() for _, flip in self.flips],
             }
 
     def since(self, seq: int) -> Json | None:
@@ -129,7 +131,7 @@ class Live(View):
                     for name, column in keys
                     if not column
                 ],
-                "flips": [entry for at, entry in self.flips if at > seq],
+                "flips": [flip.page_row() for at, flip in self.flips if at > seq],
             }
 
     def head(self) -> Json:
@@ -159,17 +161,11 @@ def about(repro: Repro | None) -> Json:
     }
 
 
-def cell_json(cell: VerdictCell, *, brief: bool = True) -> list[Any]:
+def cell_json(cell: Cell, *, brief: bool = True) -> list[Any]:
     """Verdict, since when, seconds, whether the present sweep saw it, what was said, and what is being confirmed."""
     note = cell.note.partition("\n")[0][:BRIEF_CHARACTERS] if brief else cell.note
     since = None if cell.since is None else round(cell.since)
     return [cell.verdict, since, round(cell.seconds, 2), int(cell.fresh), note, cell.maybe]
-
-
-def flip_entry(data: Mapping[str, Any]) -> Json:
-    """A flip as the page shows it."""
-    told = {name: data[name] for name in ("repro", "device", "kind", "before", "after", "files")}
-    return {"at": round(data["at"], 1), **told, "between": between(data).strip()}
 
 
 def page_html(state: Json, *, alone: bool) -> str:
@@ -199,7 +195,7 @@ class Page(View):
 
     def show(self, event: Event) -> None:
         """Write what ``live`` has heard. A file that cannot be written any more ends nothing."""
-        if event.name in PAGE_ENDS or self.clock() - self.written >= PAGE_BETWEEN_S:
+        if isinstance(event, PAGE_ENDS) or self.clock() - self.written >= PAGE_BETWEEN_S:
             self.write(reload_s=RELOAD_S)
 
     def close(self) -> None:
@@ -217,134 +213,8 @@ class Page(View):
 PAGE_BETWEEN_S = 1.0
 """Seconds between two writings while a sweep runs."""
 RELOAD_S = 3
-PAGE_ENDS = frozenset(
-    ["sweep_finished", "flip", "started", "paused", "resumed", "backend_broken", "backend_back", "build_failed",
-     "notice"]
+PAGE_ENDS = (
+    events.SweepFinished, Flipped, events.Started, events.Paused, events.Resumed, events.BackendBroken, events.BackendBack,
+    events.BuildFailed, events.Notice,
 )  # fmt: skip
 """Events after which the page is written at once."""
-
-
-# What ``minidbg watch --once`` leaves for other programs
-
-
-class Results(View):
-    """Gathers the results of one sweep, and writes them when the daemon ends. ``live`` knows since when."""
-
-    def __init__(self, live: Live, fail_on: FailOn, *, junit: Path | None, document: Path | None) -> None:
-        """Raises OSError for files that cannot be written."""
-        self.live, self.fail_on = live, fail_on
-        wanted = ((junit, self.junit), (document, self.document))
-        self.writers = {path: text for path, text in wanted if path is not None}
-        for path in self.writers:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-        self.began = time.time()
-        self.results: dict[tuple[str, str], Json] = {}
-        self.flips: list[Json] = []
-        self.sweep: Json = {}
-        self.status: int | None = None
-
-    def show(self, event: Event) -> None:
-        """Take the event in; a second sweep's results replace those of the first."""
-        data = dict(event.data)
-        if event.name == "result":
-            self.results[data["repro"], data["device"]] = data
-        elif event.name == "flip":
-            self.flips.append({"at": event.at, **data})
-        elif event.name == "sweep_finished":
-            self.sweep = data
-        elif event.name == "stopped":
-            self.status = data["status"]
-
-    def close(self) -> None:
-        """Write the files; say so where one cannot be written."""
-        for path, text in self.writers.items():
-            try:
-                replace_text(path, text())
-            except OSError as error:
-                print(f"minidbg: {path} cannot be written: {error}", file=sys.stderr)
-
-    def document(self) -> str:
-        home = Path(self.live.matrix.home) if self.live.matrix.home else None
-        status = recorder.status_of(home) if home is not None else {}
-        found = {
-            "schema": 1, "at": self.began, "exit_status": self.status, "revision": status.get("revision", ""),
-            **self.live.machine, "sweep": self.sweep, "broken": self.broken(),
-            "build_failure": self.live.matrix.build_failure,
-            "results": [{**data, **self.more_about(data)} for data in self.results.values()], "flips": self.flips,
-        }  # fmt: skip
-        return json.dumps(found, indent=1) + "\n"
-
-    def more_about(self, data: Json) -> Json:
-        """Since when, and what the header says to people."""
-        cell = self.live.matrix.cells.get((data["repro"], data["device"]))
-        since = cell.since if cell else None
-        return {"since": since, **about(self.live.repros().get(data["repro"]))}
-
-    def broken(self) -> list[Json]:
-        """The backends that could do nothing at all."""
-        return [
-            {"backend": backend, "device": device, "reason": why}
-            for (backend, device), why in self.live.matrix.broken.items()
-        ]
-
-    def junit(self) -> str:
-        """A test suite with a case for each repro and column."""
-        suite = ElementTree.Element("testsuite", name="minidbg watch")
-        for data in self.results.values():
-            self.add_case(suite, data)
-        for one in self.broken():
-            add_error(suite, f"backend {one['backend']}", one["device"], f"is broken: {one['reason']}")
-        if self.live.matrix.build_failure:
-            add_error(suite, "build", "build", self.live.matrix.build_failure)
-        counts = {
-            name: str(len(suite.findall(f"testcase/{tag}")))
-            for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
-        }
-        seconds = str(self.sweep.get("seconds", 0.0))
-        suite.attrib |= {"tests": str(len(suite)), **counts, "time": seconds, "timestamp": utc(self.began)}
-        root = ElementTree.Element("testsuites")
-        root.append(suite)
-        return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
-
-    def add_case(self, suite: ElementTree.Element, data: Json) -> None:
-        """A failure where the exit status counts one; a known failure is skipped, as pytest writes an expected one."""
-        verdict, said = data["verdict"] or data["standing"], data["reason"] or data.get("message", "")
-        case = ElementTree.SubElement(
-            suite, "testcase", name=printable(data["repro"]), classname=printable(data["device"]),
-            time=str(data["seconds"]),
-        )  # fmt: skip
-        more = self.more_about(data)
-        properties = ElementTree.SubElement(case, "properties")
-        for name in ("since", "expect", "owner", "issue", "muted"):
-            if more.get(name):
-                value = utc(more[name]) if name == "since" else in_one_line(str(more[name]))
-                ElementTree.SubElement(properties, "property", name=name, value=value)
-        known = self.fail_on is FailOn.UNEXPECTED and (data.get("expected", False) or bool(data["muted"]))
-        failing = verdict in FAILING
-        contradicts = self.fail_on is FailOn.UNEXPECTED and verdict == "gone" and not known
-        if contradicts:
-            said = f"its header expects {more.get('expect')}; if it is fixed: minidbg accept {data['repro']}"
-        if failing and known:
-            add(case, "skipped", verdict, f"known failure: {said}")
-        elif failing or contradicts:
-            add(case, "failure", verdict, said)
-        elif verdict == "invalid":
-            add(case, "error", verdict, said)
-        elif verdict != "gone":
-            add(case, "skipped", verdict, said)
-
-
-def add(case: ElementTree.Element, tag: str, kind: str, text: str) -> None:
-    """What became of a test case: in short, and in full."""
-    found = ElementTree.SubElement(case, tag, type=kind, message=in_one_line(f"{kind}: {text}")[:300])
-    found.text = printable(text)
-
-
-def add_error(suite: ElementTree.Element, name: str, where: str, text: str) -> None:
-    case = ElementTree.SubElement(suite, "testcase", name=in_one_line(name), classname=in_one_line(where))
-    add(case, "error", "not judged", text)
-
-
-def utc(at: Any) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(float(at)))

@@ -26,13 +26,6 @@ class Members:
     places: Mapping[str, Place]
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something about the cluster that a person must know. A message to the daemon."""
-
-    text: str
-
-
 def whole_name(device: str) -> str:
     """``acme:0`` for ``acme``: the first device of a kind goes by both names."""
     return device if device == "cpu" or ":" in device else f"{device}:0"

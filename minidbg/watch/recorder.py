@@ -1,6 +1,6 @@
 """The history of a repro folder: what sweeps come to goes into it, and people ask for it.
 
-Answers are stored and then told; a flip is told once, also when we were killed in between.
+Decisions are stored and then told; a flip is told once, also when we were killed in between.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from minidbg.history import NAME, Flip, History, ReproState, Result, Revision
+from minidbg.history import NAME, Flip, History, Observation, Revision, State
 from minidbg.watch.announce import Announcer
+from minidbg.watch.events import DiskFull, Flipped, Json, Judged, Notice
 from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of
-from minidbg.watch.states import FAILING, NOT_JUDGED, Seen, is_expected, is_fallback
+from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, is_expected, is_fallback
 from minidbg.watch.summaries import Summary, summaries
-from minidbg.watch.sweep import JobAnswer
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Verdict
 from minidbg.words.text import moment, plural, printable
@@ -32,7 +31,7 @@ class Recorder:
 
     history: History
     announce: Announcer
-    states: dict[tuple[str, str], ReproState] = field(default_factory=dict)
+    states: dict[tuple[str, str], State] = field(default_factory=dict)
     torch: str = ""
     """Its version, stored with each result."""
     torches: dict[str, str] = field(default_factory=dict)
@@ -41,60 +40,53 @@ class Recorder:
     """When to try to write the history again; None while it can be written."""
 
     def commit(
-        self, answers: Iterable[JobAnswer], repros: Mapping[str, Repro], sweep: int, *, quiet: bool = False
+        self, decisions: Sequence[Decision], repros: Mapping[str, Repro], sweep: int, *, quiet: bool = False
     ) -> None:
-        """Store the answers, then tell them, flips last; with ``quiet`` the flips alone."""
-        answers = list(answers)
+        """Store the decisions, then tell them, flips last; with ``quiet`` the flips alone."""
         flips = self.history.atomically(
-            lambda: [flip for answer in answers if (flip := self.store(answer)) is not None]
+            lambda: [flip for decision in decisions if (flip := self.store(decision)) is not None]
         )
-        for answer in () if quiet else answers:
-            self.tell(answer, repros[answer.job.repro], sweep)
+        for decision in () if quiet else decisions:
+            self.tell(decision, repros[decision.job.repro], sweep)
         for flip in flips:
             self.tell_flip(flip, repros.get(flip.repro))
 
-    def store(self, answer: JobAnswer) -> Flip | None:
-        """Write one answer; its flip, if it has one."""
-        for seen in answer.runs:
-            self.store_run(answer.job.repro, answer.job.device, seen, stale=False)
-        state, flip = answer.settled.state, answer.settled.flip
-        if state is not None and answer.runs:
+    def store(self, decision: Decision) -> Flip | None:
+        """Write one decision; its flip, if it has one."""
+        for run in decision.runs:
+            self.store_run(run)
+        state, flip = decision.state, decision.flip
+        if state is not None and decision.runs:
             self.history.put_state(state)
             self.states[state.repro, state.device] = state
         return replace(flip, id=self.history.add_flip(flip)) if flip else None
 
-    def store_run(self, repro: str, device: str, seen: Seen, *, stale: bool) -> None:
-        outcome = replace(seen.outcome, message=seen.outcome.message[:MESSAGE_CHARACTERS])
-        result = Result(
-            repro, device, seen.at, outcome, str(seen.purpose), seen.script, seen.environment,
-            self.torches.get(seen.environment, self.torch), stale,
-        )  # fmt: skip
-        self.history.add_result(seen.sweep, result)
+    def store_run(self, run: Observation) -> None:
+        outcome = replace(run.outcome, message=run.outcome.message[:MESSAGE_CHARACTERS])
+        torch = self.torches.get(run.environment, self.torch)
+        self.history.add_observation(replace(run, outcome=outcome, torch=torch))
 
-    def tell(self, answer: JobAnswer, repro: Repro, sweep: int) -> None:
-        settled, runs = answer.settled, answer.runs
-        verdict = settled.state.verdict if settled.state and runs else None
-        if runs and settled.standing in NOT_JUDGED:
+    def tell(self, decision: Decision, repro: Repro, sweep: int) -> None:
+        state, runs = decision.state, decision.runs
+        verdict = state.verdict if state and runs else None
+        if runs and decision.transition in NOT_JUDGED:
             verdict = None if is_fallback(runs[-1].outcome) else runs[-1].verdict
-        data: dict[str, Any] = {
-            "sweep": sweep, "repro": answer.job.repro, "device": answer.job.device, "standing": str(settled.standing),
-            "verdict": str(verdict) if verdict else None, "seconds": round(runs[0].seconds, 3) if runs else 0.0,
-            "runs": len(runs), "muted": repro.muted, "reason": answer.reason,
-            "message": runs[-1].outcome.message[:MESSAGE_CHARACTERS] if runs else "",
-        }  # fmt: skip
-        if settled.state and verdict is settled.state.verdict:
-            data["expected"] = is_expected(settled.state.verdict, repro.expect)
-            data["since"] = settled.state.since
-        self.announce("result", **data)
+        if state is not None and state.verdict is not verdict:
+            state = None  # the verdict told is not the one that stands
+        self.announce(Judged(
+            sweep, repro.name, decision.job.device, decision.transition, verdict,
+            seconds=round(runs[0].seconds, 3) if runs else 0.0, runs=len(runs), muted=repro.muted, reason=decision.reason,
+            message=runs[-1].outcome.message[:MESSAGE_CHARACTERS] if runs else "",
+            expected=is_expected(state.verdict, repro.expect) if state else None, since=state.since if state else None,
+        ))  # fmt: skip
 
     def tell_flip(self, flip: Flip, repro: Repro | None) -> None:
         """Announce a flip, and note that it was told."""
         path, muted = (str(repro.path), repro.muted) if repro else (flip.repro, "")
-        event = {**flip_facts(self.history, flip), "path": path, "muted": muted, "torch": self.torch}
-        self.announce("flip", **event)
+        self.announce(replace(flipped(self.history, flip), path=path, muted=muted, torch=self.torch))
         self.history.mark_announced(flip.id)
 
-    def take_up(self, environments: Collection[str]) -> None:
+    def resume_in(self, environments: Collection[str]) -> None:
         """Go on from what was last seen in these environments, where what was seen last of all was in another."""
         for state in self.history.every_state():
             key = state.repro, state.device
@@ -110,32 +102,31 @@ class Recorder:
         """Say when the history cannot be written, and when it can again; in between all is kept in memory. Whether that began now."""
         if self.next_try is None and self.history.trouble:
             self.next_try = now + TRY_DISK_S
-            self.announce("disk_full", path=str(self.history.path), reason=self.history.trouble)
+            self.announce(DiskFull(str(self.history.path), self.history.trouble))
             return True
         if self.next_try is not None and now >= self.next_try:
             self.next_try = None if self.history.write_back() else now + TRY_DISK_S
             if self.next_try is None:
-                text = f"{self.history.path} can be written again; nothing was lost"
-                self.announce("notice", text=text)
+                self.announce(Notice(f"{self.history.path} can be written again; nothing was lost"))
         return False
 
     def close(self) -> None:
         """Write what could not be written."""
         if self.history.trouble and not self.history.write_back():
-            text = f"what was seen since the disk was full is lost: {self.history.path}"
-            self.announce("notice", text=text)
+            self.announce(Notice(f"what was seen since the disk was full is lost: {self.history.path}"))
         self.history.close()
 
 
-def flip_facts(history: History, flip: Flip) -> dict[str, Any]:
-    """A flip, the two sweeps and revisions that it lies between, and which files had changed."""
+def flipped(history: History, flip: Flip) -> Flipped:
+    """A flip with the two sweeps and revisions that it lies between, and which files had changed."""
     after, before = history.sweep(flip.sweep), history.sweep(flip.last_before)
-    return {
-        "repro": flip.repro, "device": flip.device, "kind": flip.kind, "before": str(flip.before), "after": str(flip.after),
-        "sweep": flip.sweep, "last_before_sweep": flip.last_before, "files": list(after.files)[:20] if after else [],
-        "last_before": revision_text(before.revisions if before else {}),
-        "first_after": revision_text(after.revisions if after else {}),
-    }  # fmt: skip
+    return Flipped(
+        flip.repro, flip.device, flip.kind, flip.before, flip.after, flip.sweep, flip.last_before,
+        files=tuple(after.files[:20]) if after else (),
+        last_before=revision_text(before.revisions if before else {}),
+        first_after=revision_text(after.revisions if after else {}),
+        at=flip.at,
+    )  # fmt: skip
 
 
 def revision_text(revisions: Mapping[str, Revision]) -> str:
@@ -145,35 +136,32 @@ def revision_text(revisions: Mapping[str, Revision]) -> str:
     return ", ".join(f"{Path(root).name} {revision}" for root, revision in sorted(revisions.items()))
 
 
-# What the answers of a sweep come to
+# What the decisions of a sweep come to
 
 
-def exit_status(answers: Iterable[JobAnswer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
+def exit_status(decisions: Iterable[Decision], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
     """What ``--once`` exits with: see DESIGN's table; with ``unexpected_only`` 1 when a header is contradicted."""
-    answers = list(answers)
-    verdicts = {state.verdict for answer in answers if (state := judged(answer)) is not None}
+    states = judged_states(decisions)
+    verdicts = {state.verdict for state in states}
     if not verdicts:
         return 125
     if unexpected_only:
-        return 1 if contradictions(answers, repros) else 0
+        return 1 if contradictions(states, repros) else 0
     return 1 if verdicts & {Verdict.REPRODUCES, Verdict.FLAKY} else 3 if verdicts & FAILING else 0
 
 
-def judged(answer: JobAnswer) -> ReproState | None:
-    """The state that an answer comes to; None when nothing could be said."""
-    return None if answer.settled.standing in NOT_JUDGED else answer.settled.state
+def judged_states(decisions: Iterable[Decision]) -> list[State]:
+    """The states of the jobs of which something could be said."""
+    return [one.state for one in decisions if one.state is not None and one.transition not in NOT_JUDGED]
 
 
-def contradictions(answers: Iterable[JobAnswer], repros: Mapping[str, Repro]) -> list[ReproState]:
+def contradictions(states: Iterable[State], repros: Mapping[str, Repro]) -> list[State]:
     """The states that are not what the repro's header expects, those of muted repros left out."""
-    states = [state for answer in answers if (state := judged(answer)) is not None]
     heard = [state for state in states if not repros[state.repro].muted]
     return [state for state in heard if not is_expected(state.verdict, repros[state.repro].expect)]
 
 
 # What people ask of the history while the daemon runs, or when none does. Nothing here writes or runs anything.
-
-Row = dict[str, Any]
 
 
 @contextmanager
@@ -188,10 +176,10 @@ def history_in(folder: Path) -> Iterator[History | None]:
         yield opened
 
 
-def rows_of(folder: Path) -> list[Row]:
+def rows_of(folder: Path) -> list[Json]:
     """One row for each repro and device; a repro that was never run has one without a verdict."""
     home = home_of([folder])
-    seen: dict[str, list[ReproState | None]] = {}
+    seen: dict[str, list[State | None]] = {}
     with history_in(home) as found:
         for (name, _), state in sorted(found.states().items()) if found else ():
             seen.setdefault(name, []).append(state)
@@ -202,9 +190,9 @@ def rows_of(folder: Path) -> list[Row]:
     ]
 
 
-def row_of(path: Path, repro: Summary, state: ReproState | None) -> Row:
+def row_of(path: Path, repro: Summary, state: State | None) -> Json:
     """What ``minidbg list`` tells of the repro at ``path`` on a device."""
-    row: Row = {
+    row: Json = {
         "repro": repro.name, "path": str(path), "device": state.device if state else repro.device,
         "kind": repro.kind or None, "backend": repro.backend, "expect": repro.expect,
         "verdict": None, "since": None, "seen": None, "reason": repro.damage,
@@ -218,7 +206,7 @@ def row_of(path: Path, repro: Summary, state: ReproState | None) -> Row:
     return row
 
 
-def list_text(rows: Sequence[Row]) -> str:
+def list_text(rows: Sequence[Json]) -> str:
     if not rows:
         return "no repros"
     width, column = (max(len(row[name]) for row in rows) for name in ("repro", "device"))
@@ -236,7 +224,7 @@ def list_text(rows: Sequence[Row]) -> str:
     return printable("\n".join(lines))
 
 
-def status_of(folder: Path) -> Row:
+def status_of(folder: Path) -> Json:
     """Whether a daemon watches the folder, and its figures."""
     home = home_of([folder])
     holder = living_holder(home)
@@ -257,7 +245,7 @@ def status_of(folder: Path) -> Row:
     }  # fmt: skip
 
 
-def status_text(found: Row) -> str:
+def status_text(found: Json) -> str:
     if found["running"]:
         head = f"{found['folder']} is watched by process {found['pid']} on {found['host']} since {moment(found['started'])}"
         if found["stopped"]:
@@ -275,48 +263,41 @@ def status_text(found: Row) -> str:
     return printable("\n".join(lines))
 
 
-def history_of(path: Path, limit: int) -> list[Row]:
-    """The flips below a folder, newest first; of a single repro its runs after them. Raises MinidbgError without a history."""
+def flips_of(folder: Path, limit: int, name: str | None = None) -> list[Flipped]:
+    """The flips below a folder, or those of one repro, newest first. Raises MinidbgError without a history."""
+    with history_in(folder) as found:
+        if found is None:
+            raise MinidbgError(f"no history in {folder}; 'minidbg watch {folder}' begins one")
+        return [flipped(found, flip) for flip in found.flips(name, limit=limit)]
+
+
+Past = tuple[list[Flipped], list[Observation]]
+"""Flips, and runs; the newest first."""
+
+
+def history_of(path: Path, limit: int) -> Past:
+    """The flips below a folder; of a single repro its runs too. Raises MinidbgError without a history."""
     home = home_of([path])
     name = None if path.is_dir() else name_of(path, home)
+    flips = flips_of(home, limit, name)
     with history_in(home) as found:
-        if found is None:
-            raise MinidbgError(f"no history in {home}; 'minidbg watch {home}' begins one")
-        flips = [
-            {"entry": "flip", "at": flip.at, **flip_facts(found, flip)}
-            for flip in found.flips(name, limit=limit)
-        ]
-        runs = found.results(name, limit=limit) if name is not None else []
-        return flips + [
-            {
-                "entry": "run", "at": run.at, "repro": run.repro, "device": run.device, "sweep": sweep,
-                "verdict": str(run.outcome.verdict), "purpose": run.purpose, "stale": run.stale,
-                "seconds": round(run.outcome.seconds, 3), "reason": run.outcome.reason,
-                "environment": run.environment, "torch": run.torch,
-            }
-            for sweep, run in runs
-        ]  # fmt: skip
+        return flips, found.observations(name, limit=limit) if found and name is not None else []
 
 
-def history_text(entries: Sequence[Row]) -> str:
+def history_rows(past: Past) -> list[Json]:
+    """Each flip and run as ``minidbg history --json`` prints it."""
+    flips, runs = past
+    return [*(flip.history_row() for flip in flips), *(run.history_row() for run in runs)]
+
+
+def history_text(past: Past) -> str:
     """Flips one a line, then runs, those that follow each other with the same verdict on one line."""
-    flips = [entry_line(entry) for entry in entries if entry["entry"] == "flip"]
-    runs = [entry for entry in entries if entry["entry"] == "run"]
-    alike = itertools.groupby(runs, lambda run: (run["verdict"], run["device"], run["stale"]))
-    lines = [entry_line(run[0], len(run)) for _, group in alike if (run := list(group))]
-    return printable("\n".join([*(flips or [plural(0, "flip")]), *lines]))
-
-
-def entry_line(entry: Row, times: int = 1) -> str:
-    """A flip or some runs in words."""
-    at, where = moment(entry["at"]), f"{entry['repro']} [{entry['device']}]"
-    if entry["entry"] == "run":
-        stale = ", stale: the code changed meanwhile" if entry["stale"] else ""
-        what = entry["purpose"] if times == 1 else f"the last of {times} runs"
-        return f"{at}  {entry['verdict']:<11} {where} sweep {entry['sweep']}, {what}{stale}"
-    text = f"{at}  {entry['kind']:<11} {where} {entry['before']} -> {entry['after']}"
-    if entry["first_after"]:
-        text += f" between {entry['last_before'] or '?'} and {entry['first_after']}"
-    if entry["files"]:
-        text += f" ({', '.join(entry['files'][:3])}{', ...' if len(entry['files']) > 3 else ''})"
-    return text
+    flips, runs = past
+    lines = [flip.history_line() for flip in flips] or [plural(0, "flip")]
+    for _, group in itertools.groupby(runs, lambda run: (run.verdict, run.device, run.stale)):
+        run, *others = group
+        stale = ", stale: the code changed meanwhile" if run.stale else ""
+        what = f"the last of {len(others) + 1} runs" if others else run.purpose
+        where = f"{run.repro} [{run.device}]"
+        lines.append(f"{moment(run.at)}  {run.verdict:<11} {where} sweep {run.sweep}, {what}{stale}")
+    return printable("\n".join(lines))

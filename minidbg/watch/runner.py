@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from minidbg.history import ReproState
+from minidbg.history import State
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.judge.death import outcome_of_run, signal_name
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import Column, WatchSettings, Workers
 from minidbg.watch.snapshot import Root, is_inside
 from minidbg.watch.states import Purpose
-from minidbg.watch.sweep import CanaryAnswer, Lane, Task
+from minidbg.watch.sweep import Lane, Run
 from minidbg.words import environment
 from minidbg.words.files import link_or_copy
 from minidbg.words.json_lines import last_json
@@ -27,7 +27,7 @@ from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import RunSpec
 from minidbg.workers.pool import NUMBERS, Ended, Order, Pool, busyness, share_of_memory
 
-IN_WORKER = str(Path(__file__).with_name("in_worker.py"))
+PROBE_SCRIPT = str(Path(__file__).with_name("probe.py"))
 CANARY_SECONDS = 120.0
 FIRST_RUN_SECONDS = 180.0
 LEAST_SECONDS = 30.0
@@ -44,18 +44,18 @@ LEAST_HANG_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Runner:
-    """Runs tasks. A pool tells how they ended in a message, which this thread reads later."""
+    """Runs runs. A pool tells how they ended in a message, which this thread reads later."""
 
     pool: Pool
     settings: WatchSettings
     bytecode: Bytecode
     pycache: str = ""
     """The folder for bytecode that runs of the present code use."""
-    under_way: dict[int, tuple[Task, float]] = field(default_factory=dict)
-    """By number: the task, and when it was ordered in seconds since the epoch."""
-    lost_once: set[Task] = field(default_factory=set)
-    """Tasks whose server died under them: they are run once more, in a fresh interpreter."""
-    take: Callable[[Mapping[str, str], Iterable[str]], object] | None = None
+    under_way: dict[int, Run] = field(default_factory=dict)
+    """By the number of its order."""
+    lost_once: set[Run] = field(default_factory=set)
+    """Runs whose server died under them: they are run once more, in a fresh interpreter."""
+    send_code: Callable[[Mapping[str, str], Iterable[str]], object] | None = None
     """Of a cluster: gives it the code that runs are to see, files with their hashes and folders to import from."""
     usual_seconds: float = 0.0
     """The longest that a repro which came back has taken."""
@@ -66,34 +66,34 @@ class Runner:
         self.pool.refresh()
         self.pycache = self.bytecode.renew(roots)
 
-    def submit(self, task: Task, repro: Repro, state: ReproState | None) -> None:
-        """Have the task run in its column; how it ended is told to the pool's listener."""
-        number, mode, column = next(NUMBERS), self.mode(task), task.job.column
+    def submit(self, run: Run, repro: Repro, state: State | None) -> None:
+        """Have the run run in its column; how it ended is told to the pool's listener."""
+        number, mode, column = next(NUMBERS), self.mode(run), run.job.column
         began = time.time()
         command = judging(repro, column)
-        if task.purpose is Purpose.CANARY:
-            command = (IN_WORKER, "canary", str(repro.path.absolute()), column.device, column.options)
+        if run.purpose is Purpose.CANARY:
+            command = (PROBE_SCRIPT, "canary", str(repro.path.absolute()), column.device, column.options)
         memory = self.settings.memory_bytes or (None if column.host else share_of_memory(self.settings.jobs))
         self.pool.run(
             Order(
                 number,
                 command,
                 mode,
-                self.time_limit(task, repro, state, mode),
+                self.time_limit(run, repro, state, mode),
                 memory_bytes=memory,
                 pycache=self.pycache,
-                nice=LONG_NICE if task.lane is Lane.LONG else 0,
-                one_thread=not task.fresh and not sets_threads(task),
+                nice=LONG_NICE if run.lane is Lane.LONG else 0,
+                one_thread=not run.fresh and not sets_threads(run),
                 env=column.variables,
                 place=column.place if column.host else "",
                 script=str(repro.path.absolute()),
                 warm="inductor" if repro.spec.backend.name == "inductor" else "aot",
             )
         )
-        self.under_way[number] = task, began
+        self.under_way[number] = replace(run, began=began)
 
-    def time_limit(self, task: Task, repro: Repro, state: ReproState | None, mode: str) -> float:
-        if task.purpose is Purpose.CANARY:
+    def time_limit(self, run: Run, repro: Repro, state: State | None, mode: str) -> float:
+        if run.purpose is Purpose.CANARY:
             return CANARY_SECONDS
         fresh, fixed = mode == "prelude", self.settings.seconds
         least = LEAST_SECONDS * busyness()
@@ -107,16 +107,16 @@ class Runner:
             return FIRST_RUN_SECONDS
         return min(MOST_SECONDS, max(least, FACTOR * state.seconds) + (least if fresh else 0))
 
-    def mode(self, task: Task) -> str:
-        """How the task gets its process: see ``mode_for``."""
-        if task in self.lost_once or sets_threads(task):
+    def mode(self, run: Run) -> str:
+        """How the run gets its process: see ``mode_for``."""
+        if run in self.lost_once or sets_threads(run):
             return "prelude"
-        return mode_for(self.settings.workers, task.job.column.device, fresh=task.fresh, turn=task.turn)
+        return mode_for(self.settings.workers, run.job.column.device, fresh=run.fresh, turn=run.turn)
 
-    def lost(self, task: Task) -> bool:
-        """The task's server died. Whether it may be tried again."""
-        self.lost_once ^= {task}
-        return task in self.lost_once
+    def lost(self, run: Run) -> bool:
+        """The run's server died. Whether it may be tried again."""
+        self.lost_once ^= {run}
+        return run in self.lost_once
 
     def cancel_all(self) -> None:
         """End everything under way; the ends are still reported."""
@@ -124,9 +124,9 @@ class Runner:
             self.pool.cancel(number)
 
 
-def sets_threads(task: Task) -> bool:
-    """Whether the task's column says how many threads there are: a fork cannot have more than one."""
-    return not environment.ONE_THREAD.put_in.keys().isdisjoint(task.job.column.variables)
+def sets_threads(run: Run) -> bool:
+    """Whether the run's column says how many threads there are: a fork cannot have more than one."""
+    return not environment.ONE_THREAD.put_in.keys().isdisjoint(run.job.column.variables)
 
 
 def judging(repro: Repro, column: Column, *, in_worker: bool = True) -> tuple[str, ...]:
@@ -193,18 +193,19 @@ def as_renamed(outcome: Outcome, repro: Repro, files: Collection[str]) -> Outcom
     return replace(outcome, verdict=Verdict.REPRODUCES, reason=f"module renamed: {old} is {new} now")
 
 
-def canary_of(ended: Ended) -> CanaryAnswer:
-    """What the run of a canary says."""
-    if ended.unable:
-        return CanaryAnswer("broken", ended.unable)
-    said = last_json(ended.stdout)
-    if said is not None and not ended.timed_out and "canary" in said:
-        return CanaryAnswer(str(said["canary"]), str(said.get("reason", "")), bool(said.get("fallback")))
+def canary_of(ended: Ended) -> Outcome:
+    """What a canary has shown: gone where the backend handles a single op, skipped where it is not here, else why it is broken."""
+    said = None if ended.unable or ended.timed_out else last_json(ended.stdout)
+    if said is not None:
+        with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):
+            return Outcome.from_json(said)
     if ended.timed_out:
-        return CanaryAnswer("broken", f"a single op did not come back within {ended.seconds:.0f} s")
-    if ended.signal is not None:
-        return CanaryAnswer("broken", f"a single op died of {signal_name(ended.signal)}")
-    return CanaryAnswer("broken", f"a single op ended with exit status {ended.status}")
+        why = f"a single op did not come back within {ended.seconds:.0f} s"
+    elif ended.signal is not None:
+        why = f"a single op died of {signal_name(ended.signal)}"
+    else:
+        why = f"a single op ended with exit status {ended.status}"
+    return Outcome(Verdict.INVALID, reason=ended.unable or why)
 
 
 # Bytecode

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
-from minidbg.watch.events import WatchdogEvents
+from minidbg.watch.events import Notice, Serving
+from minidbg.watch.file_events import FileEvents
 from minidbg.watch.flip_commands import FlipCommands
-from minidbg.watch.page import Live, Page, Results
-from minidbg.watch.places import Notice
+from minidbg.watch.page import Live, Page
 from minidbg.watch.repros import home_of, read_repros
+from minidbg.watch.results import Results
 from minidbg.watch.runner import forks
 from minidbg.watch.settings import WatchSettings
 from minidbg.words import settings as base
@@ -99,7 +100,7 @@ def run_daemon(
         )  # fmt: skip
         return runs
 
-    events = WatchdogEvents(lambda path: inbox.put(Hint(path)))
+    events = FileEvents(lambda path: inbox.put(Hint(path)))
     try:
         daemon = Daemon(paths, settings, announce, inbox, events, make_pool)
     except BaseException:
@@ -108,7 +109,7 @@ def run_daemon(
     live.repros = lambda: daemon.watched.repros
     if server is not None:
         server.start()
-        announce("serving", url=server.url, token=server.token, actions=outputs.allow_actions)
+        announce(Serving(server.url, server.token, outputs.allow_actions))
     stop_on_signals(inbox)
     return daemon.run()
 

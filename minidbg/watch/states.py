@@ -18,9 +18,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from minidbg.history import Flip, ReproState
+from minidbg.history import Flip, Observation, State
 from minidbg.watch.repros import Repro
+from minidbg.watch.settings import Column
 from minidbg.words.outcome import Outcome, Verdict
 
 FAILING = frozenset({Verdict.REPRODUCES, Verdict.CHANGED, Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY})
@@ -72,40 +74,13 @@ class Purpose(enum.StrEnum):
     """Again although nothing changed, while there is nothing else to do: to notice what is flaky."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One run of a job, what came of it and what it ran on. The digests are those of ``ReproState``."""
+def judges(run: Observation) -> bool:
+    """Whether a run says anything about the failure."""
+    return run.verdict in JUDGING and not is_fallback(run.outcome)
 
-    outcome: Outcome
-    at: float
-    sweep: int
-    script: str
-    environment: str
-    code: str
-    loaded: str = ""
-    modules: tuple[str, ...] = ()
-    seconds: float = 0.0
-    fresh: bool = False
-    """Whether it ran in a fresh interpreter rather than in a warm worker."""
-    purpose: Purpose = Purpose.RUN
 
-    @property
-    def verdict(self) -> Verdict:
-        return self.outcome.verdict
-
-    @property
-    def reason(self) -> str:
-        """Why, or what the backend said first."""
-        return self.outcome.reason or self.outcome.message.partition("\n")[0][:200]
-
-    @property
-    def judges(self) -> bool:
-        """Whether this run says anything about the failure."""
-        return self.verdict in JUDGING and not is_fallback(self.outcome)
-
-    @property
-    def failed(self) -> bool:
-        return self.verdict in FAILING
+def failed(run: Observation) -> bool:
+    return run.verdict in FAILING
 
 
 def is_fallback(outcome: Outcome) -> bool:
@@ -113,39 +88,65 @@ def is_fallback(outcome: Outcome) -> bool:
     return outcome.verdict is Verdict.GONE and outcome.reason.startswith("fallback:")
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The answer of a job: its new state (None when it was never judged), and the flip if there was one."""
+@dataclass(frozen=True, slots=True, order=True)
+class Job:
+    """One repro in one column."""
 
-    state: ReproState | None
-    standing: Transition
+    repro: str
+    column: Column
+
+    @property
+    def device(self) -> str:
+        """The column's name, by which the history knows it."""
+        return self.column.name
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a job came to: its new state (None when it was never judged), and the flip if there was one."""
+
+    job: Job
+    transition: Transition
+    state: State | None
     flip: Flip | None = None
+    runs: tuple[Observation, ...] = ()
+    """Those that it rests on."""
+    reason: str = ""
 
 
 def decide(
-    repro: str, device: str, before: ReproState | None, runs: Sequence[Seen], *, expect: Verdict
-) -> Settled | None:
+    job: Job, before: State | None, runs: Sequence[Observation], *, expect: Verdict
+) -> Decision | None:
     """What ``runs`` of one job mean after ``before``; the first is the job's own, the others confirm it.
 
     None: it must run once more in a fresh interpreter before anything can be said. ``expect`` is the header's expectation:
     a history that begins with anything else is asked twice.
     """
+    found = step(before, runs, expect)
+    return None if found is None else Decision(job, *found, tuple(runs), runs[-1].outcome.reason)
+
+
+Step: TypeAlias = tuple[Transition, State | None, Flip | None]
+"""The part of a decision that the rules make."""
+
+
+def step(before: State | None, runs: Sequence[Observation], expect: Verdict) -> Step | None:
     first = runs[0]
-    if not first.judges:
+    if not judges(first):
         fallback = is_fallback(first.outcome)
-        return Settled(before, Transition.FALLBACK if fallback else UNCHANGED[first.verdict])
-    runs = [run for run in runs if run.judges]
+        return Transition.FALLBACK if fallback else UNCHANGED[first.verdict], before, None
+    runs = [run for run in runs if judges(run)]
     # of another script or machine the verdict before says nothing
     if before is None or (before.script, before.environment) != (first.script, first.environment):
-        return begin(repro, device, runs, expect)
+        return begin(runs, expect)
     if before.verdict is Verdict.FLAKY:
         return after_flaky(before, runs)
     if first.verdict is before.verdict:
-        return Settled(carried_on(before, runs), UNCHANGED[before.verdict])
+        return UNCHANGED[before.verdict], carried_on(before, runs), None
     return after_difference(before, runs)
 
 
-def begin(repro: str, device: str, runs: Sequence[Seen], expect: Verdict) -> Settled | None:
+def begin(runs: Sequence[Observation], expect: Verdict) -> Step | None:
     first, last = runs[0], runs[-1]
     verdict, disagreements = first.verdict, 0
     if all(run.verdict is first.verdict for run in runs):
@@ -157,11 +158,14 @@ def begin(repro: str, device: str, runs: Sequence[Seen], expect: Verdict) -> Set
         only_warm_differs = not first.fresh and runs[1].verdict is last.verdict
         verdict = last.verdict if only_warm_differs else Verdict.FLAKY
         disagreements = 2 if only_warm_differs else 0
-    now = repro, device, verdict, first.at, last.at, first.script, first.environment, first.code
-    return Settled(carried_on(ReproState(*now, disagreements=disagreements), runs), Transition.NEW)
+    state = State(
+        first.repro, first.device, verdict, first.at, last.at, first.script, first.environment, first.code,
+        disagreements=disagreements,
+    )  # fmt: skip
+    return Transition.NEW, carried_on(state, runs), None
 
 
-def after_difference(before: ReproState, runs: Sequence[Seen]) -> Settled | None:
+def after_difference(before: State, runs: Sequence[Observation]) -> Step | None:
     """The first run was unlike the last verdict: ask until it is a flip, noise or flakiness."""
     first, fresh = runs[0], runs[1:]
     same_code = before.code == first.code
@@ -180,11 +184,11 @@ def after_difference(before: ReproState, runs: Sequence[Seen]) -> Settled | None
         # Its runs count anew, so that quiet times ask it as often as one that was never seen: it may be flaky.
         odd = before.disagreements + (0 if first.fresh else 1)
         kept = replace(carried_on(replace(before, runs=0, failures=0), fresh), disagreements=odd)
-        return Settled(kept, UNCHANGED[before.verdict])
+        return UNCHANGED[before.verdict], kept, None
     return became_flaky(before, runs)
 
 
-def after_flaky(before: ReproState, runs: Sequence[Seen]) -> Settled | None:
+def after_flaky(before: State, runs: Sequence[Observation]) -> Step | None:
     """Count the runs of a flaky repro; it settles on a verdict that comes often enough in a row."""
     state = before
     for run in runs:
@@ -194,10 +198,10 @@ def after_flaky(before: ReproState, runs: Sequence[Seen]) -> Settled | None:
         if not any(run.fresh for run in runs):
             return None
         return flipped(before, runs[-1].verdict, runs)
-    return Settled(carried_on(state, runs), Transition.FLAKY)
+    return Transition.FLAKY, carried_on(state, runs), None
 
 
-def quiet_runs_needed(flaky: ReproState, verdict: Verdict) -> int:
+def quiet_runs_needed(flaky: State, verdict: Verdict) -> int:
     """How many equal verdicts in a row a flaky repro must show, given how often it showed another before."""
     in_streak = flaky.streak if flaky.streak_verdict in FAILING else 0
     runs = max(2, flaky.runs - flaky.streak)
@@ -206,27 +210,27 @@ def quiet_runs_needed(flaky: ReproState, verdict: Verdict) -> int:
     return max(LEAST_STREAK, math.ceil(math.log(LUCK) / math.log(1 - other)))
 
 
-def became_flaky(before: ReproState, runs: Sequence[Seen]) -> Settled:
+def became_flaky(before: State, runs: Sequence[Observation]) -> Step:
     """Two verdicts where one was due. The earlier verdict counts as one more run."""
-    failures = sum(run.failed for run in runs) + (before.verdict in FAILING)
+    failures = sum(failed(run) for run in runs) + (before.verdict in FAILING)
     counted = replace(before, verdict=Verdict.FLAKY, since=runs[0].at, runs=1, failures=0)
     state = replace(carried_on(counted, runs), failures=failures, streak=0, streak_verdict=None)
-    return Settled(state, Transition.FLAKY, flip_between(before, Verdict.FLAKY, Transition.FLAKY, runs))
+    return Transition.FLAKY, state, flip_between(before, Verdict.FLAKY, Transition.FLAKY, runs)
 
 
-def flipped(before: ReproState, verdict: Verdict, runs: Sequence[Seen]) -> Settled:
+def flipped(before: State, verdict: Verdict, runs: Sequence[Observation]) -> Step:
     """A confirmed new verdict."""
     if Verdict.GONE in (before.verdict, verdict):
-        standing = Transition.FIXED if verdict is Verdict.GONE else Transition.REGRESSED
+        transition = Transition.FIXED if verdict is Verdict.GONE else Transition.REGRESSED
     else:
-        standing = Transition.REPRODUCES_AGAIN if verdict is Verdict.REPRODUCES else UNCHANGED[verdict]
+        transition = Transition.REPRODUCES_AGAIN if verdict is Verdict.REPRODUCES else UNCHANGED[verdict]
     state = replace(
         before, verdict=verdict, since=runs[0].at, runs=0, failures=0, streak=0, streak_verdict=None
     )
-    return Settled(carried_on(state, runs), standing, flip_between(before, verdict, standing, runs))
+    return transition, carried_on(state, runs), flip_between(before, verdict, transition, runs)
 
 
-def carried_on(state: ReproState, runs: Sequence[Seen]) -> ReproState:
+def carried_on(state: State, runs: Sequence[Observation]) -> State:
     """``state`` as of the last of ``runs``, which bear its verdict out."""
     last = runs[-1]
     known = next((run for run in reversed(runs) if run.loaded), None)
@@ -234,15 +238,15 @@ def carried_on(state: ReproState, runs: Sequence[Seen]) -> ReproState:
         state, seen=last.at, script=last.script, environment=last.environment, code=last.code,
         loaded=known.loaded if known else "", modules=known.modules if known else state.modules,
         seconds=runs[0].seconds, last_sweep=last.sweep, reason=last.reason, runs=state.runs + len(runs),
-        failures=state.failures + sum(run.failed for run in runs),
+        failures=state.failures + sum(failed(run) for run in runs),
         disagreements=state.disagreements if last.fresh else max(0, state.disagreements - 1),
     )  # fmt: skip
 
 
-def flip_between(before: ReproState, after: Verdict, standing: Transition, runs: Sequence[Seen]) -> Flip:
+def flip_between(before: State, after: Verdict, transition: Transition, runs: Sequence[Observation]) -> Flip:
     """The record of a flip: the last sweep with the old verdict, the first with the new one."""
     return Flip(
-        repro=before.repro, device=before.device, at=runs[-1].at, kind=str(standing), before=before.verdict,
+        repro=before.repro, device=before.device, at=runs[-1].at, kind=str(transition), before=before.verdict,
         after=after, sweep=runs[0].sweep, last_before=before.last_sweep,
     )  # fmt: skip
 
@@ -252,7 +256,7 @@ def is_expected(verdict: Verdict, expect: Verdict) -> bool:
     return verdict is expect or (expect is Verdict.REPRODUCES and verdict is Verdict.FLAKY)
 
 
-def usual_seconds(states: Iterable[ReproState], repros: Mapping[str, Repro]) -> float:
+def usual_seconds(states: Iterable[State], repros: Mapping[str, Repro]) -> float:
     """The longest that a repro which came back has taken."""
     known = ((state, repros[state.repro]) for state in states if state.repro in repros)
     came_back = (
@@ -263,7 +267,7 @@ def usual_seconds(states: Iterable[ReproState], repros: Mapping[str, Repro]) -> 
     return max(came_back, default=0.0)
 
 
-def seen_too_seldom(states: Iterable[ReproState], repros: Mapping[str, Repro], *, runs: int) -> list[str]:
+def seen_too_seldom(states: Iterable[State], repros: Mapping[str, Repro], *, runs: int) -> list[str]:
     """Repros whose present verdict rests on fewer than ``runs`` runs, and flaky ones, which may have become quiet."""
     found = set()
     for state in states:

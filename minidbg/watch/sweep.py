@@ -1,7 +1,7 @@
-"""One sweep as a machine without clock or process: it says what to run next, hears what was seen, and gives answers.
+"""One sweep as a machine without clock or process: it says what to run next, hears what runs have shown, and decides.
 
-An answer is final. It is given only when the canary of the job's backend has passed, and a changed verdict was confirmed.
-Jobs need not wait for the canary: they run beside it and their answers are held back.
+A decision is final. It is given only when the canary of the job's backend has passed, and a changed verdict was confirmed.
+Jobs need not wait for the canary: they run beside it and their decisions are held back.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from minidbg.history import ReproState
+from minidbg.history import Observation, State
+from minidbg.watch.events import Unconfirmed
 from minidbg.watch.repros import Repro, module_names
-from minidbg.watch.settings import Column
-from minidbg.watch.states import FAILING, Purpose, Seen, Settled, Transition, decide, is_fallback
-from minidbg.words.outcome import Verdict
+from minidbg.watch.states import FAILING, Decision, Job, Purpose, Transition, decide, is_fallback
+from minidbg.words.outcome import Outcome, Verdict
 
 SLOW_S = 5.0
 SLOW_FACTOR = 4.0
@@ -28,21 +28,8 @@ MOST_RUNS = 6
 """Runs of one job in one sweep; who cannot be confirmed by then keeps its state."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Job:
-    """One repro in one column."""
-
-    repro: str
-    column: Column
-
-    @property
-    def device(self) -> str:
-        """The column's name, by which the history knows it."""
-        return self.column.name
-
-
 class Lane(enum.Enum):
-    """Which slots a task may take, so that none waits for what takes longer than itself."""
+    """Which slots a run may take, so that none waits for what takes longer than itself."""
 
     WARM = enum.auto()
     """Forks of the warm interpreter; the first verdicts come from here."""
@@ -53,8 +40,8 @@ class Lane(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """Something to run now. Of a canary, ``job`` names a repro that uses the backend."""
+class Run:
+    """A job under way, or to be started now. Of a canary, ``job`` names a repro that uses the backend."""
 
     purpose: Purpose
     job: Job
@@ -62,37 +49,8 @@ class Task:
     lane: Lane = Lane.WARM
     turn: int = 0
     """How many runs of the job came before it in this sweep."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobAnswer:
-    """What a job came to."""
-
-    job: Job
-    settled: Settled
-    runs: tuple[Seen, ...] = ()
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Unconfirmed:
-    """What the first run of a job has shown, which is new: it counts once fresh interpreters show it too."""
-
-    job: Job
-    before: Verdict
-    """The last verdict; of a job that was never judged what the repro's header expects."""
-    is_first: bool
-    seen: Seen
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryAnswer:
-    """Whether a backend handles any single op. ``answer``: passes, missing or broken."""
-
-    answer: str
-    reason: str = ""
-    fallback: bool = False
-    """Whether the backend gave even the single op back for eager to run."""
+    began: float = field(default=0.0, compare=False)
+    """When it was ordered, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +75,7 @@ class Sweep:
     number: int
     jobs: Sequence[Job]
     repros: Mapping[str, Repro]
-    states: Mapping[tuple[str, str], ReproState]
+    states: Mapping[tuple[str, str], State]
     slots: int = 2
     device_slots: int = 1
     """Runs at the same time on one device that is not the CPU: they share its memory."""
@@ -133,19 +91,19 @@ class Sweep:
     """Whether the code has changed since."""
     cancel_at: float | None = None
     """When the stale runs under way are to be ended."""
-    first_answer: float | None = None
-    answers: dict[Job, JobAnswer] = field(default_factory=dict)
+    first_verdict: float | None = None
+    decisions: dict[Job, Decision] = field(default_factory=dict)
     """What has been stored and told."""
     pending: dict[Queue, deque[tuple[int, Job]]] = field(default_factory=lambda: defaultdict(deque))
     """The jobs that wait, each with its place in the order."""
-    confirmations: dict[tuple[Lane, str], deque[Task]] = field(default_factory=lambda: defaultdict(deque))
+    confirmations: dict[tuple[Lane, str], deque[Run]] = field(default_factory=lambda: defaultdict(deque))
     """By lane and device."""
-    running: set[Task] = field(default_factory=set)
-    runs: dict[Job, list[Seen]] = field(default_factory=dict)
-    canaries: dict[CanaryKey, CanaryAnswer | None] = field(default_factory=dict)
-    """None while it runs."""
-    held: dict[CanaryKey, list[JobAnswer | Unconfirmed]] = field(default_factory=dict)
-    handed_back: dict[CanaryKey, list[tuple[Task, Seen]]] = field(default_factory=dict)
+    running: set[Run] = field(default_factory=set)
+    runs: dict[Job, list[Observation]] = field(default_factory=dict)
+    canaries: dict[CanaryKey, Outcome | None] = field(default_factory=dict)
+    """What a program of a single op has shown: gone where the backend handles it. None while it runs."""
+    held: dict[CanaryKey, list[tuple[Job, Decision | Unconfirmed]]] = field(default_factory=dict)
+    handed_back: dict[CanaryKey, list[tuple[Run, Observation]]] = field(default_factory=dict)
     """Runs whose graph the backend gave back; whether it does so with healthy graphs too, the canary will tell."""
     slow: frozenset[Job] = field(init=False)
     backends: dict[str, str] = field(init=False)
@@ -153,7 +111,7 @@ class Sweep:
     backendless: set[Job] = field(default_factory=set)
     """Jobs whose backend is broken or not here."""
     unjudged: int = 0
-    """Jobs without an answer because their backend is broken."""
+    """Jobs without a decision because their backend is broken."""
 
     def __post_init__(self) -> None:
         self.slow = slow_jobs(self.jobs, self.states)
@@ -185,17 +143,17 @@ class Sweep:
             lane = Lane.FRESH
         return lane, job.column.shared, bool(self.slow) and job in self.slow
 
-    def next_task(self) -> Task | None:
+    def next_run(self) -> Run | None:
         """What to start now, or None. It counts as running until it is reported or given up."""
-        task = self.choose()
-        if task is not None:
-            self.running.add(task)
-        return task
+        run = self.choose()
+        if run is not None:
+            self.running.add(run)
+        return run
 
-    def choose(self) -> Task | None:
+    def choose(self) -> Run | None:
         """Warm runs, confirmations beside them, what may hang last. A backend without a canary sends it ahead."""
-        running = Counter(task.lane for task in self.running)
-        busy = Counter(task.job.column.shared for task in self.running)
+        running = Counter(run.lane for run in self.running)
+        busy = Counter(run.job.column.shared for run in self.running)
         warm = self.waits(Lane.WARM)
         fresh_slots = max(1, self.slots // 8) if warm or running[Lane.WARM] else self.slots
         room = {
@@ -203,24 +161,24 @@ class Sweep:
             Lane.LONG: 0 if warm else self.slots - running[Lane.LONG],
         }
         # Warm runs would keep a device of a few slots full to the end; of a single slot they get all.
-        if (task := self.next_confirmation(room, busy, among=lambda slots: 1 < slots < math.inf)) is not None:
-            return task
+        if (run := self.next_confirmation(room, busy, among=lambda slots: 1 < slots < math.inf)) is not None:
+            return run
         if warm and running[Lane.WARM] < self.slots and (job := self.next_warm(busy)) is not None:
             return self.started(job)
-        if (task := self.next_confirmation(room, busy)) is not None:
-            return task
+        if (run := self.next_confirmation(room, busy)) is not None:
+            return run
         free = (self.first(lane, busy) for lane in room if room[lane] > 0)
         return next((self.started(job) for job in free if job is not None), None)
 
     def next_confirmation(
         self, room: Mapping[Lane, int], busy: Mapping[str, int], *, among: Callable[[float], bool] = bool
-    ) -> Task | None:
+    ) -> Run | None:
         """One whose lane and device have room; ``among`` chooses devices by their slots."""
-        for (lane, device), tasks in self.confirmations.items():
-            if tasks and room[lane] > 0 and among(self.slots_on(device)) and self.has_room(device, busy):
+        for (lane, device), waiting in self.confirmations.items():
+            if waiting and room[lane] > 0 and among(self.slots_on(device)) and self.has_room(device, busy):
                 # other devices are next
                 self.confirmations[lane, device] = self.confirmations.pop((lane, device))
-                return tasks.popleft()
+                return waiting.popleft()
         return None
 
     def first(self, lane: Lane, busy: Mapping[str, int], *, quick: bool = False) -> Job | None:
@@ -240,33 +198,33 @@ class Sweep:
         """How many runs the device takes at the same time."""
         return math.inf if device == "cpu" else self.room.get(device, self.device_slots)
 
-    def started(self, job: Job) -> Task:
-        """The job's task, or the canary that must go first."""
+    def started(self, job: Job) -> Run:
+        """The job's run, or the canary that must go first."""
         key, queue = self.canary(job), self.queue(job)
         if not self.probing and key not in self.canaries:
             self.canaries[key] = None
-            return Task(Purpose.CANARY, job)
+            return Run(Purpose.CANARY, job)
         self.pending[queue].popleft()
         lane = queue[0]
-        return Task(Purpose.PROBE if self.probing else Purpose.RUN, job, lane is Lane.FRESH, lane)
+        return Run(Purpose.PROBE if self.probing else Purpose.RUN, job, lane is Lane.FRESH, lane)
 
     def next_warm(self, busy: Mapping[str, int]) -> Job | None:
         """The first pending job whose device has room; slow ones leave one worker for the others."""
-        crowded = sum(task.job in self.slow for task in self.running) >= max(1, self.slots - 1)
+        crowded = sum(run.job in self.slow for run in self.running) >= max(1, self.slots - 1)
         quick = self.first(Lane.WARM, busy, quick=True) if crowded else None
         return quick or self.first(Lane.WARM, busy)
 
-    def saw_canary(self, task: Task, answer: CanaryAnswer) -> list[JobAnswer | Unconfirmed]:
-        """A canary has reported. Returns what waited for it, or the answers that it makes itself."""
-        self.running.discard(task)
-        key = self.canary(task.job)
-        self.canaries[key] = answer
+    def saw_canary(self, run: Run, shown: Outcome) -> list[Decision | Unconfirmed]:
+        """A canary has reported. Returns what waited for it, or what it decides itself."""
+        self.running.discard(run)
+        key = self.canary(run.job)
+        self.canaries[key] = shown
         held, handed_back = self.held.pop(key, []), self.handed_back.pop(key, [])
-        if answer.answer == "passes":
-            return held + [done for one in handed_back for done in self.saw(*one)]
+        if shown.verdict is Verdict.GONE:
+            return [one for _, one in held] + [done for one in handed_back for done in self.saw(*one)]
         waiting = self.without(lambda job: self.canary(job) == key)
-        ran = [one.job for one in held] + [task.job for task, _ in handed_back]
-        return self.without_backend([*ran, *waiting], answer)
+        ran = [job for job, _ in held] + [run.job for run, _ in handed_back]
+        return self.without_backend([*ran, *waiting], shown)
 
     def without(self, is_gone: Callable[[Job], bool]) -> list[Job]:
         """Start none of these jobs any more; those that had not been started."""
@@ -274,65 +232,72 @@ class Sweep:
         for queue, jobs in self.pending.items():
             taken += [one for one in jobs if is_gone(one[1])]
             self.pending[queue] = deque(one for one in jobs if not is_gone(one[1]))
-        for key, tasks in self.confirmations.items():
-            self.confirmations[key] = deque(task for task in tasks if not is_gone(task.job))
+        for key, waiting in self.confirmations.items():
+            self.confirmations[key] = deque(run for run in waiting if not is_gone(run.job))
         return [job for _, job in sorted(taken)]
 
-    def without_backend(self, jobs: Iterable[Job], answer: CanaryAnswer) -> list[JobAnswer | Unconfirmed]:
-        """The answers of jobs whose backend is not here; none for one that is broken. A job may run twice and is counted once."""
+    def without_backend(self, jobs: Iterable[Job], shown: Outcome) -> list[Decision | Unconfirmed]:
+        """The decisions on jobs whose backend is not here; none for one that is broken. A job may run twice and is counted once."""
         fresh = [job for job in dict.fromkeys(jobs) if job not in self.backendless]
         self.backendless.update(fresh)
-        if answer.answer == "missing":
-            return [self.unable(job, Transition.SKIPPED, answer.reason) for job in fresh]
+        if shown.verdict is Verdict.SKIPPED:
+            return [self.unable(job, Transition.SKIPPED, shown.reason) for job in fresh]
         self.unjudged += len(fresh)
         return []
 
-    def saw(self, task: Task, seen: Seen) -> list[JobAnswer | Unconfirmed]:
-        """A job has reported. Returns its answer if that is final, or what is to be confirmed if that is new."""
-        self.running.discard(task)
-        job, key = task.job, self.canary(task.job)
+    def saw(self, run: Run, shown: Observation) -> list[Decision | Unconfirmed]:
+        """A job has reported. Returns the decision if it is final, or what is to be confirmed if that is new."""
+        self.running.discard(run)
+        job, key = run.job, self.canary(run.job)
         canary = self.canaries.get(key)
-        if canary is not None and canary.answer != "passes":
+        if canary is not None and canary.verdict is not Verdict.GONE:
             return self.without_backend([job], canary)
-        if is_fallback(seen.outcome) and not self.probing:
+        if is_fallback(shown.outcome) and not self.probing:
             if canary is None:
-                self.handed_back.setdefault(key, []).append((task, seen))
+                self.handed_back.setdefault(key, []).append((run, shown))
                 return []
-            if canary.fallback:  # a backend that does so with any graph: this one is as mended as it can be
-                seen = replace(seen, outcome=replace(seen.outcome, reason=HANDED_BACK))
+            if is_fallback(
+                canary
+            ):  # a backend that does so with any graph: this one is as mended as it can be
+                shown = replace(shown, outcome=replace(shown.outcome, reason=HANDED_BACK))
         runs = self.runs.setdefault(job, [])
-        runs.append(seen)
+        runs.append(shown)
         before, repro = self.states.get((job.repro, job.device)), self.repros[job.repro]
-        settled = decide(job.repro, job.device, before, runs, expect=repro.expect)
-        if settled is not None:
-            return self.released(JobAnswer(job, settled, tuple(self.runs.pop(job)), seen.outcome.reason))
+        decision = decide(job, before, runs, expect=repro.expect)
+        if decision is not None:
+            del self.runs[job]
+            return self.released(job, decision)
         if len(runs) == MOST_RUNS:
-            reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {seen.reason}"
-            return self.released(self.unable(job, Transition.INVALID, reason))
+            reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {shown.reason}"
+            return self.released(job, self.unable(job, Transition.INVALID, reason))
         lane = (
             Lane.LONG
-            if seen.verdict is Verdict.TIMEOUT or repro.spec.expected.kind.traits.endless
+            if shown.verdict is Verdict.TIMEOUT or repro.spec.expected.kind.traits.endless
             else Lane.FRESH
         )
-        again = Task(Purpose.CONFIRM, job, True, lane, len(runs))
+        again = Run(Purpose.CONFIRM, job, True, lane, len(runs))
         self.confirmations[lane, job.column.shared].append(again)
         is_first = before is None or before.script != repro.digest
         known = repro.expect if before is None or is_first else before.verdict
-        is_news = task.purpose is Purpose.RUN and seen.verdict is not known
-        return self.released(Unconfirmed(job, known, is_first, seen)) if is_news else []
+        if run.purpose is not Purpose.RUN or shown.verdict is known:
+            return []
+        return self.released(job, Unconfirmed(
+            self.number, job.repro, job.device, known, repro.muted,
+            seen=not is_first, verdict=shown.verdict, seconds=round(shown.seconds, 3),
+        ))  # fmt: skip
 
-    def released(self, found: JobAnswer | Unconfirmed) -> list[JobAnswer | Unconfirmed]:
+    def released(self, job: Job, found: Decision | Unconfirmed) -> list[Decision | Unconfirmed]:
         """What was found, unless it must wait for its canary."""
-        key = self.canary(found.job)
+        key = self.canary(job)
         if not self.probing and self.canaries.get(key) is None:
-            self.held.setdefault(key, []).append(found)
+            self.held.setdefault(key, []).append((job, found))
             return []
         return [found]
 
-    def unable(self, job: Job, standing: Transition, reason: str) -> JobAnswer:
-        """The answer for a job that cannot be judged: its state stays."""
+    def unable(self, job: Job, transition: Transition, reason: str) -> Decision:
+        """Of a job that cannot be judged: its state stays."""
         state = self.states.get((job.repro, job.device))
-        return JobAnswer(job, Settled(state, standing), tuple(self.runs.get(job, ())), reason)
+        return Decision(job, transition, state, None, tuple(self.runs.get(job, ())), reason)
 
     def cut_short(self) -> None:
         """The code has changed: start nothing more, and drop what no canary has vouched for."""
@@ -344,7 +309,7 @@ class Sweep:
 
 def in_order(
     jobs: Iterable[Job],
-    states: Mapping[tuple[str, str], ReproState],
+    states: Mapping[tuple[str, str], State],
     changed: Collection[str],
     repros: Mapping[str, Repro],
 ) -> list[Job]:
@@ -359,7 +324,7 @@ def in_order(
     return sorted(jobs, key=key)
 
 
-def rank(state: ReproState | None, changed: frozenset[str], modules: Collection[str], repro: Repro) -> int:
+def rank(state: State | None, changed: frozenset[str], modules: Collection[str], repro: Repro) -> int:
     """Failed in a changed file (one of ``modules``), failing and loads one, failing, new, loads one, the rest."""
     if state is None:
         return 3
@@ -369,7 +334,7 @@ def rank(state: ReproState | None, changed: frozenset[str], modules: Collection[
     return (1 if failing else 3) + (0 if touched else 1)
 
 
-def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], ReproState]) -> frozenset[Job]:
+def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], State]) -> frozenset[Job]:
     """Jobs that took so much longer than the others that they must not occupy every worker at once."""
     known = ((job, states.get((job.repro, job.device))) for job in jobs)
     seconds = [(job, state.seconds) for job, state in known if state is not None]
@@ -377,5 +342,5 @@ def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], ReproState])
     return frozenset(job for job, took in seconds if took > limit)
 
 
-def count_standings(answers: Iterable[JobAnswer]) -> dict[str, int]:
-    return dict(Counter(str(answer.settled.standing) for answer in answers))
+def count_standings(decisions: Iterable[Decision]) -> dict[str, int]:
+    return dict(Counter(str(decision.transition) for decision in decisions))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from minidbg.history import Observation
+from minidbg.watch import events
 from minidbg.watch.announce import Announcer
 from minidbg.watch.places import Place
 from minidbg.watch.recorder import Recorder
@@ -19,8 +21,8 @@ from minidbg.watch.runner import Runner, as_renamed, canary_of, outcome_of
 from minidbg.watch.settings import Column, Machine, OnChange, WatchSettings, devices_of, parse_devices
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import import_folders, installed_digest
-from minidbg.watch.states import Purpose, Seen, Settled, Transition, usual_seconds
-from minidbg.watch.sweep import CanaryKey, Job, JobAnswer, Sweep, Task, Unconfirmed, count_standings, in_order
+from minidbg.watch.states import Decision, Job, Purpose, Transition, usual_seconds
+from minidbg.watch.sweep import CanaryKey, Run, Sweep, count_standings, in_order
 from minidbg.watch.watched import Mark, Watched
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.text import display_path, plural
@@ -62,7 +64,6 @@ class Sweeper:
     """The last one that ended and was no probing."""
     broken: dict[CanaryKey, str] = field(default_factory=dict)
     """Why each backend is broken that is, as it was told."""
-    told_missing: set[str] = field(default_factory=set)
     touches: dict[Job, int] = field(default_factory=dict)
     """How many times in a row a job's own files were written while it ran, without another content."""
 
@@ -73,15 +74,19 @@ class Sweeper:
     # Beginning
 
     def begin(self) -> None:
-        changed, whole = self.watched.changed_since(Mark.SWEPT), self.watched.wants_all
-        names = self.watched.take_due()
-        self.watched.mark(Mark.SWEEP)
+        changed, whole, names = (
+            self.watched.changed_since(Mark.SWEPT),
+            self.watched.runs_all,
+            self.watched.to_run,
+        )
+        new_columns = self.watched.pending.columns
+        self.watched.begin_sweep()
         began = self.clock()
         digest = self.watched.snapshot.digest() + installed_digest(self.machine.torch)
         code = hashlib.sha1(digest.encode(), usedforsecurity=False).hexdigest()
-        if self.runner.take is not None:
+        if self.runner.send_code is not None:
             contents = {path: entry.digest for path, entry in self.watched.snapshot.files.items()}
-            self.runner.take(contents, import_folders(self.repros.values()))
+            self.runner.send_code(contents, import_folders(self.repros.values()))
         # modules beside the scripts may be imported
         folders = {str(repro.path.absolute().parent) for repro in self.repros.values()}
         usual = usual_seconds(self.recorder.states.values(), self.repros)
@@ -90,16 +95,15 @@ class Sweeper:
         number = self.recorder.history.start_sweep(began, code=code, files=files)
         with without_collection():
             jobs, unable = self.jobs_of(names)
-            if self.watched.owing:
-                self.watched.owing = False
-                jobs += self.owed(self.repros.keys() - names, code)
+            if new_columns:
+                jobs += self.jobs_not_judged_on(code, self.repros.keys() - names)
             jobs = in_order(jobs, self.recorder.states, changed, self.repros)
             self.current = self.sweep_over(number, jobs, code, whole=whole, began=began)
+        devices = tuple(sorted({job.device for job in jobs}))
         self.announce(
-            "sweep_started", sweep=number, jobs=len(jobs), repros=len(names),
-            files=files[:20], changed=len(changed), devices=sorted({job.device for job in jobs}),
-        )  # fmt: skip
-        self.take(self.current, unable)
+            events.SweepStarted(number, len(jobs), len(names), tuple(files[:20]), len(changed), devices)
+        )
+        self.publish(self.current, unable)
         self.fill()
 
     def begin_probing(self, names: Iterable[str], last: Sweep) -> None:
@@ -135,12 +139,12 @@ class Sweeper:
         self.machine = Machine(
             environments, ", ".join(torches), slots={name: one.slots for name, one in places.items()}
         )
-        self.watched.owing |= any(before.get(name) != one for name, one in environments.items())
+        self.watched.pending.columns |= any(before.get(name) != one for name, one in environments.items())
         if self.current is not None:
             self.current.slots, self.current.room = self.slots, self.room
             self.current.without(lambda job: job.column.place not in environments)
 
-    def owed(self, names: Iterable[str], code: str) -> list[Job]:
+    def jobs_not_judged_on(self, code: str, names: Iterable[str]) -> list[Job]:
         """Of these repros, the jobs whose last verdict is of another code, script or machine than the present ones."""
         found = []
         for job in self.jobs_of(set(names))[0]:
@@ -150,10 +154,10 @@ class Sweeper:
                 found.append(job)
         return found
 
-    def jobs_of(self, names: set[str]) -> tuple[list[Job], list[JobAnswer]]:
-        """The jobs of these repros, and the answers for those that are damaged. Once is said which devices are not here."""
+    def jobs_of(self, names: set[str]) -> tuple[list[Job], list[Decision]]:
+        """The jobs of these repros, and the decisions on those that are damaged. Once is said which devices are not here."""
         jobs: list[Job] = []
-        unable: list[JobAnswer] = []
+        unable: list[Decision] = []
         absent: Counter[str] = Counter()
         wanted = parse_devices(self.settings.devices)
         by_device: dict[str, tuple[tuple[str, ...], tuple[Column, ...]]] = {}
@@ -167,34 +171,31 @@ class Sweeper:
             if repro.damage:
                 states = self.recorder.states
                 unable += [
-                    JobAnswer(
-                        job, Settled(states.get((name, job.device)), Transition.INVALID), (), repro.damage
-                    )
+                    Decision(job, Transition.INVALID, states.get((name, job.device)), reason=repro.damage)
                     for job in every
                 ]
             else:
                 absent.update(device for device in devices if device not in self.machine.environments)
                 jobs += [job for job in every if job.column.place not in absent]
-        for device in absent.keys() - self.told_missing:
+        for device in absent:
             here, missed = ", ".join(self.machine.present()), plural(absent[device], "repro")
             text = f"{device} not present (found {here}); {missed} skipped there; 'minidbg doctor' lists what is here"
-            self.announce("device_missing", device=device, text=text)
-        self.told_missing |= absent.keys()
+            self.announce.once(("missing", device), events.DeviceMissing(device, text))
         return jobs, unable
 
     # Running
 
     def fill(self) -> None:
-        while self.current is not None and (task := self.current.next_task()) is not None:
-            self.submit(self.current, task)
+        while self.current is not None and (run := self.current.next_run()) is not None:
+            self.submit(self.current, run)
 
-    def submit(self, sweep: Sweep, task: Task) -> None:
-        state = self.recorder.states.get((task.job.repro, task.job.device))
+    def submit(self, sweep: Sweep, run: Run) -> None:
+        state = self.recorder.states.get((run.job.repro, run.job.device))
         try:
-            self.runner.submit(task, sweep.repros[task.job.repro], state)
+            self.runner.submit(run, sweep.repros[run.job.repro], state)
         except Exception:
-            sweep.running.discard(task)
-            self.watched.every = True  # others may wait for it in vain, if it is a canary
+            sweep.running.discard(run)
+            self.watched.pending.all = True  # others may wait for it in vain, if it is a canary
             raise
 
     def notice_edits(self) -> None:
@@ -202,7 +203,7 @@ class Sweeper:
         sweep = self.current
         if sweep is None or sweep.edited:
             return
-        if self.watched.changed_since(Mark.SWEEP) or (sweep.probing and self.watched.wanted):
+        if self.watched.changed_since(Mark.SWEEP) or (sweep.probing and self.watched.wants_sweep):
             self.supersede(sweep)
 
     def supersede(self, sweep: Sweep) -> None:
@@ -221,40 +222,39 @@ class Sweeper:
             self.runner.cancel_all()
 
     def ended(self, message: Ended) -> None:
-        """Hear of a run of ours, or of somebody else's."""
-        found, sweep = self.runner.under_way.pop(message.id, None), self.current
-        if found is None or sweep is None:
+        """Judge what an ended run has shown; runs that are not of the current sweep are passed over."""
+        run, sweep = self.runner.under_way.pop(message.id, None), self.current
+        if run is None or sweep is None:
             return
-        task, started = found
-        sweep.running.discard(task)  # first: after a fault of our own nobody must wait for it
+        sweep.running.discard(run)  # first: after a fault of our own nobody must wait for it
         self.watched.peek()
         self.notice_edits()
-        if message.lost and not sweep.edited and self.runner.lost(task):
-            sweep.running.add(task)
-            self.submit(sweep, task)
-        elif task.purpose is not Purpose.CANARY and not message.cancelled:
-            self.job_ended(sweep, task, message, started)
+        if message.lost and not sweep.edited and self.runner.lost(run):
+            sweep.running.add(run)
+            self.submit(sweep, run)
+        elif run.purpose is not Purpose.CANARY and not message.cancelled:
+            self.job_ended(sweep, run, message)
         elif not (message.cancelled or message.lost or sweep.edited):
-            self.canary_ended(sweep, task, message)
+            self.canary_ended(sweep, run, message)
         self.fill()
 
-    def canary_ended(self, sweep: Sweep, task: Task, message: Ended) -> None:
+    def canary_ended(self, sweep: Sweep, run: Run, message: Ended) -> None:
         """A canary has reported; once is said when a backend breaks or is back."""
-        answer, key = canary_of(message), sweep.canary(task.job)
-        backend = sweep.repros[task.job.repro].spec.backend.name
-        found = sweep.saw_canary(task, answer)
-        if answer.answer == "broken" and self.broken.get(key) != answer.reason:
-            self.broken[key] = answer.reason
+        shown, key = canary_of(message), sweep.canary(run.job)
+        backend = sweep.repros[run.job.repro].spec.backend.name
+        found = sweep.saw_canary(run, shown)
+        is_broken = shown.verdict not in (Verdict.GONE, Verdict.SKIPPED)
+        if is_broken and self.broken.get(key) != shown.reason:
+            self.broken[key] = shown.reason
             count = sum(repro.backend_key == key.backend for repro in self.repros.values())
-            about = {"backend": backend, "device": key.device, "reason": answer.reason, "repros": count}
-            self.announce("backend_broken", **about)
-        elif answer.answer != "broken" and self.broken.pop(key, None) is not None:
-            self.announce("backend_back", backend=backend, device=key.device)
-        self.take(sweep, found)
+            self.announce(events.BackendBroken(backend, key.device, shown.reason, count))
+        elif not is_broken and self.broken.pop(key, None) is not None:
+            self.announce(events.BackendBack(backend, key.device))
+        self.publish(sweep, found)
 
-    def job_ended(self, sweep: Sweep, task: Task, message: Ended, started: float) -> None:
+    def job_ended(self, sweep: Sweep, run: Run, message: Ended) -> None:
         """A run has reported: judge it if the code stood still meanwhile."""
-        job, repro = task.job, sweep.repros[task.job.repro]
+        job, repro = run.job, sweep.repros[run.job.repro]
         if job.column.place not in self.machine.environments:
             return
         files = message.files
@@ -262,25 +262,25 @@ class Sweeper:
             state = self.recorder.states.get((job.repro, job.device))
             files = sweep.runs[job][0].modules if job in sweep.runs else state.modules if state else ()
         modules = self.watched.adopt(files)
-        seen = self.seen(sweep, task, message, modules)
-        if self.is_stale(sweep, job, repro, modules, started):
-            self.recorder.store_run(job.repro, job.device, seen, stale=True)
+        shown = self.observation(sweep, run, message, modules)
+        if self.is_stale(sweep, job, repro, modules, run.began):
+            self.recorder.store_run(replace(shown, stale=True))
         else:
-            self.take(sweep, sweep.saw(task, seen))
+            self.publish(sweep, sweep.saw(run, shown))
 
-    def seen(self, sweep: Sweep, task: Task, message: Ended, modules: tuple[str, ...]) -> Seen:
+    def observation(self, sweep: Sweep, run: Run, message: Ended, modules: tuple[str, ...]) -> Observation:
         """What the run showed, and on what."""
-        repro, column = sweep.repros[task.job.repro], task.job.column
-        outcome = outcome_of(repro, task.job.device, message)
+        repro, column = sweep.repros[run.job.repro], run.job.column
+        outcome = outcome_of(repro, run.job.device, message)
         if message.lost:
             reason = "the worker process died twice under it"
-            outcome = Outcome(Verdict.INVALID, reason=reason, device=task.job.device)
-        return Seen(
-            as_renamed(outcome, repro, self.watched.snapshot.files),
-            at=self.clock(), sweep=sweep.number, script=repro.digest,
+            outcome = Outcome(Verdict.INVALID, reason=reason, device=run.job.device)
+        return Observation(
+            repro.name, run.job.device, self.clock(), as_renamed(outcome, repro, self.watched.snapshot.files),
+            purpose=run.purpose, sweep=sweep.number, script=repro.digest,
             environment=self.machine.environments[column.place].key, code=sweep.code,
             loaded=self.watched.marks[Mark.SWEEP].digest(modules) if modules else "", modules=modules,
-            seconds=message.seconds, fresh=task.fresh, purpose=task.purpose,
+            seconds=message.seconds, fresh=run.fresh,
         )  # fmt: skip
 
     def is_stale(self, sweep: Sweep, job: Job, repro: Repro, modules: Iterable[str], started: float) -> bool:
@@ -303,21 +303,20 @@ class Sweeper:
             self.touches.pop(job, None)
         return False
 
-    def take(self, sweep: Sweep, found: Sequence[JobAnswer | Unconfirmed]) -> None:
-        """Tell what is to be confirmed; store and tell final answers."""
-        answers = [one for one in found if isinstance(one, JobAnswer)]
+    def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:
+        """Store and tell what was decided, and tell what is to be confirmed."""
+        decisions = [one for one in found if isinstance(one, Decision)]
         for one in found:
-            if isinstance(one, Unconfirmed):
-                self.announce(
-                    "unconfirmed", sweep=sweep.number, repro=one.job.repro, device=one.job.device, before=str(one.before),
-                    muted=sweep.repros[one.job.repro].muted, seen=not one.is_first, verdict=str(one.seen.verdict), seconds=round(one.seen.seconds, 3),
-                )  # fmt: skip
-        if sweep.first_answer is None and (len(found) > len(answers) or any(one.runs for one in answers)):
-            sweep.first_answer = self.clock()
-        if answers:
-            self.recorder.commit(answers, sweep.repros, sweep.number, quiet=sweep.probing)
+            if isinstance(one, events.Unconfirmed):
+                self.announce(one)
+        if sweep.first_verdict is None and (
+            len(found) > len(decisions) or any(one.runs for one in decisions)
+        ):
+            sweep.first_verdict = self.clock()
+        if decisions:
+            self.recorder.commit(decisions, sweep.repros, sweep.number, quiet=sweep.probing)
         # The runs are in the history now.
-        sweep.answers.update({answer.job: replace(answer, runs=()) for answer in answers})
+        sweep.decisions.update({one.job: replace(one, runs=()) for one in decisions})
 
     # Ending
 
@@ -333,16 +332,15 @@ class Sweeper:
         if not sweep.edited and sweep.whole:
             self.watched.mark(Mark.SWEPT, self.watched.marks[Mark.SWEEP])
         elif sweep.whole:
-            self.watched.every = True
+            self.watched.pending.all = True
         elif sweep.edited:
-            self.watched.ask_for({job.repro for job in sweep.jobs} - {job.repro for job in sweep.answers})
+            self.watched.ask_for({job.repro for job in sweep.jobs} - {job.repro for job in sweep.decisions})
         end, now = "superseded" if sweep.edited else "complete", self.clock()
         self.recorder.history.end_sweep(sweep.number, now, end)
-        self.announce(
-            "sweep_finished", sweep=sweep.number, end=end, seconds=round(now - sweep.began, 3),
-            first_verdict_seconds=None if sweep.first_answer is None else round(sweep.first_answer - sweep.began, 3),
-            standings=count_standings(sweep.answers.values()), unjudged=sweep.unjudged,
-        )  # fmt: skip
+        first = None if sweep.first_verdict is None else round(sweep.first_verdict - sweep.began, 3)
+        standings = count_standings(sweep.decisions.values())
+        took = round(now - sweep.began, 3)
+        self.announce(events.SweepFinished(sweep.number, end, took, first, standings, sweep.unjudged))
         sweep.jobs, sweep.states, sweep.runs = (), {}, {}  # of 160,000 jobs that is much
         self.watched.forget_missing()
         if sweep.number % 50 == 0:

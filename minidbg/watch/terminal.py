@@ -20,8 +20,9 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from minidbg.watch.announce import Event, View
+from minidbg.watch.announce import View
 from minidbg.watch.daemon import Inbox, Key
+from minidbg.watch.events import Event, Flipped
 from minidbg.watch.matrix import Matrix
 from minidbg.words import environment
 from minidbg.words.text import display_path
@@ -59,7 +60,7 @@ class Terminal(View):
         """Take an event in; a flip rings the bell."""
         with self.lock:
             self.matrix.hear(event)
-        if event.name == "flip" and not event.data.get("muted"):
+        if isinstance(event, Flipped) and not event.muted:
             self.console.bell()
 
     def read_keys(self) -> None:
@@ -110,9 +111,8 @@ class Terminal(View):
             flipped = (name for name in self.matrix.names() if self.matrix.flip_of(name))
             name = self.matrix.selected or next(flipped, "")
             flip = self.matrix.flip_of(name)
-        if flip:
-            facts = (flip[fact] for fact in ("path", "device", "last_before", "first_after"))
-            self.inbox.put(Key("bisect", *facts))
+        if flip is not None:
+            self.inbox.put(Key("bisect", flip.path, flip.device, flip.last_before, flip.first_after))
         else:
             self.note(f"{name or 'no repro'} has not regressed while this was watched; nothing to bisect")
 
@@ -120,7 +120,7 @@ class Terminal(View):
         """Open the selected repro, else the one that flipped last or the first: in the person's editor, else as the system does."""
         with self.lock:
             names = [self.matrix.selected] if self.matrix.selected else self.matrix.names()
-            flipped = "" if self.matrix.selected else self.matrix.last_repro
+            flipped = self.matrix.flips[0].path if self.matrix.flips and not self.matrix.selected else ""
             path = flipped or (str(Path(self.matrix.home, names[0])) if names else "")
         if not path:
             return
@@ -157,8 +157,8 @@ class Terminal(View):
         self.live.stop()
         for descriptor in (self.wake_reader, self.wake_writer):
             os.close(descriptor)
-        for _, _, text in reversed(self.matrix.flips):
-            self.console.print(text, markup=False, highlight=False)
+        for flip in reversed(self.matrix.flips):
+            self.console.print(flip.line(), markup=False, highlight=False)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from minidbg.watch import sources
 from minidbg.watch.announce import Announcer
-from minidbg.watch.events import WatchdogEvents
+from minidbg.watch.events import Notice, ReproAdded, ReproDamaged, ReproEdited, ReproRemoved
+from minidbg.watch.file_events import FileEvents
 from minidbg.watch.repros import Repro, read_repros
 from minidbg.watch.settings import WatchSettings
 from minidbg.watch.snapshot import Ignore, Root, Snapshot, is_inside, scan, stamp, update
@@ -77,11 +78,11 @@ class Burst:
         deadline = self.deadline(work)
         return deadline is not None and now >= deadline
 
-    def take(self) -> tuple[tuple[str, ...], bool]:
+    def end(self) -> tuple[tuple[str, ...], bool]:
         """The burst's paths and whether some were lost; the next burst begins empty."""
-        taken = tuple(self.paths), self.lost
+        found = tuple(self.paths), self.lost
         self.first, self.paths, self.lost = None, {}, False
-        return taken
+        return found
 
 
 class Mark(enum.Enum):
@@ -100,19 +101,31 @@ class Mark(enum.Enum):
 
 
 @dataclass(slots=True)
+class Pending:
+    """What waits to be judged or looked at, besides a change of the code."""
+
+    all: bool = False
+    """Whether all repros are to run: a person asked, or a sweep was cut short."""
+    names: set[str] = field(default_factory=set)
+    """Repros that are to run."""
+    columns: bool = False
+    """Whether machines have joined, whose columns may have no verdict on the present code."""
+    hints: list[str] = field(default_factory=list)
+    """Hinted paths of the burst under way that nobody has looked at yet."""
+
+
+@dataclass(slots=True)
 class Watched:
     """The repros in ``paths``, which are called by their path in ``home``, and the code of their backends."""
 
     paths: Sequence[Path]
     home: Path
     settings: WatchSettings
-    events: WatchdogEvents
+    events: FileEvents
     announce: Announcer
     ignore: Ignore = field(init=False)
     burst: Burst = field(init=False)
     polling: bool = field(init=False)
-    owing: bool = False
-    """Whether machines have joined, whose columns may have no verdict on the present code."""
     repros: dict[str, Repro] = field(default_factory=dict)
     roots: tuple[Root, ...] = ()
     always: frozenset[str] = frozenset()
@@ -121,17 +134,13 @@ class Watched:
     marks: dict[Mark, Snapshot] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     """The real paths of the scripts and of the tensors beside them."""
-    due: set[str] = field(default_factory=set)
-    """Repros that are to run although the code has not changed."""
-    every: bool = False
-    """Whether all repros are to run although the code has not changed: a person asked, or a sweep was cut short."""
-    unlooked: list[str] = field(default_factory=list)
-    """Hinted paths of the burst under way that nobody has looked at yet."""
+    pending: Pending = field(default_factory=lambda: Pending())
     look_seconds: float = 0.0
     """How long the last look at everything took."""
     next_look: float = 0.0
     next_check: float = 0.0
-    told_stepping: bool = False
+    stepping: bool = False
+    """Whether git was between two steps of its work at the last look."""
 
     def __post_init__(self) -> None:
         self.ignore = self.what_to_ignore()
@@ -163,13 +172,23 @@ class Watched:
         )
 
     @property
-    def wanted(self) -> bool:
-        return self.needs_build or self.wants_all or self.owing or not self.due.isdisjoint(self.repros)
+    def known(self) -> bool:
+        """Whether the last whole sweep has judged the present code."""
+        return Mark.SWEPT in self.marks and not self.changed_since(Mark.SWEPT)
 
     @property
-    def wants_all(self) -> bool:
-        """Whether that sweep is to run every repro."""
-        return self.every or Mark.SWEPT not in self.marks or bool(self.changed_since(Mark.SWEPT))
+    def runs_all(self) -> bool:
+        """Whether the next sweep is to run every repro."""
+        return self.pending.all or not self.known
+
+    @property
+    def to_run(self) -> set[str]:
+        """The repros that the next sweep is to run."""
+        return set(self.repros) if self.runs_all else self.pending.names & self.repros.keys()
+
+    @property
+    def wants_sweep(self) -> bool:
+        return self.needs_build or self.runs_all or self.pending.columns or bool(self.to_run)
 
     @property
     def build_fails(self) -> bool:
@@ -178,19 +197,17 @@ class Watched:
 
     def ask_for(self, names: Iterable[str]) -> None:
         """Run these repros although nothing has changed."""
-        self.due |= set(names)
+        self.pending.names |= set(names)
 
     def ask_for_all(self) -> None:
         """Run every repro, changed or not, and build again what could not be built."""
-        self.every = True
+        self.pending.all = True
         self.marks.pop(Mark.BUILD_FAILED, None)
 
-    def take_due(self) -> set[str]:
-        """The repros to run now; from then on none is asked for any more."""
-        names = set(self.repros) if self.wants_all else self.due & set(self.repros)
-        self.due.clear()
-        self.every = False
-        return names
+    def begin_sweep(self) -> None:
+        """A sweep over the present code begins, with all that was asked for."""
+        self.mark(Mark.SWEEP)
+        self.pending = Pending(hints=self.pending.hints)
 
     # Looking
 
@@ -216,11 +233,11 @@ class Watched:
     def end_burst_if_over(self, now: float) -> None:
         """When files have been quiet for long enough and git is not at work, see what has changed."""
         work = sources.git_work(sources.repositories_of(root.path for root in self.roots))
-        if work is GitWork.STEPPING and not self.told_stepping:
-            self.announce("notice", text="a rebase or merge is under way: sweeps wait until it is quiet")
-        self.told_stepping = work is GitWork.STEPPING
+        if work is GitWork.STEPPING and not self.stepping:
+            self.announce(Notice("a rebase or merge is under way: sweeps wait until it is quiet"))
+        self.stepping = work is GitWork.STEPPING
         if self.burst.is_due(now, work):
-            paths, lost = self.burst.take()
+            paths, lost = self.burst.end()
             self.look(paths, everywhere=lost)
 
     def hinted(self, path: str | None) -> None:
@@ -228,18 +245,18 @@ class Watched:
             self.burst.note(time.monotonic(), None)
         elif self.concerns(path) or self.concerns_repros(path):
             self.burst.note(time.monotonic(), path)
-            self.unlooked.append(path)
+            self.pending.hints.append(path)
 
     def peek(self) -> None:
         """Look at what was hinted, without waiting for the end of the burst: a run's result depends on it."""
-        paths = [path for path in self.unlooked if self.concerns(path)]
-        self.unlooked.clear()
+        paths = [path for path in self.pending.hints if self.concerns(path)]
+        self.pending.hints.clear()
         if paths:
             self.read_files(paths)
 
     def look(self, paths: Sequence[str] = (), *, everywhere: bool = False) -> None:
         """See what the hinted files hold now, or all files; and which repros there are."""
-        self.unlooked.clear()
+        self.pending.hints.clear()
         began = time.monotonic()
         changed = self.read_files([path for path in paths if self.concerns(path)], everywhere=everywhere)
         if everywhere or any(self.concerns_repros(path) for path in paths):
@@ -295,11 +312,13 @@ class Watched:
         self.repros = after
         changed = {name for name in after if name not in before or before[name].digest != after[name].digest}
         for name in sorted(changed):
-            what = "edited" if name in before else "added"
-            damage = after[name].damage
-            self.announce(f"repro_{'damaged' if damage else what}", reason=damage, **after[name].row())
+            repro, is_known = after[name], name in before
+            if repro.damage:
+                self.announce(ReproDamaged(name, repro.damage, by_edit=True))
+            else:
+                self.announce((ReproEdited if is_known else ReproAdded)(name, repro.notes))
         for name in sorted(before.keys() - after.keys()):
-            self.announce("repro_removed", repro=name)
+            self.announce(ReproRemoved(name))
         self.ask_for(changed)
         if changed or before.keys() != after.keys():
             self.find_sources()
@@ -360,7 +379,7 @@ class Watched:
             self.polling = bool(why)
             self.next_look = 0.0
             back = "events are back: no more polling"
-            self.announce("notice", text=f"polling every {self.look_interval():g} s: {why}" if why else back)
+            self.announce(Notice(f"polling every {self.look_interval():g} s: {why}" if why else back))
 
     def look_interval(self) -> float:
         """Seconds between looks at everything: often when polling, but never more than a part of the time."""

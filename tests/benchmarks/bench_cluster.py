@@ -156,9 +156,10 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
     from minidbg.extras.cluster import judges
     from minidbg.extras.cluster.pool import ClusterPool
-    from minidbg.watch.announce import Announcer, Event
+    from minidbg.watch.announce import Announcer
     from minidbg.watch.daemon import Daemon, Hint, Inbox, Stop
-    from minidbg.watch.events import WatchdogEvents
+    from minidbg.watch.events import Event
+    from minidbg.watch.file_events import FileEvents
     from minidbg.watch.settings import load
     from minidbg.words.cluster_address import Cluster
 
@@ -183,7 +184,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 sweep.without(lambda job: True)
             with lock:
                 counts[event.name] += 1
-                if event.name != "result" or (event.data["verdict"] == "reproduces" and saved_at):
+                if event.name != "result" or (event.verdict == "reproduces" and saved_at):
                     events.append(event)  # not 160,000 of them: the memory of the daemon is measured
                     lock.notify_all()
 
@@ -219,7 +220,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 settings,
                 Announcer([View()]),
                 inbox,
-                WatchdogEvents(lambda path: inbox.put(Hint(path))),
+                FileEvents(lambda path: inbox.put(Hint(path))),
                 pool,
             )
         )
@@ -264,7 +265,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     mark, saved = len(events), time.time()
     saved_at.append(saved)
     (package / "op.py").write_text(WORKS.format(op="op") + "# saved\n")
-    verdict = wait_for("result", mark, 60, lambda event: event.data["verdict"] == "reproduces")
+    verdict = wait_for("result", mark, 60, lambda event: event.verdict == "reproduces")
     inboxes[0].put(Stop("measured"))
     thread.join(60)
     for one in (crew, boss):

@@ -27,9 +27,13 @@ from toy_repros import BROKEN, WORKS, Checkout, script
 from watch_driver import WatchProcess, free_port, watching
 
 from minidbg.extras.serve.serving import WebServer
-from minidbg.watch.announce import Event
+from minidbg.history import State
+from minidbg.watch import events
+from minidbg.watch.events import Event
 from minidbg.watch.page import Live, Page
 from minidbg.watch.repros import read_repros
+from minidbg.watch.states import Transition
+from minidbg.words.outcome import Verdict
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -86,7 +90,9 @@ def serving(home: Path, live: Live, asked: list[str] | None = None) -> Iterator[
 
 
 COLUMNS = ("cpu", "cuda:0", "cuda:1", "acme:0", "acme:1", "cpu ACME_FUSE=1", "cpu {fuse=False}", "mps")
-VERDICTS = ("gone", "gone", "gone", "reproduces", "changed", "crashed", "timeout", "flaky", "skipped")
+VERDICTS = tuple(
+    map(Verdict, ("gone", "gone", "gone", "reproduces", "changed", "crashed", "timeout", "flaky", "skipped"))
+)
 
 
 def filled(home: Path, *, repros: int, columns: int) -> Live:
@@ -97,21 +103,21 @@ def filled(home: Path, *, repros: int, columns: int) -> Live:
     live.repros = lambda: found
     more = range(repros - len(found))
     names = [*found, *(f"compile_op{number:04d}_{number * 7919 % 16**6:06x}.py" for number in more)]
-    states = [
-        {"repro": name, "device": column, "verdict": VERDICTS[(row * 7 + place) % len(VERDICTS)], "since": now - 60 * row,
-         "reason": f"LoweringException: no lowering for aten.op{row}.default" if row % 3 == 0 else ""}
+    states = tuple(
+        State(
+            name, column, VERDICTS[(row * 7 + place) % len(VERDICTS)], now - 60 * row, now, "s", "e", "c",
+            reason=f"LoweringException: no lowering for aten.op{row}.default" if row % 3 == 0 else "",
+        )
         for row, name in enumerate(names) for place, column in enumerate(COLUMNS[:columns])
-    ]  # fmt: skip
-    live.show(Event("started", {"home": str(home), "states": states, "notes": []}, now))
+    )  # fmt: skip
+    live.show(events.Started(7, str(home), tuple(names), (), 1, 2, states=states, at=now))
     return live
 
 
 def flip(repro: str, kind: str = "REGRESSED", after: str = "crashed") -> Event:
-    data = {
-        "repro": repro, "path": f"/r/{repro}", "device": "cpu", "kind": kind, "before": "gone", "after": after,
-        "files": ["src/rules.py"], "last_before": "390e29b837", "first_after": "390e29b837+634a8b71",
-    }  # fmt: skip
-    return Event("flip", data, time.time())
+    between = {"last_before": "390e29b837", "first_after": "390e29b837+634a8b71"}
+    facts = (Verdict.GONE, Verdict(after), 2, 1, ("src/rules.py",))
+    return events.Flipped(repro, "cpu", kind, *facts, **between, path=f"/r/{repro}", at=time.time())
 
 
 def cell(page: Any, repro: str, column: str = "cpu") -> Any:
@@ -307,9 +313,9 @@ def test_hostile_texts_are_texts(browser: Any, tmp_path: Path) -> None:
     repro = lay(home)
     repro.write_text(repro.read_text().replace("no kernel for relu", evil).replace("one note", evil))
     live = filled(home, repros=3, columns=1)
-    data = {"repro": f"{evil}.py", "device": evil, "verdict": "gone", "standing": "new", "seconds": 1.0}
-    live.show(Event("result", {**data, "reason": evil}, 1.0))
-    live.show(Event("notice", {"text": evil}, 1.0))
+    found = (Transition.NEW, Verdict.GONE, 1.0, 1, "", evil)
+    live.show(events.Judged(1, f"{evil}.py", evil, *found, at=1.0))
+    live.show(events.Notice(evil, at=1.0))
     with serving(home, live) as address, looking(browser, address) as page:
         sync_api.expect(page.locator("#rows")).to_contain_text(evil)
         live.show(flip(f"{evil}.py"))

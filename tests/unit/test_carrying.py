@@ -16,9 +16,9 @@ from minidbg.history import (
     Environment,
     Flip,
     History,
-    ReproState,
-    Result,
+    Observation,
     Revision,
+    State,
     import_history,
 )
 from minidbg.words.errors import MinidbgError
@@ -45,14 +45,15 @@ def sweep(
 ) -> None:
     """What a sweep writes that has one repro: run, state, and a flip where the verdict is another one."""
     number = history.start_sweep(at, code=f"c{at}", files=["x.py"])
-    history.add_result(number, Result(repro, "cpu", at + 0.1, Outcome(verdict), "run", script, environment))
+    run = Observation(repro, "cpu", at + 0.1, Outcome(verdict), "run", script, environment, sweep=number)
+    history.add_observation(run)
     before = next(
         (one for one in history.every_state() if (one.repro, one.environment) == (repro, environment)), None
     )
     if before is not None and before.verdict is verdict and before.script == script:
         state = replace(before, seen=at + 0.1, runs=before.runs + 1, last_sweep=number)
     else:
-        state = ReproState(
+        state = State(
             repro, "cpu", verdict, at + 0.1, at + 0.1, script, environment, "c", last_sweep=number, runs=1
         )
         if before is not None and before.script == script:
@@ -105,7 +106,7 @@ def test_since_when_is_right_over_nightly_runs_that_keep_one_file(tmp_path: Path
         (flip,) = history.flips()
         before, after = history.sweep(flip.last_before), history.sweep(flip.sweep)
         assert (str(before.revisions["/src"]), str(after.revisions["/src"])) == ("commit300.", "commit400.")
-        assert [number for number, _ in history.results("r.py")] == [6, 5, 4, 3, 2, 1], "newest first"
+        assert [run.sweep for run in history.observations("r.py")] == [6, 5, 4, 3, 2, 1], "newest first"
         assert history.flips(unannounced=True) == [], "another machine has told of it"
 
 

@@ -17,9 +17,9 @@ from minidbg.history import (
     Environment,
     Flip,
     History,
-    ReproState,
-    Result,
+    Observation,
     Revision,
+    State,
     open_or_begin_anew,
 )
 from minidbg.words.errors import MinidbgError
@@ -30,20 +30,20 @@ OUTCOME = Outcome(
 )
 
 
-def state(repro: str = "r.py", **changes: object) -> ReproState:
+def state(repro: str = "r.py", **changes: object) -> State:
     fields = {
         "repro": repro, "device": "cpu", "verdict": Verdict.GONE, "since": 1.0, "seen": 2.0,
         "script": "s", "environment": "e", "code": "c",
     }  # fmt: skip
-    return ReproState(**{**fields, **changes})
+    return State(**{**fields, **changes})
 
 
-def result(repro: str = "r.py", **changes: object) -> Result:
+def result(repro: str = "r.py", **changes: object) -> Observation:
     fields = {
         "repro": repro, "device": "cpu", "at": 3.0, "outcome": OUTCOME, "purpose": "run", "script": "s",
         "environment": "e",
     }  # fmt: skip
-    return Result(**{**fields, **changes})
+    return Observation(**{**fields, **changes})
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_sweeps_results_states_and_flips_are_read_back(history: History) -> None
     number = history.start_sweep(1.0, code="c", files=["src/a.py", "src/b.py"])
     revision = Revision("0123456789abcdef", "fedcba98")
     history.set_revisions(number, {"/src": revision})
-    history.add_result(number, result(stale=True))
+    history.add_observation(result(stale=True, sweep=number))
     history.put_state(state(modules=("a.py",), streak_verdict=Verdict.GONE))
     flip = Flip("r.py", "cpu", 3.0, "FIXED", Verdict.REPRODUCES, Verdict.GONE, number, None)
     flip_id = history.add_flip(flip)
@@ -71,7 +71,7 @@ def test_sweeps_results_states_and_flips_are_read_back(history: History) -> None
     assert (sweep.files, sweep.end) == (("src/a.py", "src/b.py"), "complete")
     assert sweep.revisions == {"/src": revision}
     assert str(revision) == "0123456789+fedcba98"
-    assert history.results("r.py") == [(number, result(stale=True))]
+    assert history.observations("r.py") == [result(stale=True, sweep=number)]
     assert history.states() == {("r.py", "cpu"): state(modules=("a.py",), streak_verdict=Verdict.GONE)}
     assert [found.id for found in history.flips(unannounced=True)] == [flip_id]
     history.mark_announced(flip_id)
@@ -116,10 +116,10 @@ def test_what_people_read_is_in_the_order_of_time_whatever_the_numbers(history: 
     """An import adds older sweeps under higher numbers; pruning drops the oldest, not the lowest number."""
     for at in (3.0, 4.0, 1.0, 2.0):
         number = history.start_sweep(at, code="c", files=[])
-        history.add_result(number, result(at=at))
+        history.add_observation(result(at=at, sweep=number))
         history.add_flip(Flip("r.py", "cpu", at, "FIXED", Verdict.REPRODUCES, Verdict.GONE, number, None))
     assert [sweep.started for sweep in history.sweeps()] == [4.0, 3.0, 2.0, 1.0]
-    assert [run.at for _, run in history.results("r.py")] == [4.0, 3.0, 2.0, 1.0]
+    assert [run.at for run in history.observations("r.py")] == [4.0, 3.0, 2.0, 1.0]
     assert [flip.at for flip in history.flips()] == [4.0, 3.0, 2.0, 1.0]
     history.connection.execute("delete from flips")
     history.prune(keep_sweeps=2)
@@ -259,12 +259,12 @@ def test_a_history_of_a_newer_schema_is_refused_not_rewritten(path: Path) -> Non
 
 def test_pruning_keeps_the_sweeps_that_flips_and_states_name(history: History) -> None:
     for _ in range(20):
-        history.add_result(history.start_sweep(1.0, code="c", files=[]), result())
+        history.add_observation(result(sweep=history.start_sweep(1.0, code="c", files=[])))
     history.add_flip(Flip("r.py", "cpu", 3.0, "FIXED", Verdict.REPRODUCES, Verdict.GONE, 4, 3))
     history.put_state(state(last_sweep=2))
     history.prune(keep_sweeps=5)
     assert [sweep.id for sweep in history.sweeps()] == [20, 19, 18, 17, 16, 4, 3, 2]
-    assert {sweep for sweep, _ in history.results(limit=99)} == {20, 19, 18, 17, 16, 4, 3, 2}
+    assert {run.sweep for run in history.observations(limit=99)} == {20, 19, 18, 17, 16, 4, 3, 2}
 
 
 def test_torch_is_not_part_of_a_machines_identity_and_the_driver_is() -> None:

@@ -20,7 +20,8 @@ from minidbg.extras.cluster.pool import ClusterPool
 from minidbg.fx.case import Case
 from minidbg.repro import discard
 from minidbg.source import transport
-from minidbg.watch.places import Members, Notice, Place, whole_name
+from minidbg.watch.events import Notice
+from minidbg.watch.places import Members, Place, whole_name
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.errors import CannotWrite, MinidbgError
 from minidbg.words.json_lines import last_json

@@ -96,7 +96,7 @@ class Judges(WorkerPlugin):
     def look_round(self, kind: str, slots: int) -> None:
         """Find out what devices are here, and what this machine is called."""
         no_torch = () if self.pool("aot").preload.modules else ("--no-torch",)
-        argv = (str(PACKAGE / "watch" / "in_worker.py"), "devices", *no_torch)
+        argv = (str(PACKAGE / "watch" / "probe.py"), "devices", *no_torch)
         ended = self.run(Order(next(NUMBERS), argv, "fork", DEVICES_SECONDS), "devices")
         said = last_json(ended.stdout)
         if said is None:

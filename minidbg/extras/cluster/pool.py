@@ -24,7 +24,8 @@ from minidbg.extras.cluster import judges
 from minidbg.extras.cluster.code import INSTALLED, Code, code_of
 from minidbg.extras.cluster.connection import RETRY_S, Connection
 from minidbg.extras.cluster.members import Roster
-from minidbg.watch.places import Members, Notice, Place
+from minidbg.watch.events import Notice
+from minidbg.watch.places import Members, Place
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.text import display_path, plural
 from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Pool, Ready, busyness

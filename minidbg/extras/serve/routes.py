@@ -22,7 +22,8 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from minidbg.watch import recorder
-from minidbg.watch.page import SITE, Json, Live, about, flip_entry, page_html, style_text
+from minidbg.watch.events import Json
+from minidbg.watch.page import SITE, Live, about, page_html, style_text
 from minidbg.watch.repros import HIDDEN, Repro, stamp_of
 from minidbg.watch.summaries import Summary
 from minidbg.words.errors import MinidbgError
@@ -269,17 +270,15 @@ class Site:
                 if name == repro.name:
                     row = recorder.row_of(repro.path, Summary.of(repro), state)
                     columns[column] = {"runs": [], "last": None, "state": row}
-            for _, result in history.results(repro.name, limit=RUNS_A_COLUMN * (len(columns) + 1)):
+            for result in history.observations(repro.name, limit=RUNS_A_COLUMN * (len(columns) + 1)):
                 known = columns.setdefault(result.device, {"runs": [], "last": None, "state": None})
                 verdict = "stale" if result.stale else str(result.outcome.verdict)
                 known["runs"].append([verdict, result.at, result.outcome.reason])
                 if known["last"] is None:
                     told = {"at": result.at, "purpose": result.purpose, "torch": result.torch}
                     known["last"] = {**told, **result.outcome.to_json()}
-            flips = [
-                {"at": flip.at, **recorder.flip_facts(history, flip)} for flip in history.flips(repro.name)
-            ]
-        return {"columns": columns, "flips": [flip_entry(flip) for flip in flips]}
+            flips = [recorder.flipped(history, flip).page_row() for flip in history.flips(repro.name)]
+        return {"columns": columns, "flips": flips}
 
 
 def refusal(request: Request, error: Exception) -> Response:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from minidbg.watch.announce import Event, View
+from minidbg.watch.announce import View
+from minidbg.watch.events import Event
 from minidbg.watch.page import Live
 from minidbg.watch.repros import hidden_folder
 from minidbg.words.errors import MinidbgError

@@ -34,7 +34,7 @@ from minidbg.judge.harness import NOT_CALLED
 from minidbg.reduction import problem, publishing, reducing, session
 from minidbg.reduction.result import Limits, Written
 from minidbg.source.size import call_nodes, call_targets
-from minidbg.watch.background import reduced_digest
+from minidbg.watch.idle_work import reduced_digest
 from minidbg.words.errors import CannotWrite, Interrupted, NotReproduced
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Provenance, RunSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from minidbg.history import NAME, History, ReproState, Result
+from minidbg.history import NAME, History, Observation, State
 from minidbg.source.node_list import MARK
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.script_header import DIVIDER
@@ -146,8 +146,10 @@ def watched(hidden: Path, name: str) -> None:
     with History.open(hidden / NAME) as history:
         sweep = history.start_sweep(1000.0, code="c", files=["no_relu.py"])
         for at, verdict in ((1000.0, Verdict.REPRODUCES), (2000.0, Verdict.GONE)):
-            history.add_result(sweep, Result(name, "cpu", at, Outcome(verdict), "run", "s", "e"))
-        history.put_state(ReproState(name, "cpu", Verdict.GONE, 2000.0, 2000.0, "s", "e", "c", runs=1))
+            history.add_observation(
+                Observation(name, "cpu", at, Outcome(verdict), "run", "s", "e", sweep=sweep)
+            )
+        history.put_state(State(name, "cpu", Verdict.GONE, 2000.0, 2000.0, "s", "e", "c", runs=1))
         history.end_sweep(sweep, 2001.0, "complete")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minidbg.watch.in_worker import accelerators
+from minidbg.watch.probe import accelerators
 from minidbg.watch.settings import Machine, WatchSettings, devices_of, parse_devices
 
 

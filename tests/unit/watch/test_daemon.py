@@ -3,210 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import queue
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from daemon_world import REPRO, World, script_of
 
 from minidbg.history import Environment, History
-from minidbg.judge.command import JUDGE_SCRIPT
-from minidbg.watch import watched
-from minidbg.watch.announce import Announcer, Event
-from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
+from minidbg.watch.daemon import Hint, Key, Stop
 from minidbg.watch.places import Members, Place
-from minidbg.watch.settings import FailOn, OnChange, WatchSettings
-from minidbg.watch.snapshot import Root
+from minidbg.watch.settings import FailOn, OnChange
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.outcome import Verdict
 from minidbg.workers.pool import Ended, Order
-
-REPRO = """# /// script
-# [tool.minidbg]
-# schema = 1
-# kind = "{kind}"
-# expect = "{expect}"
-# backend = "toy"
-# [tool.minidbg.reference]
-# modules = ["toy_backend"]
-# ///
-def backend():
-    import toy_backend
-"""
-
-MACHINE = {
-    "devices": {"cpu": {"name": "a processor", "driver": ""}, "cuda:0": {"name": "a GPU", "driver": "1"}},
-    "torch": "2.13.0", "python": "3.11", "machine": "Linux x86_64", "host": "here",
-}  # fmt: skip
-
-
-def script_of(order: Order) -> str:
-    """The script that an order is about, without the judge in front of it."""
-    return order.argv[order.argv[0] == JUDGE_SCRIPT]
-
-
-@dataclass
-class TablePool:
-    """Answers each order at once, by what the sources say: a repro ``x.py`` does what ``toy_backend/x.py`` holds."""
-
-    inbox: Inbox
-    package: Path
-    orders: list[Order] = field(default_factory=list)
-    canary: str = "passes"
-    during: Callable[[Order], None] = lambda order: None
-    """What happens in the world while an order runs."""
-    lose: int = 0
-    """How many of the next orders the server dies under."""
-    closed: bool = False
-
-    def run(self, order: Order) -> None:
-        self.orders.append(order)
-        self.during(order)
-        if self.lose and order.argv[1:2] != ("devices",):
-            self.lose -= 1
-            self.inbox.put(Ended(order.id, lost=True))
-            return
-        self.inbox.put(self.answer(order))
-
-    def answer(self, order: Order) -> Ended:
-        if order.argv[1:2] == ("devices",):
-            return Ended(order.id, 0, stdout=json.dumps(MACHINE))
-        if order.argv[1:2] == ("canary",):
-            return Ended(order.id, 0, stdout=json.dumps({"canary": self.canary, "reason": "because"}))
-        source = self.package / Path(script_of(order)).name
-        verdict = source.read_text().strip()
-        if verdict == "SEGV":
-            return Ended(order.id, signal=11, stdout="phase compile forward\n")
-        files = str(source), str(self.package / "__init__.py"), os.path.realpath(script_of(order))
-        files = files if order.mode != "prelude" else None
-        return Ended(order.id, 0, stdout=json.dumps({"verdict": verdict, "seconds": 0.1}), files=files)
-
-    def cancel(self, number: int) -> None: ...
-    def refresh(self) -> None: ...
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@dataclass
-class GivenEvents:
-    """Events that only a test sends; ``why`` makes it say that there are none."""
-
-    why: str = ""
-    watched: list[Root] = field(default_factory=list)
-
-    def watch(self, roots: Sequence[Root]) -> str:
-        self.watched = list(roots)
-        return self.why
-
-    def stop(self) -> None:
-        pass
-
-
-class World:
-    """A folder of repros, the backend's package, and a daemon that is moved on by hand."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.repros, self.package = folder, folder / "repros", folder / "src" / "toy_backend"
-        self.repros.mkdir()
-        self.package.mkdir(parents=True)
-        (self.package / "__init__.py").write_text("")
-        self.told: list[Event] = []
-        self.daemon: Daemon = None  # type: ignore[assignment]
-
-    def repro(self, name: str, verdict: str, *, kind: str = "compile", expect: str = "reproduces") -> None:
-        (self.repros / f"{name}.py").write_text(REPRO.format(kind=kind, expect=expect))
-        (self.package / f"{name}.py").write_text(verdict)
-
-    def start(self, repros: dict[str, str] | None = None, **settings: object) -> Daemon:
-        """A daemon that has done all that there is to do at first, with more repros and their verdicts."""
-        daemon = self.begin(repros, **settings)
-        self.settle()
-        return daemon
-
-    def begin(self, repros: dict[str, str] | None = None, **settings: object) -> Daemon:
-        for name, verdict in (repros or {}).items():
-            self.repro(name, verdict)
-        inbox: Inbox = queue.SimpleQueue()
-        self.pool, self.events = TablePool(inbox, self.package), GivenEvents()
-        given = WatchSettings(**{"jobs": 1, "reduce": False, **settings})
-        views = Announcer([self])
-        self.daemon = Daemon([self.repros], given, views, inbox, self.events, lambda hidden: self.pool)
-        self.daemon.next_quiet_work = float("inf")
-        self.daemon.start()
-        return self.daemon
-
-    def settle(self) -> None:
-        """Let the daemon do all that there is to do."""
-        for _ in range(300):
-            while not self.daemon.inbox.empty() and self.daemon.status is None:
-                self.daemon.handle(self.daemon.inbox.get())
-            if self.daemon.status is not None:
-                return
-            self.daemon.step(0.0 if self.daemon.watched.burst.first is None else float("inf"))
-            idle = self.daemon.sweeper.current is None and not self.daemon.ready_to_sweep()
-            if idle and self.daemon.inbox.empty() and self.daemon.watched.burst.first is None:
-                return
-        raise AssertionError(f"the daemon does not come to rest: {self.told[-12:]}")
-
-    def save(self, name: str, text: str) -> None:
-        """A file of the backend is another now, and the daemon has done all that follows."""
-        self.write(self.package / f"{name}.py", text)
-
-    def write(self, path: Path, text: str) -> None:
-        self.edit(path, text)
-        self.settle()
-
-    def edit(self, path: Path, text: str) -> None:
-        path.write_text(text)
-        self.hint(path)
-
-    def hint(self, path: Path) -> None:
-        self.daemon.inbox.put(Hint(str(path)))
-
-    def put(self, message: object) -> None:
-        self.daemon.inbox.put(message)
-        self.settle()
-
-    def show(self, event: Event) -> None:
-        self.told.append(event)
-
-    def close(self) -> None:
-        pass
-
-    def data(self, name: str, key: str) -> list[Any]:
-        """What the events of that name say under the key."""
-        return [event.data[key] for event in self.names(name)]
-
-    def names(self, name: str) -> list[Event]:
-        return [event for event in self.told if event.name == name]
-
-    def flips(self) -> list[tuple[str, str]]:
-        return [(event.data["kind"], event.data["repro"]) for event in self.names("flip")]
-
-    def ran(self) -> list[str]:
-        """The repros that were run since the last call, canaries left out."""
-        orders, self.pool.orders = self.pool.orders, []
-        return [
-            Path(script_of(order)).stem for order in orders if not script_of(order).endswith("in_worker.py")
-        ]
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    made = World(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path / "src"))
-    monkeypatch.chdir(tmp_path)
-    # Here a run begins in the same millisecond as the save before it; a real one comes after the quiet time.
-    monkeypatch.setattr(watched, "CLOCK_GRAIN_S", 0.0)
-    yield made
-    if made.daemon is not None:
-        made.daemon.end()
-        assert made.pool.closed
 
 
 def test_one_change_is_one_sweep_of_all_repros_with_the_failing_first(world: World) -> None:
@@ -226,7 +36,7 @@ def test_a_flip_is_confirmed_in_a_fresh_interpreter_and_told_once(world: World) 
     assert modes == ["fork", "untouched"]
     assert world.flips() == [("FIXED", "a.py")]
     (flip,) = world.names("flip")
-    assert flip.data["files"] == ["src/toy_backend/a.py"]
+    assert flip.files == ("src/toy_backend/a.py",)
     world.save("a", "gone \n")
     assert world.flips() == [("FIXED", "a.py")]
 
@@ -256,12 +66,12 @@ def test_a_touched_file_and_a_file_elsewhere_cause_no_sweep(world: World) -> Non
 
 def test_a_broken_backend_is_said_once_and_flips_nothing(world: World) -> None:
     world.start({"a": "reproduces"})
-    world.pool.canary = "broken"
+    world.pool.canary = "invalid"
     for text in ("gone", "gone "):
         world.save("a", text)
     assert world.data("backend_broken", "reason") == ["because"]
     assert world.flips() == []
-    world.pool.canary = "passes"
+    world.pool.canary = "gone"
     world.save("a", "gone  ")
     assert len(world.names("backend_back")) == 1
     assert world.flips() == [("FIXED", "a.py")]
@@ -282,7 +92,7 @@ def test_an_edit_while_a_run_goes_on_makes_its_result_stale(world: World, on_cha
     world.save("b", "gone ")
     assert world.data("sweep_finished", "end") == ["complete", "superseded", "complete"]
     assert world.flips() == [("FIXED", "a.py")]
-    stale = [result for _, result in world.daemon.recorder.history.results("a.py") if result.stale]
+    stale = [run for run in world.daemon.recorder.history.observations("a.py") if run.stale]
     assert len(stale) == 1
 
 
@@ -296,7 +106,7 @@ def test_an_edit_that_no_event_told_of_is_seen_at_the_end_of_the_run(world: Worl
 
     world.pool.during = edit_in_silence
     world.save("__init__", "# another")
-    assert world.names("sweep_finished")[1].data["end"] == "superseded"
+    assert world.names("sweep_finished")[1].end == "superseded"
     assert world.flips() == [("FIXED", "a.py")]
 
 
@@ -305,7 +115,7 @@ def test_a_file_that_every_run_writes_anew_does_not_keep_the_daemon_busy_for_eve
     world.pool.during = lambda order: (world.package / "a.py").write_text("reproduces") and None
     world.settle()
     assert len(world.names("sweep_started")) <= 4
-    assert world.names("result")[-1].data["verdict"] == "reproduces"
+    assert world.names("result")[-1].verdict == "reproduces"
 
 
 def test_an_added_and_an_edited_repro_run_alone_and_a_removed_one_is_forgotten(world: World) -> None:
@@ -333,7 +143,7 @@ def test_a_damaged_repro_is_shown_and_runs_nothing(world: World) -> None:
     (world.repros / "conftest.py").write_text("")
     world.start()
     assert world.data("repro_damaged", "repro") == ["cut_off.py"]
-    standings = {event.data["repro"]: event.data["standing"] for event in world.names("result")}
+    standings = {event.repro: event.standing for event in world.names("result")}
     assert standings == {"a.py": "new", "cut_off.py": "invalid"}
     assert "cut_off" not in world.ran()
 
@@ -342,7 +152,7 @@ def test_each_repro_runs_on_each_device_and_a_missing_one_is_skipped_aloud(world
     world.start({"a": "gone"}, devices="cpu,cuda:1,all")
     assert {*world.data("result", "device")} == {"cpu", "cuda:0"}
     (missing,) = world.names("device_missing")
-    assert missing.data["text"] == (
+    assert missing.text == (
         "cuda:1 not present (found cpu, cuda:0); 1 repro skipped there; 'minidbg doctor' lists what is here"
     )
     assert {order.mode for order in world.pool.orders if "cuda:0" in order.argv} <= {"prelude", "fresh"}
@@ -372,9 +182,9 @@ def test_a_module_that_is_renamed_is_no_change_of_failure(world: World) -> None:
     world.hint(world.package / "old.py")
     world.hint(world.package / "new.py")
     world.settle()
-    last = world.names("result")[-1].data
-    assert last["verdict"] == "reproduces"
-    assert last["reason"] == "module renamed: toy_backend.old is toy_backend.new now"
+    last = world.names("result")[-1]
+    assert last.verdict == "reproduces"
+    assert last.reason == "module renamed: toy_backend.old is toy_backend.new now"
     assert world.flips() == []
     world.write(world.package / "old.py", "")
     assert world.flips() == [("changed", "a.py")], "with both modules there, the failure has moved"
@@ -417,7 +227,7 @@ def test_what_the_header_expects_is_nothing_new(world: World) -> None:
     """Issue 15: the table said 'reproduces -> reproduces?'."""
     world.repro("a", "reproduces", expect="gone")
     world.start()
-    told = [(event.data["before"], event.data["verdict"]) for event in world.names("unconfirmed")]
+    told = [(event.before, event.verdict) for event in world.names("unconfirmed")]
     assert told == [("gone", "reproduces")]
 
 
@@ -431,7 +241,7 @@ def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(
             daemon.handle(daemon.inbox.get())
         daemon.guarded("step", lambda now=now: daemon.step(now))  # type: ignore[misc]
     assert len(world.names("notice")) == 1
-    assert "ZeroDivisionError" in world.names("notice")[0].data["text"]
+    assert "ZeroDivisionError" in world.names("notice")[0].text
     assert daemon.resting_until > 0.2
 
 
@@ -473,10 +283,10 @@ def test_variants_are_columns_with_their_own_variables_and_options(world: World)
 def test_a_repro_with_a_mode_is_skipped_where_options_are_added(world: World) -> None:
     """What its canary says when ``torch.compile`` would refuse both together."""
     world.begin({"a": "gone"}, options=("{'level': 2}",), jobs=2)
-    world.pool.canary = "missing"
+    world.pool.canary = "skipped"
     world.settle()
     assert world.data("result", "standing") == ["skipped"]
-    assert world.names("sweep_finished")[0].data["unjudged"] == 0
+    assert world.names("sweep_finished")[0].unjudged == 0
 
 
 def test_a_crash_is_a_verdict(world: World) -> None:
@@ -594,8 +404,7 @@ def test_once_names_what_contradicts_its_header(world: World) -> None:
     daemon = world.start(once=True, fail_on=FailOn.UNEXPECTED)
     assert daemon.status == 1
     (event,) = world.names("unexpected")
-    told = [event.data[name] for name in ("repro", "verdict", "expect")]
-    assert told == ["fixed.py", "gone", "reproduces"]
+    assert [event.repro, event.verdict, event.expect] == ["fixed.py", "gone", "reproduces"]
 
 
 def test_polling_is_announced_with_its_reason(world: World) -> None:
@@ -614,10 +423,10 @@ def test_a_fault_of_our_own_is_logged_and_survived(world: World, monkeypatch: py
     daemon = world.begin({"a": "reproduces", "b": "reproduces"})
     judge = daemon.sweeper.job_ended
 
-    def faulty(sweep: object, task: object, message: Ended, started: float) -> None:
+    def faulty(sweep: object, run: object, message: Ended) -> None:
         if any(order.id == message.id and script_of(order).endswith("a.py") for order in world.pool.orders):
             raise ZeroDivisionError("ours")
-        judge(sweep, task, message, started)  # type: ignore[arg-type]
+        judge(sweep, run, message)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(daemon.sweeper), "job_ended", lambda self, *arguments: faulty(*arguments))
     world.settle()
@@ -704,14 +513,14 @@ def test_a_machine_that_was_away_catches_up_on_what_it_has_not_judged(world: Wor
     joined(world, "red")
     joined(world, "red", "blue")
     assert ran_at(world) == set()
-    assert world.names("columns")[-1].data["states"], "its verdicts are on this code"
+    assert world.names("columns")[-1].states, "its verdicts are on this code"
     joined(world, "red")
     world.save("a", "gone")
     assert ran_at(world) == {("a", "cpu@red"), ("b", "cpu@red")}
     joined(world, "red", "blue")
-    assert not world.names("columns")[-1].data["states"], "its verdicts are on other code"
+    assert not world.names("columns")[-1].states, "its verdicts are on other code"
     assert ran_at(world) == {("a", "cpu@blue"), ("b", "cpu@blue")}
-    assert [(event.data["kind"], event.data["device"]) for event in world.names("flip")] == [
+    assert [(event.kind, event.device) for event in world.names("flip")] == [
         ("FIXED", "cpu@red"), ("FIXED", "cpu@blue"),
     ]  # fmt: skip
 
@@ -723,7 +532,7 @@ def test_machines_that_fail_change_no_state(world: World) -> None:
     world.pool.answer = lambda order: Ended(order.id, unable="workers died under it")  # type: ignore[method-assign]
     world.save("a", "gone")
     assert world.flips() == []
-    assert "workers died under it" in world.names("backend_broken")[-1].data["reason"]
+    assert "workers died under it" in world.names("backend_broken")[-1].reason
     assert str(daemon.recorder.states["a.py", "cpu@red"].verdict) == "reproduces"
     world.pool.answer = answer  # type: ignore[method-assign]
     world.save("a", "gone ")

@@ -17,7 +17,7 @@ def test_a_burst_is_over_after_the_quiet_time() -> None:
     burst.note(10.15, "b.py")
     assert not burst.is_due(10.3)
     assert burst.is_due(10.35)
-    assert burst.take() == (("a.py", "b.py"), False)
+    assert burst.end() == (("a.py", "b.py"), False)
     assert burst.deadline() is None
 
 
@@ -35,11 +35,11 @@ def test_thousands_of_events_and_lost_ones_are_one_look_at_everything() -> None:
     burst = Burst()
     for number in range(Burst.LIMIT + 10):
         burst.note(10.0, f"{number}.py")
-    paths, lost = burst.take()
+    paths, lost = burst.end()
     assert lost
     assert len(paths) == Burst.LIMIT
     burst.note(10.0, None)
-    assert burst.take() == ((), True), "events were lost"
+    assert burst.end() == ((), True), "events were lost"
 
 
 def test_a_checkout_under_way_is_waited_out_and_a_forgotten_lock_is_not() -> None:

@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 
 from minidbg.watch import flip_commands
-from minidbg.watch.announce import Event
+from minidbg.watch.events import Event, Flipped, SweepFinished
 from minidbg.watch.flip_commands import FlipCommands
 from minidbg.watch.settings import load
 from minidbg.words.errors import BadSetting
+from minidbg.words.outcome import Verdict
 
 
 def flip(name: str, kind: str = "FIXED", muted: str = "") -> Event:
-    return Event("flip", {"repro": f"{name}.py", "device": "cpu", "kind": kind, "muted": muted}, 1.0)
+    verdicts = (Verdict.REPRODUCES, Verdict.GONE)
+    return Flipped(f"{name}.py", "cpu", kind, *verdicts, 2, 1, (), "", "", muted=muted, at=1.0)
 
 
-FINISHED = Event("sweep_finished", {"sweep": 1}, 2.0)
+FINISHED = SweepFinished(1, "complete", 1.0, None, {}, 0, at=2.0)
 
 
 def given_to(commands: tuple[str, ...], folder: Path, *events: Event) -> list[str]:

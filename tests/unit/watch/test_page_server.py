@@ -18,10 +18,12 @@ pytest.importorskip("starlette", reason="the page needs its server: pip install 
 pytest.importorskip("uvicorn")
 
 from minidbg.extras.serve.serving import Guard, WebServer, token_in
-from minidbg.history import History, ReproState, Result
-from minidbg.watch.announce import Event
+from minidbg.history import History, Observation, State
+from minidbg.watch import events
+from minidbg.watch.events import Event
 from minidbg.watch.page import Live
 from minidbg.watch.repros import read_repros
+from minidbg.watch.states import Transition
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Outcome, Verdict
 
@@ -64,17 +66,16 @@ class Browser:
 
 
 def result(repro: str, verdict: str, device: str = "cpu", message: str = "") -> Event:
-    data = {"repro": repro, "device": device, "verdict": verdict, "standing": "new", "seconds": 0.2, "reason": "",
-            "message": message}  # fmt: skip
-    return Event("result", data, NOW)
+    facts = {"runs": 1, "muted": "", "reason": "", "message": message}
+    return events.Judged(1, repro, device, Transition.NEW, Verdict(verdict), 0.2, **facts, at=NOW)
 
 
 def flip(repro: str, kind: str = "FIXED", after: str = "gone") -> Event:
-    data = {
-        "repro": repro, "path": f"/r/{repro}", "device": "cpu", "kind": kind, "before": "reproduces", "after": after,
-        "files": ["x.py"], "last_before": "aaaaaaaaaa", "first_after": "aaaaaaaaaa+12345678",
-    }  # fmt: skip
-    return Event("flip", data, NOW)
+    between = {"last_before": "aaaaaaaaaa", "first_after": "aaaaaaaaaa+12345678"}
+    verdicts = (Verdict.REPRODUCES, Verdict(after))
+    return events.Flipped(
+        repro, "cpu", kind, *verdicts, 2, 1, ("x.py",), **between, path=f"/r/{repro}", at=NOW
+    )
 
 
 @pytest.fixture
@@ -91,8 +92,8 @@ def home(tmp_path: Path) -> Path:
 def live(home: Path) -> Live:
     found = Live(clock=lambda: NOW)
     found.repros = lambda: read_repros([home], home)
-    states = [{"repro": "a.py", "device": "cpu", "verdict": "reproduces", "since": NOW - 60, "reason": "bad"}]
-    found.show(Event("started", {"home": str(home), "states": states, "notes": []}, NOW))
+    state = State("a.py", "cpu", Verdict.REPRODUCES, NOW - 60, NOW, "s", "e", "c", reason="bad")
+    found.show(events.Started(7, str(home), ("a.py",), (), 1, 2, states=(state,), at=NOW))
     return found
 
 
@@ -165,7 +166,7 @@ def test_a_stream_tells_what_is_new_and_a_late_comer_gets_everything(live: Live,
     stream = late.getresponse()
     kind, told = next_message()
     assert (kind, len(told["rows"])) == ("state", 2)
-    live.show(Event("columns", {"places": {"cpu@box": 1}, "left": ["cpu"], "states": []}, NOW))
+    live.show(events.Columns({"cpu@box": 1}, ("cpu",), (), at=NOW))
     kind, told = next_message()
     assert (kind, told["columns"]) == ("state", [])
     late.close()
@@ -183,7 +184,7 @@ def test_what_changes_several_times_is_sent_once(live: Live) -> None:
 def test_a_new_sweep_dims_what_it_has_not_seen(live: Live) -> None:
     live.show(result("a.py", "gone"))
     start = live.seq
-    live.show(Event("sweep_started", {"sweep": 2, "jobs": 2, "files": [], "changed": 0}, NOW))
+    live.show(events.SweepStarted(2, 2, 2, (), 0, at=NOW))
     live.show(result("b.py", "gone"))
     told = live.since(start)
     assert told["dim"] is True
@@ -193,7 +194,7 @@ def test_a_new_sweep_dims_what_it_has_not_seen(live: Live) -> None:
 def test_a_repro_that_goes_leaves_its_row(live: Live, home: Path) -> None:
     start = live.seq
     (home / "a.py").unlink()
-    live.show(Event("repro_removed", {"repro": "a.py"}, NOW))
+    live.show(events.ReproRemoved("a.py", at=NOW))
     assert live.since(start)["rows"] == [["a.py", None]]
 
 
@@ -203,9 +204,9 @@ def test_history_and_the_last_run_of_a_repro(serve: Serve, home: Path) -> None:
         verdicts = (Verdict.REPRODUCES, False), (Verdict.GONE, True), (Verdict.GONE, False)
         for at, (verdict, stale) in enumerate(verdicts, 1):
             outcome = Outcome(verdict, message=f"said {at}", seconds=0.5)
-            run = Result("a.py", "cpu", NOW + at, outcome, "run", "s", "e", "2.14", stale)
-            opened.add_result(number, run)
-        opened.put_state(ReproState("a.py", "cpu", Verdict.GONE, NOW + 3, NOW + 3, "s", "e", "c", runs=1))
+            run = Observation("a.py", "cpu", NOW + at, outcome, "run", "s", "e", "2.14", stale, number)
+            opened.add_observation(run)
+        opened.put_state(State("a.py", "cpu", Verdict.GONE, NOW + 3, NOW + 3, "s", "e", "c", runs=1))
     told = serve().json("/repro?repro=a.py")["columns"]["cpu"]
     assert [run[0] for run in told["runs"]] == ["gone", "stale", "reproduces"], "newest first"
     assert (told["last"]["message"], told["last"]["torch"]) == ("said 3", "2.14")

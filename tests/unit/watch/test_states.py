@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from minidbg.history import ReproState
-from minidbg.watch.states import Purpose, Seen, Settled, Transition, decide, is_expected, quiet_runs_needed
+from minidbg.history import Observation, State
+from minidbg.watch.settings import Column
+from minidbg.watch.states import Decision, Job, Purpose, Transition, decide, is_expected, quiet_runs_needed
 from minidbg.words.outcome import Outcome, Verdict
 
 GONE, REPRODUCES, CHANGED = Verdict.GONE, Verdict.REPRODUCES, Verdict.CHANGED
@@ -17,44 +18,45 @@ SKIPPED, INVALID = Verdict.SKIPPED, Verdict.INVALID
 
 def seen(
     verdict: Verdict, *, fresh: bool = False, code: str = "code 2", loaded: str = "loaded 2", reason: str = ""
-) -> Seen:
+) -> Observation:
     outcome = Outcome(verdict, reason=reason)
-    return Seen(outcome, 20.0, 2, "script", "machine", code, loaded, ("a.py",), 0.5, fresh)
+    found = Observation("r.py", "cpu", 20.0, outcome, Purpose.RUN, "script", "machine", sweep=2)
+    return replace(found, code=code, loaded=loaded, modules=("a.py",), seconds=0.5, fresh=fresh)
 
 
-def state(verdict: Verdict, **changes: object) -> ReproState:
-    known = ReproState(
+def state(verdict: Verdict, **changes: object) -> State:
+    known = State(
         "r.py", "cpu", verdict, 10.0, 10.0, "script", "machine", "code 1", "loaded 1", last_sweep=1, runs=3
     )
     return replace(known, **changes)
 
 
-def answer(before: ReproState | None, *runs: Seen, expect: Verdict = REPRODUCES) -> Settled | None:
-    return decide("r.py", "cpu", before, runs, expect=expect)
+def answer(before: State | None, *runs: Observation, expect: Verdict = REPRODUCES) -> Decision | None:
+    return decide(Job("r.py", Column("cpu")), before, runs, expect=expect)
 
 
-def settled(before: ReproState | None, *runs: Seen, expect: Verdict = REPRODUCES) -> Settled:
+def decided(before: State | None, *runs: Observation, expect: Verdict = REPRODUCES) -> Decision:
     result = answer(before, *runs, expect=expect)
-    assert isinstance(result, Settled), "the rules asked for another run"
+    assert isinstance(result, Decision), "the rules asked for another run"
     return result
 
 
 def test_an_expected_first_verdict_is_taken_at_once_and_is_no_flip() -> None:
-    result = settled(None, seen(REPRODUCES))
-    assert (result.standing, result.flip) == (Transition.NEW, None)
+    result = decided(None, seen(REPRODUCES))
+    assert (result.transition, result.flip) == (Transition.NEW, None)
     assert (result.state.verdict, result.state.last_sweep, result.state.since) == (REPRODUCES, 2, 20.0)
 
 
 def test_an_unexpected_first_verdict_is_asked_again_and_still_no_flip() -> None:
     assert answer(None, seen(GONE)) is None
-    result = settled(None, seen(GONE), seen(GONE, fresh=True))
-    assert (result.standing, result.flip) == (Transition.NEW, None)
+    result = decided(None, seen(GONE), seen(GONE, fresh=True))
+    assert (result.transition, result.flip) == (Transition.NEW, None)
 
 
 def test_a_failure_that_only_fresh_interpreters_show_is_asked_there_from_then_on() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True)]
     assert answer(None, *runs) is None
-    result = settled(None, *runs, seen(REPRODUCES, fresh=True))
+    result = decided(None, *runs, seen(REPRODUCES, fresh=True))
     assert result.state.verdict is REPRODUCES
     assert result.state.fresh
 
@@ -62,18 +64,18 @@ def test_a_failure_that_only_fresh_interpreters_show_is_asked_there_from_then_on
 @pytest.mark.parametrize("last", [GONE, REPRODUCES])
 def test_a_first_sight_whose_fresh_runs_differ_is_flaky(last: Verdict) -> None:
     other = REPRODUCES if last is GONE else GONE
-    result = settled(None, seen(GONE), seen(other, fresh=True), seen(last, fresh=True))
+    result = decided(None, seen(GONE), seen(other, fresh=True), seen(last, fresh=True))
     assert result.state.verdict is FLAKY
 
 
 def test_an_unchanged_verdict_needs_no_second_run() -> None:
-    result = settled(state(REPRODUCES), seen(REPRODUCES))
-    assert (result.standing, result.flip) == (Transition.STILL_FAILING, None)
+    result = decided(state(REPRODUCES), seen(REPRODUCES))
+    assert (result.transition, result.flip) == (Transition.STILL_FAILING, None)
     assert (result.state.since, result.state.seen, result.state.code) == (10.0, 20.0, "code 2")
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "standing"),
+    ("before", "after", "transition"),
     [
         (REPRODUCES, GONE, Transition.FIXED),
         (CHANGED, GONE, Transition.FIXED),
@@ -87,11 +89,11 @@ def test_an_unchanged_verdict_needs_no_second_run() -> None:
     ],
 )
 def test_a_flip_counts_once_a_fresh_interpreter_agrees(
-    before: Verdict, after: Verdict, standing: Transition
+    before: Verdict, after: Verdict, transition: Transition
 ) -> None:
     assert answer(state(before), seen(after)) is None
-    result = settled(state(before), seen(after), seen(after, fresh=True))
-    assert result.standing is standing
+    result = decided(state(before), seen(after), seen(after, fresh=True))
+    assert result.transition is transition
     assert (result.flip.before, result.flip.after) == (before, after)
     assert (result.flip.last_before, result.flip.sweep) == (1, 2)
     assert (result.state.verdict, result.state.since) == (after, 20.0)
@@ -100,13 +102,13 @@ def test_a_flip_counts_once_a_fresh_interpreter_agrees(
 def test_a_flip_of_a_repro_that_loads_none_of_the_changed_files_is_asked_twice() -> None:
     runs = [seen(GONE, loaded="loaded 1"), seen(GONE, fresh=True, loaded="")]
     assert answer(state(REPRODUCES), *runs) is None
-    assert settled(state(REPRODUCES), *runs, seen(GONE, fresh=True)).standing is Transition.FIXED
+    assert decided(state(REPRODUCES), *runs, seen(GONE, fresh=True)).transition is Transition.FIXED
 
 
 def test_the_same_code_with_two_verdicts_in_quiet_time_is_flaky_and_never_fixed() -> None:
     first = replace(seen(GONE, code="code 1"), purpose=Purpose.PROBE)
-    result = settled(state(REPRODUCES), first, *[seen(GONE, code="code 1", fresh=True)] * 2)
-    assert result.standing is Transition.FLAKY
+    result = decided(state(REPRODUCES), first, *[seen(GONE, code="code 1", fresh=True)] * 2)
+    assert result.transition is Transition.FLAKY
     assert (result.state.failures, result.state.runs) == (1, 4)
 
 
@@ -114,23 +116,23 @@ def test_a_rerun_in_which_every_run_agrees_is_no_flakiness_though_no_watched_fil
     """What changed may be a file that nobody watches; issue 15."""
     first, fresh = seen(GONE, code="code 1"), seen(GONE, code="code 1", fresh=True)
     assert [answer(state(REPRODUCES), first, *[fresh] * count) for count in range(4)] == [None] * 4
-    result = settled(state(REPRODUCES), first, *[fresh] * 4)
-    assert result.standing is Transition.FIXED
+    result = decided(state(REPRODUCES), first, *[fresh] * 4)
+    assert result.transition is Transition.FIXED
 
 
 def test_a_warm_worker_contradicted_by_two_fresh_interpreters_changes_nothing() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True)]
     assert answer(state(REPRODUCES), *runs) is None
-    result = settled(state(REPRODUCES), *runs, seen(REPRODUCES, fresh=True))
-    assert (result.standing, result.flip) == (Transition.STILL_FAILING, None)
+    result = decided(state(REPRODUCES), *runs, seen(REPRODUCES, fresh=True))
+    assert (result.transition, result.flip) == (Transition.STILL_FAILING, None)
     assert not result.state.fresh, "once may be the load of the machine"
-    again = settled(result.state, *runs, seen(REPRODUCES, fresh=True))
+    again = decided(result.state, *runs, seen(REPRODUCES, fresh=True))
     assert again.state.fresh
 
 
 def test_a_contradicted_verdict_counts_its_runs_anew() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True), seen(REPRODUCES, fresh=True)]
-    result = settled(state(REPRODUCES, runs=40, failures=40), *runs)
+    result = decided(state(REPRODUCES, runs=40, failures=40), *runs)
     assert (result.state.runs, result.state.failures) == (2, 2)
 
 
@@ -141,17 +143,17 @@ def test_a_contradicted_verdict_counts_its_runs_anew() -> None:
 )
 def test_fresh_runs_that_disagree_make_a_repro_flaky(code: str, fresh: tuple[Verdict, Verdict]) -> None:
     runs = [seen(GONE, code=code), *(seen(verdict, code=code, fresh=True) for verdict in fresh)]
-    result = settled(state(REPRODUCES), *runs)
-    assert result.standing is Transition.FLAKY
+    result = decided(state(REPRODUCES), *runs)
+    assert result.transition is Transition.FLAKY
     assert result.flip.after is FLAKY
 
 
 @pytest.mark.parametrize("verdict", [SKIPPED, INVALID])
 def test_a_run_that_cannot_judge_keeps_the_state(verdict: Verdict) -> None:
     before = state(REPRODUCES)
-    result = settled(before, seen(verdict))
+    result = decided(before, seen(verdict))
     assert (result.state, result.flip) == (before, None)
-    assert str(result.standing) == str(verdict)
+    assert str(result.transition) == str(verdict)
 
 
 @pytest.mark.parametrize("confirmation", [(SKIPPED, ""), (GONE, "fallback: all of it")])
@@ -163,26 +165,26 @@ def test_an_unjudged_confirmation_is_asked_again(confirmation: tuple[Verdict, st
 @pytest.mark.parametrize("change", ["script", "environment"])
 def test_an_edited_repro_or_another_machine_begins_a_new_history(change: str) -> None:
     before = state(REPRODUCES, **{change: "another"})
-    result = settled(before, seen(GONE), seen(GONE, fresh=True))
-    assert (result.standing, result.flip) == (Transition.NEW, None)
+    result = decided(before, seen(GONE), seen(GONE, fresh=True))
+    assert (result.transition, result.flip) == (Transition.NEW, None)
     assert result.state.verdict is GONE
 
 
 def test_one_quiet_run_of_a_flaky_repro_is_no_fix() -> None:
     before = state(FLAKY, runs=10, failures=5)
-    result = settled(before, seen(GONE))
-    assert (result.standing, result.flip) == (Transition.FLAKY, None)
+    result = decided(before, seen(GONE))
+    assert (result.transition, result.flip) == (Transition.FLAKY, None)
     assert (result.state.runs, result.state.failures, result.state.streak) == (11, 5, 1)
 
 
 def test_enough_quiet_runs_of_a_flaky_repro_are_a_fix() -> None:
-    flaky: ReproState = state(FLAKY, runs=10, failures=5)
+    flaky: State = state(FLAKY, runs=10, failures=5)
     standings = []
     while standings[-1:] in ([], [Transition.FLAKY]):
         result = answer(flaky, seen(GONE))
         if result is None:
-            result = settled(flaky, seen(GONE), seen(GONE, fresh=True))
-        standings.append(result.standing)
+            result = decided(flaky, seen(GONE), seen(GONE, fresh=True))
+        standings.append(result.transition)
         flaky = result.state
     assert standings[-1] is Transition.FIXED
     assert len(standings) == quiet_runs_needed(state(FLAKY, runs=10, failures=5), GONE) == 7
@@ -195,7 +197,7 @@ def test_a_rare_failure_needs_more_quiet_runs_than_a_common_one() -> None:
 
 def test_a_failure_breaks_the_quiet_streak() -> None:
     before = state(FLAKY, runs=10, failures=5, streak=4, streak_verdict=GONE)
-    result = settled(before, seen(REPRODUCES))
+    result = decided(before, seen(REPRODUCES))
     assert (result.state.streak, result.state.streak_verdict) == (1, REPRODUCES)
 
 
@@ -206,6 +208,6 @@ def test_a_known_flaky_failure_is_what_an_expected_failure_may_be() -> None:
 
 
 @pytest.mark.parametrize("before", [None, state(REPRODUCES), state(GONE), state(FLAKY)])
-def test_a_backend_that_gave_the_graph_back_has_fixed_nothing(before: ReproState | None) -> None:
-    result = settled(before, seen(GONE, reason="fallback: all of it"))
-    assert (result.standing, result.state, result.flip) == (Transition.FALLBACK, before, None)
+def test_a_backend_that_gave_the_graph_back_has_fixed_nothing(before: State | None) -> None:
+    result = decided(before, seen(GONE, reason="fallback: all of it"))
+    assert (result.transition, result.state, result.flip) == (Transition.FALLBACK, before, None)

@@ -7,31 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.history import ReproState
+from minidbg.history import Observation, State
+from minidbg.watch.events import Unconfirmed
 from minidbg.watch.repros import UNKNOWN, Repro
-from minidbg.watch.runner import CanaryAnswer
 from minidbg.watch.settings import Column
-from minidbg.watch.states import Purpose, Seen, Transition
-from minidbg.watch.sweep import (
-    HANDED_BACK,
-    MOST_RUNS,
-    Job,
-    JobAnswer,
-    Lane,
-    Sweep,
-    Task,
-    Unconfirmed,
-    in_order,
-)
+from minidbg.watch.states import Decision, Job, Purpose, Transition
+from minidbg.watch.sweep import HANDED_BACK, MOST_RUNS, Lane, Run, Sweep, in_order
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 
 HANGS = replace(UNKNOWN, signature=Signature(Kind.HANG))
-PASSES = CanaryAnswer("passes")
 GONE, REPRODUCES, SKIPPED = Verdict.GONE, Verdict.REPRODUCES, Verdict.SKIPPED
+PASSES = Outcome(GONE)
 
 
-def state(name: str, verdict: Verdict = REPRODUCES, **changes: object) -> ReproState:
-    known = ReproState(
+def state(name: str, verdict: Verdict = REPRODUCES, **changes: object) -> State:
+    known = State(
         name, "cpu", verdict, 1.0, 1.0, "script", "machine", "code 1", "loaded 1", last_sweep=1, runs=5
     )
     return replace(known, **changes)
@@ -41,29 +31,33 @@ def repro(name: str, backend: str = "b") -> Repro:
     return Repro(name, Path(name), "script", backend_source=backend)
 
 
-def sweep_over(*states: ReproState, backends: dict[str, str] | None = None, **more: object) -> Sweep:
+def sweep_over(*states: State, backends: dict[str, str] | None = None, **more: object) -> Sweep:
     repros = {one.repro: repro(one.repro, (backends or {}).get(one.repro, "b")) for one in states}
     table = {(one.repro, "cpu"): one for one in states}
     return Sweep(2, [Job(one.repro, Column("cpu")) for one in states], repros, table, **more)
 
 
-def report(sweep: Sweep, task: Task, verdict: Verdict, *, fallback: bool = False) -> list[JobAnswer]:
+def report(sweep: Sweep, run: Run, verdict: Verdict, *, fallback: bool = False) -> list[Decision]:
     outcome = Outcome(verdict, reason="fallback: all of it" if fallback else "")
-    seen = Seen(
-        outcome, 2.0, 2, "script", "machine", "code 2", "loaded 2", fresh=task.fresh, purpose=task.purpose
+    return final(sweep.saw(run, shown_by(run, outcome)))
+
+
+def shown_by(run: Run, outcome: Outcome) -> Observation:
+    found = Observation(
+        run.job.repro, run.job.device, 2.0, outcome, run.purpose, "script", "machine", sweep=2
     )
-    return final(sweep.saw(task, seen))
+    return replace(found, code="code 2", loaded="loaded 2", fresh=run.fresh)
 
 
-def final(found: list[JobAnswer | Unconfirmed]) -> list[JobAnswer]:
-    return [one for one in found if isinstance(one, JobAnswer)]
+def final(found: list[Decision | Unconfirmed]) -> list[Decision]:
+    return [one for one in found if isinstance(one, Decision)]
 
 
-def started(sweep: Sweep, count: int) -> list[Task]:
-    return [task for _ in range(count) if (task := sweep.next_task()) is not None]
+def started(sweep: Sweep, count: int) -> list[Run]:
+    return [task for _ in range(count) if (task := sweep.next_run()) is not None]
 
 
-def begun(*names: str, **more: object) -> tuple[Sweep, Task, Task]:
+def begun(*names: str, **more: object) -> tuple[Sweep, Run, Run]:
     """A sweep over failing repros whose first canary and first run are under way."""
     sweep = sweep_over(*map(state, names), **more)
     canary, run = started(sweep, 2)
@@ -101,7 +95,7 @@ def test_the_first_job_runs_beside_its_canary_and_its_answer_waits_for_it() -> N
     assert (canary.purpose, run.purpose) == (Purpose.CANARY, Purpose.RUN)
     assert report(sweep, run, REPRODUCES) == []
     answers = sweep.saw_canary(canary, PASSES)
-    found = [(answer.job.repro, answer.settled.standing) for answer in answers]
+    found = [(answer.job.repro, answer.transition) for answer in answers]
     assert found == [("a.py", Transition.STILL_FAILING)]
     assert sweep.finished
 
@@ -150,7 +144,7 @@ def test_a_broken_backend_changes_no_state_and_runs_nothing_more() -> None:
     assert report(sweep, first, GONE) == []
     run, confirmation = started(sweep, 2)
     assert (run.purpose, confirmation.purpose) == (Purpose.RUN, Purpose.CONFIRM)
-    assert sweep.saw_canary(canary, CanaryAnswer("broken", "SyntaxError")) == []
+    assert sweep.saw_canary(canary, Outcome(Verdict.INVALID, reason="SyntaxError")) == []
     assert report(sweep, confirmation, GONE) == []
     assert report(sweep, run, GONE) == []
     assert sweep.finished
@@ -161,7 +155,7 @@ def test_one_broken_backend_does_not_stop_another() -> None:
     sweep = sweep_over(state("a.py"), state("b.py"), backends={"a.py": "broken", "b.py": "fine"}, slots=4)
     canary_a, run_a, canary_b, run_b = started(sweep, 4)
     report(sweep, run_a, GONE)
-    assert sweep.saw_canary(canary_a, CanaryAnswer("broken")) == []
+    assert sweep.saw_canary(canary_a, Outcome(Verdict.REPRODUCES)) == []
     assert report(sweep, run_b, REPRODUCES) == []
     assert [answer.job.repro for answer in sweep.saw_canary(canary_b, PASSES)] == ["b.py"]
 
@@ -169,10 +163,10 @@ def test_one_broken_backend_does_not_stop_another() -> None:
 def test_a_missing_backend_skips_its_repros_with_the_reason() -> None:
     sweep = sweep_over(state("a.py"), state("b.py"))
     canary = started(sweep, 1)[0]
-    answers = sweep.saw_canary(canary, CanaryAnswer("missing", "No module named 'x'"))
-    told = [(answer.settled.standing, answer.reason) for answer in answers]
+    answers = sweep.saw_canary(canary, Outcome(SKIPPED, reason="No module named 'x'"))
+    told = [(answer.transition, answer.reason) for answer in answers]
     assert told == [(Transition.SKIPPED, "No module named 'x'")] * 2
-    assert [answer.settled.state for answer in answers] == [state("a.py"), state("b.py")]
+    assert [answer.state for answer in answers] == [state("a.py"), state("b.py")]
 
 
 def test_a_flip_is_answered_only_after_its_confirmation_which_runs_beside_the_warm_runs() -> None:
@@ -184,7 +178,7 @@ def test_a_flip_is_answered_only_after_its_confirmation_which_runs_beside_the_wa
     assert (confirmation.purpose, confirmation.job.repro) == (Purpose.CONFIRM, "a.py")
     assert confirmation.fresh
     (answer,) = report(sweep, confirmation, GONE)
-    assert answer.settled.standing is Transition.FIXED
+    assert answer.transition is Transition.FIXED
     assert [run.purpose for run in answer.runs] == [Purpose.RUN, Purpose.CONFIRM]
 
 
@@ -196,7 +190,7 @@ def test_what_cannot_be_confirmed_keeps_its_state_and_ends() -> None:
         if answers:
             break
         answers = report(sweep, started(sweep, 1)[0], SKIPPED)
-    assert answers[0].settled.state == state("a.py")
+    assert answers[0].state == state("a.py")
     assert "could not be confirmed" in answers[0].reason
     assert sweep.finished
 
@@ -205,7 +199,7 @@ def test_a_change_during_the_sweep_drops_what_was_not_vouched_for() -> None:
     sweep, canary, run = begun("a.py", "b.py")
     assert report(sweep, run, REPRODUCES) == []
     sweep.cut_short()
-    assert sweep.next_task() is None
+    assert sweep.next_run() is None
     assert sweep.saw_canary(canary, PASSES) == []
     assert sweep.finished
 
@@ -237,7 +231,7 @@ def test_probing_needs_no_canary_and_finds_a_flaky_repro() -> None:
     answers = report(sweep, probe, GONE)
     while not answers:
         answers = report(sweep, started(sweep, 1)[0], GONE)
-    assert answers[0].settled.standing is Transition.FLAKY
+    assert answers[0].transition is Transition.FLAKY
 
 
 def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not_wait_for_it() -> None:
@@ -276,7 +270,7 @@ def test_a_flip_is_confirmed_while_warm_runs_keep_a_machine_full() -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_a_backend_that_hands_every_graph_back_can_be_mended(late: bool) -> None:
     """A beginner's backend does so: nothing else can be seen of a mended one."""
-    hands_back = CanaryAnswer("passes", fallback=True)
+    hands_back = Outcome(GONE, reason="fallback: all of it")
     sweep, canary, run = begun("a.py")
     if not late:
         sweep.saw_canary(canary, hands_back)
@@ -285,14 +279,14 @@ def test_a_backend_that_hands_every_graph_back_can_be_mended(late: bool) -> None
         assert started(sweep, 1) == []
         assert final(sweep.saw_canary(canary, hands_back)) == []
     (answer,) = report(sweep, started(sweep, 1)[0], GONE, fallback=True)
-    assert (answer.settled.standing, answer.reason) == (Transition.FIXED, HANDED_BACK)
+    assert (answer.transition, answer.reason) == (Transition.FIXED, HANDED_BACK)
 
 
 def test_a_backend_that_hands_only_this_graph_back_mends_nothing() -> None:
     sweep, canary, run = begun("a.py")
     sweep.saw_canary(canary, PASSES)
     (answer,) = report(sweep, run, GONE, fallback=True)
-    assert (answer.settled.standing, answer.settled.state) == (Transition.FALLBACK, state("a.py"))
+    assert (answer.transition, answer.state) == (Transition.FALLBACK, state("a.py"))
 
 
 @pytest.mark.parametrize("verdicts", [[REPRODUCES], [GONE, GONE], [GONE, REPRODUCES, REPRODUCES]])
@@ -301,7 +295,7 @@ def test_every_job_gets_exactly_one_answer(verdicts: list[Verdict]) -> None:
     sweep, answers, running = sweep_over(*states, slots=3), [], []
     counts: dict[str, int] = {}
     while not sweep.finished:
-        while len(running) < 3 and (task := sweep.next_task()) is not None:
+        while len(running) < 3 and (task := sweep.next_run()) is not None:
             running.append(task)
         task = running.pop(0)
         if task.purpose is Purpose.CANARY:
@@ -316,10 +310,9 @@ def test_every_job_gets_exactly_one_answer(verdicts: list[Verdict]) -> None:
 def test_what_is_to_be_confirmed_is_known_once_its_backend_works(late: bool) -> None:
     sweep, canary, run = begun("a.py")
     known = [] if late else sweep.saw_canary(canary, PASSES)
-    seen = Seen(Outcome(GONE), 2.0, 2, "script", "machine", "code 2")
-    known += sweep.saw(run, seen)
+    known += sweep.saw(run, shown_by(run, Outcome(GONE)))
     known += sweep.saw_canary(canary, PASSES) if late else []
-    assert known == [Unconfirmed(run.job, REPRODUCES, False, seen)]
+    assert known == [Unconfirmed(2, "a.py", "cpu", REPRODUCES, "", seen=True, verdict=GONE, seconds=0.0)]
 
 
 def test_each_job_of_a_backend_that_is_not_here_is_skipped_once() -> None:
@@ -327,8 +320,8 @@ def test_each_job_of_a_backend_that_is_not_here_is_skipped_once() -> None:
     assert report(sweep, run, GONE) == []
     late = started(sweep, 2)
     assert Purpose.CONFIRM in [task.purpose for task in late]
-    answers = final(sweep.saw_canary(canary, CanaryAnswer("missing", "no toy here")))
+    answers = final(sweep.saw_canary(canary, Outcome(SKIPPED, reason="no toy here")))
     answers += [answer for task in late for answer in report(sweep, task, GONE)]
-    found = sorted((one.job.repro, one.settled.standing) for one in answers)
+    found = sorted((one.job.repro, one.transition) for one in answers)
     assert found == [("a.py", Transition.SKIPPED), ("b.py", Transition.SKIPPED)]
     assert sweep.unjudged == 0

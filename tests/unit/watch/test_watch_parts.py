@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from minidbg.history import ReproState
+from minidbg.history import State
 from minidbg.judge import command
-from minidbg.watch import in_worker
+from minidbg.watch import probe
 from minidbg.watch.repros import AlreadyWatched, Lock, Repro, home_of, living_holder, read_repro, read_repros
 from minidbg.watch.runner import Bytecode, Runner, canary_of, judging, outcome_of
 from minidbg.watch.settings import Column, FailOn, OnChange, WatchSettings, load, parse_devices
@@ -26,8 +26,8 @@ from minidbg.watch.sources import (  # fmt: skip
     tracked_though_ignored,
     worth_watching,
 )
-from minidbg.watch.states import Purpose
-from minidbg.watch.sweep import Job, Task
+from minidbg.watch.states import Job, Purpose
+from minidbg.watch.sweep import Run
 from minidbg.words.errors import BadSetting, MinidbgError
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.workers.build import Build, Built, build_within
@@ -343,15 +343,16 @@ def test_a_crash_says_its_signal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "answer"),
     [
-        ({"stdout": '{"canary": "passes", "reason": ""}'}, "passes"),
-        ({"stdout": '{"canary": "missing", "reason": "x"}'}, "missing"),
-        ({"signal": 11}, "broken"),
-        ({"timed_out": True}, "broken"),
-        ({"status": 70}, "broken"),
+        ({"stdout": '{"verdict": "gone", "reason": ""}'}, Verdict.GONE),
+        ({"stdout": '{"verdict": "skipped", "reason": "x"}'}, Verdict.SKIPPED),
+        ({"stdout": '{"verdict": "no such thing"}', "status": 0}, Verdict.INVALID),
+        ({"signal": 11}, Verdict.INVALID),
+        ({"timed_out": True, "stdout": '{"verdict": "gone"}'}, Verdict.INVALID),
+        ({"status": 70}, Verdict.INVALID),
     ],
 )
-def test_a_canary_that_says_nothing_is_a_broken_backend(fields: dict[str, object], answer: str) -> None:
-    assert canary_of(ended(**fields)).answer == answer
+def test_a_canary_that_says_nothing_is_a_broken_backend(fields: dict[str, object], answer: Verdict) -> None:
+    assert canary_of(ended(**fields)).verdict is answer
 
 
 def test_workers_judge_crashes_in_their_own_process(tmp_path: Path) -> None:
@@ -362,14 +363,14 @@ def test_workers_judge_crashes_in_their_own_process(tmp_path: Path) -> None:
 def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
     job = Job("a.py", Column("cpu"))
-    task, fresh = Task(Purpose.RUN, job), Task(Purpose.CONFIRM, job, fresh=True)
+    task, fresh = Run(Purpose.RUN, job), Run(Purpose.CONFIRM, job, fresh=True)
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
     runner = Runner(None, WatchSettings(), Bytecode(tmp_path / "pycache"))
     assert runner.time_limit(task, hang, None, "fork") == 10.0
     assert runner.time_limit(fresh, hang, None, "prelude") == 20.0, "an interpreter must start first"
     runner.usual_seconds = 5.0
     assert runner.time_limit(task, hang, None, "fork") == 25.0
-    known = ReproState("p.py", "cpu", Verdict.GONE, 1.0, 1.0, plain.digest, "e", "c", seconds=20.0)
+    known = State("p.py", "cpu", Verdict.GONE, 1.0, 1.0, plain.digest, "e", "c", seconds=20.0)
     assert [runner.time_limit(task, plain, state, "fork") for state in (None, known)] == [180.0, 100.0]
     monkeypatch.setattr(os, "getloadavg", lambda: (4.0 * (os.cpu_count() or 1), 0.0, 0.0))
     assert runner.time_limit(fresh, plain, known, "prelude") == 240.0, "a busy machine is slow to start one"
@@ -385,7 +386,7 @@ def canary(
 ) -> dict[str, str]:
     script = tmp_path / "a.py"
     script.write_text(body)
-    assert in_worker.main(["canary", str(script), "cpu", options]) == 0
+    assert probe.main(["canary", str(script), "cpu", options]) == 0
     found: dict[str, str] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
 
@@ -394,13 +395,14 @@ def test_the_canary_tells_passing_missing_and_broken_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     case = "# /// script\n# [tool.minidbg]\n# schema = 1\n# kind = 'compile'\n# backend = 'b'\n# ///\n"
-    assert canary(tmp_path, capsys, "def canary(device): pass")["canary"] == "passes"
+    assert canary(tmp_path, capsys, "def canary(device): pass")["verdict"] == "gone"
     missing = canary(tmp_path, capsys, case + "def backend():\n    import wl_never_there\n")
-    assert missing == {"canary": "missing", "reason": "ModuleNotFoundError: No module named 'wl_never_there'"}
+    assert missing["verdict"] == "skipped"
+    assert missing["reason"] == "ModuleNotFoundError: No module named 'wl_never_there'"
     (tmp_path / "wl_broken_one.py").write_text("def f(:\n")
     path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
     broken = canary(tmp_path, capsys, f"{case}{path}def backend():\n    import wl_broken_one\n")
-    assert broken["canary"] == "broken"
+    assert broken["verdict"] == "invalid"
     assert "wl_broken_one.py, line 1" in broken["reason"]
 
 
@@ -417,8 +419,8 @@ HEADER_OF_OPTIONS = """# /// script
 @pytest.mark.parametrize(
     ("body", "answer", "fallback"),
     [
-        ("return lambda *args: gm(*args)", "passes", False),
-        ("return gm.forward", "passes", True),
+        ("return lambda *args: gm(*args)", "gone", False),
+        ("return gm.forward", "gone", True),
         ("return lambda *args: (gm(*args)[0] + 1,)", "broken", False),
         ("raise ValueError('nothing works')", "broken", False),
     ],
@@ -438,8 +440,8 @@ def backend():
     return made
 """
     found = canary(tmp_path, capsys, HEADER_OF_OPTIONS + backend)
-    assert found["canary"] == answer
-    assert bool(found.get("fallback")) is fallback
+    assert ("gone" if found["verdict"] == "gone" else "broken") == answer
+    assert found.get("reason", "").startswith("fallback:") is fallback
     if answer == "broken":
         assert found["reason"]
 
@@ -474,7 +476,7 @@ def inputs(device):
     return (torch.ones(2),)
 """
     variant = "{'fuse': False, 'limit': 2}"
-    assert canary(tmp_path, capsys, HEADER_OF_OPTIONS + backend, variant)["canary"] == "passes"
+    assert canary(tmp_path, capsys, HEADER_OF_OPTIONS + backend, variant)["verdict"] == "gone"
     told = command.script_of({}, str(tmp_path / "a.py"), variant)
     assert told.spec.backend.options == {"dtype": torch.float16, "limit": 2, "fuse": False}
     assert told.command[-2:] == ("--options", variant), "a child that may crash gets them too"
@@ -485,12 +487,12 @@ def test_options_that_would_meet_a_mode_are_skipped_with_the_reason(
 ) -> None:
     case = HEADER_OF_OPTIONS.replace("# options", '# mode = "max-autotune"\n# options')
     found = canary(tmp_path, capsys, case, "{'fuse': False}")
-    assert found["canary"] == "missing"
+    assert found["verdict"] == "skipped"
     assert "max-autotune" in found["reason"]
 
 
 def test_without_torch_the_machine_is_its_processor(capsys: pytest.CaptureFixture[str]) -> None:
-    assert in_worker.main(["devices", "--no-torch"]) == 0
+    assert probe.main(["devices", "--no-torch"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found["devices"]) == ["cpu"]
     assert found["devices"]["cpu"]["name"]

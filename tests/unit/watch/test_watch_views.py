@@ -6,6 +6,7 @@ import io
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,12 +17,16 @@ from rich.console import Console
 
 from minidbg.commands.watching import accept, list_repros, status, watch
 from minidbg.commands.watching import history as history_command
-from minidbg.history import Flip, History, ReproState, Result, Revision
-from minidbg.watch.announce import Announcer, Event, JsonLines, Log, PlainLines, line_of
+from minidbg.history import Flip, History, Observation, Revision, State
+from minidbg.watch import events
+from minidbg.watch.announce import Announcer, JsonLines, Log, PlainLines
+from minidbg.watch.events import Event, Flipped, Judged, Notice, Serving, Started
 from minidbg.watch.matrix import Matrix, clock, span
-from minidbg.watch.page import Live, Page, Results
+from minidbg.watch.page import Live, Page
 from minidbg.watch.repros import Lock
+from minidbg.watch.results import Results
 from minidbg.watch.settings import FailOn
+from minidbg.watch.states import Transition
 from minidbg.words.outcome import Outcome, Verdict
 
 NOW = 1_000_000.0
@@ -35,52 +40,43 @@ def as_text(matrix: Matrix, width: int = 100, height: int = 30) -> str:
     return capture.get()
 
 
-STARTED = Event(
-    "started",
-    {
-        "pid": 7, "home": "/r", "repros": ["a.py"], "sources": ["src"], "files": 3, "jobs": 2,
-        "states": [{"repro": "a.py", "device": "cpu", "verdict": "reproduces", "since": NOW - 7200}],
-    },
-    NOW,
+STARTED = Started(
+    7, "/r", ("a.py",), ("src",), files=3, jobs=2, at=NOW,
+    states=(State("a.py", "cpu", Verdict.REPRODUCES, NOW - 7200, NOW, "s", "e", "c"),),
 )  # fmt: skip
 
 
 def sweep_started(number: int = 1, jobs: int = 2) -> Event:
-    data = {
-        "sweep": number, "jobs": jobs, "repros": 2, "files": ["src/x.py"], "changed": 1,
-        "devices": ["cpu"],
-    }  # fmt: skip
-    return Event("sweep_started", data, NOW)
+    return events.SweepStarted(number, jobs, 2, ("src/x.py",), 1, ("cpu",), at=NOW)
+
+
+def sweep_finished(number: int = 1) -> Event:
+    return events.SweepFinished(number, "complete", 1.0, None, {}, 0, at=NOW)
 
 
 def result(
-    repro: str, verdict: str | None, device: str = "cpu", standing: str = "still failing", **more: object
-) -> Event:
-    data = {
-        "sweep": 1, "repro": repro, "device": device, "standing": standing, "verdict": verdict,
-        "seconds": 0.25, "runs": 1, "reason": "", **more,
-    }  # fmt: skip
-    return Event("result", data, NOW)
+    repro: str, verdict: str | None, device: str = "cpu", standing: str = "still failing", **more: Any
+) -> Judged:
+    known = {"muted": "", "reason": "", **more}
+    found = Verdict(verdict) if verdict else None
+    return Judged(1, repro, device, Transition(standing), found, 0.25, 1, **known, at=NOW)
 
 
-def flip(repro: str, kind: str = "FIXED", after: str = "gone", **more: object) -> Event:
-    data = {
-        "repro": repro, "path": f"/r/{repro}", "device": "cpu", "kind": kind, "before": "reproduces", "after": after,
-        "sweep": 2, "last_before_sweep": 1, "files": ["src/x.py"], "last_before": "aaaaaaaaaa",
-        "first_after": "aaaaaaaaaa+12345678", **more,
+def flip(repro: str, kind: str = "FIXED", after: str = "gone", **more: Any) -> Flipped:
+    facts = {
+        "files": ("src/x.py",), "last_before": "aaaaaaaaaa", "first_after": "aaaaaaaaaa+12345678",
+        "path": f"/r/{repro}", **more,
     }  # fmt: skip
-    return Event("flip", data, NOW)
+    return Flipped(repro, "cpu", kind, Verdict.REPRODUCES, Verdict(after), 2, 1, **facts, at=NOW)
 
 
 def unconfirmed(repro: str, before: str, verdict: str) -> Event:
-    data = {"repro": repro, "device": "cpu", "before": before, "verdict": verdict, "seconds": 0.1}
-    return Event("unconfirmed", data, NOW)
+    facts = {"seen": True, "verdict": Verdict(verdict), "seconds": 0.1}
+    return events.Unconfirmed(1, repro, "cpu", Verdict(before), "", **facts, at=NOW)
 
 
 def broken() -> Event:
-    return Event(
-        "backend_broken", {"backend": "toy", "device": "cpu", "reason": "SyntaxError", "repros": 1}, NOW
-    )
+    return events.BackendBroken("toy", "cpu", "SyntaxError", 1, at=NOW)
 
 
 # Plain lines
@@ -96,11 +92,11 @@ def broken() -> Event:
     ],
 )
 def test_a_flip_says_what_happened_before_the_revisions(before: str, after: str, text: str) -> None:
-    assert line_of(flip("a.py", last_before=before, first_after=after)) == f"FIXED a [cpu]  {text}"
+    assert flip("a.py", last_before=before, first_after=after).line() == f"FIXED a [cpu]  {text}"
 
 
 def test_a_flip_that_is_no_fix_and_no_regression_names_its_verdicts() -> None:
-    assert line_of(flip("a.py", "changed", "changed")).startswith("changed a [cpu] reproduces -> changed  ")
+    assert flip("a.py", "changed", "changed").line().startswith("changed a [cpu] reproduces -> changed  ")
 
 
 def test_unchanged_results_are_not_listed_unless_every_one_is_wanted() -> None:
@@ -122,10 +118,10 @@ def test_of_a_muted_repro_lines_say_nothing() -> None:
 
 def test_control_sequences_from_elsewhere_do_not_reach_the_terminal() -> None:
     event = result("a.py", "gone", standing="new", reason="\x1b]0;owned\x07 \x1b[2J")
-    assert "\x1b" not in line_of(event)
+    assert "\x1b" not in event.line()
     matrix = Matrix(clock=lambda: NOW)
     matrix.hear(event)
-    matrix.hear(Event("notice", {"text": "\x1b[31mred"}, NOW))
+    matrix.hear(Notice("\x1b[31mred", at=NOW))
     assert "\x1b" not in as_text(matrix)
 
 
@@ -133,8 +129,8 @@ def test_a_reader_that_has_gone_is_dropped_and_the_others_hear_on() -> None:
     closed, heard = io.StringIO(), io.StringIO()
     closed.close()
     announce = Announcer([JsonLines(closed), JsonLines(heard)])
-    announce("notice", text="one")
-    announce("notice", text="two")
+    announce(Notice("one"))
+    announce(Notice("two"))
     assert [json.loads(line)["text"] for line in heard.getvalue().splitlines()] == ["one", "two"]
     assert len(announce.views) == 1
 
@@ -143,7 +139,7 @@ def test_the_log_is_json_lines_and_rotates(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("minidbg.watch.announce.LOG_BYTES", 2000)
     log = Log(tmp_path / "watch.log")
     for number in range(100):
-        log.show(Event("notice", {"text": f"number {number}"}))
+        log.show(Notice(f"number {number}"))
     log.close()
     files = sorted(tmp_path.iterdir())
     assert len(files) == 4
@@ -183,20 +179,19 @@ def test_a_flip_stands_on_top_and_an_unconfirmed_one_in_its_cell(matrix: Matrix)
     assert "FIXED a [cpu]" in text.splitlines()[1]
     assert "*a.py" in text, "its row is marked"
     assert "gone?" not in text
-    assert matrix.last_repro == "/r/a.py"
+    assert matrix.flips[0].path == "/r/a.py"
 
 
 def test_a_failed_build_is_told_until_the_code_is_good_again(matrix: Matrix) -> None:
     """Issue 15: the head line said 'building' for ever."""
-    matrix.hear(Event("build_started", {"command": "make"}, NOW))
+    matrix.hear(events.BuildStarted("make", at=NOW))
     assert "building: make" in as_text(matrix)
     error = "acme/src/kernels.c:17:5: error: " + "too few arguments to function " * 5
-    data = {"status": 1, "seconds": 1.0, "output": "long", "error": error}
-    matrix.hear(Event("build_failed", data, NOW))
+    matrix.hear(events.BuildFailed(1, 1.0, "long", error, at=NOW))
     first, *rest = as_text(matrix, width=100).splitlines()
     assert f"build failed {clock(NOW)}, rows are from before it" in first
     assert " ".join(line.strip() for line in rest[:3]).startswith(error.strip()), "in full"
-    matrix.hear(Event("build_finished", {"seconds": 1.0}, NOW))
+    matrix.hear(events.BuildFinished(1.0, at=NOW))
     assert "build failed" not in as_text(matrix)
     assert "too few" not in as_text(matrix)
 
@@ -206,9 +201,7 @@ def test_a_row_keeps_its_line_when_its_verdict_changes_until_a_person_sorts(matr
         matrix.hear(sweep_started(number))
         matrix.hear(result("a.py", "reproduces" if number == 1 else "gone"))
         matrix.hear(result("b.py", "gone"))
-        matrix.hear(
-            Event("sweep_finished", {"sweep": number, "seconds": 1.0, "first_verdict_seconds": None}, NOW)
-        )
+        matrix.hear(sweep_finished(number))
     matrix.hear(result("c.py", "reproduces"))
     assert matrix.names() == ["a.py", "b.py", "c.py"]
     matrix.sort()
@@ -218,7 +211,7 @@ def test_a_row_keeps_its_line_when_its_verdict_changes_until_a_person_sorts(matr
 def test_the_error_of_the_selected_row_is_shown_in_full(matrix: Matrix) -> None:
     message = "LoweringException: " + "no lowering for aten.tanh.default " * 8
     matrix.hear(result("b.py", "reproduces", message=message))
-    matrix.hear(Event("repro_edited", {"repro": "b.py", "reason": "", "owner": "ann", "issue": "#12"}, NOW))
+    matrix.hear(events.ReproEdited("b.py", {"owner": "ann", "issue": "#12"}))
     assert "ann" not in as_text(matrix, width=80)
     matrix.select(1)
     matrix.select(1)
@@ -230,7 +223,7 @@ def test_the_error_of_the_selected_row_is_shown_in_full(matrix: Matrix) -> None:
 
 
 def test_a_muted_repro_flips_in_its_row_alone(matrix: Matrix) -> None:
-    matrix.hear(Event("repro_edited", {"repro": "a.py", "reason": "", "muted": "waits for #7"}, NOW))
+    matrix.hear(events.ReproEdited("a.py", {"muted": "waits for #7"}))
     matrix.hear(flip("a.py", muted="waits for #7"))
     text = as_text(matrix)
     assert "FIXED" not in text
@@ -251,7 +244,7 @@ def test_the_page_has_the_matrix_and_all_errors_and_at_the_end_reloads_no_more(t
         assert '<script src="page.js"' not in text, "it stands alone"
         return json.loads(text.partition('id="state">')[2].partition("</script>")[0])
 
-    show(Event("started", {"home": str(tmp_path), "states": []}, 1.0))
+    show(Started(7, str(tmp_path), (), (), 3, 2, at=1.0))
     assert state()["reload_s"] == 3
     show(result("a.py", "reproduces", reason="<b>no kernel</b> " * 20))
     assert state()["rows"] == [], "not more often than once a second"
@@ -261,7 +254,7 @@ def test_the_page_has_the_matrix_and_all_errors_and_at_the_end_reloads_no_more(t
     assert [row[0] for row in rows] == ["a.py", "b.py"], "what fails comes first"
     assert rows[0][2]["cpu"][4].count("<b>no kernel") == 20
     assert "<b>no kernel" not in view.path.read_text()
-    show(Event("serving", {"url": "http://10.0.0.1/", "token": "secret", "actions": False}, 1.0))
+    show(Serving("http://10.0.0.1/", "secret", actions=False, at=1.0))
     live.close()
     view.close()
     assert (state()["reload_s"], state()["activity"]) == (0, "not watching any more")
@@ -270,23 +263,23 @@ def test_the_page_has_the_matrix_and_all_errors_and_at_the_end_reloads_no_more(t
 
 def test_the_log_has_no_token(tmp_path: Path) -> None:
     log = Log(tmp_path / "watch.log")
-    event = Event("serving", {"url": "http://10.0.0.1/", "token": "secret", "actions": False}, NOW)
+    event = Serving("http://10.0.0.1/", "secret", actions=False, at=NOW)
     log.show(event)
     log.close()
     assert "10.0.0.1" in (tmp_path / "watch.log").read_text()
     assert "secret" not in (tmp_path / "watch.log").read_text()
-    assert "http://10.0.0.1/?token=secret" in line_of(event)
+    assert "http://10.0.0.1/?token=secret" in event.line()
 
 
 # What --once leaves for other programs
 
 
-def results_of(folder: Path, fail_on: FailOn, *events: Event) -> tuple[ElementTree.Element, dict[str, Any]]:
+def results_of(folder: Path, fail_on: FailOn, *told: Event) -> tuple[ElementTree.Element, dict[str, Any]]:
     """The suite of the JUnit file, and the JSON document."""
     live = Live(clock=lambda: NOW)
     results = Results(live, fail_on, junit=folder / "new" / "junit.xml", document=folder / "all.json")
-    started = Event("started", {**STARTED.data, "home": str(folder)}, NOW)
-    for event in (started, *events, Event("stopped", {"status": 1}, NOW)):
+    started = replace(STARTED, home=str(folder))
+    for event in (started, *told, events.Stopped(1, at=NOW)):
         live.show(event)
         results.show(event)
     results.close()
@@ -305,7 +298,7 @@ def tags_of(suite: ElementTree.Element) -> dict[str | None, list[str]]:
 
 
 def test_junit_fails_what_the_exit_status_counts(tmp_path: Path) -> None:
-    events = [
+    told = [
         outcome_of("known.py", "reproduces"),
         outcome_of("regressed.py", "reproduces", expected=False),
         outcome_of("fixed.py", "gone", expected=False),
@@ -316,12 +309,12 @@ def test_junit_fails_what_the_exit_status_counts(tmp_path: Path) -> None:
         broken(),
     ]
     common = {"good.py": [], "absent.py": ["skipped"], "eager.py": ["error"], "backend toy": ["error"]}
-    suite, _ = results_of(tmp_path, FailOn.UNEXPECTED, *events)
+    suite, _ = results_of(tmp_path, FailOn.UNEXPECTED, *told)
     assert tags_of(suite) == common | {
         "known.py": ["skipped"], "regressed.py": ["failure"], "fixed.py": ["failure"], "quiet.py": ["skipped"],
     }  # fmt: skip
     assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["8", "2", "2", "3"]
-    suite, _ = results_of(tmp_path, FailOn.ANY, *events)
+    suite, _ = results_of(tmp_path, FailOn.ANY, *told)
     assert tags_of(suite) == common | {
         "known.py": ["failure"], "regressed.py": ["failure"], "fixed.py": [], "quiet.py": ["failure"],
     }  # fmt: skip
@@ -343,7 +336,7 @@ def test_the_document_has_results_with_since_when_and_flips(tmp_path: Path) -> N
 def test_a_broken_backend_stays_on_top_until_it_is_back(matrix: Matrix) -> None:
     matrix.hear(broken())
     assert "broken: toy on cpu: SyntaxError" in as_text(matrix)
-    matrix.hear(Event("backend_back", {"backend": "toy", "device": "cpu"}))
+    matrix.hear(events.BackendBack("toy", "cpu"))
     assert "broken" not in as_text(matrix)
 
 
@@ -407,12 +400,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             number = opened.start_sweep(began, code="c", files=["src/x.py"])
             opened.set_revisions(number, {"/src": Revision(commit)})
             opened.end_sweep(number, NOW + 1, "complete")
-            opened.add_result(
-                number, Result("a.py", "cpu", NOW, Outcome(Verdict.GONE), "run", digests["a.py"], "e")
+            gone = Outcome(Verdict.GONE)
+            opened.add_observation(
+                Observation("a.py", "cpu", NOW, gone, "run", digests["a.py"], "e", sweep=number)
             )
         opened.add_flip(Flip("a.py", "cpu", NOW + 1, "FIXED", Verdict.REPRODUCES, Verdict.GONE, 2, 1))
         for name, verdict in (("a.py", Verdict.GONE), ("b.py", Verdict.GONE)):
-            opened.put_state(ReproState(name, "cpu", verdict, NOW, NOW, digests[name], "e", "c", runs=2))
+            opened.put_state(State(name, "cpu", verdict, NOW, NOW, digests[name], "e", "c", runs=2))
         yield tmp_path
 
 
@@ -445,8 +439,8 @@ def test_list_says_that_a_repro_was_edited_since(folder: Path) -> None:
 def test_history_of_one_repro_has_its_flips_with_revisions_and_then_its_runs(folder: Path) -> None:
     with History.open(folder / ".minidbg" / "history.sqlite") as opened:
         for _ in range(18):
-            again = Result("a.py", "cpu", NOW + 9, Outcome(Verdict.GONE), "probe", "s", "e")
-            opened.add_result(2, again)
+            again = Observation("a.py", "cpu", NOW + 9, Outcome(Verdict.GONE), "probe", "s", "e", sweep=2)
+            opened.add_observation(again)
     _, text = run(history_command, folder / "a.py")
     lines = text.splitlines()
     assert "reproduces -> gone between aaaaaaaaaa and bbbbbbbbbb (src/x.py)" in lines[0]

@@ -21,7 +21,7 @@ HOLDERS = {
     "judge/command.py": "hands it to from_table",
     "repro/header.py": "what a header has beside the record: schema, expect, nodes, stages",
     "watch/repros.py": "the same, and what people write: owner, issue, muted",
-    "watch/background.py": "the same, for captures: nodes",
+    "watch/idle_work.py": "the same, for captures: nodes",
 }
 """Files that hold a header's table as it was read, and why."""
 READERS = {"read_table", "table_in", "metadata_of", "header_table"}

@@ -18,7 +18,8 @@ from minidbg.extras.cluster.code import Code, sha_of
 from minidbg.extras.cluster.connection import Connection
 from minidbg.extras.cluster.members import members_of
 from minidbg.extras.cluster.pool import Asked, ClusterPool
-from minidbg.watch.places import Members, Notice, Place
+from minidbg.watch.events import Notice
+from minidbg.watch.places import Members, Place
 from minidbg.words.cluster_address import Cluster
 from minidbg.workers.pool import Ended, Order
 

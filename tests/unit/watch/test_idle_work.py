@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from minidbg.history import History
-from minidbg.watch import in_worker
-from minidbg.watch.announce import Announcer, Event
-from minidbg.watch.background import ASK_AGAIN_S, UNTOUCHED_S, Background, Flights
+from minidbg.watch import probe
+from minidbg.watch.announce import Announcer
+from minidbg.watch.events import Event
+from minidbg.watch.idle_work import ASK_AGAIN_S, UNTOUCHED_S, Flights, IdleWork
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.settings import Column
 from minidbg.workers.pool import Ended, Order
@@ -41,7 +42,7 @@ class Desk:
         self.orders: list[Order] = []
         self.told: list[Event] = []
         self.now = 100.0
-        self.background = Background(folder, history, self, Announcer([self]), clock=lambda: self.now)
+        self.work = IdleWork(folder, history, self, Announcer([self]), clock=lambda: self.now)
 
     def run(self, order: Order) -> None:
         self.orders.append(order)
@@ -67,7 +68,7 @@ class Desk:
 
     def ends(self, *status: int, **more: object) -> bool:
         """The last order ends so."""
-        return self.background.ended(Ended(self.orders[-1].id, *status, **more))
+        return self.work.ended(Ended(self.orders[-1].id, *status, **more))
 
     def names(self) -> list[str]:
         return [event.name for event in self.told]
@@ -83,21 +84,21 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_captures_of_another_layout_wait_for_who_wants_them(desk: Desk) -> None:
     path = desk.capture("a.py", "KeyError", at=1)
     path.write_text(path.read_text().replace("# types", '# message = "output: stride"\n# types'))
-    assert not desk.background.start([])
+    assert not desk.work.start([])
 
 
 def test_captures_are_reduced_one_by_one_the_oldest_first_and_none_twice(desk: Desk) -> None:
     new, old = desk.capture("new.py", "B", at=2), desk.capture("old.py", "A", at=1)
     (desk.captures / "damaged.py").write_text("# ///")
-    assert desk.background.start([])
-    assert not desk.background.start([]), "one at a time"
+    assert desk.work.start([])
+    assert not desk.work.start([]), "one at a time"
     assert desk.ends(0, stdout=json.dumps({"path": "x.py"}))
-    assert desk.background.start([])
+    assert desk.work.start([])
     assert desk.ends(125, stderr="minidbg: the case does not show its failure here")
-    assert not desk.background.start([])
+    assert not desk.work.start([])
     assert [Path(order.argv[3]) for order in desk.orders] == [old, new]
     assert all(order.nice == 19 for order in desk.orders)
-    results = {path: result for path, (_, result) in desk.background.history.background().items()}
+    results = {path: result for path, (_, result) in desk.work.history.background().items()}
     assert results == {str(old): "x.py", str(new): "minidbg: the case does not show its failure here"}
 
 
@@ -106,43 +107,43 @@ def test_a_capture_that_somebody_else_has_reduced_is_left_until_it_is_another(de
     path = desk.capture("crash.py", "A", at=1)
     digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
     path.with_suffix(".reduced").write_text(json.dumps({"digest": digest, "repro": "x.py", "result": ""}))
-    assert not desk.background.start([])
+    assert not desk.work.start([])
     desk.capture("crash.py", "B", at=2)
-    assert desk.background.start([])
+    assert desk.work.start([])
 
 
 def test_a_regression_is_bisected_between_its_commits(desk: Desk) -> None:
     column = Column("cpu", "ACME=1", "{'fuse': False}")
-    assert desk.background.bisect("r.py", "aaaa", "bbbb+1234", column) == ""
+    assert desk.work.bisect("r.py", "aaaa", "bbbb+1234", column) == ""
     where = ("--device", "cpu", "--options", "{'fuse': False}")
     assert desk.orders[-1].argv == ("-m", "minidbg", "bisect", "aaaa", "bbbb", "r.py", *where, "--json")
     assert desk.orders[-1].env == {"ACME": "1"}
     found = {"commit": "c" * 40, "subject": "optimise", "author": "Ann", "date": "2026-01-01"}
     desk.ends(0, stdout=json.dumps(found))
     assert desk.names()[-2:] == ["bisect_started", "bisect_finished"]
-    assert "cccccccccc optimise (Ann)" in desk.told[-1].data["text"]
-    assert "not committed" in desk.background.bisect("r.py", "aaaa", "aaaa+1234", column)
-    assert "git does not say" in desk.background.bisect("r.py", "", "", column)
+    assert "cccccccccc optimise (Ann)" in desk.told[-1].text
+    assert "not committed" in desk.work.bisect("r.py", "aaaa", "aaaa+1234", column)
+    assert "git does not say" in desk.work.bisect("r.py", "", "", column)
 
 
 def test_a_capture_whose_failure_a_repro_shows_is_left_and_that_is_said_once(desk: Desk) -> None:
     desk.capture("a.py", "A", at=1)
     shown = desk.repro("A")
     for _ in range(2):
-        assert not desk.background.start([shown])
-    assert [(event.name, event.data["repro"]) for event in desk.told] == [("capture_known", "A.py")]
-    assert desk.background.start([]), "it waits for the day that the repro is thrown away"
+        assert not desk.work.start([shown])
+    assert [(event.name, event.repro) for event in desk.told] == [("capture_known", "A.py")]
+    assert desk.work.start([]), "it waits for the day that the repro is thrown away"
 
 
 def test_an_edited_capture_is_tried_again_and_so_is_one_whose_reduction_was_cut_off(desk: Desk) -> None:
     desk.capture("a.py", "A", at=1)
-    assert desk.background.start([])
+    assert desk.work.start([])
     desk.ends(cancelled=True)
-    assert desk.background.start([])
+    assert desk.work.start([])
     desk.ends(125, stdout=json.dumps({"path": None, "verdict": "gone"}))
-    assert not desk.background.start([])
+    assert not desk.work.start([])
     desk.capture("a.py", "B", at=1)
-    assert desk.background.start([])
+    assert desk.work.start([])
 
 
 def test_a_flight_record_that_lies_untouched_is_looked_into_before_captures(desk: Desk) -> None:
@@ -150,17 +151,17 @@ def test_a_flight_record_that_lies_untouched_is_looked_into_before_captures(desk
     flight = desk.folder / ".minidbg" / "flight"
     flight.mkdir()
     (flight / "here-1-2-3.compile.py").write_text("")
-    assert desk.background.start([])
+    assert desk.work.start([])
     assert desk.orders[-1].argv[2] == "reduce", "its process may be at work"
     desk.ends(0, stdout=json.dumps({"path": "x.py"}))
     desk.now += UNTOUCHED_S
-    assert desk.background.start([])
+    assert desk.work.start([])
     assert desk.orders[-1].argv[1:] == ("flights", str(desk.folder))
     assert desk.orders[-1].nice == 19
     died = desk.capture("crash_1.py", "B", at=3)
     desk.ends(0, stdout=json.dumps({"captures": [str(died)]}))
     assert desk.names()[-1] == "process_died"
-    assert desk.background.start([])
+    assert desk.work.start([])
     assert desk.orders[-1].argv[3] == str(died)
 
 
@@ -190,7 +191,7 @@ def test_records_of_dead_processes_become_captures_and_those_of_living_ones_stay
     dead = f"{living.place}-{2**22 + 1}-{living.started_ms}-2.{Step.COMPILE}.py"
     for name in (str(living), dead):
         (flight_folder(tmp_path) / name).write_text(SCRIPT.format(error="A"))
-    assert in_worker.main(["flights", str(tmp_path)]) == 0
+    assert probe.main(["flights", str(tmp_path)]) == 0
     (capture,) = json.loads(capsys.readouterr().out)["captures"]
     assert Path(capture).parent == tmp_path / ".minidbg" / "captures"
     assert [path.name for path in flight_folder(tmp_path).iterdir()] == [str(living)]

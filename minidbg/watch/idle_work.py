@@ -1,4 +1,4 @@
-"""What runs beside sweeps: the build before one; and in quiet times what waits to be reduced, and bisections.
+"""What runs when no sweep does: the build before one; and in quiet times what waits to be reduced, and bisections.
 
 To be reduced are captures that programs wrote with ``reduce="later"``, and the flight records of processes that a backend has
 killed: one after the other, at the lowest priority.
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from minidbg.history import History
+from minidbg.watch import events
 from minidbg.watch.announce import Announcer
 from minidbg.watch.repros import HIDDEN, Repro, header_table, stamp_of
-from minidbg.watch.runner import IN_WORKER
+from minidbg.watch.runner import PROBE_SCRIPT
 from minidbg.watch.settings import Column
 from minidbg.watch.watched import Mark, Watched
 from minidbg.words.cluster_address import Cluster
@@ -71,7 +72,7 @@ Waiting: TypeAlias = tuple[Path, str]
 
 
 @dataclass(slots=True)
-class Background:
+class IdleWork:
     """At most one process at a time, each ``python -m minidbg...`` in an interpreter of its own."""
 
     folder: Path
@@ -85,7 +86,6 @@ class Background:
     flights: Flights = field(init=False)
     running: dict[int, Callable[[Ended], None]] = field(default_factory=dict)
     """By the number of the order: who hears of its end."""
-    told: set[Waiting] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.flights = Flights(self.folder)
@@ -95,7 +95,7 @@ class Background:
         if self.running:
             return False
         if self.flights.due(self.clock()):
-            self.order((IN_WORKER, "flights", str(self.folder)), FLIGHT_SECONDS, self.tell_deaths)
+            self.order((PROBE_SCRIPT, "flights", str(self.folder)), FLIGHT_SECONDS, self.tell_deaths)
             return True
         found = self.next_capture(repros)
         if found is None:
@@ -104,7 +104,7 @@ class Background:
         path, digest = str(found[0]), found[1]
         argv = ("-m", "minidbg", "reduce", path, "--seconds", str(REDUCE_SECONDS), "--json", *where)
         self.order(argv, REDUCE_SECONDS + 60, lambda ended: self.reduced(path, digest, ended))
-        self.announce("reduction_started", capture=path)
+        self.announce(events.ReductionStarted(path))
         return True
 
     def bisect(self, path: str, good: str, bad: str, column: Column) -> str:
@@ -117,7 +117,7 @@ class Background:
         options = ("--options", column.options) if column.options else ()
         argv = ("-m", "minidbg", "bisect", *commits, path, "--device", column.device, *options, "--json")
         self.order(argv, REDUCE_SECONDS, lambda ended: self.bisected(path, ended), column.variables)
-        self.announce("bisect_started", repro=path, good=commits[0], bad=commits[1])
+        self.announce(events.BisectStarted(path, commits[0], commits[1]))
         return ""
 
     def order(
@@ -145,9 +145,7 @@ class Background:
             found, repro = (path, read[0]), shown.get(read[1])
             if repro is None:
                 return found
-            if found not in self.told:
-                self.told.add(found)
-                self.announce("capture_known", capture=str(path), repro=repro)
+            self.announce.once(found, events.CaptureKnown(str(path), repro))
         return None
 
     def ended(self, message: Ended) -> bool:
@@ -159,14 +157,14 @@ class Background:
 
     def tell_deaths(self, ended: Ended) -> None:
         for capture in (last_json(ended.stdout) or {}).get("captures", ()):
-            self.announce("process_died", capture=capture)
+            self.announce(events.ProcessDied(capture))
 
     def bisected(self, path: str, ended: Ended) -> None:
         said = last_json(ended.stdout)
         text = last_line(ended.stderr)
         if said:
             text = f"{said['commit'][:10]} {said['subject']} ({said['author']})"
-        self.announce("bisect_finished", repro=path, text=text, commit=said and said["commit"])
+        self.announce(events.BisectFinished(path, text, said["commit"] if said else None))
 
     def reduced(self, capture: str, digest: str, ended: Ended) -> None:
         """A reduction has ended: remember that, and tell what came of it."""
@@ -174,7 +172,7 @@ class Background:
         repro = said.get("path")
         reason = last_line(ended.stderr) or str(said.get("verdict") or f"status {ended.status}")
         self.history.put_background(capture, digest, time.time(), str(repro or reason))
-        self.announce("reduction_finished", capture=capture, repro=repro, reason="" if repro else reason)
+        self.announce(events.ReductionFinished(capture, repro, "" if repro else reason))
 
 
 @lru_cache(maxsize=1024)
@@ -231,7 +229,7 @@ class Builds:
         self.watched.mark(Mark.BUILD)
         self.watched.marks.pop(Mark.BUILT, None)
         self.current = Build(command, self.watched.settings.folder, self.listener)
-        self.announce("build_started", command=command)
+        self.announce(events.BuildStarted(command))
         return True
 
     def ended(self, message: Built) -> bool:
@@ -243,13 +241,12 @@ class Builds:
         seconds = round(message.seconds, 3)
         if message.status != 0:
             self.watched.mark(Mark.BUILD_FAILED)
-            said = {"output": message.output, "error": message.error}
-            self.announce("build_failed", status=message.status, seconds=seconds, **said)
+            self.announce(events.BuildFailed(message.status, seconds, message.output, message.error))
             number = self.history.start_sweep(time.time(), code=self.watched.snapshot.digest(), files=[])
             self.history.end_sweep(number, time.time(), "build_failed")
             return False
         self.watched.marks.pop(Mark.BUILD_FAILED, None)
-        self.announce("build_finished", seconds=seconds)
+        self.announce(events.BuildFinished(seconds))
         edited = set(self.watched.changed_since(Mark.BUILD)) - self.watched.always
         self.repeated = bool(edited) and not self.repeated
         if not self.repeated:

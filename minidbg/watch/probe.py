@@ -1,8 +1,8 @@
-"""Run as a plain script in a worker, since the daemon holds no torch: what it asks besides the verdict of a repro.
+"""Questions that need torch, which the daemon does not hold: run as a plain script in a worker.
 
-    in_worker.py devices [--no-torch]     {"devices": {name: {...}}, "torch", "python", "machine", "host"}
-    in_worker.py canary REPRO DEVICE OPTIONS   {"canary": "passes" | "missing" | "broken", "reason", "fallback"}
-    in_worker.py flights FOLDER           {"captures": [path, ...]}
+    probe.py devices [--no-torch]          {"devices": {name: {...}}, "torch", "python", "machine", "host"}
+    probe.py canary REPRO DEVICE OPTIONS   an outcome, see ``canary``
+    probe.py flights FOLDER                {"captures": [path, ...]}
 
 Each prints one line of JSON.
 """
@@ -15,10 +15,12 @@ import platform
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minidbg.words.outcome import Outcome
     from minidbg.words.run_spec import RunSpec
 
 
@@ -35,36 +37,40 @@ def main(argv: Sequence[str]) -> int:
 
 
 def canary(path: str, device: str, options: str) -> dict[str, Any]:
-    """The answer for the backend of the repro at ``path``. A script may define ``canary(device)``, which raises when it is broken."""
+    """The judge's outcome on programs of one op, with the backend of the repro at ``path``: gone if it handles one.
+
+    Skipped: the backend or the device is not here. A script may define ``canary(device)``, which raises when it is broken.
+    """
     from minidbg.judge.command import definitions_of, spec_with_options
+    from minidbg.words.outcome import Outcome, Verdict
 
     try:
         script = definitions_of(path)
         if "canary" in script:
             script["canary"](device)
-            return {"canary": "passes", "reason": ""}
+            return Outcome(Verdict.GONE).to_json()
         try:
             spec = spec_with_options(path, options)
         except ValueError as error:
-            return {"canary": "missing", "reason": str(error)}
+            return Outcome(Verdict.SKIPPED, reason=str(error)).to_json()
         script.setdefault("backend", lambda: spec.backend.name)
         try:
             import_backend(script, spec.backend.paths)
         except ModuleNotFoundError as error:
-            return {"canary": "missing", "reason": brief(error)}
-        return judged(script, spec, device)
+            return Outcome(Verdict.SKIPPED, reason=brief(error)).to_json()
+        return judged_on_one_op(script, spec, device).to_json()
     except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises is the answer
         traceback.print_exc()
-        return {"canary": "broken", "reason": brief(error)}
+        return Outcome(Verdict.INVALID, reason=brief(error)).to_json()
 
 
-def judged(script: Mapping[str, Any], spec: RunSpec, device: str) -> dict[str, Any]:
-    """Judge a few cases of one op as any other case is judged: one must be as in eager, since each may be a repro's very bug."""
+def judged_on_one_op(script: Mapping[str, Any], spec: RunSpec, device: str) -> Outcome:
+    """The outcome on the first of a few ops that is as in eager, else on the first of all: each may be a repro's very bug."""
     import torch
 
     from minidbg.judge.harness import judge
     from minidbg.judge.script import Script, Unavailable
-    from minidbg.words.outcome import Verdict
+    from minidbg.words.outcome import Outcome, Verdict
     from minidbg.words.run_spec import RunSpec
 
     def inputs(device: str) -> tuple[Any, ...]:
@@ -73,18 +79,19 @@ def judged(script: Mapping[str, Any], spec: RunSpec, device: str) -> dict[str, A
     ops: list[Callable[[Any], Any]] = [
         lambda value: value + 1, torch.relu, lambda value: value * 2, torch.sin,
     ]  # fmt: skip
-    reason = ""
+    first: Outcome | None = None
     plain = RunSpec(spec.backend, level=spec.level, dynamic=None)  # the rest is about the failure
     for op in ops:
         one_op = Script("", {**script, "graph": one_op_model(op), "inputs": inputs}, plain)
         try:
             found = judge(one_op.runnable(device), any_failure=True)
         except Unavailable as missing:  # the device has gone, which is no fault of the backend
-            return {"canary": "missing", "reason": str(missing)}
+            return Outcome(Verdict.SKIPPED, reason=str(missing))
         if found.verdict is Verdict.GONE:
-            return {"canary": "passes", "reason": "", "fallback": found.reason.startswith("fallback:")}
-        reason = reason or found.message.partition("\n")[0] or found.reason
-    return {"canary": "broken", "reason": reason[:300]}
+            return found
+        first = first or found
+    assert first is not None
+    return replace(first, reason=(first.message.partition("\n")[0] or first.reason)[:300])
 
 
 def one_op_model(op: Callable[[Any], Any]) -> Callable[[], Any]:

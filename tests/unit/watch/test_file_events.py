@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from command_line import python
 
-from minidbg.watch import events
-from minidbg.watch.events import WatchdogEvents, folders_to_watch, limit_reached
+from minidbg.watch import file_events
+from minidbg.watch.file_events import FileEvents, folders_to_watch, limit_reached
 from minidbg.watch.snapshot import Root
 
 
@@ -52,14 +52,14 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def source(heard: Heard) -> Iterator[WatchdogEvents]:
-    watching = WatchdogEvents(heard.queue.put)
+def source(heard: Heard) -> Iterator[FileEvents]:
+    watching = FileEvents(heard.queue.put)
     yield watching
     watching.stop()
 
 
 @pytest.fixture
-def folder(tmp_path: Path, source: WatchdogEvents, heard: Heard) -> Path:
+def folder(tmp_path: Path, source: FileEvents, heard: Heard) -> Path:
     path = tmp_path / "package"
     (path / "inner").mkdir(parents=True)
     assert source.watch([Root(str(path))]) == ""
@@ -94,7 +94,7 @@ def test_reading_causes_no_hint(folder: Path, heard: Heard) -> None:
     assert heard.drain() == []
 
 
-def test_a_replaced_folder_is_watched_again(source: WatchdogEvents, folder: Path, heard: Heard) -> None:
+def test_a_replaced_folder_is_watched_again(source: FileEvents, folder: Path, heard: Heard) -> None:
     os.rename(folder, folder.with_name("old"))
     (folder / "inner").mkdir(parents=True)
     assert source.watch([Root(str(folder))]) == ""
@@ -103,9 +103,7 @@ def test_a_replaced_folder_is_watched_again(source: WatchdogEvents, folder: Path
     assert heard.has(folder / "inner" / "c.py")
 
 
-def test_a_root_that_appears_later_is_watched_then(
-    source: WatchdogEvents, heard: Heard, tmp_path: Path
-) -> None:
+def test_a_root_that_appears_later_is_watched_then(source: FileEvents, heard: Heard, tmp_path: Path) -> None:
     late = tmp_path / "late"
     source.watch([Root(str(late))])
     heard.drain()
@@ -117,7 +115,7 @@ def test_a_root_that_appears_later_is_watched_then(
 
 
 def test_a_single_file_is_watched_through_its_folder(
-    source: WatchdogEvents, heard: Heard, tmp_path: Path
+    source: FileEvents, heard: Heard, tmp_path: Path
 ) -> None:
     path = tmp_path / "ext.so"
     path.write_bytes(b"1")
@@ -141,21 +139,21 @@ def test_the_limit_of_watches_names_the_sysctl() -> None:
 
 
 def test_a_limit_met_below_the_root_is_noticed(
-    folder: Path, source: WatchdogEvents, monkeypatch: pytest.MonkeyPatch
+    folder: Path, source: FileEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Watchdog itself says nothing when a subfolder cannot be watched."""
     other = folder.with_name("large")
     for number in range(20):
         (other / str(number)).mkdir(parents=True)
-    monkeypatch.setattr(events, "watches_of_this_process", lambda: 3)
+    monkeypatch.setattr(file_events, "watches_of_this_process", lambda: 3)
     assert "max_user_watches" in source.watch([Root(str(other))])
     assert source.observer is None, "nothing half set up stays behind"
 
 
 def test_a_network_file_system_is_polled(
-    folder: Path, source: WatchdogEvents, monkeypatch: pytest.MonkeyPatch
+    folder: Path, source: FileEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "file_system_of", lambda path, mounts: "nfs4")
+    monkeypatch.setattr(file_events, "file_system_of", lambda path, mounts: "nfs4")
     assert "network file system (nfs4)" in source.watch([Root(str(folder))])
 
 
@@ -171,11 +169,11 @@ def test_a_real_shortage_of_inotify_instances_is_explained(tmp_path: Path) -> No
     """In a process of its own, since the shortage is made by using up this process's file descriptors."""
     program = """
 import os, resource, sys
-from minidbg.watch.events import WatchdogEvents
+from minidbg.watch.file_events import FileEvents
 from minidbg.watch.snapshot import Root
 used = len(os.listdir("/proc/self/fd"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
-source = WatchdogEvents(lambda path: None)
+source = FileEvents(lambda path: None)
 print(source.watch([Root(sys.argv[1])]))
 """
     done = python("-c", program, tmp_path, timeout=60)

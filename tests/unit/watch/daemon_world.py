@@ -1,0 +1,190 @@
+"""A daemon without processes, events or sleep: a pool that answers from a table, and hints that the test gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minidbg.judge.command import JUDGE_SCRIPT
+from minidbg.watch.announce import Announcer, View
+from minidbg.watch.daemon import Daemon, Hint, Inbox
+from minidbg.watch.events import Event
+from minidbg.watch.settings import WatchSettings
+from minidbg.watch.snapshot import Root
+from minidbg.workers.pool import Ended, Order
+
+REPRO = """# /// script
+# [tool.minidbg]
+# schema = 1
+# kind = "{kind}"
+# expect = "{expect}"
+# backend = "toy"
+# [tool.minidbg.reference]
+# modules = ["toy_backend"]
+# ///
+def backend():
+    import toy_backend
+"""
+
+MACHINE = {
+    "devices": {"cpu": {"name": "a processor", "driver": ""}, "cuda:0": {"name": "a GPU", "driver": "1"}},
+    "torch": "2.13.0", "python": "3.11", "machine": "Linux x86_64", "host": "here",
+}  # fmt: skip
+
+
+def script_of(order: Order) -> str:
+    """The script that an order is about, without the judge in front of it."""
+    return order.argv[order.argv[0] == JUDGE_SCRIPT]
+
+
+@dataclass
+class TablePool:
+    """Answers each order at once, by what the sources say: a repro ``x.py`` does what ``toy_backend/x.py`` holds."""
+
+    inbox: Inbox
+    package: Path
+    orders: list[Order] = field(default_factory=list)
+    canary: str = "gone"
+    """What a program of a single op shows."""
+    during: Callable[[Order], None] = lambda order: None
+    """What happens in the world while an order runs."""
+    lose: int = 0
+    """How many of the next orders the server dies under."""
+    closed: bool = False
+
+    def run(self, order: Order) -> None:
+        self.orders.append(order)
+        self.during(order)
+        if self.lose and order.argv[1:2] != ("devices",):
+            self.lose -= 1
+            self.inbox.put(Ended(order.id, lost=True))
+            return
+        self.inbox.put(self.answer(order))
+
+    def answer(self, order: Order) -> Ended:
+        if order.argv[1:2] == ("devices",):
+            return Ended(order.id, 0, stdout=json.dumps(MACHINE))
+        if order.argv[1:2] == ("canary",):
+            return Ended(order.id, 0, stdout=json.dumps({"verdict": self.canary, "reason": "because"}))
+        source = self.package / Path(script_of(order)).name
+        verdict = source.read_text().strip()
+        if verdict == "SEGV":
+            return Ended(order.id, signal=11)
+        files = str(source), str(self.package / "__init__.py"), os.path.realpath(script_of(order))
+        files = files if order.mode != "prelude" else None
+        return Ended(order.id, 0, stdout=json.dumps({"verdict": verdict, "seconds": 0.1}), files=files)
+
+    def cancel(self, number: int) -> None: ...
+    def refresh(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class GivenEvents:
+    """Events that only a test sends; ``why`` makes it say that there are none."""
+
+    why: str = ""
+    watched: list[Root] = field(default_factory=list)
+
+    def watch(self, roots: Sequence[Root]) -> str:
+        self.watched = list(roots)
+        return self.why
+
+    def stop(self) -> None:
+        pass
+
+
+class World:
+    """A folder of repros, the backend's package, and a daemon that is moved on by hand."""
+
+    def __init__(self, folder: Path, *views: View) -> None:
+        """``views`` are told of events too."""
+        self.views = views
+        self.folder, self.repros, self.package = folder, folder / "repros", folder / "src" / "toy_backend"
+        self.repros.mkdir()
+        self.package.mkdir(parents=True)
+        (self.package / "__init__.py").write_text("")
+        self.told: list[Event] = []
+        self.daemon: Daemon = None  # type: ignore[assignment]
+
+    def repro(self, name: str, verdict: str, *, kind: str = "compile", expect: str = "reproduces") -> None:
+        (self.repros / f"{name}.py").write_text(REPRO.format(kind=kind, expect=expect))
+        (self.package / f"{name}.py").write_text(verdict)
+
+    def start(self, repros: dict[str, str] | None = None, **settings: object) -> Daemon:
+        """A daemon that has done all that there is to do at first, with more repros and their verdicts."""
+        daemon = self.begin(repros, **settings)
+        self.settle()
+        return daemon
+
+    def begin(self, repros: dict[str, str] | None = None, **settings: object) -> Daemon:
+        for name, verdict in (repros or {}).items():
+            self.repro(name, verdict)
+        inbox: Inbox = queue.SimpleQueue()
+        self.pool, self.events = TablePool(inbox, self.package), GivenEvents()
+        given = WatchSettings(**{"jobs": 1, "reduce": False, **settings})
+        views = Announcer([self, *self.views])
+        self.daemon = Daemon([self.repros], given, views, inbox, self.events, lambda hidden: self.pool)
+        self.daemon.next_quiet_work = float("inf")
+        self.daemon.start()
+        return self.daemon
+
+    def settle(self) -> None:
+        """Let the daemon do all that there is to do."""
+        for _ in range(300):
+            while not self.daemon.inbox.empty() and self.daemon.status is None:
+                self.daemon.handle(self.daemon.inbox.get())
+            if self.daemon.status is not None:
+                return
+            self.daemon.step(0.0 if self.daemon.watched.burst.first is None else float("inf"))
+            idle = self.daemon.sweeper.current is None and not self.daemon.ready_to_sweep()
+            if idle and self.daemon.inbox.empty() and self.daemon.watched.burst.first is None:
+                return
+        raise AssertionError(f"the daemon does not come to rest: {self.told[-12:]}")
+
+    def save(self, name: str, text: str) -> None:
+        """A file of the backend is another now, and the daemon has done all that follows."""
+        self.write(self.package / f"{name}.py", text)
+
+    def write(self, path: Path, text: str) -> None:
+        self.edit(path, text)
+        self.settle()
+
+    def edit(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        self.hint(path)
+
+    def hint(self, path: Path) -> None:
+        self.daemon.inbox.put(Hint(str(path)))
+
+    def put(self, message: object) -> None:
+        self.daemon.inbox.put(message)
+        self.settle()
+
+    def show(self, event: Event) -> None:
+        self.told.append(event)
+
+    def close(self) -> None:
+        pass
+
+    def data(self, name: str, key: str) -> list[Any]:
+        """What the events of that name say under the key."""
+        return [getattr(event, key) for event in self.names(name)]
+
+    def names(self, name: str) -> list[Event]:
+        return [event for event in self.told if event.name == name]
+
+    def flips(self) -> list[tuple[str, str]]:
+        return [(event.kind, event.repro) for event in self.names("flip")]
+
+    def ran(self) -> list[str]:
+        """The repros that were run since the last call, canaries left out."""
+        orders, self.pool.orders = self.pool.orders, []
+        return [Path(script_of(order)).stem for order in orders if not script_of(order).endswith("probe.py")]

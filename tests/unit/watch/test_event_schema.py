@@ -1,0 +1,272 @@
+"""What ``minidbg watch --json`` prints, byte for byte: programs read it, so no key, type or order in it may change unawares.
+
+Each session below is played through a whole daemon; together they have every event, and after each session's JSON stand its
+lines for people. Moments and durations stand as their type. After a change that is meant, write the file anew with
+``MINIDBG_WRITE_GOLDEN=1`` and read the difference.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon_world import REPRO, World, script_of
+
+from minidbg.history import Environment, Revision
+from minidbg.watch import daemon, idle_work, starting
+from minidbg.watch.announce import JsonLines, PlainLines
+from minidbg.watch.daemon import Key, Stop
+from minidbg.watch.events import Notice
+from minidbg.watch.places import Members, Place
+from minidbg.watch.settings import FailOn, WatchSettings
+from minidbg.words.cluster_address import Cluster
+from minidbg.workers.build import Built
+from minidbg.workers.pool import Died, Ended, Order, Ready
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "watch_events.txt"
+EVENTS = (
+    "backend_back backend_broken bisect_finished bisect_started build_failed build_finished build_started capture_known "
+    "columns device_missing disk_full flip machine notice paused process_died reduction_finished reduction_started "
+    "repro_added repro_damaged repro_edited repro_removed result resumed serving started stopped stopping sweep_finished "
+    "sweep_started unconfirmed unexpected workers_ready"
+)
+MOMENTS = re.compile(r'"(at|since|seconds|first_verdict_seconds)": -?\d+\.\d+(?=[,}])')
+SAID_AT = re.compile(r"(?m)^\d\d:\d\d:\d\d ")
+TOOK = re.compile(r"\d+\.\d+ s\b")
+CAPTURE = '# /// script\n# [tool.minidbg]\n# schema = 1\n# kind = "compile"\n# backend = "toy"\n{more}# ///\n'
+WITH_NOTES = '# schema = 1\n# owner = "ann"\n# issue = "#12"\n# muted = "waits"\n'
+
+Play = Callable[[Path, pytest.MonkeyPatch, pytest.CaptureFixture[str]], str]
+
+
+class Session(World):
+    """A world whose events are written as JSON lines. Its backend is at one revision in each sweep."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.json, self.lines = io.StringIO(), io.StringIO()
+        super().__init__(folder, JsonLines(self.json), PlainLines(self.lines, every_result=True))
+        patch.syspath_prepend(str(folder / "src"))
+        patch.chdir(folder)
+        patch.setattr("minidbg.watch.watched.CLOCK_GRAIN_S", 0.0)
+        patch.setattr(daemon, "revisions", lambda roots: {"/src": Revision("a" * 40, "b" * 40)})
+
+    def begin(self, repros: dict[str, str] | None = None, **settings: object) -> Any:
+        found = super().begin(repros, **settings)
+        self.pool.during = self.with_revision
+        return found
+
+    def with_revision(self, order: Order) -> None:
+        """Git answers before the first run, and not from its own thread at some moment."""
+        sweep = self.daemon.sweeper.current
+        if sweep is not None:
+            self.daemon.recorder.history.set_revisions(sweep.number, daemon.revisions([]))
+
+    def end(self) -> str:
+        """What was printed until the daemon has ended."""
+        self.put(Stop("SIGTERM"))
+        self.daemon.end()
+        return self.printed()
+
+    def printed(self) -> str:
+        return self.json.getvalue() + SAID_AT.sub("", self.lines.getvalue())
+
+
+def a_day(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Repros that come and go, flips, a broken backend, a device that is not here, a pause, a full disk."""
+    world = Session(folder, patch)
+    world.repro("a", "reproduces")
+    world.repro("b", "SEGV", kind="crash")
+    script = world.repros / "b.py"
+    script.write_text(script.read_text().replace("# schema = 1\n", WITH_NOTES))
+    (world.repros / "cut_off.py").write_text("# /// script\n")
+    world.start(devices="cpu,cuda:1")
+    world.put(Ready(1.25, ()))
+    world.put(Died(-9, "out of memory"))
+    world.put(Notice("a machine has joined"))
+    world.save("a", "gone")
+    answer = world.pool.answer
+
+    def changed(order: Order) -> Ended:
+        said = {"verdict": "changed", "seconds": 0.1, "message": "KeyError: 'x'\nmore", "reason": ""}
+        is_run = script_of(order).endswith("a.py") and order.argv[1:2] != ("canary",)
+        return Ended(order.id, 0, stdout=json.dumps(said)) if is_run else answer(order)
+
+    world.pool.answer = changed  # type: ignore[method-assign]
+    world.save("a", "gone ")
+    world.pool.answer = answer  # type: ignore[method-assign]
+    for canary, text in (("invalid", "gone"), ("skipped", "gone  "), ("gone", "gone   ")):
+        world.pool.canary = canary
+        world.save("a", text)
+    world.put(Key("pause"))
+    world.put(Key("pause"))
+    (world.package / "new.py").write_text("reproduces")
+    new = world.repros / "new.py"
+    world.write(new, REPRO.format(kind="compile", expect="reproduces"))
+    world.write(new, REPRO.format(kind="runtime", expect="gone").replace("# schema = 1\n", WITH_NOTES))
+    world.write(new, "# /// script\n")
+    new.unlink()
+    world.hint(new)
+    world.settle()
+    history = world.daemon.recorder.history
+    history.go_on_in_memory("database or disk is full")
+    world.daemon.step(0.0)
+    world.daemon.recorder.next_try = 0.0
+    world.daemon.step(1.0)
+    return world.end()
+
+
+def with_a_build(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """A build that fails, then one that does not."""
+    ends = iter([(2, "cc x.c\nx.c:1: error: no", "x.c:1: error: no"), (0, "done", "")])
+
+    class ScriptedBuild:
+        def __init__(self, command: str, folder: Path, listener: Callable[[Built], None]) -> None:
+            status, output, error = next(ends)
+            listener(Built(self, status, 0.5, output, error))  # type: ignore[arg-type]
+
+        def cancel(self) -> None: ...
+
+    patch.setattr(idle_work, "Build", ScriptedBuild)
+    world = Session(folder, patch)
+    world.start({"a": "reproduces"}, build="make")
+    world.save("a", "reproduces ")
+    return world.end()
+
+
+def in_quiet_time(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """A dead process, captures that are reduced or not, and bisections."""
+    world = Session(folder, patch)
+    world.start({"a": "reproduces"})
+    captures = world.repros / ".minidbg" / "captures"
+    captures.mkdir()
+    flight = world.repros / ".minidbg" / "flight"
+    flight.mkdir()
+    (flight / "here-1-2-3.compile.py").write_text("")
+    ends = [
+        Ended(0, 0, stdout=json.dumps({"captures": [str(captures / "one.py")]})),
+        Ended(0, 0, stdout=json.dumps({"path": "repros/small.py"})),
+        Ended(0, 125, stderr="minidbg: the case does not show its failure here"),
+        Ended(0, 0, stdout=json.dumps({"commit": "c" * 40, "subject": "optimise", "author": "Ann"})),
+        Ended(0, 1, stderr="minidbg: no commit"),
+    ]
+    work = world.daemon.idle_work
+    work.flights.first_seen = {"here-1-2-3.compile.py": time.monotonic() - 1000}
+    orders: list[Order] = []
+    world.pool.run = orders.append  # type: ignore[method-assign]
+
+    def end_one() -> None:
+        work.ended(
+            Ended(**{**{name: getattr(ends[0], name) for name in Ended.__slots__}, "id": orders[-1].id})
+        )
+        del ends[0]
+
+    repros = list(world.daemon.watched.repros.values())
+    assert work.start(repros)
+    end_one()
+    for name in ("one", "two"):
+        (captures / f"{name}.py").write_text(CAPTURE.format(more=f'# nodes = {len(name)}\n# at = "{name}"\n'))
+        assert work.start([])
+        end_one()
+    (captures / "three.py").write_text((world.repros / "a.py").read_text())
+    assert not work.start(repros), "its failure is known"
+    for _ in range(2):
+        world.put(Key("bisect", "repros/a.py", "cpu", "aaaa", "bbbb+1234"))
+        end_one()
+    return world.end()
+
+
+def once(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """``--once --fail-on unexpected`` with a repro that contradicts its header."""
+    world = Session(folder, patch)
+    world.repro("fixed", "gone")
+    world.start(once=True, fail_on=FailOn.UNEXPECTED)
+    world.daemon.end()
+    return world.printed()
+
+
+def begun_again(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """A second daemon goes on from the states of the first, and says the flip that was stored and not told."""
+    world = Session(folder, patch)
+    world.start({"a": "reproduces"})
+    world.save("a", "gone")
+    world.daemon.recorder.history.connection.execute("update flips set announced = 0")
+    world.daemon.end()
+    world.json.truncate(world.json.seek(0))
+    world.lines.truncate(world.lines.seek(0))
+    world.start()
+    return world.end()
+
+
+def on_machines(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Columns of a cluster that come, go and come back."""
+    world = Session(folder, patch)
+    world.begin({"a": "reproduces"}, cluster=Cluster("tcp://127.0.0.1:1"))
+    for kinds in (["red"], [], ["red"]):
+        machines = {kind: Environment("cpu", "a processor", f"Linux {kind}", torch="2.14") for kind in kinds}
+        world.put(Members({f"cpu@{kind}": Place(machines[kind], f"cpu@{kind}#1", 2) for kind in kinds}))
+    return world.end()
+
+
+def with_a_page(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """The command itself, with a page and a cluster that are not real."""
+    repros = folder / "repros"
+    repros.mkdir()
+
+    class Part:
+        url, token = "http://10.0.0.1:80/", "secret"
+
+        def __init__(self, listener: Any, *_: object, **__: object) -> None:
+            if callable(listener):
+                listener(Stop("SIGINT"))
+
+        def nothing(self, *_: object) -> None: ...
+
+        start = show = close = run = cancel = refresh = take = nothing
+
+    patch.setattr(starting, "stop_on_signals", lambda inbox: None)
+    settings = WatchSettings(cluster=Cluster("tcp://127.0.0.1:1"), poll_s=1.0, jobs=2)
+    outputs = starting.Outputs(as_json=True, serve="-", allow_actions=True)
+    capsys.readouterr()
+    assert starting.run_daemon([repros], settings, outputs, lambda name: Part) == 0
+    return capsys.readouterr().out
+
+
+SESSIONS = (a_day, with_a_build, in_quiet_time, once, begun_again, on_machines, with_a_page)
+
+
+def as_types(text: str, folder: Path) -> str:
+    """``text`` with the type of each moment in its place, and without this folder and this process."""
+    text = MOMENTS.sub(r'"\1": float', text.replace(str(folder), "FOLDER"))
+    text = TOOK.sub("0.0 s", text.replace(f'"pid": {os.getpid()},', '"pid": int,'))
+    return text.replace(f"(process {os.getpid()})", "(process int)")
+
+
+def written() -> Iterator[tuple[str, str]]:
+    """Each session's name and lines in the golden file."""
+    if GOLDEN.exists():
+        parts = re.split(r"(?m)^# (\w+)\n", GOLDEN.read_text())
+        yield from zip(parts[1::2], parts[2::2], strict=True)
+
+
+@pytest.mark.parametrize("play", SESSIONS, ids=lambda play: play.__name__)
+def test_events_are_printed_as_ever(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write = os.environ.get("MINIDBG_WRITE_GOLDEN")
+    monkeypatch.delenv("MINIDBG_WRITE_GOLDEN", raising=False)  # it is no setting of minidbg
+    found = as_types(play(tmp_path, monkeypatch, capsys), tmp_path)
+    if write:
+        known = {**dict(written()), play.__name__: found}
+        GOLDEN.write_text("".join(f"# {name}\n{lines}" for name, lines in known.items()))
+    assert found == dict(written())[play.__name__]
+
+
+def test_the_sessions_have_every_event() -> None:
+    assert sorted(set(re.findall(r'(?m)^{"event": "(\w+)"', GOLDEN.read_text()))) == EVENTS.split()
