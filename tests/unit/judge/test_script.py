@@ -108,7 +108,9 @@ def test_the_first_line_says_the_verdict_and_what_failed(found: Outcome, said: s
         ),
     ],
 )  # fmt: skip
-def test_the_figures_of_wrong_results_are_lines_for_people(found: Mapping[str, Any], lines: list[str]) -> None:
+def test_the_figures_of_wrong_results_are_lines_for_people(
+    found: Mapping[str, Any], lines: list[str]
+) -> None:
     assert list(figures(found)) == lines
 
 
@@ -141,7 +143,10 @@ def test_a_backend_to_be_filled_in_is_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(ImportError("acme"), "modules are not all here: .*acme"), (ValueError("old"), "cannot be loaded: .*old")],
+    [
+        (ImportError("acme"), "modules are not all here: .*acme"),
+        (ValueError("old"), "cannot be loaded: .*old"),
+    ],
 )
 def test_a_backend_that_cannot_be_had_does_not_keep_another_from_being_asked(
     error: Exception, said: str
@@ -204,7 +209,20 @@ def test_tolerances_are_a_precision_or_two_numbers(arguments: list[str], expecte
     assert parse_arguments(given).tolerances == expected
 
 
-def test_a_script_that_fails_otherwise_is_no_pass_for_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minidbg.judge.script.outcome_of", lambda _: CHANGED)
-    with pytest.raises(pytest.fail.Exception, match="changed: "):
+@pytest.mark.parametrize(
+    ("found", "ending"),
+    [
+        (CHANGED, pytest.fail.Exception),
+        (REPRODUCES, pytest.fail.Exception),
+        (Outcome(Verdict.SKIPPED, reason="no cuda"), pytest.skip.Exception),
+        (Outcome(Verdict.INVALID, reason="eager fails"), pytest.skip.Exception),
+    ],
+)
+def test_pytest_hears_of_a_failure_and_of_what_cannot_be_judged(
+    monkeypatch: pytest.MonkeyPatch, found: Outcome, ending: type[BaseException]
+) -> None:
+    monkeypatch.setattr("minidbg.judge.script.outcome_of", lambda _: found)
+    # both are expected: the other one would end this test in its own way, and be no failure
+    with pytest.raises((pytest.fail.Exception, pytest.skip.Exception), match=f"^{found.verdict}: ") as raised:
         check_with_pytest(SCRIPT)
+    assert raised.type is ending

@@ -247,7 +247,7 @@ def test_an_error_that_was_never_raised_names_nothing() -> None:
 def test_a_container_of_hundreds_of_nodes_tells_nothing_apart() -> None:
     def lower(graph_module: fx.GraphModule) -> None:
         node = list(graph_module.graph.nodes)[3]
-        many, few = [node] * 257, [node] * 256  # noqa: F841 - looked at from outside
+        many, few = [node] * 257, [node] * 256
         del node
         if keeps_few:
             del many
@@ -292,7 +292,9 @@ def test_a_node_without_a_known_source_stands_for_those_of_its_line_in_the_progr
     for node in graph_module.graph.nodes:
         if node.name in ("x_3", "x_4"):
             node.meta["stack_trace"] = line
-    calls = [torch_internals.GivenCall.of(node) for node in graph_module.graph.nodes if node.op == "call_function"]
+    calls = [
+        torch_internals.GivenCall.of(node) for node in graph_module.graph.nodes if node.op == "call_function"
+    ]
 
     def lower(op: str) -> None:
         made = fx.Graph().create_node(op, torch.cos if op == "call_function" else "x", (), name="decomposed")

@@ -27,7 +27,10 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
             replace(WRITTEN, known_before=True),
             f"812 -> 1 nodes, found before, and its repro still fails; {RUN}",
         ),
-        (replace(WRITTEN, also_found=1), f"812 -> 1 nodes, 14 runs, 3.2 s (also found another failure); {RUN}"),
+        (
+            replace(WRITTEN, also_found=1),
+            f"812 -> 1 nodes, 14 runs, 3.2 s (also found another failure); {RUN}",
+        ),
         (replace(WRITTEN, also_found=2), f"812 -> 1 nodes, 14 runs, 3.2 s (also found 2 others); {RUN}"),
         (
             replace(WRITTEN, certified=False),
