@@ -100,9 +100,9 @@ def keep(
         return UNKNOWN
     tensors = [*tensors_in(values[index] for index in sorted(mutated)), *held]
     written = [(tensor, memory_of(tensor)) for tensor in tensors]
-    if sum(memory.nbytes for _, memory in written) > limit_bytes:
-        return UNKNOWN
     try:
+        if sum(memory.nbytes for _, memory in written) > limit_bytes:
+            return UNKNOWN
         with torch.no_grad():
             copies = tuple(
                 KeptTensor(tensor, tensor.grad_fn, memory, memory.clone())
@@ -110,7 +110,10 @@ def keep(
                 if not (torch_internals.is_freed(memory) or torch_internals.is_zero_tensor(memory))
             )
         return Kept(copies, generator_states(values))
-    except (RuntimeError, MemoryError):  # no memory left, or a tensor type without clone
+    except (
+        RuntimeError,
+        MemoryError,
+    ):  # no memory left, or a tensor type without clone or size, as a sparse one
         return UNKNOWN
 
 

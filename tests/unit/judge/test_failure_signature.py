@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from minidbg.judge.signature import function_name, signature_of, stable_message
+from minidbg.judge.signature import function_name, phase_of, signature_of, stable_message
 from minidbg.words.outcome import Direction, Kind, Signature
 
 
@@ -258,3 +258,49 @@ def test_a_compiler_that_says_the_same_of_each_loop_has_said_it_once() -> None:
     said = "k.cpp:4:1: error: 'foo' was not declared\n"
     one, two = (signature_of(RuntimeError(text), "compile").message for text in (said, said * 2))
     assert one == two
+
+
+CONVERT = in_module("torch._dynamo.convert_frame", "def passes(on): on()\n")
+OUTPUT = in_module("torch._dynamo.output_graph", "def call_user_compiler(on): on()\n")
+EVAL = in_module(
+    "torch._dynamo.eval_frame",
+    "class DisableContext:\n    @staticmethod\n    def passes(on): on()\n"
+    "class _TorchDynamoContext:\n    @staticmethod\n    def passes(on): on()\n"
+    "    @staticmethod\n    def stops(): raise KeyError\n",
+)
+AUTOGRAD = in_module(
+    "torch._functorch.runtime",
+    "def get_or_compile(on): on()\ndef call_func_at_runtime_with_args(on): on()\n",
+)
+
+
+def boom() -> None:
+    raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("stack", "direction", "phase"),
+    [
+        ([boom], "forward", "runtime"),
+        ([CONVERT.passes, OUTPUT.call_user_compiler, boom], "forward", "compile"),
+        ([EVAL.DisableContext.passes, boom], "forward", "runtime"),
+        ([EVAL.DisableContext.passes, OUTPUT.call_user_compiler, boom], "forward", "runtime"),
+        ([CONVERT.passes, EVAL.DisableContext.passes, boom], "forward", "tracing"),
+        ([CONVERT.passes, boom], "forward", "tracing"),
+        ([EVAL._TorchDynamoContext.passes, EVAL._TorchDynamoContext.stops], "forward", "tracing"),
+        ([EVAL._TorchDynamoContext.passes, boom], "forward", "runtime"),
+        ([AUTOGRAD.get_or_compile, boom], "backward", "compile"),
+        ([AUTOGRAD.get_or_compile, AUTOGRAD.call_func_at_runtime_with_args, boom], "backward", "runtime"),
+        ([boom], "backward", "runtime"),
+    ],
+)
+def test_the_stack_tells_what_was_under_way(stack: list[Any], direction: str, phase: str) -> None:
+    """What dynamo runs with itself disabled while it traces is no code that a backend has made."""
+
+    def called(place: int) -> None:
+        if place + 1 == len(stack):
+            stack[place]()
+        else:
+            stack[place](lambda: called(place + 1))
+
+    assert phase_of(raised(lambda: called(0)), direction) == phase

@@ -13,7 +13,7 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
-from minidbg.judge.suspects import Suspects, renamed, suspects_in_stack, suspects_of
+from minidbg.judge.suspects import Suspects, renamed, suspects_in_stack, suspects_of, telling
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
 
@@ -218,3 +218,112 @@ def test_a_question_answers_with_suspects_by_the_names_of_its_own_graph() -> Non
     assert outcome.suspects == (("x_7",),)
     assert Outcome.from_json(outcome.to_json()).suspects == outcome.suspects
     assert "suspects" not in Outcome(Verdict.GONE).to_json()
+
+
+@pytest.mark.parametrize(
+    ("groups", "nodes", "expected"),
+    [
+        ([{"a"}], 1, ()),
+        ([{"a"}], 2, (("a",),)),
+        ([set()], 9, ()),
+        ([set("abcdefgh")], 9, (tuple("abcdefgh"),)),
+        ([set("abcdefghi")], 12, ()),
+        ([set("abcdefghi")], 36, (tuple("abcdefghi"),)),
+        ([{"b"}, {"a"}, {"b"}], 9, (("b",), ("a",))),
+        ([{one} for one in "abcdefgh"], 9, tuple((one,) for one in "abcdef")),
+    ],
+    ids=["all", "one of two", "nothing", "eight", "nine of few", "nine of many", "again", "the first six"],
+)
+def test_a_group_tells_something_where_it_is_few_of_the_nodes(
+    groups: list[set[str]], nodes: int, expected: Suspects
+) -> None:
+    assert telling(groups, nodes) == expected
+
+
+def test_an_error_that_was_never_raised_names_nothing() -> None:
+    assert suspects_of(Refused(), []) == ()
+
+
+def test_a_container_of_hundreds_of_nodes_tells_nothing_apart() -> None:
+    def lower(graph_module: fx.GraphModule) -> None:
+        node = list(graph_module.graph.nodes)[3]
+        many, few = [node] * 257, [node] * 256
+        del node
+        if keeps_few:
+            del many
+        else:
+            del few
+        raise Refused
+
+    keeps_few = True
+    assert named(lower) == (("x_2",),)
+    keeps_few = False
+    assert named(lower) == ()
+
+
+def test_another_op_that_has_the_name_of_a_node_is_not_that_node() -> None:
+    """A compiler names its own nodes after ops, as dynamo does."""
+
+    def lower(graph_module: fx.GraphModule) -> None:
+        made = fx.Graph().create_node("call_function", torch.cos, (), name="x_9")  # noqa: F841
+        raise Refused
+
+    assert named(lower) == ()
+
+
+def refuse(value: torch.Tensor) -> None:
+    raise Refused
+
+
+def test_a_line_of_a_graphs_code_that_runs_another_op_names_no_node() -> None:
+    def run(graph_module: fx.GraphModule) -> None:
+        graph = fx.Graph()
+        made = graph.create_node("call_function", refuse, (graph.placeholder("x"),), name="x_9")
+        graph.output(made)
+        del made
+        fx.GraphModule(torch.nn.Module(), graph)(torch.ones(2))
+
+    assert named(run) == ()
+
+
+def test_a_node_without_a_known_source_stands_for_those_of_its_line_in_the_program() -> None:
+    graph_module = chain()
+    line = '  File "train.py", line 3, in step\n    y = x.sin()\n'
+    for node in graph_module.graph.nodes:
+        if node.name in ("x_3", "x_4"):
+            node.meta["stack_trace"] = line
+    calls = [
+        torch_internals.GivenCall.of(node) for node in graph_module.graph.nodes if node.op == "call_function"
+    ]
+
+    def lower(op: str) -> None:
+        made = fx.Graph().create_node(op, torch.cos if op == "call_function" else "x", (), name="decomposed")
+        made.meta["stack_trace"] = line
+        raise Refused
+
+    for op, expected in (("call_function", (("x_3", "x_4"),)), ("placeholder", ())):
+        with pytest.raises(Refused) as caught:
+            lower(op)
+        assert suspects_of(caught.value, calls) == expected
+
+
+def test_the_stacks_of_other_threads_than_the_one_that_died_name_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "generated.py"
+    path.write_text(GENERATED)
+    of_this_line = f'  File "{path}", line 5 in call\n'
+    stderr = f"Thread 0x00a (most recent call first):\n{of_this_line}\nCurrent thread 0x00b (most recent call first):\n"
+    calls = [torch_internals.GivenCall.of(node) for node in chain().graph.nodes if node.op == "call_function"]
+    assert suspects_in_stack(stderr, calls) == ()
+    assert suspects_in_stack(stderr + of_this_line, calls) == (("x_3",),)
+
+
+@pytest.mark.parametrize("spoiled", ["no such file", "a short one", "not inductor's"])
+def test_a_stack_that_names_no_generated_line_names_no_node(tmp_path: Path, spoiled: str) -> None:
+    path = tmp_path / "generated.py"
+    if spoiled == "a short one":
+        path.write_text("# inductor\n")
+    elif spoiled == "not inductor's":
+        path.write_text(GENERATED.replace("inductor", "acme"))
+    stderr = f'Current thread 0x00b (most recent call first):\n  File "{path}", line 5 in call\n'
+    calls = [torch_internals.GivenCall.of(node) for node in chain().graph.nodes if node.op == "call_function"]
+    assert suspects_in_stack(stderr, calls) == ()

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from minidbg.history import Observation, State
+from minidbg.watch.repros import UNKNOWN, Repro
 from minidbg.watch.settings import Column
-from minidbg.watch.states import Decision, Job, Purpose, Transition, decide, is_expected, quiet_runs_needed
-from minidbg.words.outcome import Outcome, Verdict
+from minidbg.watch.states import (
+    Decision,
+    Job,
+    Purpose,
+    Transition,
+    decide,
+    is_expected,
+    quiet_runs_needed,
+    seen_too_seldom,
+    usual_seconds,
+)
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 
 GONE, REPRODUCES, CHANGED = Verdict.GONE, Verdict.REPRODUCES, Verdict.CHANGED
 CRASHED, TIMEOUT, FLAKY = Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY
@@ -211,3 +223,124 @@ def test_a_known_flaky_failure_is_what_an_expected_failure_may_be() -> None:
 def test_a_backend_that_gave_the_graph_back_has_fixed_nothing(before: State | None) -> None:
     result = decided(before, seen(GONE, reason="fallback: all of it"))
     assert (result.transition, result.state, result.flip) == (Transition.FALLBACK, before, None)
+
+
+# How often something is asked in quiet times
+
+
+def repro_of(kind: Kind = Kind.COMPILE, **changes: object) -> Repro:
+    return replace(
+        Repro("r.py", Path("r.py"), "script", spec=replace(UNKNOWN, signature=Signature(kind))), **changes
+    )
+
+
+def test_the_usual_time_is_the_longest_of_a_run_that_came_back() -> None:
+    states = [
+        state(GONE, seconds=3.0),
+        state(REPRODUCES, seconds=4.0, device="cuda"),
+        state(TIMEOUT, seconds=60.0, device="xpu"),
+        state(GONE, repro="another.py", seconds=70.0),
+    ]
+    assert usual_seconds(states, {"r.py": repro_of()}) == 4.0
+    assert usual_seconds(states, {"r.py": repro_of(Kind.HANG)}) == 0.0, "each takes its whole limit"
+    assert usual_seconds([], {}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("known", "repro", "again"),
+    [
+        (state(GONE, runs=4), repro_of(), True),
+        (state(GONE, runs=5), repro_of(), False),
+        (state(FLAKY, runs=29), repro_of(), True),
+        (state(FLAKY, runs=30), repro_of(), False),
+        (state(GONE, runs=1), repro_of(Kind.HANG), False),
+        (state(GONE, runs=1), repro_of(damage="damaged"), False),
+        (state(GONE, runs=1), repro_of(digest="edited since"), False),
+        (state(GONE, runs=1, repro="gone.py"), repro_of(), False),
+    ],
+    ids=["few", "enough", "flaky", "a settled flaky one", "a hang", "damaged", "edited", "not there"],
+)
+def test_in_quiet_times_a_verdict_that_rests_on_few_runs_is_asked_again(
+    known: State, repro: Repro, again: bool
+) -> None:
+    assert seen_too_seldom([known], {"r.py": repro}, runs=5) == (["r.py"] if again else [])
+
+
+@pytest.mark.parametrize(
+    ("flaky", "verdict", "runs"),
+    [
+        (state(FLAKY, runs=10, failures=5), GONE, 7),
+        (state(FLAKY, runs=10, failures=5), REPRODUCES, 7),
+        (state(FLAKY, runs=20, failures=18), GONE, 5),
+        (state(FLAKY, runs=20, failures=18), REPRODUCES, 44),
+        (state(FLAKY, runs=1000, failures=1), GONE, 90),
+        (state(FLAKY, runs=14, failures=5, streak=4, streak_verdict=GONE), GONE, 7),
+        (state(FLAKY, runs=14, failures=9, streak=4, streak_verdict=REPRODUCES), REPRODUCES, 7),
+        (state(FLAKY, runs=2, failures=2, streak=2, streak_verdict=REPRODUCES), REPRODUCES, 7),
+    ],
+)
+def test_so_many_equal_runs_rule_luck_out(flaky: State, verdict: Verdict, runs: int) -> None:
+    """With one chance in a hundred; the runs of the streak itself say nothing of how often it failed before."""
+    assert quiet_runs_needed(flaky, verdict) == runs
+
+
+def test_a_flaky_repro_is_fixed_by_a_fresh_run_only() -> None:
+    before = state(FLAKY, runs=10, failures=5, streak=6, streak_verdict=GONE)
+    assert answer(before, seen(GONE)) is None
+    result = decided(before, seen(GONE), seen(GONE, fresh=True))
+    assert result.transition is Transition.FIXED
+    assert (result.state.streak, result.state.streak_verdict) == (0, None)
+    assert (result.state.runs, result.state.failures) == (2, 0)
+
+
+def test_a_run_that_is_flaky_in_itself_ends_no_flakiness() -> None:
+    before = state(FLAKY, runs=10, failures=5, streak=20, streak_verdict=FLAKY)
+    assert decided(before, seen(FLAKY)).transition is Transition.FLAKY
+
+
+def test_a_script_that_says_flaky_at_first_sight_is_believed() -> None:
+    assert decided(None, seen(FLAKY)).state.verdict is FLAKY
+
+
+def test_what_only_the_warm_worker_saw_at_first_sight_is_remembered() -> None:
+    result = decided(None, seen(GONE), seen(REPRODUCES, fresh=True), seen(REPRODUCES, fresh=True))
+    assert (result.state.verdict, result.state.disagreements) == (REPRODUCES, 2)
+    flaky = decided(None, *(seen(one, fresh=True) for one in (GONE, REPRODUCES, REPRODUCES)))
+    assert (flaky.state.verdict, flaky.state.disagreements) == (FLAKY, 0), "all were fresh, and disagree"
+
+
+def test_a_warm_worker_that_is_right_again_is_trusted_by_and_by() -> None:
+    odd = state(REPRODUCES, disagreements=2)
+    assert decided(odd, seen(REPRODUCES)).state.disagreements == 1
+    assert decided(odd, seen(REPRODUCES, fresh=True)).state.disagreements == 2
+    assert decided(state(REPRODUCES), seen(REPRODUCES)).state.disagreements == 0
+
+
+def test_a_contradicted_fresh_interpreter_is_no_disagreement_of_the_warm_one() -> None:
+    runs = [seen(GONE, fresh=True), *[seen(REPRODUCES, fresh=True)] * 2]
+    assert decided(state(REPRODUCES), *runs).state.disagreements == 0
+
+
+def test_two_changes_of_verdict_in_quiet_time_need_two_fresh_runs_to_be_flakiness() -> None:
+    first = replace(seen(GONE, code="code 1"), purpose=Purpose.PROBE)
+    assert answer(state(REPRODUCES), first, seen(GONE, code="code 1", fresh=True)) is None
+
+
+def test_what_a_verdict_rests_on_is_what_its_last_run_loaded() -> None:
+    runs = [seen(GONE), seen(GONE, fresh=True, loaded="")]
+    found = decided(state(REPRODUCES), *runs).state
+    assert (found.loaded, found.modules, found.seconds) == ("loaded 2", ("a.py",), 0.5)
+    nothing = decided(state(GONE, modules=("b.py",)), seen(GONE, loaded="")).state
+    assert (nothing.loaded, nothing.modules) == ("", ("b.py",)), "none is known: the files of before"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (Outcome(CHANGED, reason="why", message="said"), "why"),
+        (Outcome(CHANGED, message="said\nmore"), "said"),
+        (Outcome(CHANGED, message="x" * 300), "x" * 200),
+    ],
+)
+def test_the_reason_of_a_run_is_why_or_what_the_backend_said_first(outcome: Outcome, reason: str) -> None:
+    assert replace(seen(CHANGED), outcome=outcome).reason == reason

@@ -16,9 +16,19 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from minidbg.source.origins import short_path, user_line
 from minidbg.words.errors import AccuracyError, BackendUnreachable
 from minidbg.words.outcome import Direction, Kind
-from minidbg.words.run_spec import STAND_INS
+from minidbg.words.run_spec import STAND_INS, CallPath, Context, Level
 from minidbg.words.settings import Settings
-from minidbg.wrapper.capture import MESSAGE_CHARACTERS, Failure, case_of, digest, first_lines, real_value
+from minidbg.wrapper.capture import (
+    MESSAGE_CHARACTERS,
+    Failure,
+    case_of,
+    case_to_fill_in,
+    digest,
+    first_lines,
+    place_of_input,
+    real_value,
+    reference_to,
+)
 from minidbg.wrapper.chain import Link
 
 
@@ -162,3 +172,88 @@ def test_equal_graphs_have_equal_digests() -> None:
     assert digest(failing(small_graph(), x)) == digest(failing(small_graph(), x))
     other = fx.symbolic_trace(lambda x: (torch.relu(x) - 1,))
     assert digest(failing(small_graph(), x)) != digest(failing(other, x))
+
+
+def spoilt(graph: fx.GraphModule, *names: str) -> Failure:
+    error = AccuracyError("", {"signature": {}, "where": "gradient of input 0", "category": "float"})
+    error.spoilt = names
+    return Failure(graph, (torch.ones(2),), Link("eager"), Kind.ACCURACY, error)
+
+
+def test_ops_that_have_right_gradients_elsewhere_are_suspected_last() -> None:
+    graph = fx.symbolic_trace(lambda x: torch.sin(torch.sin(torch.relu(torch.cos(x))).neg()))
+    names = [node.name for node in graph.graph.nodes if node.op.startswith("call")]
+    assert names == ["cos", "relu", "sin", "neg", "sin_1"]
+    # neg and relu occur nowhere else; the first sin takes what relu gives, and the last is not spoilt
+    found = case_of(spoilt(graph, "relu", "sin", "neg"), Settings()).provenance.suspects
+    assert found == ("relu sin neg",), "all of them are near a rare one"
+    found = case_of(spoilt(graph, "cos", "sin", "neg"), Settings()).provenance.suspects
+    assert found == ("cos neg", "cos sin neg")
+    found = case_of(spoilt(graph, "sin"), Settings()).provenance.suspects
+    assert found == ("sin",), "none is rare"
+
+
+@pytest.mark.parametrize(
+    ("where", "place"),
+    [
+        ("input 3 after the call", 3),
+        ("gradient of input 12", 12),
+        ("output 3", None),
+        ("input x after the call", None),
+        ("myinput 3", None),
+    ],
+)
+def test_the_number_of_the_input_is_read_from_where_results_differ(where: str, place: int | None) -> None:
+    assert place_of_input(where) == place
+
+
+def test_a_freed_tensor_is_stood_in_for_and_that_is_said() -> None:
+    freed = torch.ones(3)
+    freed.untyped_storage().resize_(0)
+    case = case_of(failing(small_graph(), (freed,)), Settings())
+    assert STAND_INS in case.provenance.notes
+    assert case.inputs[0].shape == (3,)
+    assert STAND_INS not in case_of(failing(small_graph(), (torch.ones(3),)), Settings()).provenance.notes
+
+
+def test_an_input_whose_device_is_in_error_is_said_to_be_stood_in_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("minidbg.torch_internals.devices.in_error", lambda values: True)
+    assert STAND_INS in case_of(failing(small_graph(), (torch.ones(3),)), Settings()).provenance.notes
+
+
+def test_a_symbolic_number_without_a_value_in_this_run_is_two() -> None:
+    """0 and 1 are special to torch."""
+    assert real_value(ShapeEnv().create_unbacked_symint(), 0) == 2
+
+
+def test_a_graph_of_aot_autograd_is_called_by_itself_without_gradients_and_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        aten = case_of(failing(small_graph(), (torch.ones(2),), level=Level.ATEN), Settings())
+        dynamo = case_of(failing(small_graph(), (torch.ones(2),)), Settings())
+    assert (aten.spec.call, aten.spec.context.grad, aten.spec.context.autocast) == (
+        CallPath.DIRECT,
+        False,
+        (),
+    )
+    assert (dynamo.spec.call, dynamo.spec.context.grad) == (CallPath.TORCH_COMPILE, True)
+    assert dynamo.spec.context.autocast != ()
+
+
+def test_a_failing_backward_is_a_case_with_one_and_has_the_modes_of_the_forward() -> None:
+    modes = Context(deterministic=True)
+    failed = failing(small_graph(), (torch.ones(2),), direction=Direction.BACKWARD, context=modes)
+    case = case_of(failed, Settings())
+    assert case.spec.backward
+    assert case.spec.context.deterministic
+    assert not case_of(failing(small_graph(), (torch.ones(2),)), Settings()).spec.backward
+
+
+def test_a_backend_is_looked_for_once_and_filled_in_only_while_it_is_asked_for() -> None:
+    hidden = Link((lambda secret: lambda gm, inputs: secret)(object()))
+    failure = replace(failing(small_graph(), (torch.ones(2),)), link=hidden)
+    assert case_to_fill_in(failure, Settings()).backend.expression == "..."
+    assert hidden.references == {}
+    known = Link("eager")
+    assert reference_to(known, Settings()) is reference_to(known, Settings())

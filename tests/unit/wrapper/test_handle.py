@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from new_process import warnings_of
+from torch import fx
 
 from minidbg import workers
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, RunSpec
-from minidbg.words.settings import Reduce, Settings
+from minidbg.reduction.result import Written
+from minidbg.words.deadline import Deadline
+from minidbg.words.errors import AccuracyError, MinidbgError
+from minidbg.words.outcome import Kind, Signature, Verdict
+from minidbg.words.run_spec import BackendRef, Provenance, RunSpec
+from minidbg.words.settings import Layout, Reduce, Settings
 from minidbg.wrapper import Report, handle
+from minidbg.wrapper.capture import Failure
+from minidbg.wrapper.chain import Link
 
 ONES = torch.ones(3)
 
@@ -61,3 +70,334 @@ def test_a_reducing_process_without_an_answer_says_how_it_ended() -> None:
         handle.written_by(workers.ChildResult(signal=11, stderr_tail="first\nlast words\n"))
     with pytest.raises(MinidbgError, match="does not show its failure"):
         handle.written_by(workers.ChildResult(answered=True, value={"refused": "does not show its failure"}))
+
+
+# ---- where nothing can be written
+
+
+def test_a_link_that_somebody_else_has_put_among_the_temporary_files_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere, temporary = tmp_path / "elsewhere", tmp_path / "temporary"
+    elsewhere.mkdir()
+    temporary.mkdir()
+    (temporary / f"minidbg_repros-{os.getuid()}").symlink_to(elsewhere)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    settings, complaint = handle.with_temporary_folder(
+        Settings(repro_dir=tmp_path / "r"), OSError(28, "full")
+    )
+    assert settings.repro_dir.parent == temporary
+    assert not settings.repro_dir.is_symlink()
+    assert complaint == f"{tmp_path / 'r'} cannot be written (full), so {settings.repro_dir} is used; "
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_this_users_own_folder_among_the_temporary_files_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first, second = (
+        handle.with_temporary_folder(Settings(), OSError("without a number"))[0].repro_dir for _ in range(2)
+    )
+    assert first == second == tmp_path / f"minidbg_repros-{os.getuid()}"
+    assert first.stat().st_mode & 0o077 == 0, "what a program computes is nobody else's business"
+
+
+# ---- what is said
+
+
+def failure(error: Exception | None = None, kind: Kind = Kind.COMPILE, **more: Any) -> Failure:
+    graph = fx.symbolic_trace(lambda x: (torch.relu(x) + 1,))
+    error = error or ValueError("no kernel\nfor this")
+    return Failure(
+        graph, more.pop("inputs", (ONES,)), Link(more.pop("backend", "eager")), kind, error, **more
+    )
+
+
+def test_a_program_that_goes_on_hears_what_failed_and_with_what_it_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    handle.warn_going_on(failure(), Report("a line"), "inductor")
+    handle.warn_going_on(failure(ValueError("x" * 300), Kind.RUNTIME), Report("a line"), "eager")
+    assert warnings_of(caplog) == [
+        "minidbg: eager failed to compile a graph (ValueError: no kernel); going on with inductor. a line",
+        f"minidbg: eager failed to run a graph (ValueError: {'x' * 200}); going on with eager. a line",
+    ]
+
+
+def test_a_workaround_that_was_found_for_the_repro_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "r.py"
+    assert handle.workaround_text(Report("a line")) == handle.workaround_text(Report("a line", path)) == ""
+    kept = handle.known_workaround.kept_file(path)
+    kept.parent.mkdir(parents=True)
+    kept.write_text('{"found": [{"what": "fuse=False", "where": "in options", "cost": "1.1 x"}]}')
+    assert (
+        handle.workaround_text(Report("a line", path))
+        == "; until it is mended: fuse=False (in options); 1.1 x"
+    )
+
+
+def stride_error(category: str = "stride", op: str = "") -> AccuracyError:
+    return AccuracyError("strides", {"signature": {}, "where": "output 0", "category": category}, op)
+
+
+@pytest.mark.parametrize(
+    ("error", "layout", "alone"),
+    [
+        (stride_error(), Layout.WARN, True),
+        (stride_error(), Layout.IGNORE, True),
+        (stride_error(), Layout.RAISE, False),
+        (stride_error("float"), Layout.WARN, False),
+        (ValueError("stride"), Layout.WARN, False),
+    ],
+)
+def test_another_layout_is_no_failure_unless_it_is_asked_for(
+    error: Exception, layout: Layout, alone: bool
+) -> None:
+    assert handle.is_layout_alone(error, Settings(layout=layout)) is alone
+
+
+def test_another_layout_is_told_once_for_each_graph(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handle, "report_of_failure", lambda *_: Report("kept"))
+    for _ in range(2):
+        handle.warn_of_layout(failure(stride_error(), Kind.ACCURACY), Settings())
+    (said,) = warnings_of(caplog)
+    assert said.startswith("minidbg: strides; the program goes on with this result")
+
+
+def test_wrong_results_of_another_backend_or_op_are_another_bug() -> None:
+    """Their signatures say little: ``output: float``."""
+    spec = RunSpec(BackendRef("b", "b"), signature=Signature(Kind.ACCURACY, message="output: float"))
+    case = Case(failure().graph_module, (ONES,), spec)
+    other = case.with_spec(backend=BackendRef("other", "other"))
+    relu, sin = stride_error("float", "relu"), stride_error("float", "sin")
+    found = [handle.bug_of(case, relu), handle.bug_of(case, sin), handle.bug_of(other, relu)]
+    assert len(set(found)) == 3
+    assert handle.bug_of(case, ValueError()) == spec.signature
+    assert handle.bug_of(case.with_spec(signature=None), relu) is None
+
+
+# ---- whether the backend is to blame
+
+
+def refuses() -> fx.GraphModule:
+    return fx.symbolic_trace(lambda x: (x @ x,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "ranks", "blameless"),
+    [
+        (Kind.RUNTIME, ValueError(), "1", True),
+        (Kind.COMPILE, ValueError(), "1", False),
+        (Kind.RUNTIME, MemoryError(), "1", False),
+        (Kind.RUNTIME, ValueError(), "2", False),
+    ],
+    ids=["it is asked", "compiling", "no memory", "several ranks"],
+)
+def test_eager_is_asked_about_a_run_that_it_can_repeat(
+    kind: Kind, error: Exception, ranks: str, blameless: bool
+) -> None:
+    failed = replace(failure(error, kind, inputs=(torch.ones(2, 3),)), graph_module=refuses())
+    assert handle.eager_fails_too(failed, {"WORLD_SIZE": ranks}) is blameless
+
+
+def test_what_eager_runs_is_the_backends_failure_and_the_history_of_its_inputs_stays() -> None:
+    x = torch.ones(3, requires_grad=True) * 2
+    failed = failure(kind=Kind.RUNTIME, inputs=(x, 3))
+    graph = fx.symbolic_trace(lambda x, n: (x.mul_(n),))
+    before = x.grad_fn
+    assert not handle.eager_fails_too(replace(failed, graph_module=graph), {})
+    assert x.grad_fn is before
+
+
+# ---- what no script can hold
+
+
+def hidden() -> Any:
+    """A backend to which no import leads."""
+    return (lambda secret: lambda gm, inputs: secret)(object())
+
+
+def test_the_graph_of_a_backend_that_nothing_leads_to_is_kept_for_its_backend_to_be_filled_in(
+    tmp_path: Path,
+) -> None:
+    report = handle.report_of_failure(failure(backend=hidden()), Settings(repro_dir=tmp_path))
+    assert report.capture is not None
+    assert report.capture.suffix == ".py"
+    assert "fill in its backend(), then minidbg reduce" in report.line
+
+
+def test_what_is_known_of_a_failure_that_no_script_can_hold_is_kept_in_words(tmp_path: Path) -> None:
+    settings = Settings(repro_dir=tmp_path)
+    failed = failure(inputs=(torch.ones(3, requires_grad=True),))
+    reports = [handle.kept_in_words(failed, MinidbgError("an odd value"), settings) for _ in range(2)]
+    (path,) = {report.capture for report in reports}
+    assert path is not None
+    assert reports[0].line == f"not captured: an odd value; the graph and what else is known are in {path}"
+    text = path.read_text()
+    for part in ("What is missing: an odd value", "relu", "x: torch.Tensor torch.float32 of shape (3,)"):
+        assert part in text
+    assert ", requires_grad" in text
+    assert "ValueError: no kernel" in text
+
+
+def test_where_not_even_the_text_can_be_written_the_reason_is_said_alone(tmp_path: Path) -> None:
+    (tmp_path / "repros").write_text("a file")
+    report = handle.kept_in_words(failure(), MinidbgError("odd"), Settings(repro_dir=tmp_path / "repros"))
+    assert (report.line, report.capture) == ("not captured: odd", None)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (3, "builtins.int 3"),
+        (None, "builtins.NoneType None"),
+        (object(), "builtins.object"),
+        (ONES, "torch.Tensor torch.float32 of shape (3,), torch.strided, on cpu"),
+    ],
+)
+def test_an_input_is_described_without_the_values_of_its_tensor(value: Any, words: str) -> None:
+    assert handle.in_words(value) == words
+
+
+@pytest.mark.parametrize(
+    ("trouble", "line"),
+    [
+        (OSError(28, "full"), r"not captured, the file system refused: .*full; repro_dir= names another"),
+        (
+            ZeroDivisionError("ours"),
+            r"could not capture this failure \(ZeroDivisionError: ours\); that is a bug",
+        ),
+    ],
+)
+def test_our_own_trouble_becomes_a_report(
+    monkeypatch: pytest.MonkeyPatch, trouble: Exception, line: str
+) -> None:
+    def raises(*_: Any) -> Report:
+        raise trouble
+
+    monkeypatch.setattr(handle, "capture_and_reduce", raises)
+    assert re.match(line, handle.report_of_failure(failure(), Settings()).line)
+
+
+# ---- answering
+
+
+@pytest.fixture
+def responded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Case, Settings]]:
+    """What was to be written and reduced; each takes two seconds of the budget."""
+    found: list[tuple[Case, Settings]] = []
+    now = [0.0]
+
+    def respond(case: Case, settings: Settings) -> Report:
+        found.append((case, settings))
+        now[0] += 2.0
+        return Report(f"report {len(found)}")
+
+    monkeypatch.setattr(handle, "respond", respond)
+    monkeypatch.setattr(handle.time, "monotonic", lambda: now[0])
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return found
+
+
+def test_the_same_failure_of_the_same_graph_has_one_answer(
+    responded: list[tuple[Case, Settings]],
+) -> None:
+    """A program may catch it and run into it again at each step."""
+    lines = [handle.capture_and_reduce(failure(), Settings()).line for _ in range(3)]
+    assert lines == ["report 1"] * 3
+    assert len(responded) == 1
+
+
+def test_the_same_bug_in_another_graph_is_captured_with_the_reason_why_it_is_not_reduced(
+    responded: list[tuple[Case, Settings]],
+) -> None:
+    handle.capture_and_reduce(failure(), Settings())
+    another = replace(failure(), graph_module=fx.symbolic_trace(lambda x: (torch.relu(x),)))
+    handle.capture_and_reduce(another, Settings())
+    (first, now), (second, later) = responded
+    assert (now.reduce, later.reduce) == (Reduce.NOW, Reduce.LATER)
+    assert first.provenance.notes == ()
+    assert second.provenance.notes[-1].startswith("not reduced at once: the same failure was reduced")
+
+
+def test_reductions_spend_the_seconds_of_the_process_and_captures_spend_none(
+    responded: list[tuple[Case, Settings]],
+) -> None:
+    handle.capture_and_reduce(failure(), Settings(reduce=Reduce.LATER))
+    assert handle.PROCESS.budget.spent_s == 0.0
+    handle.capture_and_reduce(failure(), Settings(seconds=10.0))
+    assert handle.PROCESS.budget.spent_s == 2.0
+    handle.capture_and_reduce(failure(ValueError("another")), Settings(seconds=10.0))
+    assert responded[-1][1].seconds == 8.0
+
+
+def test_who_listens_hears_each_failure_with_what_became_of_it(
+    responded: list[tuple[Case, Settings]],
+) -> None:
+    heard: list[Any] = []
+    handle.PROCESS.listeners.append(lambda *told: heard.append(told))
+    failed = failure()
+    report = handle.answer(failed, Settings())
+    assert heard == [(failed, report)]
+
+
+def case_for(folder: Path) -> tuple[Case, Path]:
+    spec = RunSpec(BackendRef("b", "b"), signature=Signature(Kind.COMPILE))
+    return Case(failure().graph_module, (ONES,), spec), folder / "c.py"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "line"),
+    [
+        (MinidbgError("it was ended"), "captured in {capture}; it was ended"),
+        (OSError("no room"), "captured; no process can be made to reduce it here (no room); run: minidbg reduce {capture}"),
+    ],
+)  # fmt: skip
+def test_a_capture_that_could_not_be_reduced_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception, line: str
+) -> None:
+    def raises(*_: Any) -> Any:
+        raise trouble
+
+    monkeypatch.setattr(handle, "reduced_elsewhere", raises)
+    case, capture = case_for(tmp_path)
+    settings = Settings(reduce=Reduce.NOW)
+    report = handle.reduced_or_why_not(case, capture, settings, Deadline.after(9.0))
+    assert (report.line, report.path, report.capture) == (line.format(capture=capture), None, capture)
+
+
+@pytest.mark.parametrize("path", [None, Path("r.py")])
+def test_a_reduction_without_a_verified_repro_names_the_capture_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path | None
+) -> None:
+    written = Written(path, 3, 1, 7, 2.0, True, Verdict.REPRODUCES)
+    monkeypatch.setattr(handle, "reduced_elsewhere", lambda *_: written)
+    case, capture = case_for(tmp_path)
+    report = handle.reduced_or_why_not(case, capture, Settings(reduce=Reduce.NOW), Deadline.after(9.0))
+    assert (report.path, report.capture) == (path, capture)
+    assert report.line == written.line + ("" if path else f"; captured in {capture}")
+
+
+def test_a_capture_that_waits_says_why_and_how_to_go_on(tmp_path: Path) -> None:
+    case, capture = case_for(tmp_path)
+    settings = Settings(reduce=Reduce.LATER)
+    plain = handle.reduced_or_why_not(case, capture, settings, Deadline.after(9.0))
+    assert plain.line == f"captured, reduce='later'; run: minidbg reduce {capture}"
+    noted = replace(case, provenance=Provenance(notes=("a", "not reduced at once: b")))
+    line = handle.reduced_or_why_not(noted, capture, settings, Deadline.after(9.0)).line
+    assert line == f"captured, not reduced at once: b; run: minidbg reduce {capture}"
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (workers.ChildResult(error="first\nthe last"), "the last"),
+        (workers.ChildResult(exit_status=3), r"exit status 3, signal None\): no message"),
+    ],
+)
+def test_a_reducing_process_that_broke_is_quoted(ended: workers.ChildResult, said: str) -> None:
+    with pytest.raises(MinidbgError, match=said):
+        handle.written_by(ended)

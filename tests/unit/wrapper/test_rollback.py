@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from minidbg.wrapper.rollback import NOTHING, UNKNOWN, keep
+from minidbg.wrapper.rollback import NOTHING, UNKNOWN, keep, memory_of
 
 LIMIT = 1 << 20
 
@@ -102,3 +103,36 @@ def test_a_freed_storage_and_a_fake_tensor_have_nothing_to_keep() -> None:
         fake = torch.zeros(3)
     for x in (freed, fake):
         assert keep([x], [0], [], limit_bytes=LIMIT).tensors == ()
+
+
+def test_a_view_that_became_part_of_a_graph_stays_there_and_that_is_told() -> None:
+    """Autograd detaches no view in place."""
+    base, weight = torch.zeros(4), torch.ones(2, requires_grad=True)
+    view = base[:2]
+    kept = keep([view], [0], [], limit_bytes=LIMIT)
+    view.add_(weight)
+    assert not kept.restore()
+    assert torch.equal(base, torch.zeros(4)), "its values are back all the same"
+
+
+def test_a_sparse_tensor_which_tells_no_size_is_unknown() -> None:
+    assert keep([torch.eye(2).to_sparse()], [0], [], limit_bytes=LIMIT) is UNKNOWN
+
+
+def test_what_is_kept_of_an_expanded_tensor_is_one_element_of_each_expanded_dimension() -> None:
+    assert keep([torch.zeros(1).expand(1000)], [0], [], limit_bytes=4).complete
+    x = torch.arange(3.0).reshape(3, 1).expand(3, 4)
+    assert tuple(memory_of(x).shape) == (3, 1)
+    assert memory_of(torch.ones(1, 3)).shape == (1, 3)
+
+
+def test_while_a_device_graph_is_captured_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy would become part of what is captured."""
+    for is_there, captures in ((True, True), (True, False), (False, True)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=is_there: there)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=captures: now)
+        assert (keep([], [], [], limit_bytes=LIMIT) is UNKNOWN) is (is_there and captures)
+
+
+def test_what_is_not_all_there_is_no_state_to_run_again_from() -> None:
+    assert not replace(keep([torch.zeros(1)], [0], [], limit_bytes=LIMIT), complete=False).restore()

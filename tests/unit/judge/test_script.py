@@ -1,0 +1,228 @@
+"""What a judged script prints, and which backend it asks; nothing is run here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minidbg.judge.script import (
+    Script,
+    Unavailable,
+    check_with_pytest,
+    figures,
+    find_backend,
+    parse_arguments,
+    printable,
+    report,
+    sentence,
+    shown_in,
+)
+from minidbg.words.outcome import LAYOUT, Direction, Kind, Outcome, Signature, Verdict
+from minidbg.words.run_spec import BackendRef, Level, RunSpec
+
+GONE, REPRODUCES = Outcome(Verdict.GONE), Outcome(Verdict.REPRODUCES, Signature(Kind.COMPILE))
+CHANGED = Outcome(Verdict.CHANGED, Signature(Kind.RUNTIME, types=("KeyError",)), message="KeyError: 3")
+SPEC = RunSpec(BackendRef("b", "b"), signature=Signature(Kind.COMPILE, types=("ValueError",)))
+SCRIPT = Script("r.py", {}, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("seen", "attempts", "expected"),
+    [
+        ([GONE], 1, GONE),
+        ([GONE, GONE], 2, replace(GONE, runs=2, reproduced=0)),
+        ([REPRODUCES], 3, REPRODUCES),
+        ([GONE, REPRODUCES], 3, replace(REPRODUCES, verdict=Verdict.FLAKY, reproduced=1, runs=2)),
+        ([GONE, CHANGED], 3, CHANGED),
+        ([Outcome(Verdict.INVALID)], 3, Outcome(Verdict.INVALID)),
+    ],
+)
+def test_a_flaky_script_is_run_until_it_fails_and_no_longer(
+    seen: list[Outcome], attempts: int, expected: Outcome
+) -> None:
+    left = iter(seen)
+    assert shown_in(attempts, lambda: next(left)) == expected
+    assert list(left) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (GONE, "gone: b handles this model"),
+        (Outcome(Verdict.SKIPPED, reason="no cuda"), "skipped: no cuda"),
+        (REPRODUCES, "reproduces: b fails to compile"),
+        (replace(CHANGED, message="a\n  b"), "changed: the code that b made fails: a b"),
+        (replace(CHANGED, reason="it moved"), "changed: it moved"),
+        (
+            Outcome(Verdict.REPRODUCES, Signature(Kind.RUNTIME, Direction.BACKWARD), message="x"),
+            "reproduces: the code that b made fails in backward: x",
+        ),
+        (
+            Outcome(Verdict.REPRODUCES, Signature(Kind.ACCURACY, message=LAYOUT)),
+            "reproduces: the code that b made gives another layout than eager",
+        ),
+        (
+            replace(REPRODUCES, verdict=Verdict.FLAKY, reproduced=1, runs=3),
+            "flaky: b fails to compile (1 of 3 runs)",
+        ),
+        (replace(CHANGED, message="x" * 300), "changed: the code that b made fails: " + "x" * 200),
+    ],
+)
+def test_the_first_line_says_the_verdict_and_what_failed(found: Outcome, said: str) -> None:
+    assert sentence(found, "b") == said
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        ({}, []),
+        (
+            {"where": "output 0", "index": [4, 17], "expected": 1.5, "actual": 2.0},
+            ["  output 0 at [4, 17]: eager gives 1.5, the backend 2.0"],
+        ),
+        (
+            {"where": "output 0", "index": [], "expected": 1.5, "actual": 2.0},
+            ["  output 0: eager gives 1.5, the backend 2.0"],
+        ),
+        (
+            {"wrong": 3, "elements": 8, "max_abs": 0.12345},
+            ["  3 of 8 elements are off by more than allowed, at worst by 0.123"],
+        ),
+        ({"wrong": 3, "elements": 8}, ["  3 of 8 elements are off by more than allowed"]),
+        (
+            {"rmse_compiled": 0.5, "rmse_eager": 0.25, "rmse_allowed": 0.375, "excess": 1.33333},
+            [
+                "  rmse against eager in float64: the backend's 0.5, eager's own 0.25, allowed 0.375",
+                "  that is 1.33 times what is allowed",
+            ],
+        ),
+        (
+            {"rmse_compiled": 1, "rmse_eager": 0.25, "rmse_allowed": 0.5, "precision": "tf32"},
+            ["  rmse against eager in float64: the backend's 1, eager's in tf32 0.25, allowed 0.5"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_figures_of_wrong_results_are_lines_for_people(
+    found: Mapping[str, Any], lines: list[str]
+) -> None:
+    assert list(figures(found)) == lines
+
+
+def test_another_failure_is_shown_beside_the_expected_one() -> None:
+    _, expected, got = report(CHANGED, SCRIPT, parse_arguments([]))
+    assert expected.startswith("  expected: ")
+    assert "ValueError" in expected
+    assert "KeyError" in got
+    for found in (GONE, REPRODUCES):
+        assert len(list(report(found, SCRIPT, parse_arguments([])))) == 1
+
+
+def test_the_backend_that_was_asked_instead_is_the_one_that_is_named() -> None:
+    (line,) = report(GONE, SCRIPT, parse_arguments(["--backend", "acme"]))
+    assert line == "gone: acme handles this model"
+
+
+def test_what_would_move_a_terminal_is_printed_as_an_escape() -> None:
+    assert printable("a\x1b[2J\u2028\tü b") == "a\\x1b[2J\\u2028\\tü b"
+
+
+def raises(error: Exception) -> Any:
+    raise error
+
+
+def test_a_backend_to_be_filled_in_is_asked_for() -> None:
+    with pytest.raises(Unavailable, match="to be filled in"):
+        find_backend(lambda: ..., (), None)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ImportError("acme"), "modules are not all here: .*acme"),
+        (ValueError("old"), "cannot be loaded: .*old"),
+    ],
+)
+def test_a_backend_that_cannot_be_had_does_not_keep_another_from_being_asked(
+    error: Exception, said: str
+) -> None:
+    with pytest.raises(Unavailable, match=said):
+        find_backend(lambda: raises(error), (), None)
+    assert find_backend(lambda: raises(error), (), "eager") == "eager"
+
+
+def test_the_headers_folders_are_looked_in_only_where_the_import_fails_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def own() -> str:
+        return "eager" if str(tmp_path) in sys.path else raises(ImportError("acme"))
+
+    assert find_backend(lambda: "eager", (str(tmp_path),), None) == "eager"
+    assert str(tmp_path) not in sys.path
+    assert find_backend(own, (str(tmp_path),), None) == "eager"
+
+
+@pytest.mark.parametrize("wanted", ["no_such_backend", "torch:no_such_attribute", "no_such_module:backend"])
+def test_another_backend_that_is_not_here_is_named(wanted: str) -> None:
+    with pytest.raises(Unavailable, match=f"no backend '{wanted}' here"):
+        find_backend(lambda: "eager", (), wanted)
+
+
+def test_a_module_of_that_name_that_registers_no_backend_is_none() -> None:
+    with pytest.raises(Unavailable, match="no backend named 'json' is registered here"):
+        find_backend(lambda: "eager", (), "json")
+
+
+def test_an_attribute_of_a_module_is_a_backend() -> None:
+    assert find_backend(lambda: "eager", (), "torch.nn:Module") is torch.nn.Module
+
+
+def test_a_graph_of_aot_autograd_is_not_given_to_a_backend_of_torch_compile() -> None:
+    spec = replace(SPEC, level=Level.ATEN)
+    for backend, refused in (("eager", True), (torch.nn.Module, False)):
+        made = Script("r.py", {"backend": lambda one=backend: one, "graph": id, "inputs": id}, spec)
+        if refused:
+            with pytest.raises(Unavailable, match="a compiler for aot_autograd is needed"):
+                made.runnable()
+        else:
+            assert made.runnable().compiler is backend
+
+
+def test_a_script_without_a_backend_function_asks_the_backend_of_its_header() -> None:
+    spec = replace(SPEC, backend=BackendRef("eager", "'eager'"))
+    assert Script("r.py", {"graph": id, "inputs": id}, spec).runnable().compiler == "eager"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [([], None), (["bfloat16"], "bfloat16"), (["0.1", "1e-3"], {"any": (0.1, 1e-3)})],
+)
+def test_tolerances_are_a_precision_or_two_numbers(arguments: list[str], expected: Any) -> None:
+    given = ["--tolerances", *arguments] if arguments else []
+    assert parse_arguments(given).tolerances == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "ending"),
+    [
+        (CHANGED, pytest.fail.Exception),
+        (REPRODUCES, pytest.fail.Exception),
+        (Outcome(Verdict.SKIPPED, reason="no cuda"), pytest.skip.Exception),
+        (Outcome(Verdict.INVALID, reason="eager fails"), pytest.skip.Exception),
+    ],
+)
+def test_pytest_hears_of_a_failure_and_of_what_cannot_be_judged(
+    monkeypatch: pytest.MonkeyPatch, found: Outcome, ending: type[BaseException]
+) -> None:
+    monkeypatch.setattr("minidbg.judge.script.outcome_of", lambda _: found)
+    # both are expected: the other one would end this test in its own way, and be no failure
+    with pytest.raises((pytest.fail.Exception, pytest.skip.Exception), match=f"^{found.verdict}: ") as raised:
+        check_with_pytest(SCRIPT)
+    assert raised.type is ending

@@ -1,0 +1,179 @@
+"""The links of a chain: what two places may say of one backend, when two are the same, and a later link's compile outside dynamo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from minidbg.words.errors import ConflictingOptions
+from minidbg.words.run_spec import Level
+from minidbg.wrapper import chain
+from minidbg.wrapper.chain import (
+    MOST_SHAPES,
+    Link,
+    backend_hash,
+    compile_at_run_time,
+    merged,
+    name_of,
+    same_backend,
+)
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "given", "together"),
+    [
+        (({}, None), ({}, None), ({}, None)),
+        (({"a": 1}, "m"), ({"b": 2}, None), ({"a": 1, "b": 2}, "m")),
+        (({"a": 1}, "default"), ({"a": 1}, "m"), ({"a": 1}, "m")),
+        (({}, "m"), ({}, "m"), ({}, "m")),
+        (({}, "default"), ({}, None), ({}, None)),
+    ],
+)
+def test_options_and_mode_of_both_places_go_together(
+    wrapped: tuple[Mapping[str, Any], str | None],
+    given: tuple[Mapping[str, Any], str | None],
+    together: tuple[dict[str, Any], str | None],
+) -> None:
+    assert merged(*wrapped, *given) == together
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "given", "said"),
+    [
+        (({"a": 1}, None), ({"a": 2}, None), "option 'a' is 1 in minidbg.wrap and 2 in torch.compile"),
+        (({}, "m"), ({}, "n"), "mode is 'm' in minidbg.wrap and 'n' in torch.compile"),
+    ],
+)
+def test_two_values_for_one_thing_are_refused(wrapped: Any, given: Any, said: str) -> None:
+    with pytest.raises(ConflictingOptions, match=said):
+        merged(*wrapped, *given)
+
+
+def test_a_value_that_is_unlike_itself_is_no_conflict() -> None:
+    nan = float("nan")
+    assert merged({"a": nan}, None, {"a": nan}, None)[0] == {"a": nan}
+
+
+def backend(gm: fx.GraphModule, inputs: Sequence[Any], level: int = 0) -> Callable[..., Any]:
+    return gm.forward
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (partial(backend, level=2), True),
+        (partial(partial(backend), level=2), True),
+        (partial(backend, level=3), False),
+        (partial(backend, None, level=2), False),
+        (partial(print, level=2), False),
+        (backend, False),
+    ],
+)
+def test_partials_are_the_same_backend_when_their_parts_are(other: Any, same: bool) -> None:
+    one = partial(backend, level=2)
+    assert same_backend(one, other) is same_backend(other, one) is same
+    if same:
+        assert backend_hash(one) == backend_hash(other)
+
+
+class Unhashable:
+    """Equal by value, as a dataclass is that somebody has made a backend of."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unhashable)
+
+
+def test_backends_that_are_equal_as_values_are_the_same_although_nothing_hashes_them() -> None:
+    assert same_backend(Unhashable(), Unhashable())
+    assert not same_backend(Unhashable(), backend)
+    assert backend_hash(Unhashable()) == backend_hash(Unhashable())
+
+
+def test_a_backend_is_called_as_torch_calls_it() -> None:
+    assert [name_of(one) for one in ("inductor", backend)] == ["inductor", "backend"]
+    assert name_of(partial(backend, level=2)).startswith("functools.partial(")
+    link = Link(backend)
+    assert (link.name, link.__name__) == ("backend", "backend")
+
+
+def test_an_aot_autograd_backend_is_named_after_its_compiler_for_people() -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
+    link = Link(aot_autograd(fw_compiler=backend))
+    assert "backend" in link.name
+    assert link.name != link.__name__
+
+
+def doubled(x: fx.Node, graph: fx.Graph) -> fx.GraphModule:
+    graph.output((graph.call_function(torch.mul, (x, 2)),))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def graph_over(example: Any = None) -> fx.GraphModule:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["example_value"] = example
+    return doubled(x, graph)
+
+
+class Counts:
+    """A backend that remembers the shapes it has compiled for."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+        self.graphs: list[fx.GraphModule] = []
+
+    def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.shapes.append(tuple(inputs[0].shape) if isinstance(inputs[0], torch.Tensor) else inputs[0])
+        self.graphs.append(gm)
+        return gm.forward
+
+
+def test_a_static_graph_is_compiled_once_and_on_a_copy() -> None:
+    graph, counts = graph_over(), Counts()
+    compiled = compile_at_run_time(Link(counts), graph, (torch.ones(2),))
+    assert torch.equal(compiled(torch.ones(3))[0], torch.full((3,), 2.0))
+    assert counts.shapes == [(2,)]
+    assert counts.graphs[0] is not graph
+
+
+def as_if_dynamic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "symbolic_dims", lambda node: (0,))
+
+
+def test_a_dynamic_graph_is_compiled_for_each_shape_and_run_in_eager_for_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    as_if_dynamic(monkeypatch)
+    counts = Counts()
+    compiled = compile_at_run_time(Link(counts), graph_over(), (torch.ones(1),))
+    sizes = [*range(1, MOST_SHAPES + 3), 1, 2]
+    for size in sizes:
+        assert torch.equal(compiled(torch.ones(size))[0], torch.full((size,), 2.0))
+    assert counts.shapes == [(size,) for size in range(1, MOST_SHAPES + 1)]
+
+
+def test_strides_and_numbers_tell_calls_of_a_dynamic_graph_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_if_dynamic(monkeypatch)
+    counts = Counts()
+    compiled = compile_at_run_time(Link(counts), graph_over(), (torch.ones(2, 3),))
+    for value in (torch.ones(2, 3), torch.ones(3, 2).t(), torch.eye(2).to_sparse(), 3, 4, 3):
+        compiled(value)
+    assert counts.shapes == [(2, 3), (2, 3), (2, 2), 3, 4]
+
+
+def test_a_later_link_below_aot_autograd_gets_fake_inputs_as_from_there() -> None:
+    seen: list[bool] = []
+
+    def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        seen.append(type(inputs[0]).__name__ == "FakeTensor")
+        return gm.forward
+
+    for level in (Level.DYNAMO, Level.ATEN):
+        compile_at_run_time(Link(compiler, level=level), graph_over(), (torch.ones(2),))
+    assert seen == [False, True]

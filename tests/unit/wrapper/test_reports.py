@@ -1,0 +1,145 @@
+"""The report on a failure: found on what the user catches, shown in a notebook, printed once."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minidbg.words.script_header import DIVIDER
+from minidbg.wrapper.causes import chain_of, is_missing_compiler, is_of_a_signal_handler, is_out_of_memory
+from minidbg.wrapper.reports import Report, add_line, own_report, report_of, set_report
+
+REPORT = Report("3 -> 1 nodes; run: python r.py")
+
+
+def wraps(inner: BaseException) -> Exception:
+    """As dynamo's BackendCompilerFailed does."""
+    outer = ValueError("outer")
+    outer.inner_exception = inner  # type: ignore[attr-defined]
+    return outer
+
+
+def raised_from(cause: BaseException) -> Exception:
+    outer = ValueError("outer")
+    outer.__cause__ = cause
+    return outer
+
+
+def test_a_report_is_read_from_the_exception_and_from_what_wraps_it_or_was_raised_from_it() -> None:
+    error = KeyError()
+    assert report_of(error) is report_of(None) is None
+    set_report(error, REPORT)
+    for one in (error, wraps(error), raised_from(error), wraps(raised_from(error))):
+        assert report_of(one) is REPORT
+
+
+def test_a_report_is_set_on_the_wrapped_exception_too_and_belongs_to_no_other() -> None:
+    inner = KeyError()
+    set_report(wraps(inner), REPORT)
+    assert own_report(inner) is REPORT
+    assert own_report(raised_from(inner)) is None
+
+
+def test_an_attribute_of_that_name_that_somebody_else_has_set_is_no_report() -> None:
+    error = KeyError()
+    error.minidbg_report = "mine"  # type: ignore[attr-defined]
+    assert report_of(error) is None
+
+
+def test_a_circle_of_causes_has_an_end() -> None:
+    one, other = KeyError(), ValueError()
+    one.__cause__, other.__cause__ = other, one
+    assert report_of(one) is None
+    assert len(list(chain_of(one))) < 100
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """Refuses attributes."""
+
+    value: int = 0
+
+
+def test_an_exception_that_refuses_attributes_carries_its_report_all_the_same() -> None:
+    set_report(error := Frozen(), REPORT)
+    assert report_of(error) is REPORT
+
+
+def test_the_line_is_a_note_that_is_added_once() -> None:
+    error = KeyError()
+    add_line(error, REPORT)
+    add_line(error, REPORT)
+    add_line(error, Report("another"))
+    assert error.__notes__ == [f"minidbg: {REPORT.line}", "minidbg: another"]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "r.py"
+    path.write_text(f"import torch\n\n{DIVIDER}\nrest\n")
+    return path
+
+
+class Printer:
+    def __init__(self) -> None:
+        self.said = ""
+
+    def text(self, text: str) -> None:
+        self.said += text
+
+
+def shown(report: Report) -> str:
+    printer: Any = Printer()
+    report._repr_pretty_(printer, False)
+    return str(printer.said)
+
+
+def test_a_notebook_and_ipython_show_the_part_of_the_script_that_is_about_the_failure(script: Path) -> None:
+    report = Report("a line", script)
+    assert report._repr_markdown_() == "**minidbg**: a line\n\n```python\nimport torch\n```"
+    assert shown(report) == "minidbg: a line\n\nimport torch"
+    assert repr(report) == "<minidbg report: a line>"
+
+
+@pytest.mark.parametrize("path", [None, Path("/no/such/file.py")])
+def test_without_a_script_the_line_is_shown_alone(path: Path | None) -> None:
+    report = Report("a line", path)
+    assert (report._repr_markdown_(), shown(report)) == ("**minidbg**: a line", "minidbg: a line")
+
+
+def test_a_missing_cpp_compiler_is_told_by_the_type_of_what_is_wrapped() -> None:
+    missing = type("InvalidCxxCompiler", (RuntimeError,), {})()
+    assert is_missing_compiler(missing)
+    assert is_missing_compiler(wraps(raised_from(missing)))
+    assert not is_missing_compiler(RuntimeError("InvalidCxxCompiler"))
+
+
+@pytest.mark.parametrize("text", ["can't allocate memory", "Out of memory", "not enough memory"])
+def test_a_plain_runtime_error_is_one_of_memory_by_its_text_alone(text: str) -> None:
+    assert is_out_of_memory(RuntimeError(f"acme: {text}: 3 bytes"))
+    assert not is_out_of_memory(KeyError(text))
+
+
+def test_what_a_handler_of_a_signal_raises_is_told_from_what_is_raised_beside_it() -> None:
+    def handler(*_: object) -> None:
+        raise KeyError
+
+    def raised(call: Any) -> Exception:
+        try:
+            call()
+        except KeyError as error:
+            return error
+        raise AssertionError
+
+    assert not is_of_a_signal_handler(raised(handler)), "nobody has made it a handler"
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        assert is_of_a_signal_handler(raised(lambda: signal.raise_signal(signal.SIGUSR1)))
+        assert is_of_a_signal_handler(wraps(raised(handler)))
+        assert not is_of_a_signal_handler(raised(lambda: {}["x"]))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
