@@ -74,7 +74,7 @@ class TablePool:
         source = self.package / Path(script_of(order)).name
         verdict = source.read_text().strip()
         if verdict == "SEGV":
-            return Ended(order.id, signal=11)
+            return Ended(order.id, signal=11, stdout="phase compile forward\n")
         files = str(source), str(self.package / "__init__.py"), os.path.realpath(script_of(order))
         files = files if order.mode != "prelude" else None
         return Ended(order.id, 0, stdout=json.dumps({"verdict": verdict, "seconds": 0.1}), files=files)
