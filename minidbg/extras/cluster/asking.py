@@ -8,6 +8,7 @@ import os
 import queue
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from minidbg.words.errors import CannotWrite, MinidbgError
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Ready
-from minidbg.workers.waiting import Ends
 
 QUESTION = str(packing.__file__)
 JOIN_S = 120.0
@@ -39,12 +39,14 @@ class Asker:
     place: str = ""
     pool: ClusterPool | None = None
     members: queue.SimpleQueue[Mapping[str, Place]] = field(default_factory=queue.SimpleQueue)
-    ends: Ends = field(default_factory=Ends)
+    ends: dict[int, Future[Ended]] = field(default_factory=dict)
+    """Of the questions under way, by the number of the order."""
 
     def heard(self, message: Ended | Ready | Died | Members | Notice) -> None:
         """Called from the pool's thread."""
-        self.ends.heard(message)
-        if isinstance(message, Members):
+        if isinstance(message, Ended) and message.id in self.ends:
+            self.ends[message.id].set_result(message)
+        elif isinstance(message, Members):
             self.members.put(message.places)
         elif isinstance(message, Notice):
             self.tell(message.text)
@@ -66,8 +68,11 @@ class Asker:
         assert pool is not None
         try:
             write_script(whole, script)
-            ended = self.ends.of(order, pool.run)
+            end = self.ends[number] = Future()
+            pool.run(order)
+            ended = end.result()
         finally:
+            self.ends.pop(number, None)
             discard(script)
         if ended.unable or ended.lost or ended.cancelled:
             raise OSError(ended.unable or "the worker's interpreter died under a question")
