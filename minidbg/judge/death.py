@@ -38,9 +38,11 @@ def outcome_of_run(
     by = died_by(ended)
     if ended.timed_out:
         how = f"no answer within {limit_s:g} s"
+    elif ended.out_of_memory:
+        how = "ended, for it took more memory than it may"
     else:
-        how = by if by.startswith(EXIT) else f"died of {by}"
-    return found if found.reason else replace(found, reason=how, message=found.stderr)
+        how = f"died of {by}" if ended.signal is not None else by
+    return replace(found, reason=found.reason or how, message=found.stderr or found.message, stderr="")
 
 
 def printed(ended: ChildResult) -> Outcome | None:

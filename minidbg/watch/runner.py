@@ -25,7 +25,8 @@ from minidbg.words.files import link_or_copy
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import RunSpec
-from minidbg.workers.pool import NUMBERS, Ended, Order, Pool, busyness, share_of_memory
+from minidbg.workers import memory_limit
+from minidbg.workers.pool import NUMBERS, Ended, Order, Pool, busyness
 
 PROBE_SCRIPT = str(Path(__file__).with_name("probe.py"))
 CANARY_SECONDS = 120.0
@@ -73,7 +74,7 @@ class Runner:
         command = judging(repro, column)
         if run.purpose is Purpose.CANARY:
             command = (PROBE_SCRIPT, "canary", str(repro.path.absolute()), column.device, column.options)
-        memory = self.settings.memory_bytes or (None if column.host else share_of_memory(self.settings.jobs))
+        memory = self.settings.memory_bytes or (None if column.host else memory_limit(self.settings.jobs))
         self.pool.run(
             Order(
                 number,

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 
@@ -97,7 +97,7 @@ class Pipe:
 class Child:
     """The parent's side of a child that leads its own process group; ``pipes`` are what it writes to."""
 
-    def __init__(self, pid: int, pipes: Sequence[Pipe] = (), asker: socket.socket | None = None) -> None:
+    def __init__(self, pid: int, pipes: Collection[Pipe] = (), asker: socket.socket | None = None) -> None:
         """Whatever arrives at ``asker``, its end included, is a KeyboardInterrupt."""
         self.pid, self.pipes, self.asker = pid, pipes, asker
         self.timed_out = self.out_of_memory = False

@@ -27,6 +27,7 @@ from minidbg.workers.child import JSON, TAIL_BYTES, Child, ChildResult, Pipe, st
 from minidbg.workers.family import own_bytes
 
 NOTE_BYTES = 256
+MOST_DESCRIPTORS = 4096
 PARENTS_STREAMS: list[TextIO | None] = []
 
 
@@ -52,10 +53,12 @@ def call_in_fork(
     note: Notes | None = None,
     on_interrupt: Callable[[], object] | None = None,
     asker: socket.socket | None = None,
+    program: bool = False,
 ) -> ChildResult:
     """Run ``fn`` in a forked child with a time limit and a memory limit.
 
-    ``asker``: whatever arrives there, its end included, is a KeyboardInterrupt.
+    ``asker``: whatever arrives there, its end included, is a KeyboardInterrupt. ``program``: ``fn`` becomes a program, whose stdout is
+    told apart, whose logging is its own, and which inherits no file of ours; it says how many threads torch has.
 
     A KeyboardInterrupt here ends the child; with ``on_interrupt`` the first one is passed on to the child (which must let
     SIGINT in) after a call of it, and only the second one ends it.
@@ -65,14 +68,16 @@ def call_in_fork(
     """
     began = time.monotonic()
     limit_bytes = None if memory_bytes is None else memory_bytes + own_bytes(os.getpid())
-    with Pipe() as answer, Pipe(TAIL_BYTES) as stderr:
+    with contextlib.ExitStack() as pipes:
+        answer, stderr = (pipes.enter_context(Pipe(keep)) for keep in (None, TAIL_BYTES))
+        stdout = pipes.enter_context(Pipe(TAIL_BYTES)) if program else stderr
         parent = os.getpid()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no interrupt before the try
         try:
             pid = fork()
             if pid == 0:
-                be_the_child(fn, answer.write_end, stderr.write_end, parent)
-            child = Child(pid, (answer, stderr), asker)
+                be_the_child(fn, answer.write_end, stdout.write_end, stderr.write_end, parent)
+            child = Child(pid, {answer, stdout, stderr}, asker)
             try:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 try:
@@ -92,6 +97,7 @@ def call_in_fork(
         **answer_in(bytes(answer.data)),
         note=note.last() if note else "",
         stderr_tail=stderr.text(),
+        stdout=stdout.text() if program else "",
         seconds=time.monotonic() - began,
     )
 
@@ -116,15 +122,20 @@ def answer_in(received: bytes) -> dict[str, Any]:
 # ---- in the child ----------------------------------------------------------------------------------
 
 
-def be_the_child(fn: Callable[[], JSON], answer: int, stderr: int, parent: int) -> NoReturn:
-    """The child's whole life: it leaves by ``os._exit``, whatever happens."""
+def be_the_child(fn: Callable[[], JSON], answer: int, stdout: int, stderr: int, parent: int) -> NoReturn:
+    """The child's whole life: it leaves by ``os._exit``, whatever happens. It is a program where its stdout is not its stderr."""
     status = 70
     try:
-        leave_the_parents_world(stderr, parent)
-        if "torch" in sys.modules:
-            from minidbg import torch_internals
+        leave_the_parents_world(stdout, stderr, parent)
+        if stdout == stderr:
+            log_to_stderr()
+            if "torch" in sys.modules:
+                from minidbg import torch_internals
 
-            torch_internals.one_thread_after_fork()
+                torch_internals.one_thread_after_fork()
+        else:
+            os.closerange(3, answer)
+            os.closerange(answer + 1, MOST_DESCRIPTORS)
         send(answer, fn())
         status = 0
     except BaseException:  # noqa: BLE001 - nothing may return into the parent's code above us
@@ -134,16 +145,20 @@ def be_the_child(fn: Callable[[], JSON], answer: int, stderr: int, parent: int) 
         os._exit(status)
 
 
-def leave_the_parents_world(stderr: int, parent: int) -> None:
+def leave_the_parents_world(stdout: int, stderr: int, parent: int) -> None:
     """Own session, own streams, default signals: nothing the child does shows in the parent's terminal or files."""
     os.setsid()
     faulthandler.disable()  # it would keep the signals as they are, if it is on
-    stand_alone(stdout=stderr, stderr=stderr, parent=parent)
+    stand_alone(stdout=stdout, stderr=stderr, parent=parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     gc.freeze()  # the parent's objects are not ours to finalise
     PARENTS_STREAMS.extend((sys.stdin, sys.stdout, sys.stderr))  # finalised, they would write what they hold
     sys.stdin, sys.stdout, sys.stderr = own_stream(0, "r"), own_stream(1, "w"), own_stream(2, "w")
     faulthandler.enable(file=2, all_threads=True)
+
+
+def log_to_stderr() -> None:
+    """Nothing that the child logs reaches the parent's log."""
     for name in (None, *logging.root.manager.loggerDict):
         logging.getLogger(name).handlers.clear()
     logging.root.addHandler(logging.StreamHandler(sys.stderr))

@@ -5,19 +5,15 @@ chance. The server is started once, imports torch and what its questions need, a
 thread and uses no accelerator, so that each child may. A child costs milliseconds, and its crash or hang costs the server
 nothing. It is asked a function by its name and an argument of plain values.
 
-For each question the asker sends one end of a socket pair. The server forks a supervisor, which runs the question by
-``call_in_fork`` and answers on that socket: several questions may be asked at once, from several threads.
+How a question is put and answered is told in ``serving``; here is who asks, and what a server has and does before it forks.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import importlib
-import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -29,14 +25,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from minidbg.words import environment
 from minidbg.words.deadline import NEVER, Deadline
 from minidbg.workers.child import JSON, ChildResult, end_of, has_ended, kill_group
-from minidbg.workers.fork import Notes, call_in_fork, fork
+from minidbg.workers.fork import call_in_fork, fork
 from minidbg.workers.pool import Preload
 from minidbg.workers.run_script import kept_from_the_collector
+from minidbg.workers.serving import Question, put, received, serve
 from minidbg.workers.waiting import ReadyInterpreter
 
 MEMORY = Path("/dev/shm")
@@ -76,7 +73,7 @@ def prepare(preparation: Preparation) -> None:
     if preparation.ahead is not None:
         preload, env = preparation.ahead
         ahead = {"modules": list(preload.modules), "warm": preload.warm, "env": dict(env)}
-    start_server().tell(json.dumps({**preparation.as_question(), "ahead": ahead, "argument": None}).encode())
+    start_server().tell({**preparation.as_question(), "ahead": ahead, "argument": None})
 
 
 def call_in_server(
@@ -103,7 +100,7 @@ def call_in_server(
     last_words = ""
     for _ in range(2):  # a server that somebody has killed is started once more
         server = start_server()
-        answer = server.ask(json.dumps(question).encode(), stream, until, on_interrupt)
+        answer = server.ask(question, stream, until, on_interrupt)
         if answer is not None:
             return ChildResult(**answer)
         last_words = server.last_words()
@@ -180,37 +177,26 @@ class ForkServer:
 
     def ask(
         self,
-        question: bytes,
+        question: Question,
         stream: TextIO | None,
         deadline: float,
         on_interrupt: Callable[[], object] | None,
     ) -> dict[str, Any] | None:
         """The parts of the result; None when the server has ended, or does not answer long after the question's time limit."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs, contextlib.suppress(OSError):
-                descriptors = [theirs.fileno(), *([stream.fileno()] if stream is not None else [])]
-                socket.send_fds(self.control, [b"?"], descriptors)
-            with contextlib.suppress(OSError):
-                ours.sendall(len(question).to_bytes(8, "big") + question)
+        with put(self.control, question, stream) as asked:
             try:
-                return received(ours, deadline)
+                return received(asked, deadline)
             except KeyboardInterrupt:
                 if on_interrupt is None:
                     raise
                 on_interrupt()
                 with contextlib.suppress(OSError):
-                    ours.sendall(b"!")
-                return received(ours, deadline)
+                    asked.sendall(b"!")
+                return received(asked, deadline)
 
-    def tell(self, question: bytes) -> None:
-        """Send what has no answer; a server that has ended is found out by the next question."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs, contextlib.suppress(OSError):
-                socket.send_fds(self.control, [b"?"], [theirs.fileno()])
-            with contextlib.suppress(OSError):
-                ours.sendall(len(question).to_bytes(8, "big") + question)
+    def tell(self, question: Question) -> None:
+        """Put what has no answer; a server that has ended is found out by the next question."""
+        put(self.control, question).close()
 
     def end(self) -> None:
         """End it; what runs in its children ends with it."""
@@ -248,7 +234,7 @@ def fork_server(control: int, folder: Path, stderr: int) -> int:
         for stream in (1, 2):
             os.dup2(stderr, stream)
         leave_to_others(keep=control)
-        serve(socket.socket(fileno=control), branch=True)
+        serve(socket.socket(fileno=control), have_the_askers_surroundings)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
@@ -264,61 +250,25 @@ def leave_to_others(keep: int) -> None:
                 os.close(int(name))
 
 
-def received(asked: socket.socket, deadline: float) -> dict[str, Any] | None:
-    """The object that comes on the socket before it is closed; None when there is none by ``deadline``."""
-    data = bytearray()
-    while select.select([asked], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        piece = b""
-        with contextlib.suppress(ConnectionError):
-            piece = asked.recv(1 << 20)
-        if not piece:
-            return dict(json.loads(data)) if data else None
-        data += piece
-    return None
-
-
 # ---- the server's own side -------------------------------------------------------------------------
 
 
-def serve(control: socket.socket, *, branch: bool = False) -> None:
-    """Fork a supervisor for each question, until the asker has gone. A branch has made its imports, and asks no driver anything."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asker, who tells the supervisors
-    warmed: set[str] = set()
-    while True:
-        # Not SIG_IGN, which the C++ compilers that children start would inherit: the supervisors are reaped here.
-        readable, _, _ = select.select([control], [], [], 1.0)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not readable:
-            continue
-        _, descriptors, _, _ = socket.recv_fds(control, 1, 2)
-        if not descriptors:
-            return
-        with socket.socket(fileno=descriptors[0]) as asker:
-            size = int.from_bytes(asker.recv(8, socket.MSG_WAITALL), "big")
-            text = asker.recv(size, socket.MSG_WAITALL)
-            if text:
-                question = json.loads(text)
-                get_ready(question, None if branch else warmed)
-                if question["argument"] is not None:
-                    if fork() == 0:
-                        control.close()
-                        supervise(question, asker, *descriptors[1:])
-                    AHEAD.clear()  # it is the child's, who ends it; or nobody needs it
-        for descriptor in descriptors[1:]:
-            os.close(descriptor)
+WARMED: set[str] = set()
+"""In the server: what it has imported or compiled."""
 
 
-def get_ready(question: Mapping[str, Any], warmed: set[str] | None) -> None:
-    """Have the asker's surroundings. Import and compile here, once, what the question's child would have to, unless ``warmed`` is None."""
+def have_the_askers_surroundings(question: Question) -> None:
+    """All that a branch does: it has made its imports, and asks no driver anything."""
     os.environ.clear()
     os.environ.update(question["environ"])
     sys.path[:] = question["path"]
     with contextlib.suppress(OSError):
         os.chdir(question["cwd"])
-    if warmed is None:
-        return
+
+
+def get_ready(question: Question) -> None:
+    """Have the asker's surroundings. Import and compile here, once, what the question's child would have to."""
+    have_the_askers_surroundings(question)
     if question["ahead"] is not None and not AHEAD:
         ahead = question["ahead"]
         with contextlib.suppress(OSError):  # who needs it starts one
@@ -330,13 +280,13 @@ def get_ready(question: Mapping[str, Any], warmed: set[str] | None) -> None:
     signal.alarm(int(START_LIMIT_S))  # an import that hangs ends the server, and the asker is told
     importlib.import_module(question["call"].partition(":")[0])
     for name in question["imports"]:
-        if name not in warmed and name not in sys.modules:
-            warmed.add(name)
+        if name not in WARMED and name not in sys.modules:
+            WARMED.add(name)
             if starts_nothing(name):
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
-    if question["warm"] and not {question["warm"], "inductor"} & warmed:
-        warmed.add(question["warm"])
+    if question["warm"] and not {question["warm"], "inductor"} & WARMED:
+        WARMED.add(question["warm"])
         if question["warm"] == "imports":
             torch_internals.import_for_compiling(inductor=False)
         else:
@@ -375,36 +325,11 @@ def threads() -> int:
         return threading.active_count()
 
 
-def supervise(question: Mapping[str, Any], asker: socket.socket, stream: int | None = None) -> NoReturn:
-    """Run the question in a child, answer, and end. An asker who goes away ends it."""
-    try:
-        os.setsid()
-        module, _, name = question["call"].partition(":")
-        function = getattr(importlib.import_module(module), name)
-        note = Notes()
-        result = call_in_fork(
-            lambda: function({**question["argument"], "stream": stream}, note),
-            seconds=question["seconds"],
-            memory_bytes=question["memory_bytes"],
-            note=note,
-            on_interrupt=(lambda: None) if question["interrupts"] else None,
-            asker=asker,
-        )
-        asker.sendall(json.dumps(dataclasses.asdict(result)).encode())
-    except BaseException as error:  # noqa: BLE001 - nothing may return into the server's loop
-        if not isinstance(error, KeyboardInterrupt | BrokenPipeError):
-            with contextlib.suppress(BaseException):
-                answer = dataclasses.asdict(ChildResult(error=f"{type(error).__name__}: {error}"))
-                asker.sendall(json.dumps(answer).encode())
-    finally:
-        os._exit(0)
-
-
 if __name__ == "__main__":
     from minidbg.workers import forkserver
 
     try:
         with socket.socket(fileno=int(sys.argv[1])) as given:
-            forkserver.serve(given)
+            serve(given, forkserver.get_ready, forked=forkserver.AHEAD.clear)
     finally:
         shutil.rmtree(sys.argv[2], ignore_errors=True)

@@ -1,6 +1,6 @@
 """Interpreters that run scripts in forks: start a ``server``, give it scripts, hear how they ended, replace it.
 
-The protocol is lines of JSON, so that whoever holds a pool needs no torch.
+What travels is plain values, so that whoever holds a pool needs no torch.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from minidbg.words import environment
-from minidbg.workers.child import ChildResult
+from minidbg.workers import server as scripts
+from minidbg.workers.child import ChildResult, end_of
 from minidbg.workers.kernel_cache import VARIABLE
-from minidbg.workers.server import fingerprints, say, tail
+from minidbg.workers.serving import put, received
 
 ROOT = str(Path(__file__).parents[2])
 SERVER = (
@@ -31,6 +34,9 @@ SERVER = (
 )
 
 LEAST_ROOM_BYTES = 64 << 20
+LONGEST_END_S = 8.0
+LIMITS: Mapping[str, Any] = {"seconds": 60.0, "memory_bytes": None}
+"""Of the question what the server has loaded."""
 NUMBERS = itertools.count(1)
 """For the orders of this process: two never have the same."""
 
@@ -72,6 +78,7 @@ class Ended:
     status: int | None = None
     signal: int | None = None
     timed_out: bool = False
+    out_of_memory: bool = False
     cancelled: bool = False
     lost: bool = False
     stdout: str = ""
@@ -86,7 +93,7 @@ class Ended:
     def result(self) -> ChildResult:
         """The same, as of a child of this process."""
         return ChildResult(
-            exit_status=self.status, signal=self.signal, timed_out=self.timed_out,
+            exit_status=self.status, signal=self.signal, timed_out=self.timed_out, out_of_memory=self.out_of_memory,
             stdout=self.stdout, stderr_tail=self.stderr, seconds=self.seconds,
         )  # fmt: skip
 
@@ -110,7 +117,7 @@ class Died:
 Variables: TypeAlias = tuple[tuple[str, str], ...]
 
 Listener = Callable[[Ended | Ready | Died], None]
-"""Called from the pool's reading thread."""
+"""Called from threads of the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +161,6 @@ def busyness() -> float:
     return min(MOST_BUSY, max(1.0, waiting))
 
 
-def share_of_memory(runs: int) -> int:
-    """Bytes that one of so many ``runs`` at the same time may have: its share of the machine, and something over."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(total * 0.75 / max(1, min(runs, 2)))
-
-
 class ServerPool:
     """A server with a warm interpreter, and one with an untouched one. Orders given while they start wait in their sockets.
 
@@ -184,7 +185,7 @@ class ServerPool:
             if server is not None:
                 server.close()
             server = self.servers[which, variables] = self.start(which, dict(variables))
-            server.start_listening()
+            server.tell_of_itself(self.listener, is_ready=which == "warm")
         return server
 
     def start(self, which: str, variables: Mapping[str, str]) -> ServerProcess:
@@ -193,14 +194,12 @@ class ServerPool:
         env = environment.for_judge(environment.NO_CACHED_GRAPHS, given={VARIABLE: kernels, **variables})
         preload = self.preload
         if which == "untouched":
-            return ServerProcess(
-                lambda message: None if isinstance(message, Ready) else self.listener(message),
-                Preload((*preload.modules, *(preload.untouched if preload.warm else ())), ""), state / "scratch", env, {},
-            )  # fmt: skip
+            untouched = Preload((*preload.modules, *(preload.untouched if preload.warm else ())), "")
+            return ServerProcess(untouched, state / "scratch", env, {})
         # The limit of threads is for the process that forks. A fresh interpreter gets back what a person would have.
         one_thread = environment.ONE_THREAD.put_in
         own = {name: env.get(name) for name in one_thread}
-        return ServerProcess(self.listener, preload, state / "scratch", {**env, **one_thread}, own)
+        return ServerProcess(preload, state / "scratch", {**env, **one_thread}, own)
 
     def roomy_folder(self) -> Path:
         """Where runs may write: a folder for temporary files when the disk of the history is full."""
@@ -211,8 +210,12 @@ class ServerPool:
 
     def run(self, order: Order) -> None:
         """Start a script; its end is told to the listener."""
+        self.submit(order).add_done_callback(lambda end: self.listener(end.result()))
+
+    def submit(self, order: Order) -> Future[Ended]:
+        """Start a script; its end."""
         which = "untouched" if order.mode == "untouched" else "warm"
-        self.server_for(which, tuple(sorted(order.env.items()))).run(order)
+        return self.server_for(which, tuple(sorted(order.env.items()))).submit(order)
 
     def cancel(self, number: int) -> None:
         """End a run; its end is told like any other."""
@@ -240,99 +243,114 @@ class ServerPool:
 
 
 class ServerProcess:
+    """The side of the one who gives orders to a ``server``. May be made in one process, and used in a fork of that."""
+
     def __init__(
-        self,
-        listener: Listener,
-        preload: Preload,
-        scratch: Path,
-        env: Mapping[str, str],
-        fresh_env: Mapping[str, str | None],
+        self, preload: Preload, scratch: Path, env: Mapping[str, str], fresh_env: Mapping[str, str | None]
     ) -> None:
-        self.listener = listener
+        """``env`` are all of its variables; ``fresh_env`` those that a run has as here, and it has not. Raises OSError."""
         self.fresh_env = {name: value for name, value in fresh_env.items() if value is not None}
         self.unset = tuple(name for name, value in fresh_env.items() if value is None)
         self.loaded: dict[str, list[int]] = {}
-        self.under_way: set[int] = set()
-        self.lock = threading.Lock()
-        self.alive = True
+        self.under_way: dict[int, tuple[socket.socket, threading.Thread]] = {}
+        """By the number of the order: where its answer comes, and who waits for it."""
+        self.cancelled: set[int] = set()
         self.closing = False
         scratch.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix="minidbg-server-", dir=scratch))
-        ours, theirs = socket.socketpair()
+        self.control, theirs = socket.socketpair()
         config = {
-            "socket": theirs.fileno(), "parent": os.getpid(), "scratch": str(self.folder),
-            "preload": list(preload.modules), "warm": preload.warm,
+            "socket": theirs.fileno(), "parent": os.getpid(), "preload": list(preload.modules), "warm": preload.warm,
         }  # fmt: skip
-        self.control = ours
         with theirs, (self.folder / "server.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", SERVER, ROOT, json.dumps(config)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(env),
                 pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
-        self.thread: threading.Thread | None = None
 
-    def start_listening(self) -> None:
-        """Have a thread of this process hear the server, once: the process that started it, or a fork of that."""
-        with self.lock:
-            if self.thread is None:
-                self.thread = threading.Thread(target=self.listen, name="minidbg-pool", daemon=True)
-                self.thread.start()
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
 
-    def run(self, order: Order) -> None:
-        """Send the order; a server that has died answers for it with ``lost``."""
-        self.start_listening()
+    def tell_of_itself(self, listener: Listener, *, is_ready: bool) -> None:
+        """Have a thread tell when the server dies, and, if wanted, when it is ready."""
+        asked = put(self.control, {**LIMITS, "call": f"{scripts.__name__}:loaded", "argument": {}})
+
+        def listen() -> None:
+            with asked:
+                answer = received(asked)
+            if answer is not None and answer["answered"]:
+                self.loaded = answer["value"]["loaded"]
+                if is_ready:
+                    listener(Ready(answer["value"]["seconds"], tuple(self.loaded)))
+            self.process.wait()
+            for _, waiting in list(self.under_way.values()):
+                waiting.join()
+            if not self.closing:
+                listener(Died(self.process.returncode, tail(self.folder / "server.log")))
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+        threading.Thread(target=listen, name="minidbg-pool", daemon=True).start()
+
+    def submit(self, order: Order) -> Future[Ended]:
+        """Run the script; a server that has died ends it with ``lost``."""
         unset: list[str] = []
         one_thread = order.one_thread or order.mode == "fork"
-        request = {**asdict(order), "env": {}, "unset": unset, "one_thread": one_thread}
-        if order.mode == "untouched":
-            request["mode"] = "fork"
+        folder = self.folder / str(order.id)
+        mode = "fork" if order.mode == "untouched" else order.mode
+        request = {**asdict(order), "mode": mode, "env": {}, "unset": unset, "one_thread": one_thread}
         if not one_thread:
             request["env"] = dict(self.fresh_env)
             unset += self.unset
         if order.pycache:
             # The folder is ours, and torch's bytecode must lie there: without it an import of torch takes ten seconds.
             unset.append("PYTHONDONTWRITEBYTECODE")
-        with self.lock:
-            alive = self.alive  # else nobody would answer
-            if alive:
-                self.under_way.add(order.id)
-        if alive:
-            say(self.control, request)
-        else:
-            self.listener(Ended(order.id, lost=True))
+        with contextlib.suppress(OSError):  # of a server that has ended: so does the run
+            folder.mkdir()
+        question = {
+            "call": f"{scripts.__name__}:run", "argument": {**request, "folder": str(folder)}, "program": True,
+            "seconds": order.seconds, "memory_bytes": order.memory_bytes,
+        }  # fmt: skip
+        end: Future[Ended] = Future()
+        asked = put(self.control, question)
+
+        def wait() -> None:
+            with asked:
+                answer = received(asked)
+            files = read_files(folder / "files.json")
+            shutil.rmtree(folder, ignore_errors=True)
+            end.set_result(self.ended(order.id, answer, files))
+            del self.under_way[order.id]
+
+        thread = threading.Thread(target=wait, name="minidbg-run", daemon=True)
+        self.under_way[order.id] = asked, thread
+        thread.start()
+        return end
+
+    def ended(self, number: int, answer: Mapping[str, Any] | None, files: tuple[str, ...] | None) -> Ended:
+        cancelled = number in self.cancelled
+        self.cancelled.discard(number)
+        if answer is None:
+            return Ended(
+                number, signal=signal.SIGKILL if cancelled else None, cancelled=cancelled, lost=not cancelled
+            )
+        done = ChildResult(**answer)
+        return Ended(
+            number, done.exit_status, done.signal, done.timed_out, done.out_of_memory, cancelled, stdout=done.stdout,
+            stderr=done.stderr_tail + done.error, seconds=done.seconds, files=files,
+        )  # fmt: skip
 
     def cancel(self, number: int) -> None:
-        say(self.control, {"cancel": number})
+        """End a run, if it has not ended; its end is told like any other."""
+        if number in self.under_way:
+            self.cancelled.add(number)
+            with contextlib.suppress(OSError):
+                self.under_way[number][0].sendall(b"!")
 
     def is_stale(self) -> bool:
         """Whether a file that the server has loaded is no longer what it was."""
-        return fingerprints(list(self.loaded)) != self.loaded
-
-    def listen(self) -> None:
-        """Pass on what the server says until it ends; then answer for what it left undone."""
-        with contextlib.suppress(OSError), self.control.makefile("rb") as lines:
-            for line in lines:
-                self.hear(json.loads(line))
-        self.alive = False
-        self.process.wait()
-        with self.lock:
-            lost, self.under_way = sorted(self.under_way), set()
-        for number in lost:
-            self.listener(Ended(number, lost=True))
-        if not self.closing:
-            self.listener(Died(self.process.returncode, tail(self.folder / "server.log")))
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def hear(self, message: dict[str, Any]) -> None:
-        if message.pop("ready", False):
-            self.loaded = message["loaded"]
-            self.listener(Ready(message["seconds"], tuple(self.loaded)))
-            return
-        with self.lock:
-            self.under_way.discard(message["id"])
-        files = message.pop("files")
-        self.listener(Ended(**message, files=None if files is None else tuple(files)))
+        return scripts.fingerprints(list(self.loaded)) != self.loaded
 
     def close(self) -> None:
         """End the server; what it runs ends with it."""
@@ -341,14 +359,31 @@ class ServerProcess:
             self.control.shutdown(socket.SHUT_RDWR)
         self.process.terminate()  # while it still preloads, it reads nothing
         try:
-            self.process.wait(timeout=5)
+            self.process.wait(timeout=LONGEST_END_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if self.thread is not None:
-            self.thread.join(timeout=5)
         self.control.close()
-        shutil.rmtree(self.folder, ignore_errors=True)  # one that was ended while it still imported
+        for _, waiting in list(self.under_way.values()):
+            waiting.join(LONGEST_END_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def tail(path: Path) -> str:
+    """The end of a file, as text; nothing when there is none."""
+    try:
+        with path.open("rb") as file:
+            return end_of(file)
+    except OSError:
+        return ""
+
+
+def read_files(path: Path) -> tuple[str, ...] | None:
+    """The files that a run had loaded, or None when it died before it could say."""
+    try:
+        return tuple(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None
 
 
 def preload_for(backends: Iterable[str], *, forks: bool) -> Preload:

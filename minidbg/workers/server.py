@@ -1,15 +1,9 @@
-"""A process that runs scripts for the daemon: each in a forked child that already has torch, or in a fresh interpreter.
+"""A server whose questions are scripts: each runs in a forked child that already has torch, or in a fresh interpreter.
 
-Started by ``minidbg.workers.pool``. One thread; Linux or another POSIX system. It speaks lines of JSON over a socket given by number:
-
-    -> {"id", "argv", "mode", "seconds", "memory_bytes", "env", "unset", "pycache", "nice"}     run a script
-    -> {"cancel": id}                                                                             end a run
-    <- {"ready": true, "loaded": {path: [mtime_ns, size]}, "seconds"}                            once, after preloading
-    <- {"id", "status", "signal", "timed_out", "cancelled", "stdout", "stderr", "seconds", "files"}
-
-``mode``: ``fork`` (a child of this process), ``prelude`` (a fresh interpreter that runs the script in the same way),
-``fresh`` (``python script.py``, as a person would run it). A run is its own process group, and is ended as one. When the
-socket closes, everything ends: no process outlives the daemon.
+Started by ``minidbg.workers.pool``, as ``main``; the loop is ``serving``'s. What it imports is chosen before it starts, and nothing of
+the code that is judged is in it, since that may change. The argument of ``run`` is the script as ``Order`` has it, with ``folder``,
+where the run writes, and ``env`` and ``unset``, how its variables differ from the server's. ``mode``: ``fork`` (a child of this process),
+``prelude`` (a fresh interpreter that runs the script in the same way), ``fresh`` (``python script.py``, as a person would run it).
 """
 
 from __future__ import annotations
@@ -19,9 +13,6 @@ import gc
 import importlib
 import json
 import os
-import resource
-import selectors
-import shutil
 import signal
 import site
 import socket
@@ -29,14 +20,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from minidbg.words import environment
-from minidbg.workers import child
-from minidbg.workers.family import children_of
+from minidbg.workers import child, serving
 from minidbg.workers.run_script import (
     NO_VERDICT,
     RUN_SCRIPT,
@@ -46,248 +35,47 @@ from minidbg.workers.run_script import (
     run_script,
 )
 
-LAST_WORDS_S = 0.3
-"""After the time limit: how long a run has to print its stack before it is killed."""
+PRELOADED: list[tuple[Base, dict[str, Any]]] = []
+"""In the server, and so in its children: what it had loaded when it began to fork, and what it says of that."""
 
 
-@dataclass(slots=True)
-class Run:
-    id: int
-    pid: int
-    folder: Path
-    began: float
-    deadline: float
-    timed_out: bool = False
-    cancelled: bool = False
-
-
-@dataclass(slots=True)
-class Server:
-    """What the server keeps between two events."""
-
-    control: socket.socket
-    scratch: Path
-    base: Base
-    runs: dict[int, Run] = field(default_factory=dict)
-    ended_groups: set[int] = field(default_factory=set)
-    unread: bytes = b""
-
-    def serve(self) -> None:
-        """Handle requests until the socket closes or SIGTERM arrives; then end all runs."""
-        try:
-            with selectors.DefaultSelector() as selector, child_signals() as wakeup:
-                selector.register(self.control, selectors.EVENT_READ)
-                selector.register(wakeup, selectors.EVENT_READ)
-                while True:
-                    for key, _ in selector.select(self.seconds_to_next_deadline()):
-                        if key.fileobj is wakeup:
-                            if signal.SIGTERM in wakeup.recv(4096):
-                                return
-                        elif not self.read_requests():
-                            return
-                    self.end_late_runs(time.monotonic())
-                    self.reap()
-        finally:
-            for run in self.runs.values():
-                child.kill_group(run.pid)
-            shutil.rmtree(self.scratch, ignore_errors=True)
-
-    def seconds_to_next_deadline(self) -> float | None:
-        """How long the loop may sleep."""
-        if not self.runs:
-            return None
-        return max(0.0, min(run.deadline for run in self.runs.values()) - time.monotonic())
-
-    def read_requests(self) -> bool:
-        """Start or cancel what was asked for; False when the daemon has gone."""
-        try:
-            received = self.control.recv(1 << 16)
-        except ConnectionError:
-            return False
-        *lines, self.unread = (self.unread + received).split(b"\n")
-        for line in lines:
-            request = json.loads(line)
-            if "cancel" in request:
-                self.cancel(request["cancel"])
-            else:
-                self.start(request)
-        return bool(received)
-
-    def start(self, request: dict[str, Any]) -> None:
-        """Fork the child that runs the request's script."""
-        folder = self.scratch / str(request["id"])
-        folder.mkdir()
-        began = time.monotonic()
-        server = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            become_run(request, folder, server, self.base)
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # the child does it too: whoever comes first
-        self.runs[pid] = Run(request["id"], pid, folder, began, began + request["seconds"])
-
-    def cancel(self, number: int) -> None:
-        """End a run that is no longer wanted; it is answered like any other."""
-        for run in self.runs.values():
-            if run.id == number:
-                run.cancelled = True
-                child.kill_group(run.pid)
-
-    def end_late_runs(self, now: float) -> None:
-        """Ask a late run for its stack, then kill it."""
-        for run in self.runs.values():
-            if now < run.deadline:
-                continue
-            if run.timed_out:
-                child.kill_group(run.pid)
-                run.deadline = now + 1.0  # in case it cannot die yet
-            else:
-                run.timed_out, run.deadline = True, now + LAST_WORDS_S
-                with contextlib.suppress(OSError):
-                    os.kill(run.pid, signal.SIGABRT)  # faulthandler prints the stack
-
-    def reap(self) -> None:
-        """Answer for the runs that have ended, and collect orphans that they left to us."""
-        while ended := ended_child():
-            run = self.runs.pop(ended, None)
-            if run is not None:
-                child.kill_group(ended)  # before it is reaped: its number is still its own
-                self.ended_groups.add(ended)
-            _, status = os.waitpid(ended, 0)
-            if run is not None:
-                self.answer(run, status)
-        self.kill_orphans()
-
-    def kill_orphans(self) -> None:
-        """End processes that outlived their run: those of its group, and when nothing runs, any."""
-        if not self.ended_groups:
-            return
-        for pid in children_of(os.getpid()):
-            with contextlib.suppress(OSError):
-                if pid not in self.runs and (not self.runs or os.getpgid(pid) in self.ended_groups):
-                    os.kill(pid, signal.SIGKILL)
-        if not self.runs:
-            self.ended_groups.clear()
-
-    def answer(self, run: Run, status: int) -> None:
-        """Tell the daemon how a run ended, and clean up after it."""
-        answer = {
-            "id": run.id,
-            "status": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-            "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-            "timed_out": run.timed_out,
-            "cancelled": run.cancelled,
-            "stdout": tail(run.folder / "stdout"),
-            "stderr": tail(run.folder / "stderr"),
-            "files": read_files(run.folder / "files.json"),
-            "seconds": time.monotonic() - run.began,
-        }
-        say(self.control, answer)
-        shutil.rmtree(run.folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def child_signals() -> Iterator[socket.socket]:
-    """A socket that becomes readable, with the signal's number, when a child ends or SIGTERM arrives."""
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(-1)
-        reader.close()
-        writer.close()
-
-
-def say(control: socket.socket, message: Mapping[str, Any]) -> None:
-    """Send one line; whoever reads from the other side finds out when it has gone."""
-    with contextlib.suppress(OSError):
-        control.sendall(json.dumps(message).encode() + b"\n")
-
-
-def ended_child() -> int | None:
-    """A child that has ended and is not reaped yet."""
-    try:
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    return ended.si_pid if ended else None
-
-
-def tail(path: Path) -> str:
-    """The end of a file, as text; nothing when there is none."""
-    try:
-        with path.open("rb") as file:
-            return child.end_of(file)
-    except OSError:
-        return ""
-
-
-def read_files(path: Path) -> list[str] | None:
-    """The files that a run had loaded, or None when it died before it could say."""
-    try:
-        return list(json.loads(path.read_text()))
-    except (OSError, ValueError):
-        return None
+def loaded(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
+    """The server's files with their ``fingerprints``, and the seconds that its imports took."""
+    return PRELOADED[0][1]
 
 
 # In the child
 
 
-def become_run(request: dict[str, Any], folder: Path, server: int, base: Base) -> NoReturn:
-    """Turn this freshly forked process into the run. Never returns, never raises."""
-    status = NO_VERDICT
-    try:
-        settle_in(request, folder, server)
-        if request["mode"] == "fork":
-            status = run_script(request, folder, base)
-        else:
-            execute(request, folder)
-    except BaseException:  # noqa: BLE001 - there is no one left to raise it to
-        with contextlib.suppress(Exception):
-            traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
+def run(argument: dict[str, Any], note: object) -> NoReturn:
+    """Become the run of a script: its exit status is this process's."""
+    folder = Path(argument["folder"])
+    settle_in(argument, folder)
+    if argument["mode"] != "fork":
+        execute(argument, folder)
+    status = run_script(argument, folder, PRELOADED[0][0])
+    with contextlib.suppress(BaseException):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
 
 
-def settle_in(request: dict[str, Any], folder: Path, server: int) -> None:
-    """Own group, own folder and output files, limits, and death together with the server."""
-    os.setpgid(0, 0)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    out, err = (os.open(folder / name, flags, 0o600) for name in ("stdout", "stderr"))
-    child.stand_alone(stdout=out, stderr=err, parent=server)
-    os.closerange(3, 4096)
+def settle_in(request: Mapping[str, Any], folder: Path) -> None:
+    """Own folder, variables and priority."""
     os.chdir(folder)
     os.environ.update(request["env"])
     for name in request["unset"]:
         os.environ.pop(name, None)
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = None
-    if request.get("nice"):
+    if request["nice"]:
         os.nice(request["nice"])
-    if request.get("memory_bytes"):
-        limit_memory(request["memory_bytes"])
 
 
-def limit_memory(extra_bytes: int) -> None:
-    """Let this process have ``extra_bytes`` of data beyond what it was forked with."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        pages = int(Path("/proc/self/statm").read_text().split()[5])
-        limit = pages * resource.getpagesize() + extra_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def execute(request: dict[str, Any], folder: Path) -> NoReturn:
+def execute(request: Mapping[str, Any], folder: Path) -> NoReturn:
     """Become a fresh interpreter that runs the script."""
     flags = ["-X", "faulthandler"]
-    if request.get("pycache"):
+    if request["pycache"]:
         flags += ["-X", f"pycache_prefix={request['pycache']}"]
     if request["mode"] == "fresh":
         command = [sys.executable, *flags, *request["argv"]]
@@ -335,21 +123,18 @@ def main(root: str, text: str) -> None:
     began = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which tells us
     child.die_with_parent(signal.SIGTERM, config["parent"])
-    child.prctl(child.PR_SET_CHILD_SUBREAPER, 1)
     os.environ.update(environment.FORKABLE.put_in)
     with kept_from_the_collector():
         preload(config["preload"], warm=config["warm"])
     sys.path.reverse()  # the last one is ours; it may be on the path by itself
     sys.path.remove(root)
     sys.path.reverse()
-    loaded = frozenset(loaded_files())
-    base = Base(loaded, next(reversed(sys.modules)))
-    control = socket.socket(fileno=config["socket"])
-    files = fingerprints([*loaded, *site.getsitepackages()])
-    say(control, {"ready": True, "loaded": files, "seconds": time.monotonic() - began})
+    files = frozenset(loaded_files())
+    said = {"loaded": fingerprints([*files, *site.getsitepackages()]), "seconds": time.monotonic() - began}
+    PRELOADED.append((Base(files, next(reversed(sys.modules))), said))
     gc.freeze()  # children share these objects: a collection in one of them must not copy their pages
     try:
-        Server(control, Path(config["scratch"]), base).serve()
+        serving.serve(socket.socket(fileno=config["socket"]))
     except BaseException:  # noqa: BLE001 - its last words
         traceback.print_exc()
         os._exit(NO_VERDICT)

@@ -117,8 +117,9 @@ def test_words_and_workers_are_there_without_torch(path: Path) -> None:
 
 
 FORKS = {
-    "workers/fork.py": "the one call, and the supervisor of what runs in the child",
-    "workers/server.py": "a run of a script, in a server that has done nothing but import",
+    "workers/fork.py": "the one call, and a child under supervision",
+    "workers/forkserver.py": "a server of a child's own",
+    "workers/serving.py": "the one loop: a supervisor for each question",
 }
 STARTS = {
     "commands/demo/show.py": "the demo's repro, as a person runs it",
@@ -145,7 +146,7 @@ def test_processes_are_started_and_forked_where_the_list_says(path: Path) -> Non
     called = {
         ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
     }
-    forks = called & {"os.fork", "os.forkpty"} or (
+    forks = called & {"os.fork", "os.forkpty", "fork", "fork.fork"} or (
         path.parent.name != "workers" and {name for name in called if name.endswith("call_in_fork")}
     )
     starts = {

@@ -8,6 +8,7 @@ import os
 import queue
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +28,6 @@ from minidbg.words.errors import CannotWrite, MinidbgError
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Ready
-from minidbg.workers.waiting import Ends
 
 QUESTION = str(entry.__file__)
 JOIN_S = 120.0
@@ -42,12 +42,14 @@ class Asker:
     place: str = ""
     pool: ClusterPool | None = None
     members: queue.SimpleQueue[Mapping[str, Place]] = field(default_factory=queue.SimpleQueue)
-    ends: Ends = field(default_factory=Ends)
+    ends: dict[int, Future[Ended]] = field(default_factory=dict)
+    """Of the questions under way, by the number of the order."""
 
     def heard(self, message: Ended | Ready | Died | Members | Notice) -> None:
         """Called from the pool's thread."""
-        self.ends.heard(message)
-        if isinstance(message, Members):
+        if isinstance(message, Ended) and message.id in self.ends:
+            self.ends[message.id].set_result(message)
+        elif isinstance(message, Members):
             self.members.put(message.places)
         elif isinstance(message, Notice):
             self.tell(message.text)
@@ -72,8 +74,11 @@ class Asker:
             file.write_text(json.dumps(parcel.table, ensure_ascii=False), "utf-8", "backslashreplace")
             arrays = {key: data.numpy() for key, data in parcel.storages.items()}
             save_file(arrays, file.with_suffix(".safetensors"))
-            ended = self.ends.of(order, pool.run)
+            end = self.ends[number] = Future()
+            pool.run(order)
+            ended = end.result()
         finally:
+            self.ends.pop(number, None)
             discard(file)
         if ended.unable or ended.lost or ended.cancelled:
             raise OSError(ended.unable or "the worker's interpreter died under a question")

@@ -31,6 +31,7 @@ from platformdirs import user_cache_dir
 from minidbg.extras.cluster.code import Code, Trees, as_sent, moved, sha_of
 from minidbg.extras.cluster.members import resource_of, slots_of
 from minidbg.words.json_lines import last_json
+from minidbg.workers import memory_limit
 from minidbg.workers.pool import (  # fmt: skip
     LEAST_ROOM_BYTES,
     NUMBERS,
@@ -39,9 +40,7 @@ from minidbg.workers.pool import (  # fmt: skip
     Preload,
     ServerPool,
     busyness,
-    share_of_memory,
 )
-from minidbg.workers.waiting import Ends
 
 PACKAGE = Path(__file__).parents[2]
 NAME = "minidbg"
@@ -62,7 +61,6 @@ class Judges(WorkerPlugin):
     pools: dict[str, ServerPool] = field(default_factory=dict)
     """By what their warm interpreters have compiled with: ``aot`` or ``inductor``."""
     state: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="minidbg-worker-")))
-    ends: Ends = field(default_factory=Ends)
     numbers: dict[str, int] = field(default_factory=dict)
     """By the key of the task that waits for it: the number of the order."""
     code: str = ""
@@ -77,14 +75,14 @@ class Judges(WorkerPlugin):
                 if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
                     preload = Preload(modules=(), warm="")
                 (self.state / warm).mkdir()
-                self.pools[warm] = ServerPool(self.ends.heard, preload, state=self.state / warm)
+                self.pools[warm] = ServerPool(lambda message: None, preload, state=self.state / warm)
             return self.pools[warm]
 
     def run(self, order: Order, key: str, warm: str = "aot") -> Ended:
         """Run and wait. ``key`` is that of the task."""
         self.numbers[key] = order.id
         try:
-            return self.ends.of(order, self.pool(warm).run)
+            return self.pool(warm).submit(order).result()
         finally:
             self.numbers.pop(key, None)
 
@@ -155,7 +153,7 @@ class Judges(WorkerPlugin):
             for word in request["argv"]
         ]
         paths = [str(tree) + path for path in code.paths if os.path.isdir(str(tree) + path)]
-        memory = request["memory_bytes"] or share_of_memory(self.facts["slots"])
+        memory = request["memory_bytes"] or memory_limit(self.facts["slots"])
         return Order(
             next(NUMBERS), tuple(argv), request["mode"], request["seconds"] * max(1.0, busyness() / request["busy"]),
             memory_bytes=memory, nice=request["nice"], one_thread=request["one_thread"],

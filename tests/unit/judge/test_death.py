@@ -88,7 +88,9 @@ def test_what_was_ended_for_a_limit_was_not_killed_by_its_signal() -> None:
 def test_what_does_not_end_in_the_backend_judges_nothing(fields: dict[str, Any], reason: str) -> None:
     found = outcome_of_death(died(**fields), spec_for())
     assert (found.verdict, found.reason, found.signature) == (Verdict.INVALID, reason, None)
-    assert found == outcome_of_run(died(**fields), spec_for(), limit_s=5, tells_phases=True)
+    of_run = outcome_of_run(died(**fields), spec_for(), limit_s=5, tells_phases=True)
+    assert (of_run.verdict, of_run.reason, of_run.signature) == (Verdict.INVALID, reason, None)
+    assert of_run.message == fields.get("stderr_tail", STACK)
 
 
 def test_a_backend_that_exits_has_ended_the_process_whatever_its_status() -> None:
@@ -107,6 +109,8 @@ def test_a_script_that_was_not_asked_for_phases_counts_by_how_it_died() -> None:
     assert found.message == STACK
     assert found.signature is not None
     assert found.signature.direction is Direction.BACKWARD
+    large = outcome_of_run(died(out_of_memory=True), spec, limit_s=5)
+    assert (large.verdict, large.reason) == (Verdict.CRASHED, "ended, for it took more memory than it may")
     late = outcome_of_run(died(timed_out=True), spec, limit_s=5)
     assert (late.verdict, late.reason) == (Verdict.TIMEOUT, "no answer within 5 s")
 

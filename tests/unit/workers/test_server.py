@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from minidbg.judge.death import died_by
+from minidbg.workers import family
 from minidbg.workers.pool import Died, Ended, Order, Preload, Ready, ServerPool
 from minidbg.workers.waiting import ReadyInterpreter
 
@@ -157,10 +159,20 @@ def test_output_without_end_keeps_only_its_tail(driver: Driver) -> None:
     assert ended.stdout.endswith("line 199999\n")
 
 
-def test_a_memory_limit_is_an_error_of_the_run_only(driver: Driver) -> None:
-    ended = driver.run("x = bytearray(400_000_000)", memory_bytes=100_000_000)
-    assert ended.status == 70
-    assert "MemoryError" in ended.stderr
+TAKES = "held = [b'x' * (8 << 20) for _ in range(64)]; import time; time.sleep(60)"
+STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {TAKES!r}])"
+
+
+@MODES
+@pytest.mark.parametrize("script", [TAKES, STARTS], ids=["itself", "what it started"])
+def test_a_run_that_takes_too_much_memory_is_ended_and_no_other(
+    driver: Driver, mode: str, script: str
+) -> None:
+    other = driver.start(driver.script("import time; time.sleep(3)", "other.py"))
+    ended = driver.run(script, mode=mode, memory_bytes=256 << 20)
+    assert (ended.out_of_memory, ended.timed_out) == (True, False)
+    assert died_by(ended.result) == "memory limit"
+    assert ((ended := driver.next_end()).id, ended.status) == (other, 0)
 
 
 @MODES
@@ -284,6 +296,7 @@ def test_a_script_under_way_can_be_cancelled(ready: ReadyInterpreter, tmp_path: 
     ended = under_way.result()
     assert ended is not None
     assert ended.signal == signal.SIGKILL
+    assert eventually(lambda: not family.children_of(ready.server.process.pid))
 
 
 def test_an_interpreter_that_died_has_no_result(ready: ReadyInterpreter, tmp_path: Path) -> None:
@@ -291,7 +304,6 @@ def test_an_interpreter_that_died_has_no_result(ready: ReadyInterpreter, tmp_pat
     under_way = ready.start([str(tmp_path / "forever.py")], seconds=600)
     ready.server.process.kill()
     assert under_way.result() is None
-    ready.server.thread.join()
     assert ready.start([str(tmp_path / "forever.py")], seconds=600).result() is None
 
 
