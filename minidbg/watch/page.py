@@ -15,7 +15,7 @@ from typing import Any
 from minidbg.watch import events, recorder
 from minidbg.watch.announce import View
 from minidbg.watch.events import Event, Flipped, Json
-from minidbg.watch.matrix import Matrix, Cell
+from minidbg.watch.matrix import Cell, Matrix
 from minidbg.watch.repros import Repro, replace_text
 from minidbg.words.errors import MinidbgError
 from minidbg.words.text import display_path

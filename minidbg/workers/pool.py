@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -137,7 +137,7 @@ class Pool(Protocol):
 
     def run(self, order: Order) -> None: ...
     def cancel(self, number: int) -> None: ...
-    def refresh(self) -> None: ...
+    def refresh(self) -> Sequence[str]: ...
     def close(self) -> None: ...
 
 
@@ -220,17 +220,20 @@ class ServerPool:
         for server in self.servers.values():
             server.cancel(number)
 
-    def refresh(self) -> None:
-        """Replace the servers that would run old code. The untouched one starts with the first call."""
+    def refresh(self) -> Sequence[str]:
+        """Replace the servers that would run old code; the files by whose change it is old. The untouched one starts with the first call."""
         before = dict(self.servers)
+        found: dict[str, None] = {}
         for key, server in before.items():
-            if server.is_stale():
+            if changed := server.changed_files():
+                found |= dict.fromkeys(changed)
                 server.close()
                 del self.servers[key]
         for which, variables in before:
             self.server_for(which, variables)
             if self.preload.modules:
                 self.server_for("untouched", variables)
+        return tuple(found)
 
     def close(self) -> None:
         """End the servers and everything they run."""
@@ -306,9 +309,10 @@ class ServerProcess:
     def cancel(self, number: int) -> None:
         say(self.control, {"cancel": number})
 
-    def is_stale(self) -> bool:
-        """Whether a file that the server has loaded is no longer what it was."""
-        return fingerprints(list(self.loaded)) != self.loaded
+    def changed_files(self) -> list[str]:
+        """The files that the server has loaded and that are no longer what they were."""
+        now = fingerprints(list(self.loaded))
+        return [path for path, known in self.loaded.items() if now.get(path) != known]
 
     def listen(self) -> None:
         """Pass on what the server says until it ends; then answer for what it left undone."""

@@ -52,7 +52,7 @@ HEADERS = {
 
 
 class Guard:
-    """Asks who is there before anything else: by the host's name, the origin, and the token where there is one."""
+    """Checks Host, Origin and, where there is one, the token of each request."""
 
     def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
         self.app, self.token, self.cookie = app, token, f"minidbg-{port}"

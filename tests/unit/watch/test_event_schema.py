@@ -35,7 +35,7 @@ EVENTS = (
     "backend_back backend_broken bisect_finished bisect_started build_failed build_finished build_started capture_known "
     "columns device_missing disk_full flip machine notice paused process_died reduction_finished reduction_started "
     "repro_added repro_damaged repro_edited repro_removed result resumed serving started stopped stopping sweep_finished "
-    "sweep_started unconfirmed unexpected workers_ready"
+    "sweep_started unconfirmed unexpected workers_ready workers_replaced"
 )
 MOMENTS = re.compile(r'"(at|since|seconds|first_verdict_seconds)": -?\d+\.\d+(?=[,}])')
 SAID_AT = re.compile(r"(?m)^\d\d:\d\d:\d\d ")
@@ -182,6 +182,16 @@ def in_quiet_time(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.Captur
     return world.end()
 
 
+def with_new_workers(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """A save when files have changed that the workers had loaded."""
+    world = Session(folder, patch)
+    world.start({"a": "reproduces"})
+    for others in ((), (str(folder / "other.py"),)):
+        world.pool.stale = (str(folder / "library.py"), *others)
+        world.save("a", f"reproduces{' ' * len(others)} ")
+    return world.end()
+
+
 def once(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """``--once --fail-on unexpected`` with a repro that contradicts its header."""
     world = Session(folder, patch)
@@ -238,7 +248,7 @@ def with_a_page(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return capsys.readouterr().out
 
 
-SESSIONS = (a_day, with_a_build, in_quiet_time, once, begun_again, on_machines, with_a_page)
+SESSIONS = (a_day, with_a_build, in_quiet_time, with_new_workers, once, begun_again, on_machines, with_a_page)
 
 
 def as_types(text: str, folder: Path) -> str:
