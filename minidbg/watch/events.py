@@ -75,6 +75,20 @@ class WorkersReady(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersReplaced(Event):
+    """A sweep must wait for new workers: files have changed that the old ones had loaded, or the installed packages."""
+
+    name = "workers_replaced"
+    files: tuple[str, ...]
+    """The first of them; ``changed`` is their number."""
+    changed: int
+
+    def words(self) -> str:
+        others = f" and {plural(self.changed - 1, 'other file')}" if self.changed > 1 else ""
+        return f"this sweep waits for new workers: {self.files[0]}{others} changed since the old ones started"
+
+
+@dataclass(frozen=True, slots=True)
 class MachineFound(Event):
     name = "machine"
     torch: str

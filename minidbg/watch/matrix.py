@@ -26,7 +26,7 @@ STYLES: Mapping[str | None, str] = {
 FLIP_STYLES: Mapping[str, str] = {"FIXED": "bold green", "REGRESSED": "bold red"}
 ORDER = list(STYLES)
 NOTICES = (
-    events.Notice, events.DeviceMissing, events.DiskFull, events.ReproDamaged, events.ReductionFinished, events.ProcessDied,
+    events.Notice, events.WorkersReplaced, events.DeviceMissing, events.DiskFull, events.ReproDamaged, events.ReductionFinished, events.ProcessDied,
     events.CaptureKnown, events.BisectStarted, events.BisectFinished, events.Serving,
 )  # fmt: skip
 """Events that are shown as a line of their own."""

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -61,11 +61,15 @@ class Runner:
     usual_seconds: float = 0.0
     """The longest that a repro which came back has taken."""
 
-    def get_ready(self, roots: Iterable[Root], usual_seconds: float) -> None:
-        """For a new sweep: interpreters and a folder for bytecode that hold no old code of ``roots``."""
+    def get_ready(self, roots: Iterable[Root], usual_seconds: float) -> Sequence[str]:
+        """For a new sweep: interpreters and a folder for bytecode that hold no old code of ``roots``.
+
+        Returns the files for whose change interpreters must start anew, which the sweep waits for.
+        """
         self.usual_seconds = usual_seconds
-        self.pool.refresh()
+        changed = self.pool.refresh()
         self.pycache = self.bytecode.renew(roots)
+        return changed
 
     def submit(self, run: Run, repro: Repro, state: State | None) -> None:
         """Have the run run in its column; how it ended is told to the pool's listener."""

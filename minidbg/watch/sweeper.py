@@ -74,12 +74,8 @@ class Sweeper:
     # Beginning
 
     def begin(self) -> None:
-        changed, whole, names = (
-            self.watched.changed_since(Mark.SWEPT),
-            self.watched.runs_all,
-            self.watched.to_run,
-        )
-        new_columns = self.watched.pending.columns
+        changed, names = self.watched.changed_since(Mark.SWEPT), self.watched.to_run
+        whole, new_columns = self.watched.runs_all, self.watched.pending.columns
         self.watched.begin_sweep()
         began = self.clock()
         digest = self.watched.snapshot.digest() + installed_digest(self.machine.torch)
@@ -90,7 +86,9 @@ class Sweeper:
         # modules beside the scripts may be imported
         folders = {str(repro.path.absolute().parent) for repro in self.repros.values()}
         usual = usual_seconds(self.recorder.states.values(), self.repros)
-        self.runner.get_ready([*self.watched.all_roots(), *map(Root, folders)], usual)
+        stale = self.runner.get_ready([*self.watched.all_roots(), *map(Root, folders)], usual)
+        if stale:
+            self.announce(events.WorkersReplaced(tuple(map(display_path, stale[:20])), len(stale)))
         files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
         number = self.recorder.history.start_sweep(began, code=code, files=files)
         with without_collection():

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -142,7 +142,7 @@ class Pool(Protocol):
 
     def run(self, order: Order) -> None: ...
     def cancel(self, number: int) -> None: ...
-    def refresh(self) -> None: ...
+    def refresh(self) -> Sequence[str]: ...
     def close(self) -> None: ...
 
 
@@ -222,17 +222,20 @@ class ServerPool:
         for server in self.servers.values():
             server.cancel(number)
 
-    def refresh(self) -> None:
-        """Replace the servers that would run old code. The untouched one starts with the first call."""
+    def refresh(self) -> Sequence[str]:
+        """Replace the servers that would run old code; the files by whose change it is old. The untouched one starts with the first call."""
         before = dict(self.servers)
+        found: dict[str, None] = {}
         for key, server in before.items():
-            if server.is_stale():
+            if changed := server.changed_files():
+                found |= dict.fromkeys(changed)
                 server.close()
                 del self.servers[key]
         for which, variables in before:
             self.server_for(which, variables)
             if self.preload.modules:
                 self.server_for("untouched", variables)
+        return tuple(found)
 
     def close(self) -> None:
         """End the servers and everything they run."""
@@ -348,9 +351,10 @@ class ServerProcess:
             with contextlib.suppress(OSError):
                 self.under_way[number][0].sendall(b"!")
 
-    def is_stale(self) -> bool:
-        """Whether a file that the server has loaded is no longer what it was."""
-        return scripts.fingerprints(list(self.loaded)) != self.loaded
+    def changed_files(self) -> list[str]:
+        """The files that the server has loaded and that are no longer what they were."""
+        now = scripts.fingerprints(list(self.loaded))
+        return [path for path, known in self.loaded.items() if now.get(path) != known]
 
     def close(self) -> None:
         """End the server; what it runs ends with it."""

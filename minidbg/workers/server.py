@@ -16,10 +16,12 @@ import os
 import signal
 import site
 import socket
+import stat
 import sys
 import tempfile
 import time
 import traceback
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -108,13 +110,25 @@ def preload(names: Sequence[str], *, warm: str) -> None:
 
 
 def fingerprints(files: Sequence[str]) -> dict[str, list[int]]:
-    """Modification time and size of each file that exists; of a folder they tell of what was installed in it."""
+    """Modification time and size of each file that exists; of a folder what is installed in it."""
     found = {}
     for path in files:
         with contextlib.suppress(OSError):
             status = os.stat(path)
             found[path] = [status.st_mtime_ns, status.st_size]
+            if stat.S_ISDIR(status.st_mode):
+                found[path] = [zlib.crc32(installed_in(Path(path)))]
     return found
+
+
+def installed_in(folder: Path) -> bytes:
+    """The names in a folder of packages, and what the interpreter read there when it started.
+
+    The folder's own time says less: it changes too when an interpreter makes a ``__pycache__``, and when what is there is installed again.
+    """
+    names = sorted(set(os.listdir(folder)) - {"__pycache__"})
+    paths = [(folder / name).read_bytes() for name in names if name.endswith(".pth")]
+    return b"\0".join([*map(os.fsencode, names), *paths])
 
 
 def main(root: str, text: str) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import importlib.metadata
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,9 @@ class ClusterPool:
             self.here.cancel(number)
         self.connection.loop.call_soon_threadsafe(self.give_up, number)
 
-    def refresh(self) -> None:
+    def refresh(self) -> Sequence[str]:
         """Nothing to do here: workers replace their interpreters themselves."""
+        return ()
 
     def take(self, files: Mapping[str, str], paths: Iterable[str]) -> Code:
         """From now on runs are to see these files, each with its hash. Raises OSError."""

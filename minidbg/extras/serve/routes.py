@@ -124,7 +124,7 @@ class Site:
         live.wake = self.wake
 
     def app(self) -> Starlette:
-        """Without the checks of who asks."""
+        """The application without authentication."""
         routes = [
             Route("/", self.page),
             Route("/page.css", lambda request: Response(style_text(), media_type="text/css")),

@@ -55,7 +55,7 @@ HEADERS = {
 
 
 class Guard:
-    """Asks who is there before anything else: by the host's name, the origin, and the token where there is one."""
+    """Checks Host, Origin and, where there is one, the token of each request."""
 
     def __init__(self, app: ASGIApp, *, token: str | None, port: int) -> None:
         """Without a ``token`` whoever is on this machine may come in, and nobody else. Raises MinidbgError for an empty one."""

@@ -55,6 +55,8 @@ class TablePool:
     """What happens in the world while an order runs."""
     lose: int = 0
     """How many of the next orders the server dies under."""
+    stale: Sequence[str] = ()
+    """Files that the servers have loaded and that have changed since."""
     closed: bool = False
 
     def run(self, order: Order) -> None:
@@ -80,7 +82,9 @@ class TablePool:
         return Ended(order.id, 0, stdout=json.dumps({"verdict": verdict, "seconds": 0.1}), files=files)
 
     def cancel(self, number: int) -> None: ...
-    def refresh(self) -> None: ...
+    def refresh(self) -> Sequence[str]:
+        stale, self.stale = self.stale, ()
+        return stale
 
     def close(self) -> None:
         self.closed = True

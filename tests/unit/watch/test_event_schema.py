@@ -21,9 +21,9 @@ from daemon_world import REPRO, World, script_of
 
 from minidbg.history import Environment, Revision
 from minidbg.watch import daemon, idle_work, starting
-from minidbg.watch.announce import JsonLines, PlainLines
+from minidbg.watch.announce import Announcer, JsonLines, PlainLines
 from minidbg.watch.daemon import Key, Stop
-from minidbg.watch.events import Notice
+from minidbg.watch.events import Event, Notice
 from minidbg.watch.places import Members, Place
 from minidbg.watch.settings import FailOn, WatchSettings
 from minidbg.words.cluster_address import Cluster
@@ -31,12 +31,6 @@ from minidbg.workers.build import Built
 from minidbg.workers.pool import Died, Ended, Order, Ready
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "watch_events.txt"
-EVENTS = (
-    "backend_back backend_broken bisect_finished bisect_started build_failed build_finished build_started capture_known "
-    "columns device_missing disk_full flip machine notice paused process_died reduction_finished reduction_started "
-    "repro_added repro_damaged repro_edited repro_removed result resumed serving started stopped stopping sweep_finished "
-    "sweep_started unconfirmed unexpected workers_ready"
-)
 MOMENTS = re.compile(r'"(at|since|seconds|first_verdict_seconds)": -?\d+\.\d+(?=[,}])')
 SAID_AT = re.compile(r"(?m)^\d\d:\d\d:\d\d ")
 TOOK = re.compile(r"\d+\.\d+ s\b")
@@ -182,6 +176,16 @@ def in_quiet_time(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.Captur
     return world.end()
 
 
+def with_new_workers(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """A save when files have changed that the workers had loaded."""
+    world = Session(folder, patch)
+    world.start({"a": "reproduces"})
+    for others in ((), (str(folder / "other.py"),)):
+        world.pool.stale = (str(folder / "library.py"), *others)
+        world.save("a", f"reproduces{' ' * len(others)} ")
+    return world.end()
+
+
 def once(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """``--once --fail-on unexpected`` with a repro that contradicts its header."""
     world = Session(folder, patch)
@@ -238,7 +242,7 @@ def with_a_page(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return capsys.readouterr().out
 
 
-SESSIONS = (a_day, with_a_build, in_quiet_time, once, begun_again, on_machines, with_a_page)
+SESSIONS = (a_day, with_a_build, in_quiet_time, with_new_workers, once, begun_again, on_machines, with_a_page)
 
 
 def as_types(text: str, folder: Path) -> str:
@@ -269,4 +273,13 @@ def test_events_are_printed_as_ever(
 
 
 def test_the_sessions_have_every_event() -> None:
-    assert sorted(set(re.findall(r'(?m)^{"event": "(\w+)"', GOLDEN.read_text()))) == EVENTS.split()
+    printed = set(re.findall(r'(?m)^{"event": "(\w+)"', GOLDEN.read_text()))
+    assert printed == {kind.name for kind in Event.__subclasses__()}
+
+
+def test_something_that_is_to_be_said_once_is() -> None:
+    stream = io.StringIO()
+    announce = Announcer([PlainLines(stream)])
+    for key, text in (("disk", "full"), ("disk", "still full"), ("git", "away")):
+        announce.once(key, Notice(text))
+    assert SAID_AT.sub("", stream.getvalue()) == "full\naway\n"

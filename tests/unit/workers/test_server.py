@@ -18,6 +18,7 @@ import pytest
 from minidbg.judge.death import died_by
 from minidbg.workers import family
 from minidbg.workers.pool import Died, Ended, Order, Preload, Ready, ServerPool
+from minidbg.workers.server import fingerprints
 from minidbg.workers.waiting import ReadyInterpreter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
@@ -199,14 +200,34 @@ def test_a_server_whose_files_change_is_replaced(tmp_path: Path, monkeypatch: py
         print_value = "import preloaded_library; print(preloaded_library.VALUE)"
         assert driver.run(print_value).stdout == "1\n"
         server = driver.pool.servers["warm", ()]
-        driver.pool.refresh()
+        assert driver.pool.refresh() == ()
         assert driver.pool.servers["warm", ()] is server
         library.write_text("VALUE = 2  # another size")
-        driver.pool.refresh()
+        assert driver.pool.refresh() == (str(library),)
         assert driver.pool.servers["warm", ()] is not server
         assert driver.run(print_value).stdout == "2\n"
     finally:
         driver.pool.close()
+
+
+def test_what_is_installed_is_known_by_its_names(tmp_path: Path) -> None:
+    """A sweep waited 28 s for new workers, though nothing that they had loaded had changed: the folder's own time had."""
+
+    def seen() -> dict[str, list[int]]:
+        return fingerprints([str(tmp_path)])
+
+    (tmp_path / "library.pth").write_text("/src")
+    before = seen()
+    (tmp_path / "__pycache__").mkdir()  # by the first import of a single module
+    (tmp_path / "library.pth").unlink()
+    (tmp_path / "library.pth").write_text("/src")  # installed again
+    os.utime(tmp_path, ns=(1, 1))
+    assert seen() == before
+    (tmp_path / "library.pth").write_text("/elsewhere")
+    elsewhere = seen()
+    assert elsewhere != before
+    (tmp_path / "another-1.0.dist-info").mkdir()
+    assert seen() not in (before, elsewhere)
 
 
 def test_a_server_that_is_killed_loses_its_runs_and_the_next_order_starts_another(driver: Driver) -> None:
