@@ -13,13 +13,13 @@ from minidbg.judge.compare import _same_but_for_rounding, layout_difference, mis
 from minidbg.judge.precision import (
     DROPPED_BITS,
     LowerPrecision,
-    OtherRounding,
-    OtherSums,
+    RoundingNoise,
+    MonteCarloArithmetic,
     random_states,
     to_float64,
 )
 from minidbg.judge.snapshot import CannotCompare, _can_stand_for, snapshot
-from minidbg.judge.undefined import OtherAnswers, UsualAnswers
+from minidbg.judge.undefined import UndefinedResults, ZeroFilled
 from minidbg.torch_internals.thread_state import thread_state_kept
 from minidbg.words.outcome import LAYOUT
 from minidbg.words.run_spec import RunSpec
@@ -149,7 +149,7 @@ class OtherRuns(Runs):
 
         Where nothing is open, which this run finds out, no other run is needed.
         """
-        mode = OtherAnswers()
+        mode = UndefinedResults()
         torch.manual_seed(1)
         states = random_states()
         if (run := changed_run(self.eager, mode.applied_to, seed=1)) is None:
@@ -180,8 +180,8 @@ class OtherRuns(Runs):
     def with_other_answers(self) -> Iterator[Any]:
         usual = None
         for number in range(MOST_ANSWERS if self.is_open else 0):
-            mode = OtherAnswers(number)
-            usual = usual or changed_run(self.eager, UsualAnswers().applied_to)  # type: ignore[no-untyped-call]
+            mode = UndefinedResults(number)
+            usual = usual or changed_run(self.eager, ZeroFilled().applied_to)  # type: ignore[no-untyped-call]
             if usual and (run := changed_run(self.eager, mode.applied_to)):
                 self.met |= mode.met
                 yield what_moved(run, usual, self.expected, NO_MOVE)
@@ -196,7 +196,7 @@ def other_roundings(others: OtherRuns) -> Iterator[Any]:
     most = FEW_ROUNDINGS if others.decides else 0
     while number < most:
         number += 1
-        mode = OtherRounding(number)
+        mode = RoundingNoise(number)
         if (run := changed_run(others.eager, mode.applied_to)) is None:
             continue
         run = what_moved(run, expected, expected, math.sqrt(mode.step))
@@ -207,10 +207,13 @@ def other_roundings(others: OtherRuns) -> Iterator[Any]:
 
 def what_moved(run: Any, base: Any, expected: Any, bound: float) -> Any:
     """``run`` with the expected values where it is not far from ``base``: off by less than ``bound``, in units of value and tensor."""
-    return {where: moved(leaf, base.get(where), expected.get(where), bound) for where, leaf in run.items()}
+    return {
+        where: substitute_where_far(leaf, base.get(where), expected.get(where), bound)
+        for where, leaf in run.items()
+    }
 
 
-def moved(leaf: Any, base: Any, expected: Any, bound: float) -> Any:
+def substitute_where_far(leaf: Any, base: Any, expected: Any, bound: float) -> Any:
     """One leaf of ``what_moved``; ``expected`` itself where nothing is far."""
     if not (base and expected):
         return leaf
@@ -242,7 +245,7 @@ def rounded_runs(eager: Callable[..., dict[str, Any]]) -> Iterator[Any]:
     Above all where large numbers cancel: the gradient of a bias that a normalization takes away again is rounding alone.
     """
     for number in range(MOST_LOWER):
-        mode = OtherSums(number)
+        mode = MonteCarloArithmetic(number)
         with mode:
             run = changed_run(eager, mode.changed)
         if run is None:

@@ -134,7 +134,7 @@ def run_compiled(
 
     try:
         now("compile", "forward")
-        compiler = told_apart(compiler, notes)
+        compiler = noting_passthrough(compiler, notes)
         if direct:
             function = torch_internals.compile_directly(compiler, model, inputs, spec)
             now("runtime", "forward")
@@ -155,7 +155,7 @@ def run_compiled(
     return left, Outcome(Verdict.GONE)
 
 
-def told_apart(compiler: Any, notes: list[str]) -> Any:
+def noting_passthrough(compiler: Any, notes: list[str]) -> Any:
     """``compiler``; a sentence goes into ``notes`` when it hands the graph back as it was, for eager to run."""
     if compiler in ("inductor", "eager"):
         return compiler

@@ -22,7 +22,7 @@ from minidbg.fx.effects import op_name
 from minidbg.judge import compare
 from minidbg.judge.agreement import difference, explaining_precision, left_by
 from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
-from minidbg.judge.randomness import Fed, feed_recorded
+from minidbg.judge.randomness import Derandomized, feed_recorded
 from minidbg.judge.snapshot import CannotCompare
 from minidbg.reduction.surroundings import FIRST_DIFFERING
 from minidbg.source.names import readable
@@ -65,7 +65,7 @@ def is_settled(good_calls: int, verify: Verify | int = Verify.FIRST) -> bool:
     return most is not None and good_calls >= max(1, most)
 
 
-def tell_if_nothing_was_done(
+def warn_if_graph_returned_unchanged(
     link: Link, untouched: fx.GraphModule, given: fx.GraphModule, compiled_fn: CompiledFn
 ) -> None:
     """Say once for each backend that it gave a graph back as it was: eager runs it, which is no success of the backend."""
@@ -189,7 +189,7 @@ class Verification:
 
     # ---- random numbers
 
-    def agrees_with_the_backends_numbers(self, fed: Fed, actual: dict[str, Any]) -> bool:
+    def agrees_with_the_backends_numbers(self, fed: Derandomized, actual: dict[str, Any]) -> bool:
         """Whether eager leaves ``actual`` behind when it gets the numbers that the backend is likely to have drawn.
 
         If it does, the graph is right. If not, the numbers may be others: nothing is known.
@@ -220,7 +220,7 @@ class Verification:
             raise CannotCompare(str(seen))
         return failure
 
-    def with_numbers(self, fed: Fed) -> Verification:
+    def with_numbers(self, fed: Derandomized) -> Verification:
         """The same call of a graph that gets its random numbers as inputs."""
         added = fed.inputs[len(self.before.inputs) :]
         inside = replace(

@@ -20,7 +20,7 @@ from minidbg.fx.mutation import written_attributes
 from minidbg.judge.arithmetic import are_close
 from minidbg.judge.draw_support import is_possible
 from minidbg.judge.harness import gradient_sources, gradients_of, left_behind, needs_gradient
-from minidbg.judge.randomness import Fed, checks_alone, draws_alone
+from minidbg.judge.randomness import Derandomized, checks_alone, draws_alone
 from minidbg.source.specs import is_constructed
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.wrapper.chain import Link, compile_at_run_time
@@ -158,7 +158,7 @@ def run_compiled_anew(
         return ran(inside, compiled_fn, graph, inputs, backward=backward, is_enough=is_enough)
 
 
-def draws_by(link: Link, inside: Before, fed: Fed) -> Fed | None:
+def draws_by(link: Link, inside: Before, fed: Derandomized) -> Derandomized | None:
     """``fed`` with the numbers that ``link`` draws when it compiles just the calls that draw; None where it does not.
 
     Raises ImpossibleDraws where no right backend draws such, and what the backend raises.

@@ -23,7 +23,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.overrides import TorchFunctionMode
 
 from minidbg import AccuracyError
-from minidbg.judge.undefined import OtherAnswers
+from minidbg.judge.undefined import UndefinedResults
 from minidbg.words.outcome import Direction, Kind
 from minidbg.words.settings import Reduce
 from minidbg.wrapper import report_of, stats, wrap
@@ -432,11 +432,11 @@ def test_another_layout_can_be_raised_or_ignored(
 
 def other_answers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
     """Right, and nowhere as eager where torch leaves the answer open."""
-    return OtherAnswers(6).around(gm.forward)
+    return UndefinedResults(6).around(gm.forward)
 
 
 def wrong_relu_among_other_answers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    return OtherAnswers(6).around(planted.wrong_relu(gm, inputs))
+    return UndefinedResults(6).around(planted.wrong_relu(gm, inputs))
 
 
 def undefined_in_places(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:

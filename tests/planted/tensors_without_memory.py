@@ -106,10 +106,10 @@ def in_modes(value: torch.Tensor) -> None:
     for mode in (
         precision.LowerPrecision("bfloat16"),
         precision.LowerPrecision("tf32", 1),
-        precision.OtherRounding(1),
-        precision.OtherSums(1),
-        undefined.OtherAnswers(),
-        undefined.UsualAnswers(),
+        precision.RoundingNoise(1),
+        precision.MonteCarloArithmetic(1),
+        undefined.UndefinedResults(),
+        undefined.ZeroFilled(),
     ):
         with mode:
             (torch.sin(value) + value).sum()
@@ -120,7 +120,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "in_memory": torch_internals.in_memory,
     "rounded": precision.LowerPrecision("bfloat16").rounded,
     "stored": precision.LowerPrecision("float16", 1).stored,
-    "other rounding": precision.OtherRounding(1).stored,
+    "other rounding": precision.RoundingNoise(1).stored,
     "has_few_bits": precision.has_few_bits,
     "float64": lambda value: precision.to_float64((value,)),
     "lower": lambda value: precision.LowerPrecision("bfloat16").changed((value,)),

@@ -13,7 +13,7 @@ from minidbg.judge.agreement import difference
 from minidbg.judge.compare import mismatch
 from minidbg.judge.precision import to_float64
 from minidbg.judge.snapshot import CannotCompare, snapshot
-from minidbg.judge.undefined import UsualAnswers
+from minidbg.judge.undefined import ZeroFilled
 
 RIGHT, WRONG = torch.linspace(1, 2, 20), torch.linspace(1, 2, 20) * 1.01
 
@@ -108,7 +108,7 @@ LEAKS: dict[str, Callable[[], object]] = {
     "dtype": lambda: torch.set_default_dtype(torch.float64),
     "saved tensors": lambda: torch._C._autograd._saved_tensors_hooks_disable("not here"),
     "function mode": lambda: torch.device("meta").__enter__(),
-    "dispatch mode": lambda: UsualAnswers().__enter__(),
+    "dispatch mode": lambda: ZeroFilled().__enter__(),
 }
 
 
