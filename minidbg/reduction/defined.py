@@ -19,7 +19,7 @@ from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import Fact, FactKind, is_call, is_graph, op_name, tensors_in
 from minidbg.fx.record import LOOP_SECONDS, Around, Recording
 from minidbg.fx.runs import EagerFailure, with_limited_loops
-from minidbg.judge.compare import _same_but_for_rounding
+from minidbg.judge.ensemble import same_but_for_rounding
 from minidbg.judge.undefined import RULES, UndefinedResults
 
 # --- what torch leaves open ---
@@ -79,7 +79,7 @@ def open_points(
 
 
 def _agree(usual: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return len(usual) == len(others) and all(map(_same_but_for_rounding, usual, others))
+    return len(usual) == len(others) and all(map(same_but_for_rounding, usual, others))
 
 
 def _left_by(graph_module: fx.GraphModule, inputs: Sequence[Any], random_state: Tensor) -> list[Tensor]:

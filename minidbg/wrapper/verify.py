@@ -20,7 +20,8 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.fx.effects import op_name
 from minidbg.judge import compare
-from minidbg.judge.agreement import difference, explaining_precision, left_by
+from minidbg.judge.agreement import differ, explaining_precision
+from minidbg.judge.ensemble import left_by
 from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
 from minidbg.judge.randomness import Derandomized, feed_recorded
 from minidbg.judge.snapshot import CannotCompare
@@ -30,7 +31,7 @@ from minidbg.torch_internals.devices import generator_states
 from minidbg.words.errors import AccuracyError
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction
-from minidbg.words.run_spec import CompiledFn
+from minidbg.words.run_spec import CompiledFn, RunSpec
 from minidbg.words.settings import Layout, Settings, Verify
 from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, place_of_input
@@ -90,6 +91,11 @@ class Verification:
     names: Mapping[str, str] = field(default_factory=dict)
     """What the comparison's ``output 3`` is, where that is no output of the user's graph."""
 
+    @property
+    def spec(self) -> RunSpec:
+        """How its results are compared."""
+        return verify_runs.spec_for(self.link, self.settings)
+
     def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
         """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
         try:
@@ -121,11 +127,10 @@ class Verification:
         if not (actual["gradients"] and expected["gradients"]):
             actual["gradients"] = expected["gradients"] = {}
         if drew:
-            allowed = self.settings.allowed or None
-            runs = left_by(actual), left_by(expected)
-            if compare.mismatch(*runs, tolerances=allowed) is None:
+            one, other = left_by(actual), left_by(expected)
+            if compare.mismatch(one, other, spec=self.spec) is None:
                 return self.layout(actual, expected)
-            if (found := compare.form_difference(*runs)) is not None:
+            if (found := compare.form_difference(one, other)) is not None:
                 return self.mismatch(found, actual, expected)
             if inside.replay is not None:
                 raise CannotCompare("it draws random numbers and talks to other ranks")
@@ -165,8 +170,8 @@ class Verification:
 
     def parts_differ(self, actual: dict[str, Any], expected: dict[str, Any], part: slice) -> bool:
         """Whether these outputs differ, as far as two runs tell."""
-        runs = [left_by({**run, "outputs": run["outputs"][part]}) for run in (actual, expected)]
-        return compare.mismatch(*runs, tolerances=self.settings.allowed or None) is not None
+        one, other = (left_by({**run, "outputs": run["outputs"][part]}) for run in (actual, expected))
+        return compare.mismatch(one, other, spec=self.spec) is not None
 
     def eager(self) -> tuple[dict[str, Any], bool]:
         """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
@@ -182,7 +187,7 @@ class Verification:
     def difference(self, actual: dict[str, Any], expected: dict[str, Any]) -> compare.Difference | None:
         """The first difference that counts. What is not judged is told once."""
         eager_again = partial(self.before.eager_again, backward=bool(self.gradients))
-        found = difference(actual, expected, eager_again, self.notes, tolerances=self.settings.allowed)
+        found = differ(actual, expected, eager_again, self.spec, self.notes)
         for note in self.notes:
             self.facts.leave_out(note)
         return found
@@ -276,7 +281,7 @@ class Verification:
         forward = Direction(found["signature"]["direction"]) is Direction.FORWARD
         in_parts = forward and self.before.replay is None and not self.is_spoilt(found["where"])
         node = (
-            first_wrong.first_differing_node(self.before, self.link, self.settings, found["where"])
+            first_wrong.first_differing_node(self.before, self.link, self.spec, found["where"])
             if in_parts
             else None
         )
@@ -286,7 +291,7 @@ class Verification:
         spoilt: list[fx.Node] = []
         if not forward:
             spoilt = first_wrong.where_gradients_go_wrong(
-                self.before.graph, actual["gradients"], expected["gradients"], self.settings
+                self.before.graph, actual["gradients"], expected["gradients"], self.spec
             )
         if spoilt:
             message += f"\ngradients go wrong between {spoilt[0].name} and {spoilt[-1].name}"

@@ -23,6 +23,8 @@ from minidbg.judge.harness import gradient_sources, gradients_of, left_behind, n
 from minidbg.judge.randomness import Derandomized, checks_alone, draws_alone
 from minidbg.source.specs import is_constructed
 from minidbg.torch_internals.devices import generator_states, set_generator_state
+from minidbg.words.run_spec import BackendRef, RunSpec
+from minidbg.words.settings import Settings
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.collectives import Replay, as_seen_here
 from minidbg.wrapper.rollback import memory_of, tensors_in
@@ -100,6 +102,11 @@ class Before:
             outputs = self.call(graph.forward, inputs)
             found = gradients_of(outputs, sources)
         return self.seen(left_behind(outputs, graph, inputs, found))
+
+
+def spec_for(link: Link, settings: Settings) -> RunSpec:
+    """How results of ``link`` are compared."""
+    return RunSpec(BackendRef(link.name, "..."), tolerances=settings.allowed)
 
 
 def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) -> Before:

@@ -15,6 +15,7 @@ from minidbg import torch_internals
 from minidbg.fx import copying, effects
 from minidbg.fx.runs import StorageSerials
 from minidbg.judge import arithmetic, compare, precision, undefined
+from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.snapshot import CannotCompare, _are_plain, snapshot
 from minidbg.reduction import replay
 from minidbg.source import describing, size
@@ -98,7 +99,7 @@ def compared(value: torch.Tensor) -> None:
     other = snapshot((torch.zeros(2, 3), torch.zeros(2, 3)), (torch.zeros(2, 3),), ())
     assert value._is_zerotensor() is False or compare.mismatch(run, run) is None
     for one, two in ((run, run), (run, other), (other, run)):
-        compare.mismatch(one, two, run, eager_again=run, lower=(run,), other_answers=(run,))
+        compare.mismatch(one, two, Ensemble({tag: [run] for tag in Tag}))
         compare.layout_difference(one, two)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from open_answers import Open, only
 from torch import Tensor, nn
 from torch.nn import functional
 
-from minidbg.judge.agreement import difference, explaining_precision
+from minidbg.judge.agreement import differ, explaining_precision
+from minidbg.judge.compare import USUAL
 from minidbg.judge.harness import gradient_sources, gradients_of, left_behind
 from minidbg.judge.precision import LowerPrecision
 
@@ -90,7 +92,8 @@ def run(function: Any, model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str
 
 
 def judged(program: Program, actual: dict[str, Any], precision: str | None = None) -> dict[str, Any] | None:
-    return difference(actual, program.eager(), program.eager, [], tolerances=precision)
+    spec = replace(USUAL, tolerances=precision or {})
+    return differ(actual, program.eager(), program.eager, spec, [])
 
 
 @pytest.mark.parametrize("precision", [*HALVES, "tf32"])
@@ -185,7 +188,8 @@ def test_float16_overflows_where_the_backend_may_too() -> None:
         return only((torch.tensor(result),))
 
     def allowed(*result: float) -> bool:
-        return difference(given(*result), eager(), eager, [], tolerances="float16") is None
+        spec = replace(USUAL, tolerances="float16")
+        return differ(given(*result), eager(), eager, spec, []) is None
 
     assert allowed(1.0, float("inf"), 4.0)
     assert not allowed(1.0, 90000.0, float("inf"))
