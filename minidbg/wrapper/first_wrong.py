@@ -30,7 +30,7 @@ from minidbg.wrapper.causes import is_of_a_signal_handler
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.rollback import tensors_in
 from minidbg.wrapper.verify_refusals import bytes_of_example, free_bytes
-from minidbg.wrapper.verify_runs import Before, before, run_compiled_anew, run_eager
+from minidbg.wrapper.verify_runs import Before, BothRuns, before, both_runs, run_compiled_anew
 
 log = logging.getLogger("minidbg")
 TAPPED = 16
@@ -132,10 +132,9 @@ def differing_node_of(part: Before, link: Link, spec: RunSpec, way: Set[str]) ->
     sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in part.graph.graph.nodes)
     if not nodes or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(part.inputs)):
         return None
-    inside = replace(part, graph=tapped)
-    runs = both_runs(inside, link)
-    found = difference(inside, *runs, spec)
-    return first_as_far_off(nodes, found["where"], *runs) if found else None
+    runs = runs_of(replace(part, graph=tapped), link, spec)
+    found = runs.difference([])
+    return first_as_far_off(nodes, found["where"], runs.actual, runs.expected) if found else None
 
 
 AS_FAR = 0.1
@@ -169,22 +168,10 @@ def error_of(value: Tensor, exact: Tensor) -> float:
     return agreement.error_of(value, exact) if is_alike and exact.is_floating_point() else 0.0
 
 
-def both_runs(inside: Before, link: Link) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the graph compiled anew gives, and eager."""
-    actual = outputs_of(run_compiled_anew(inside, link, backward=False))
-    inside.set_generators()
-    return actual, outputs_of(run_eager(inside, backward=False))
-
-
-def difference(
-    inside: Before, actual: dict[str, Any], expected: dict[str, Any], spec: RunSpec
-) -> compare.Difference | None:
-    """How the outputs of the graph, compiled anew, differ from eager's."""
-
-    def eager(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return outputs_of(inside.eager_again(*args, **kwargs, backward=False))
-
-    return agreement.differ(actual, expected, eager, spec, [])
+def runs_of(inside: Before, link: Link, spec: RunSpec) -> BothRuns:
+    """The graph compiled anew, and eager."""
+    actual = run_compiled_anew(inside, link, backward=False)
+    return both_runs(inside, spec, actual, inside.eager(backward=False))
 
 
 def one_of_each_kind(inside: Before, way: Set[str]) -> Iterator[Before]:
@@ -215,7 +202,7 @@ def earliest_parts(inside: Before, link: Link, spec: RunSpec, way: Set[str]) -> 
         except CannotExtract:
             break
         inside = part_of(first)
-        if difference(inside, *both_runs(inside, link), spec):
+        if runs_of(inside, link, spec).difference([]):
             seen = inside
         else:
             inside = part_of(second)
@@ -229,7 +216,8 @@ def calls_of(graph: fx.GraphModule) -> list[fx.Node]:
 
 
 def part_of(piece: Piece) -> Before:
-    return before(piece.graph_module, piece.inputs, mutated_placeholders(piece.graph_module))
+    state = before(piece.graph_module, piece.inputs, mutated_placeholders(piece.graph_module))
+    return replace(state, outputs_only=True)
 
 
 def with_taps(graph: fx.GraphModule, way: Set[str]) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
@@ -252,7 +240,3 @@ def with_taps(graph: fx.GraphModule, way: Set[str]) -> tuple[fx.GraphModule, dic
     output.args = (tuple(nodes),)
     tapped.recompile()
     return tapped, {f"output {place}": node for place, node in enumerate(nodes)}
-
-
-def outputs_of(left: Mapping[str, Any]) -> dict[str, Any]:
-    return {**left, "inputs_after": {}, "gradients": {}}
