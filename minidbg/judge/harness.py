@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from minidbg import torch_internals
-from minidbg.judge.agreement import differ
+from minidbg.judge.agreement import Comparison
 from minidbg.judge.signature import exception_chain, is_about_guards, phase_of, signature_of, text_of
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import thread_state_kept
@@ -115,9 +115,7 @@ def judge(
                 actual, result = None, Outcome(Verdict.SKIPPED, reason=str(lacks))
             if actual is not None and compares:
                 note("compare")
-                result = (
-                    compared(lambda: differ(actual, expected, runnable.eager, spec, notes), spec) or result
-                )
+                result = compared(Comparison(actual, expected, runnable.eager, spec), notes) or result
             if result.verdict is Verdict.GONE:
                 result = replace(result, reason="; ".join(dict.fromkeys(notes)))
     return replace(result, seconds=round(time.perf_counter() - began, 3))
@@ -413,17 +411,17 @@ def failure(signature: Signature, spec: RunSpec, message: str, **more: Any) -> O
     return found.judged_against(spec.signature) if said else found
 
 
-def compared(differ: Callable[[], dict[str, Any] | None], spec: RunSpec) -> Outcome | None:
-    """The outcome when two runs differ; ``differ()`` gives a part of the signature, a message and figures."""
+def compared(runs: Comparison, notes: list[str]) -> Outcome | None:
+    """The outcome when two runs differ."""
     try:
-        difference = differ()
+        difference = runs.difference(notes)
     except ValueError as error:
         return Outcome(Verdict.INVALID, reason=f"cannot be compared with eager: {error}")
     if difference is None:
         return None
     signature = Signature.from_table({"kind": Kind.ACCURACY, **difference["signature"]})
     figures = {name: value for name, value in difference.items() if name not in ("signature", "message")}
-    return failure(signature, spec, difference["message"], figures=figures)
+    return failure(signature, runs.spec, difference["message"], figures=figures)
 
 
 def brief(error: BaseException) -> str:

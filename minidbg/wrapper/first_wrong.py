@@ -23,6 +23,7 @@ from minidbg.fx.mutation import mutated_placeholders, storages_of, written_argum
 from minidbg.fx.pieces import CannotExtract, Piece
 from minidbg.fx.record import Recording
 from minidbg.judge import agreement, compare
+from minidbg.judge.agreement import Comparison
 from minidbg.judge.ensemble import left_by
 from minidbg.words.run_spec import RunSpec
 from minidbg.wrapper.capture import place_of_input
@@ -30,7 +31,7 @@ from minidbg.wrapper.causes import is_of_a_signal_handler
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.rollback import tensors_in
 from minidbg.wrapper.verify_refusals import bytes_of_example, free_bytes
-from minidbg.wrapper.verify_runs import Before, BothRuns, before, both_runs, run_compiled_anew
+from minidbg.wrapper.verify_runs import Before, before, compared, run_compiled_anew
 
 log = logging.getLogger("minidbg")
 TAPPED = 16
@@ -168,10 +169,10 @@ def error_of(value: Tensor, exact: Tensor) -> float:
     return agreement.error_of(value, exact) if is_alike and exact.is_floating_point() else 0.0
 
 
-def runs_of(inside: Before, link: Link, spec: RunSpec) -> BothRuns:
+def runs_of(inside: Before, link: Link, spec: RunSpec) -> Comparison:
     """The graph compiled anew, and eager."""
     actual = run_compiled_anew(inside, link, backward=False)
-    return both_runs(inside, spec, actual, inside.eager(backward=False))
+    return compared(inside, spec, actual, inside.eager(backward=False))
 
 
 def one_of_each_kind(inside: Before, way: Set[str]) -> Iterator[Before]:

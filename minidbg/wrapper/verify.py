@@ -18,7 +18,8 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.fx.effects import op_name
-from minidbg.judge import compare
+from minidbg.judge.agreement import Comparison
+from minidbg.judge.compare import Difference
 from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
 from minidbg.judge.randomness import Derandomized, feed_recorded
 from minidbg.judge.snapshot import CannotCompare
@@ -38,7 +39,7 @@ from minidbg.wrapper.collectives import Heard, Replay, alone
 from minidbg.wrapper.process import PROCESS, GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_in
 from minidbg.wrapper.verify_refusals import refusal
-from minidbg.wrapper.verify_runs import BothRuns, both_runs
+from minidbg.wrapper.verify_runs import compared
 
 log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
@@ -121,11 +122,11 @@ class Verification:
             return self.failure(self.backward_error, Kind(phase or "runtime"), Direction.BACKWARD)
         if expected["gradients"] is None:
             self.facts.leave_out(GRADIENTS_REFUSED)
-        runs = both_runs(inside, self.spec, inside.left(result, args, self.gradients), expected)
+        runs = compared(inside, self.spec, inside.left(result, args, self.gradients), expected)
         if drew:
-            if runs.first_difference() is None:
+            if runs.difference_of_two_runs() is None:
                 return self.layout(runs)
-            if (found := runs.of_form()) is not None:
+            if (found := runs.difference_of_form()) is not None:
                 return self.mismatch(found, runs)
             if inside.replay is not None:
                 raise CannotCompare("it draws random numbers and talks to other ranks")
@@ -144,7 +145,7 @@ class Verification:
             return self.wrong_on_this_rank(inside.replay, found, runs)
         return self.mismatch(found, runs) if found else self.layout(runs)
 
-    def wrong_on_this_rank(self, replay: Replay, found: compare.Difference, runs: BothRuns) -> Failure:
+    def wrong_on_this_rank(self, replay: Replay, found: Difference, runs: Comparison) -> Failure:
         """The failure of a graph that talks to other ranks: what this rank computes alone, where it fails alone."""
         inside = self.before
         self.names = replay.names_of_given(len(runs.expected["outputs"]))
@@ -156,7 +157,7 @@ class Verification:
                     return failure
             own = len(runs.expected["outputs"]) - len(self.names)
             parts = runs.with_outputs(slice(own)), runs.with_outputs(slice(own, None))
-            if all(part.first_difference() is not None for part in parts):
+            if all(part.difference_of_two_runs() is not None for part in parts):
                 raise CannotCompare(
                     "the backend may have moved arithmetic from one side of a collective to the other"
                 )
@@ -171,7 +172,7 @@ class Verification:
         pairs = zip(inside.generators, after, strict=True)
         return left, not all(torch.equal(one, other) for (_, one), (_, other) in pairs)
 
-    def difference(self, runs: BothRuns) -> compare.Difference | None:
+    def difference(self, runs: Comparison) -> Difference | None:
         """The first difference that counts. What is not judged is told once."""
         found = runs.difference(self.notes)
         for note in self.notes:
@@ -198,7 +199,7 @@ class Verification:
         expected = other.before.eager(backward=bool(actual["gradients"]), may_refuse=True)
         for place in range(len(self.before.inputs), len(drawn.inputs)):
             expected["inputs_after"].pop(str(place), None)
-        return other.difference(both_runs(other.before, self.spec, actual, expected)) is None
+        return other.difference(compared(other.before, self.spec, actual, expected)) is None
 
     def drawn_wrong(self, seen: verify_runs.ImpossibleDraws) -> Failure:
         """The failure of a backend whose random numbers are no such numbers."""
@@ -224,11 +225,11 @@ class Verification:
         log.debug("compiled_once_more: %s", note)
         inside, wants = self.before, self.gradients is not None
         expected = inside.eager(backward=wants, may_refuse=True)
-        found: compare.Difference | None = None
+        found: Difference | None = None
 
         def is_right(left: dict[str, Any]) -> bool:
             nonlocal found
-            found = self.difference(both_runs(inside, self.spec, left, expected))
+            found = self.difference(compared(inside, self.spec, left, expected))
             return found is None
 
         try:
@@ -236,23 +237,23 @@ class Verification:
         except Exception as error:
             why = f"its random numbers or collectives could not be taken out: {reason_of(error)}"
             raise CannotCompare(why) from error
-        runs = both_runs(inside, self.spec, actual, expected)
+        runs = compared(inside, self.spec, actual, expected)
         found = found or self.difference(runs)
         return self.mismatch(found, runs, (note,)) if found else None
 
     # ---- failures
 
-    def layout(self, runs: BothRuns) -> Failure | None:
+    def layout(self, runs: Comparison) -> Failure | None:
         """The difference in layout between runs that agree in all else, where anybody wants to hear of it."""
         if self.settings.layout is Layout.IGNORE:
             return None
-        found = runs.of_layout()
+        found = runs.difference_of_layout()
         if found is None:
             return None
         error = AccuracyError(f"{self.link.name} gives another layout than eager: {found['message']}", found)
         return self.failure(error, Kind.ACCURACY, Direction.FORWARD)
 
-    def mismatch(self, found: compare.Difference, runs: BothRuns, notes: tuple[str, ...] = ()) -> Failure:
+    def mismatch(self, found: Difference, runs: Comparison, notes: tuple[str, ...] = ()) -> Failure:
         said = found["message"].replace("; against", "\nagainst")
         said = said.replace(found["where"], self.in_words(found["where"]), 1)
         # a graph that talks to others cannot be run in parts; and no value of a part tells who writes to an input, or of gradients
@@ -294,11 +295,11 @@ class Verification:
         place = place_of_input(where)
         return where.endswith(AFTER_THE_CALL) and place is not None and place not in self.before.written
 
-    def by_design(self, found: compare.Difference, runs: BothRuns) -> str:
+    def by_design(self, found: Difference, runs: Comparison) -> str:
         """A line that names the lower precision whose arithmetic gives such errors, where there is one."""
         if found["category"] not in ("float", "inf") or isinstance(self.settings.allowed, str):
             return ""
-        explained = runs.precision_of(found["where"])
+        explained = runs.explaining_precision(found["where"])
         if explained is None:
             return ""
         precision, own, off = explained

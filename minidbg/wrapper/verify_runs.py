@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +18,9 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module
 from minidbg.fx.mutation import written_attributes
-from minidbg.judge import compare
-from minidbg.judge.agreement import differ, explaining_precision
+from minidbg.judge.agreement import Comparison
 from minidbg.judge.arithmetic import are_close
 from minidbg.judge.draw_support import is_possible
-from minidbg.judge.ensemble import left_by
 from minidbg.judge.harness import Change, left_behind, left_by_run, needs_gradient, unchanged
 from minidbg.judge.randomness import Derandomized, checks_alone, draws_alone
 from minidbg.source.specs import is_constructed
@@ -103,12 +102,9 @@ class Before:
         self.set_generators()
         if seed is not None:
             torch.manual_seed(seed)
-        graph = own_attributes(self.graph)
-        if change is not unchanged:
-            own = own_attributes(copy_graph_module(self.graph))
-            graph = change(
-                fx.GraphModule(own, own.graph)
-            )  # one that is not lazy, since its forward is replaced
+        graph = own_attributes(self.graph if change is unchanged else copy_graph_module(self.graph))
+        if change is not unchanged:  # its forward is replaced, which a lazy one would not heed
+            graph = change(fx.GraphModule(graph, graph.graph))
         inputs = tuple(change(self.fresh()))
 
         def forward(*args: Any) -> Any:
@@ -118,49 +114,12 @@ class Before:
         return self.seen(left)
 
 
-@dataclass(frozen=True, slots=True)
-class BothRuns:
-    """What a run of the backend and one of eager left behind, from the same state."""
-
-    inside: Before
-    spec: RunSpec
-    actual: dict[str, Any]
-    expected: dict[str, Any]
-
-    def eager(self, change: Change = unchanged, seed: int | None = None) -> dict[str, Any]:
-        """What one more run of eager leaves behind; with gradients where they are compared."""
-        return self.inside.eager(change, seed, backward=bool(self.expected["gradients"]))
-
-    def difference(self, notes: list[str]) -> compare.Difference | None:
-        """The first difference that no legal run of eager explains. ``notes`` hears what is not judged."""
-        return differ(self.actual, self.expected, self.eager, self.spec, notes)
-
-    def first_difference(self) -> compare.Difference | None:
-        """The first difference, as far as the two runs tell."""
-        return compare.mismatch(left_by(self.actual), left_by(self.expected), spec=self.spec)
-
-    def of_form(self) -> compare.Difference | None:
-        """The first difference that neither chance nor rounding explains."""
-        return compare.form_difference(left_by(self.actual), left_by(self.expected))
-
-    def of_layout(self) -> compare.Difference | None:
-        return compare.layout_difference(left_by(self.actual), left_by(self.expected))
-
-    def precision_of(self, where: str) -> tuple[str, float, float] | None:
-        """``explaining_precision`` of the difference there."""
-        return explaining_precision(self.actual, self.expected, self.eager, where)
-
-    def with_outputs(self, part: slice) -> BothRuns:
-        """Of these outputs alone."""
-        actual, expected = ({**run, "outputs": run["outputs"][part]} for run in (self.actual, self.expected))
-        return replace(self, actual=actual, expected=expected)
-
-
-def both_runs(inside: Before, spec: RunSpec, actual: dict[str, Any], expected: dict[str, Any]) -> BothRuns:
-    """The two runs to be compared; with gradients only where both have some."""
-    if not (actual["gradients"] and expected["gradients"]):
+def compared(inside: Before, spec: RunSpec, actual: dict[str, Any], expected: dict[str, Any]) -> Comparison:
+    """What the backend left behind beside what eager did; with gradients only where both have some."""
+    both = bool(actual["gradients"] and expected["gradients"])
+    if not both:
         actual, expected = ({**run, "gradients": {}} for run in (actual, expected))
-    return BothRuns(inside, spec, actual, expected)
+    return Comparison(actual, expected, partial(inside.eager, backward=both), spec)
 
 
 def spec_for(link: Link, settings: Settings) -> RunSpec:

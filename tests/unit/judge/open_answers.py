@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from minidbg.judge.agreement import differ
+from minidbg.judge.agreement import Comparison
 from minidbg.judge.compare import USUAL
 
 
@@ -37,7 +37,7 @@ def judged(
         values = change(tuple(value.clone() for value in inputs))
         return only(change(program)(*values))
 
-    return differ(only(result), eager(), eager, USUAL, [] if notes is None else notes)
+    return Comparison(only(result), eager(), eager, USUAL).difference([] if notes is None else notes)
 
 
 def only(outputs: Any) -> dict[str, Any]:

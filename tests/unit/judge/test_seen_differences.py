@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from minidbg import torch_internals
-from minidbg.judge.agreement import differ
+from minidbg.judge.agreement import Comparison
 from minidbg.judge.compare import USUAL, mismatch
 from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.precision import to_float64
@@ -84,13 +84,13 @@ def test_an_ensemble_lets_go_of_its_runs_without_the_collector() -> None:
         held.append(weakref.ref(run["outputs"][0]))
         return run
 
-    assert differ(left(WRONG), left(RIGHT), eager, USUAL, []) is not None
+    assert Comparison(left(WRONG), left(RIGHT), eager, USUAL).difference([]) is not None
     assert len(held) > 2
     assert not any(one() is not None for one in held)
 
 
 def test_when_no_run_of_eager_comes_through_again() -> None:
-    found = differ(left(WRONG), left(RIGHT), fails, USUAL, [])
+    found = Comparison(left(WRONG), left(RIGHT), fails, USUAL).difference([])
     assert found is not None
 
 
@@ -100,7 +100,7 @@ def test_a_program_that_draws_and_fails_with_other_numbers_is_not_judged() -> No
         raise RuntimeError("an index out of range")
 
     with pytest.raises(CannotCompare, match="draws random numbers"):
-        differ(left(WRONG), left(RIGHT), draws, USUAL, [])
+        Comparison(left(WRONG), left(RIGHT), draws, USUAL).difference([])
 
 
 def state() -> dict[str, Any]:

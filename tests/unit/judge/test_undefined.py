@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.judge.agreement import differ
+from minidbg.judge.agreement import Comparison
 from minidbg.judge.compare import USUAL
 from minidbg.judge.undefined import UndefinedResults
 
@@ -336,7 +336,7 @@ def test_an_ordinary_failure_costs_one_more_eager_run() -> None:
         runs.append(seed)
         return only(change(torch.sin)(TIES))
 
-    assert differ(only(TIES.cos()), eager(), eager, USUAL, []) is not None
+    assert Comparison(only(TIES.cos()), eager(), eager, USUAL).difference([]) is not None
     assert len(runs) == 3, "eager itself, with another seed, and in float64"
 
 
