@@ -8,21 +8,13 @@ must be in the same places; only where eager itself disagrees with float64 is th
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from minidbg.judge.arithmetic import (
-    FACTOR_NOISY,
-    are_close,
-    distance_between,
-    far_apart,
-    is_noise,
-    largest,
-    wrong_elements,
-)
+from minidbg.judge.arithmetic import are_close, far_apart, largest, wrong_elements
+from minidbg.judge.ensemble import Ensemble, Tag, same_but_for_rounding
 from minidbg.judge.precision import tolerance_in
 from minidbg.judge.snapshot import (
     CannotCompare,
@@ -33,6 +25,7 @@ from minidbg.judge.snapshot import (
     _in_place_of,
     _name,
 )
+from minidbg.words.run_spec import BackendRef, RunSpec
 
 # Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative tolerance against
 # float64: a float32 sum of ten million numbers in another order is off by 2e-5. The absolute one is for values of
@@ -45,35 +38,26 @@ TOLERANCES = {
 }
 FEW_LEFT_OUT = 3  # leaves that are named one by one
 MOST_BY_LUCK = 100.0  # times more than allowed that rounding errors of float32 may explain
-RUNS_IN_WORDS = {"float64": "eager in float64", "again": "a second run of eager"}
 NEVER_EXCUSED = ("dtype", "device")
-Run = Snapshot | Callable[[], Snapshot | None] | None  # a function is called only when its answer is needed
+USUAL = RunSpec(BackendRef("eager", "'eager'"))
+"""The built-in tolerances, and no margin."""
 Difference = dict[str, Any]
 
 
 def mismatch(
     actual: Snapshot,
     expected: Snapshot,
-    reference64: Run = None,
-    *,
-    eager_again: Run = None,
-    other_answers: Any = (),
-    other_roundings: Any = (),
-    lower: Any = (),
-    tolerances: Any = None,
-    margin: float = 1.0,
+    ensemble: Ensemble | None = None,
+    spec: RunSpec = USUAL,
     notes: list[str] | None = None,
 ) -> Difference | None:
     """The first difference that counts between a compiled run (``actual``) and eager's (``expected``), or None.
 
     Form and values of all leaves come first, in eager's order; then requires_grad and aliasing of outputs. Strides alone
     are no mismatch (``layout_difference``).
-    ``eager_again`` is a second eager run, best with another seed: a leaf in which eager differs from itself is left
-    out. ``other_answers`` are eager runs with other results where torch defines none (``agreement.OtherRuns``):
-    elements that change there are left out. So are those that change in ``other_roundings`` (``agreement.other_roundings``),
-    which are asked only about differences. ``notes`` gets a sentence about either. ``tolerances`` is a triple as in
-    TOLERANCES (the third number may be missing), maps dtypes to that, or names a precision that float32 may be computed in;
-    the errors of the eager runs ``lower`` (``agreement.lower_runs`` or ``rounded_runs``) are allowed as eager's own. ``margin`` above 1 demands a difference so many times larger.
+    ``ensemble`` has the other legal runs of eager, which are made only where a difference is to be explained. What they leave
+    out (``Tag`` says why) is a sentence in ``notes``. Of ``spec`` count the tolerances, which replace those of TOLERANCES, and
+    the margin: above 1 it demands a difference so many times larger.
 
     The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf, integer, bool, float,
     requires_grad, aliasing), ``signature`` (its stable part) and ``message``; for values also ``index``,
@@ -81,9 +65,7 @@ def mismatch(
     ``max_abs``, ``max_rel``, ``allowed``, ``rmse_compiled`` and ``rmse_eager``.
     Raises CannotCompare when a leaf cannot be judged and nothing else differs.
     """
-    judge = _Judge(
-        expected, reference64, eager_again, (other_answers, other_roundings), lower, tolerances, margin
-    )
+    judge = _Judge(expected, ensemble or Ensemble(), spec)
     refusal = None
     try:
         for where in [*expected, *(label for label in actual if label not in expected)]:
@@ -96,7 +78,8 @@ def mismatch(
                     is_never_excused(difference)
                     or (judge.is_steady(where) and ("elements" in difference or judge.is_defined(where)))
                 ):
-                    return difference | {"message": "\n".join([difference["message"], *judge.notes])}
+                    lines = [difference["message"], *judge.ensemble.failed.values()]
+                    return difference | {"message": "\n".join(lines)}
         if difference := _first_relation(actual, expected):
             return difference
     finally:
@@ -155,63 +138,26 @@ def layout_difference(actual: Snapshot, expected: Snapshot) -> Difference | None
 class _Judge:
     """Judges leaf after leaf; holds what they share."""
 
-    def __init__(
-        self,
-        expected: Snapshot,
-        reference64: Run,
-        eager_again: Run,
-        others: tuple[Any, Any],
-        lower: Any,
-        tolerances: Any,
-        margin: float,
-    ) -> None:
-        self.expected, self.tolerances, self.margin = expected, tolerances, margin
-        self.runs = {"float64": reference64, "again": eager_again}
-        self.notes: dict[str, None] = {}
+    def __init__(self, expected: Snapshot, ensemble: Ensemble, spec: RunSpec) -> None:
+        self.expected, self.ensemble = expected, ensemble
+        self.tolerances, self.margin = spec.tolerances, spec.margin
         self.steady: dict[str, bool] = {}
-        self.answers, self.roundings = others
-        self.lower = lower
         self.left_out: dict[str, str] = {}
         self.scales: dict[str, float] = {}
 
-    def other(self, run: str, where: str, like: torch.Tensor | None = None) -> Any:
-        """The value of leaf ``where`` in another run; None when there is none, or none of the shape of ``like``."""
-        if callable(ask := self.runs[run]):
-            self.runs[run] = None
-            with self.difference_stands(RUNS_IN_WORDS[run]):
-                self.runs[run] = ask()
-        answer: Any = self.runs[run]
-        value = answer[where].value if answer is not None and where in answer else None
-        return value if like is None or _can_stand_for(value, like) else None
-
-    @contextlib.contextmanager
-    def difference_stands(self, run: str) -> Iterator[None]:
-        """A block with a run that might explain a difference. One that raises explains nothing: what was seen is reported, and says so."""
-        try:
-            yield
-        except CannotCompare:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever an op says
-            self.notes[f"{run}, which might explain it, fails: {brief_text(error)}"] = None
-
-    def explaining(self, run: str, runs: Any) -> Iterator[Any]:
-        """The runs that ``runs`` gives, until one raises."""
-        with self.difference_stands(run):
-            yield from runs
-
-    def others(self, *, roundings: bool = True) -> Iterator[Any]:
+    def others(self, *, roundings: bool = True) -> Iterator[Snapshot]:
         """Eager runs with other answers where torch leaves them open, then with other rounding errors."""
-        yield from self.explaining("eager with other answers", self.answers)
+        yield from self.ensemble.members(Tag.UNDEFINED)
         if roundings:
-            yield from self.explaining("eager with other rounding", self.roundings)
+            yield from self.ensemble.members(Tag.ROUNDING)
 
     def is_steady(self, where: str) -> bool:
         """Whether eager, run twice, gave the same leaf, apart from rounding noise."""
         if where not in self.steady:
-            again = self.other("again", where)
+            again = self.ensemble.leaf(Tag.AGAIN, where)
             first = self.expected[where].value if where in self.expected else None
-            reference = self.other("float64", where) if again is not None else None
-            self.steady[where] = again is None or _same_but_for_rounding(first, again, reference)
+            reference = self.ensemble.leaf(Tag.FLOAT64, where) if again is not None else None
+            self.steady[where] = again is None or same_but_for_rounding(first, again, reference)
         return self.steady[where]
 
     def is_defined(self, where: str) -> bool:
@@ -221,14 +167,14 @@ class _Judge:
             again = other.get(where)
             is_same = first is again
             if first and again:
-                is_same = _same_but_for_rounding(first.value, again.value)
+                is_same = same_but_for_rounding(first.value, again.value)
             if not is_same:
                 self.left_out[where] = where
         return where not in self.left_out
 
     def undefined(self) -> list[str]:
         """A sentence for each leaf of which something is left out since torch does not define it; one for many leaves."""
-        what = ", ".join(getattr(self.answers, "met", ())) or "what rounding decides"
+        what = ", ".join(self.ensemble.sensitivity.undefined) or "what rounding decides"
         parts = list(self.left_out.values())
         if len(parts) > FEW_LEFT_OUT:
             rest = f"{len(parts) - 1} other results"
@@ -237,16 +183,15 @@ class _Judge:
 
     def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
         """The tolerances for a leaf of this kind and dtype; the absolute one is the given one, or scaled."""
-        default = default_tolerance(dtype)
-        given = self.tolerances
-        if isinstance(given, str):
-            default, given = tolerance_in(given, dtype, default), None
-        if isinstance(given, Mapping):
-            given = given.get(dtype, given.get(_name(dtype), given.get("any")))
+        default, given = default_tolerance(dtype), None
+        if isinstance(self.tolerances, str):
+            default = tolerance_in(self.tolerances, dtype, default)
+        else:
+            given = self.tolerances.get(_name(dtype), self.tolerances.get("any"))
+        relative, absolute, rounding = default
         if given is None or not any(default):
-            relative, absolute, rounding = default
             return relative, absolute * self.scale(kind), rounding
-        return (*given, given[0])[:3]
+        return *given, given[0]
 
     def scale(self, kind: str) -> float:
         """The largest finite value among eager's leaves of this kind, at most 1; and 1 where all are zero."""
@@ -294,7 +239,7 @@ class _Judge:
         relative, absolute = (self.margin * allowed for allowed in tolerance[:2])
         if are_close(a, e, relative, absolute) or not self.is_steady(where):
             return None
-        reference, again = (self.other(run, where, e) for run in ("float64", "again"))
+        reference, again = (self.ensemble.leaf(tag, where, e) for tag in (Tag.FLOAT64, Tag.AGAIN))
         found = wrong_elements(a, e, tolerance, reference, again, self.margin)
         undefined = torch.zeros_like(e, dtype=torch.bool)
         for count, other in enumerate(self.others(roundings=found is not None)):
@@ -310,8 +255,7 @@ class _Judge:
                 found = wrong_elements(a, e, tolerance, reference, again, self.margin)
             if found is None and count:
                 break
-        lower = self.explaining("eager in a lower precision", self.lower)
-        for run in lower if found and self.may_be_rounding(found) else ():
+        for run in self.ensemble.members(Tag.LOWER) if found and self.may_be_rounding(found) else ():
             value = _in_place_of(e, run, where)
             if not _can_stand_for(value, e):
                 continue
@@ -327,13 +271,9 @@ class _Judge:
 
     def may_be_rounding(self, found: Mapping[str, Any]) -> bool:
         """Whether a difference is worth runs with other rounding errors: those of float32 explain none that is far too large."""
-        if isinstance(self.tolerances, str) or getattr(self.answers, "narrow", True):
+        if isinstance(self.tolerances, str) or self.ensemble.sensitivity.narrow:
             return True
         return isinstance(found["excess"], (int, float)) and found["excess"] < MOST_BY_LUCK
-
-
-def brief_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200]
 
 
 def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:
@@ -425,13 +365,3 @@ def _difference(
 def _is_same_memory(a: torch.Tensor, e: torch.Tensor) -> bool:
     marks = [(x.data_ptr(), x.stride(), x.is_conj(), x.is_neg()) for x in (a, e)]
     return marks[0] == marks[1]
-
-
-def _same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
-    """Whether two runs of eager gave the same leaf; the error against ``reference`` says how far rounding goes."""
-    if _are_plain(one, two) and one.dtype is two.dtype:
-        error = distance_between(one, reference) if _can_stand_for(reference, one) else 0.0
-        return is_noise(one, two, FACTOR_NOISY * error)
-    if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
-        return not (_are_plain(one, one) or _are_plain(two, two))  # what cannot be compared is nobody's noise
-    return bool(one == two or (one != one and two != two))

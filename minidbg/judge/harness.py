@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from minidbg import torch_internals
-from minidbg.judge.agreement import differ
+from minidbg.judge.agreement import Comparison
 from minidbg.judge.signature import (
     exception_chain,
     failure,
@@ -26,6 +26,7 @@ from minidbg.judge.signature import (
     signature_of,
     text_of,
 )
+from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import thread_state_kept
 from minidbg.words.environment import JUDGING
 from minidbg.words.errors import TorchNameMissing
@@ -36,6 +37,14 @@ from minidbg.words.run_spec import CallPath, Context, RunSpec
 SEED = 0
 NOT_CALLED = "dynamo did not call the backend"
 """How the reason begins where dynamo does not take the program as it is written."""
+
+
+Change = Callable[[Any], Any]
+"""Makes another model of a model, and other inputs of a tuple of inputs."""
+
+
+def unchanged(made: Any) -> Any:
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,17 @@ class Runnable:
     """What torch.compile takes as its backend; at the level of ATen, a compiler for aot_autograd."""
     spec: RunSpec
 
+    def made(self, change: Change = unchanged) -> tuple[Any, tuple[Any, ...]]:
+        """Model and inputs for one run, changed."""
+        with plain_modes():
+            return change(self.make_model()), change(self.make_inputs())
+
+    def eager(self, change: Change = unchanged, seed: int = SEED) -> dict[str, Any]:
+        """What one run of eager leaves behind. Raises what the model raises."""
+        model, inputs = self.made(change)
+        with entered_modes(self.spec.context):
+            return run_once(model, model, inputs, self.spec, seed)
+
 
 def judge(
     runnable: Runnable,
@@ -64,24 +84,15 @@ def judge(
     Results are compared where wrong ones are expected, or ``any_failure`` is looked for. ``note`` hears which part is
     about to run, to know what a death was due to. ``witness`` sees what the backend raised, with its traceback.
     """
-    make_model, make_inputs, spec = runnable.make_model, runnable.make_inputs, runnable.spec
+    spec = runnable.spec
     compares = any_failure or spec.expected.kind.traits.compares
     began = time.perf_counter()
     notes: list[str] = []
 
-    def made(change: Callable[[Any], Any] = lambda made: made) -> tuple[Any, tuple[Any, ...]]:
-        with plain_modes():
-            return change(make_model()), change(make_inputs())
-
-    def eager(change: Callable[[Any], Any] = lambda made: made, seed: int = SEED) -> dict[str, Any]:
-        model, inputs = made(change)
-        with entered_modes(spec.context):
-            return run_once(model, model, inputs, spec, seed)
-
     with patched_config(spec.context.config):
         try:
             note("eager")
-            expected = eager()
+            expected = runnable.eager()
         except KeyboardInterrupt:
             raise
         except (FileNotFoundError, ModuleNotFoundError) as error:  # the values lie in a file of their own
@@ -90,10 +101,10 @@ def judge(
             reason = f"eager itself fails: {brief(error)}"
             result = Outcome(Verdict.INVALID, reason=reason, message=first_lines(error))
         else:
-            model, inputs = made()
+            model, inputs = runnable.made()
 
             def passes_in_eager() -> bool:
-                model, inputs = made()
+                model, inputs = runnable.made()
                 plain = replace(spec, backend=replace(spec.backend, options={}, mode=None))
                 try:
                     compile_by_torch("eager", model, inputs, plain)(*inputs)
@@ -110,7 +121,7 @@ def judge(
                 actual, result = None, Outcome(Verdict.SKIPPED, reason=str(lacks))
             if actual is not None and compares:
                 note("compare")
-                result = compared(lambda: differ(actual, expected, eager, spec, notes), spec) or result
+                result = compared(Comparison(actual, expected, runnable.eager, spec), notes) or result
             if result.verdict is Verdict.GONE:
                 result = replace(result, reason="; ".join(dict.fromkeys(notes)))
     return replace(result, seconds=round(time.perf_counter() - began, 3))
@@ -140,7 +151,7 @@ def run_compiled(
 
     try:
         now("compile", "forward")
-        compiler = told_apart(compiler, notes)
+        compiler = noting_passthrough(compiler, notes)
         if direct:
             function = torch_internals.compile_directly(compiler, model, inputs, spec)
             now("runtime", "forward")
@@ -161,7 +172,7 @@ def run_compiled(
     return left, Outcome(Verdict.GONE)
 
 
-def told_apart(compiler: Any, notes: list[str]) -> Any:
+def noting_passthrough(compiler: Any, notes: list[str]) -> Any:
     """``compiler``; a sentence goes into ``notes`` when it hands the graph back as it was, for eager to run."""
     if compiler in ("inductor", "eager"):
         return compiler
@@ -209,23 +220,42 @@ def run_once(
     seed: int,
     backward_begins: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Call ``function``, then backward if the spec has one; outputs, inputs and buffers afterwards, gradients."""
+    """``left_by_run`` with this seed, and with backward if the spec has one."""
+
+    def goes_on(left: dict[str, Any]) -> bool:
+        backward_begins()
+        return True
+
     torch.manual_seed(seed)
-    with thread_state_kept():  # a run that raises inside vmap would leave its level to the next one
-        sources = gradient_sources(model, inputs) if spec.backward else {}
-        outputs = function(*inputs)
-        wait_for_devices((*inputs, *leaves_of(outputs)))
-        gradients = gradients_of(outputs, sources, backward_begins)
-        wait_for_devices(gradients.values())
-        return left_behind(outputs, model, inputs, gradients)
+    return left_by_run(function, model, inputs, backward=spec.backward, goes_on=goes_on)
 
 
-def wait_for_devices(values: Any) -> None:
-    """Let the devices of the tensors come to rest: an error of theirs that comes late is one of this run."""
-    for device in {value.device for value in values if isinstance(value, torch.Tensor)}:
-        module = torch.get_device_module(device) if device.type not in ("cpu", "meta") else None
-        if (synchronize := getattr(module, "synchronize", None)) is not None:
-            synchronize(*[device] * (device.type != "mps"))  # there is one of those, and it takes no name
+@thread_state_kept()  # a run that raises inside vmap would leave its level to the next one
+def left_by_run(
+    function: Any,
+    model: Any,
+    inputs: tuple[Any, ...],
+    *,
+    backward: bool,
+    goes_on: Callable[[dict[str, Any]], bool] = lambda left: True,
+    may_refuse: bool = False,
+) -> dict[str, Any]:
+    """Call ``function``, which is ``model`` in some form; outputs, inputs and buffers afterwards, gradients.
+
+    No gradients where ``goes_on`` is false of what the forward left behind; None where ``may_refuse`` and their backward fails.
+    """
+    sources = gradient_sources(model, inputs) if backward else {}
+    outputs = function(*inputs)
+    devices.synchronize((*inputs, *leaves_of(outputs)))
+    left = left_behind(outputs, model, inputs, {})
+    try:
+        gradients = gradients_of(outputs, sources, lambda: goes_on(left))
+    except (RuntimeError, NotImplementedError):
+        if not may_refuse:
+            raise
+        return {**left, "gradients": None}
+    devices.synchronize(gradients.values())
+    return {**left, "gradients": gradients}
 
 
 def left_behind(
@@ -251,14 +281,15 @@ def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def gradients_of(
-    outputs: Any, sources: dict[str, Any], backward_begins: Callable[[], None] = lambda: None
+    outputs: Any, sources: dict[str, Any], goes_on: Callable[[], bool] = lambda: True
 ) -> dict[str, Any]:
-    """Gradients of ``sources``, for cotangents that are the same in each run, whatever that run draws."""
+    """Gradients of ``sources``, for cotangents that are the same in each run, whatever that run draws; none unless it ``goes_on``."""
     roots = [(place, root) for place, root in enumerate(leaves_of(outputs)) if needs_gradient(root)]
     if not (roots and sources):
         return {}
     cotangents = [cotangent_for(root, place) for place, root in roots]
-    backward_begins()
+    if not goes_on():
+        return {}
     found = torch.autograd.grad(
         [root for _, root in roots], list(sources.values()), cotangents, allow_unused=True
     )
@@ -379,17 +410,17 @@ def dtype_named(name: str) -> torch.dtype:
     return dtype
 
 
-def compared(differ: Callable[[], dict[str, Any] | None], spec: RunSpec) -> Outcome | None:
-    """The outcome when two runs differ; ``differ()`` gives a part of the signature, a message and figures."""
+def compared(runs: Comparison, notes: list[str]) -> Outcome | None:
+    """The outcome when two runs differ."""
     try:
-        difference = differ()
+        difference = runs.difference(notes)
     except ValueError as error:
         return Outcome(Verdict.INVALID, reason=f"cannot be compared with eager: {error}")
     if difference is None:
         return None
     signature = Signature.from_table({"kind": Kind.ACCURACY, **difference["signature"]})
     figures = {name: value for name, value in difference.items() if name not in ("signature", "message")}
-    return failure(signature, spec, difference["message"], figures=figures)
+    return failure(signature, runs.spec, difference["message"], figures=figures)
 
 
 def brief(error: BaseException) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from minidbg.judge.undefined import ChangedEager, within
+from minidbg.judge.undefined import PerturbedEager, within
 from minidbg.torch_internals.memory import has_plain_memory, in_memory
 
 # Methods that name a float dtype by their own name, and what they are called in float64.
@@ -159,7 +159,7 @@ MULTIPLIED = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "convolu
 NO_ARITHMETIC = ("set", "resize", "requires_grad", "rename")
 
 
-class LowerPrecision(ChangedEager):
+class LowerPrecision(PerturbedEager):
     """While active, each op rounds its float32 results to ``precision``; in TF32 it rounds what is multiplied instead.
 
     The dtype stays float32. Attention runs by its parts, since a fused kernel would round at its end only. Number 0
@@ -222,7 +222,7 @@ class LowerPrecision(ChangedEager):
         return result.half().float() if self.precision == "float16" else result
 
 
-class OtherRounding(LowerPrecision):  # type: ignore[no-untyped-call]
+class RoundingNoise(LowerPrecision):  # type: ignore[no-untyped-call]
     """While active, each op's float results are off by a few rounding errors, as those of another compiler are.
 
     What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a
@@ -261,7 +261,7 @@ class OtherRounding(LowerPrecision):  # type: ignore[no-untyped-call]
         return tensor
 
 
-class OtherSums(OtherRounding):  # type: ignore[no-untyped-call]
+class MonteCarloArithmetic(RoundingNoise):  # type: ignore[no-untyped-call]
     """While active, last bits are rounded at random, and long sums are as far off as float32 makes them when terms are added one by one.
 
     Eager adds in double precision or in a tree, which makes its sums much better than their terms are.

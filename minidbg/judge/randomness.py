@@ -61,7 +61,7 @@ WRAPPERS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class Derandomized:
     """A graph that draws no numbers, where that could be had, with the inputs that it now takes."""
 
     graph_module: fx.GraphModule
@@ -76,14 +76,14 @@ class Fed:
     switched_off: tuple[str, ...] = ()
     """Names of the nodes among ``fed`` whose drawing is switched off."""
 
-    def with_results(self, results: Sequence[Any]) -> Fed:
+    def with_results(self, results: Sequence[Any]) -> Derandomized:
         """With the values that these results of the drawing calls tell, in the order of ``drawn``."""
         given = len(self.inputs) - len(self.drawn)
         values = [one.read(result) for one, result in zip(self.drawn, results, strict=True)]
         return replace(self, inputs=(*self.inputs[:given], *values))
 
 
-def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any], *, is_nested: bool = False) -> Fed:
+def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any], *, is_nested: bool = False) -> Derandomized:
     """``gm`` with its draws turned into inputs, which hold what one eager run on clones of ``inputs`` drew.
 
     A dropout becomes a product with its mask, so that gradients pass; attention takes its mask. Ops that hide what they
@@ -124,10 +124,10 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any], *, is_nested: bool 
     made.recompile()
     values = (one.value for one in drawn)
     fed, left, switched_off = map(tuple, (recorder.edits, recorder.left, recorder.switched_off))
-    return Fed(made, (*inputs, *values), fed, left, tuple(drawn), switched_off)
+    return Derandomized(made, (*inputs, *values), fed, left, tuple(drawn), switched_off)
 
 
-def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
+def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
     """A graph of just the calls that drew, in their order, and its inputs; it returns what ``fed.drawn`` holds.
 
     None where the whole graph draws more than those calls do.
@@ -162,7 +162,7 @@ def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
     return fx.GraphModule({}, graph), tuple(inputs)
 
 
-def checks_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]]:
+def checks_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]]:
     """The graph of ``draws_alone``, which returns in place of the numbers what chance does not decide of them."""
     alone = draws_alone(fed)
     assert alone is not None  # asked only where they were drawn alone
@@ -274,7 +274,7 @@ class _Recorder(fx.Interpreter):
         place = next(at for at, value in enumerate(node.args) if getattr(value, "target", None) == path)
         return partial(edits.put_inside, place, fed.graph_module, fed.drawn) if fed.fed else None
 
-    def fed_inside(self, node: fx.Node, graph: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
+    def fed_inside(self, node: fx.Node, graph: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
         """A graph that ``node`` runs, fed; what cannot be is noted under the name of ``node``."""
         fed = feed_recorded(graph, inputs, is_nested=True)
         self.left += [f"{node.name}.{name}" for name in fed.left]
@@ -293,7 +293,7 @@ class _Recorder(fx.Interpreter):
     def _loop(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
         """The edit that feeds each turn of ``while_loop``: the values of all turns, and the number of the turn, are new operands."""
         condition, body, carried, further = args
-        values, turns = tuple(clone_values(carried)), list[Fed]()
+        values, turns = tuple(clone_values(carried)), list[Derandomized]()
         while bool(condition(*values, *further)):
             if len(turns) == MOST_TURNS:
                 return None
@@ -314,7 +314,7 @@ class _Recorder(fx.Interpreter):
     def _rows(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
         """The edit that feeds each step of ``map`` or ``scan``: the values of all steps are one more thing that it goes along."""
         body, *carried, rows, further = args
-        values, turns = [value for one in carried for value in one], list[Fed]()
+        values, turns = [value for one in carried for value in one], list[Derandomized]()
         if len(rows[0]) > MOST_TURNS:
             return None
         for place in range(len(rows[0])):
@@ -330,7 +330,7 @@ class _Recorder(fx.Interpreter):
         return partial(edits.put_graphs, [graph], (0,), len(args) - 2, drawn)
 
 
-def draw_alike(turns: Sequence[Fed]) -> bool:
+def draw_alike(turns: Sequence[Derandomized]) -> bool:
     """Whether the same nodes drew in each turn of a loop, and all are fed."""
     first = turns[0]
     if any(
@@ -340,7 +340,7 @@ def draw_alike(turns: Sequence[Fed]) -> bool:
     return not (first.left or first.switched_off) and all(turn.fed == first.fed for turn in turns)
 
 
-def stacked(turns: Sequence[Fed]) -> list[Drawn]:
+def stacked(turns: Sequence[Derandomized]) -> list[Drawn]:
     """What was drawn in all turns of a loop."""
     columns = zip(*([one.value for one in turn.drawn] for turn in turns), strict=True)
     return [Drawn(torch.stack(column), None) for column in columns]

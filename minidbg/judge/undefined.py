@@ -1,4 +1,4 @@
-"""Eager once more, with other answers where torch leaves the answer open: such values are nobody's mistake."""
+"""Run eager with other legal results where torch defines none; elements that change are not compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def within(mode: Callable[[], Any], function: Any) -> Any:
     return run
 
 
-class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops.
 
     ``decides`` says afterwards whether any op took a decision by a float, which rounding may turn, and ``narrow`` whether
@@ -79,8 +79,8 @@ class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
 EMPTY = "empty empty_like empty_strided empty_permuted new_empty new_empty_strided"
 
 
-class UsualAnswers(ChangedEager):  # type: ignore[no-untyped-call]
-    """Eager itself, with zeros for memory that nobody wrote: other answers are told from it, and garbage may be of any size."""
+class ZeroFilled(PerturbedEager):  # type: ignore[no-untyped-call]
+    """Eager itself, with zeros for memory that nobody wrote, whose garbage may be of any size: what ``UndefinedResults`` is compared with."""
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         result = super().called(func, name, args, kwargs)
@@ -95,7 +95,7 @@ hardswish hardsigmoid hardshrink softshrink threshold abs amax amin maximum mini
 STEPS = frozenset(NAMED_STEPS.split())
 
 
-class OtherAnswers(ChangedEager):
+class UndefinedResults(PerturbedEager):
     """While active, an op whose result torch does not define for its arguments gives another result that it may give.
 
     ``number`` selects the answers: extremes and reversed orders first, then random ones. ``met`` says afterwards what the
@@ -357,23 +357,23 @@ class OtherAnswers(ChangedEager):
 
 ORDERED = "sort argsort topk argmax argmin max min median nanmedian mode kthvalue"
 WRITTEN = "scatter index_put _index_put_impl _unsafe_index_put index_copy put index_add scatter_add scatter_reduce index_reduce"
-RULES: dict[str, Callable[[OtherAnswers, Any, dict[str, Any]], Any]] = {
+RULES: dict[str, Callable[[UndefinedResults, Any, dict[str, Any]], Any]] = {
     name.strip("_"): rule
     for names, rule in {
-        "_to_copy copy convert_element_type": OtherAnswers.cast,
-        "div floor_divide remainder fmod": OtherAnswers.divide,
-        "bitwise_left_shift bitwise_right_shift lshift rshift ilshift irshift": OtherAnswers.shift,
-        ORDERED: OtherAnswers.choose,
-        "cummax cummin": OtherAnswers.running,
-        "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d": OtherAnswers.pool,
-        "var_mean std_mean": OtherAnswers.moments,
-        "_unique2 unique_dim": OtherAnswers.unique,
-        WRITTEN: OtherAnswers.write,
-        EMPTY: OtherAnswers.empty,
-        "_linalg_svd": OtherAnswers.svd,
-        "_linalg_eigh": OtherAnswers.eigh,
-        "linalg_eig linalg_eigvals _linalg_eigvals": OtherAnswers.eig,
-        "linalg_qr": OtherAnswers.qr,
+        "_to_copy copy convert_element_type": UndefinedResults.cast,
+        "div floor_divide remainder fmod": UndefinedResults.divide,
+        "bitwise_left_shift bitwise_right_shift lshift rshift ilshift irshift": UndefinedResults.shift,
+        ORDERED: UndefinedResults.choose,
+        "cummax cummin": UndefinedResults.running,
+        "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d": UndefinedResults.pool,
+        "var_mean std_mean": UndefinedResults.moments,
+        "_unique2 unique_dim": UndefinedResults.unique,
+        WRITTEN: UndefinedResults.write,
+        EMPTY: UndefinedResults.empty,
+        "_linalg_svd": UndefinedResults.svd,
+        "_linalg_eigh": UndefinedResults.eigh,
+        "linalg_eig linalg_eigvals _linalg_eigvals": UndefinedResults.eig,
+        "linalg_qr": UndefinedResults.qr,
     }.items()
     for name in names.split()
 }

@@ -19,19 +19,19 @@ from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import Fact, FactKind, is_call, is_graph, op_name, tensors_in
 from minidbg.fx.record import LOOP_SECONDS, Around, Recording
 from minidbg.fx.runs import EagerFailure, with_limited_loops
-from minidbg.judge.compare import _same_but_for_rounding
-from minidbg.judge.undefined import RULES, OtherAnswers
+from minidbg.judge.ensemble import same_but_for_rounding
+from minidbg.judge.undefined import RULES, UndefinedResults
 
 # --- what torch leaves open ---
 
 
-class OpenPoints(OtherAnswers):  # type: ignore[no-untyped-call]
-    """``OtherAnswers`` that also tells writes to one place twice where the values written are equal, as simplified ones are."""
+class OpenPoints(UndefinedResults):  # type: ignore[no-untyped-call]
+    """``UndefinedResults`` that also tells writes to one place twice where the values written are equal, as simplified ones are."""
 
     written_twice = False
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if RULES.get(name) is OtherAnswers.write and not self.written_twice:
+        if RULES.get(name) is UndefinedResults.write and not self.written_twice:
             names = [argument.name for argument in func._schema.arguments]
             self.written_twice = writes_twice(name, dict(zip(names, args, strict=False)) | kwargs)
         return super().called(func, name, args, kwargs)
@@ -79,7 +79,7 @@ def open_points(
 
 
 def _agree(usual: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return len(usual) == len(others) and all(map(_same_but_for_rounding, usual, others))
+    return len(usual) == len(others) and all(map(same_but_for_rounding, usual, others))
 
 
 def _left_by(graph_module: fx.GraphModule, inputs: Sequence[Any], random_state: Tensor) -> list[Tensor]:

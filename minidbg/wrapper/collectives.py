@@ -18,7 +18,7 @@ from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import tensors_in
 from minidbg.fx.ranks import WAIT, collective_name, is_collective, is_shared_value
 from minidbg.judge.harness import leaves_of
-from minidbg.judge.randomness import Fed
+from minidbg.judge.randomness import Derandomized
 from minidbg.judge.snapshot import CannotCompare
 from minidbg.repro.flights import Step
 from minidbg.wrapper.flight import Record
@@ -241,7 +241,7 @@ def key_of(name: str, args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[Any,
     return name, *known
 
 
-def alone(graph: fx.GraphModule, inputs: Sequence[Any], taken: Sequence[Collective]) -> Fed | None:
+def alone(graph: fx.GraphModule, inputs: Sequence[Any], taken: Sequence[Collective]) -> Derandomized | None:
     """``graph`` without its collectives: their results are inputs, and what the rank gives to them are outputs.
 
     None where the graph does not hold each of them as a node of its own.
@@ -274,4 +274,6 @@ def alone(graph: fx.GraphModule, inputs: Sequence[Any], taken: Sequence[Collecti
     output.args = (with_given(output.args[0], given),)
     made.graph.lint()
     made.recompile()
-    return Fed(made, (*inputs, *(one.results[0] for one in taken)), tuple(node.name for node in asking), ())
+    return Derandomized(
+        made, (*inputs, *(one.results[0] for one in taken)), tuple(node.name for node in asking), ()
+    )

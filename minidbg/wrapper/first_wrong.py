@@ -23,14 +23,15 @@ from minidbg.fx.mutation import mutated_placeholders, storages_of, written_argum
 from minidbg.fx.pieces import CannotExtract, Piece
 from minidbg.fx.record import Recording
 from minidbg.judge import agreement, compare
-from minidbg.judge.agreement import left_by
-from minidbg.words.settings import Settings
+from minidbg.judge.agreement import Comparison
+from minidbg.judge.ensemble import left_by
+from minidbg.words.run_spec import RunSpec
 from minidbg.wrapper.capture import place_of_input
 from minidbg.wrapper.causes import is_of_a_signal_handler
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.rollback import tensors_in
 from minidbg.wrapper.verify_refusals import bytes_of_example, free_bytes
-from minidbg.wrapper.verify_runs import Before, before, run_compiled_anew, run_eager
+from minidbg.wrapper.verify_runs import Before, before, compared, run_compiled_anew
 
 log = logging.getLogger("minidbg")
 TAPPED = 16
@@ -40,13 +41,13 @@ MOST_TAPPED = 128
 MOST_OF_MEMORY = 0.2
 
 
-def first_differing_node(inside: Before, link: Link, settings: Settings, where: str) -> fx.Node | None:
+def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) -> fx.Node | None:
     """The first node on the way to ``where``, in the graph's order, whose value the backend gets wrong; None when it cannot be told."""
     way = {node.name for node in on_the_way(inside.graph, where)}
-    for parts in (one_of_each_kind(inside, way), earliest_parts(inside, link, settings, way)):
+    for parts in (one_of_each_kind(inside, way), earliest_parts(inside, link, spec, way)):
         with left_out_where_it_fails():
             for part in parts:
-                if node := differing_node_of(part, link, settings, way):
+                if node := differing_node_of(part, link, spec, way):
                     return node
     return None
 
@@ -92,7 +93,7 @@ def left_out_where_it_fails() -> Iterator[None]:
 
 
 def where_gradients_go_wrong(
-    graph: fx.GraphModule, actual: Mapping[str, Any], expected: Mapping[str, Any], settings: Settings
+    graph: fx.GraphModule, actual: Mapping[str, Any], expected: Mapping[str, Any], spec: RunSpec
 ) -> list[fx.Node]:
     """The calls from the last that takes an input with a wrong gradient first to the next that takes one with a right gradient.
 
@@ -112,7 +113,7 @@ def where_gradients_go_wrong(
                     left_by({**NOTHING_LEFT, "gradients": {name: run.get(name)}})
                     for run in (actual, expected)
                 )
-                found = compare.mismatch(one, other, tolerances=settings.allowed or None)
+                found = compare.mismatch(one, other, spec=spec)
                 excess = found.get("excess", math.inf) if found else 1.0
                 by_use[min(uses)] = max(excess, by_use.get(min(uses), 1.0))
         # a wrong value in forward spoils all of them a little
@@ -126,16 +127,15 @@ def where_gradients_go_wrong(
 NOTHING_LEFT: Mapping[str, Any] = {"outputs": (), "inputs_after": {}}
 
 
-def differing_node_of(part: Before, link: Link, settings: Settings, way: Set[str]) -> fx.Node | None:
+def differing_node_of(part: Before, link: Link, spec: RunSpec, way: Set[str]) -> fx.Node | None:
     """The first node of ``part`` on the ``way`` whose value differs when each of them is an output; None where memory may not suffice."""
     tapped, nodes = with_taps(part.graph, way)
     sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in part.graph.graph.nodes)
     if not nodes or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(part.inputs)):
         return None
-    inside = replace(part, graph=tapped)
-    runs = both_runs(inside, link)
-    found = difference(inside, *runs, settings)
-    return first_as_far_off(nodes, found["where"], *runs) if found else None
+    runs = runs_of(replace(part, graph=tapped), link, spec)
+    found = runs.difference([])
+    return first_as_far_off(nodes, found["where"], runs.actual, runs.expected) if found else None
 
 
 AS_FAR = 0.1
@@ -169,22 +169,10 @@ def error_of(value: Tensor, exact: Tensor) -> float:
     return agreement.error_of(value, exact) if is_alike and exact.is_floating_point() else 0.0
 
 
-def both_runs(inside: Before, link: Link) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the graph compiled anew gives, and eager."""
-    actual = outputs_of(run_compiled_anew(inside, link, backward=False))
-    inside.set_generators()
-    return actual, outputs_of(run_eager(inside, backward=False))
-
-
-def difference(
-    inside: Before, actual: dict[str, Any], expected: dict[str, Any], settings: Settings
-) -> compare.Difference | None:
-    """How the outputs of the graph, compiled anew, differ from eager's."""
-
-    def eager(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return outputs_of(inside.eager_again(*args, **kwargs, backward=False))
-
-    return agreement.difference(actual, expected, eager, [], tolerances=settings.allowed)
+def runs_of(inside: Before, link: Link, spec: RunSpec) -> Comparison:
+    """The graph compiled anew, and eager."""
+    actual = run_compiled_anew(inside, link, backward=False)
+    return compared(inside, spec, actual, inside.eager(backward=False))
 
 
 def one_of_each_kind(inside: Before, way: Set[str]) -> Iterator[Before]:
@@ -199,7 +187,7 @@ def one_of_each_kind(inside: Before, way: Set[str]) -> Iterator[Before]:
             yield part_of(extract(recording, set(kinds.values())))
 
 
-def earliest_parts(inside: Before, link: Link, settings: Settings, way: Set[str]) -> Iterator[Before]:
+def earliest_parts(inside: Before, link: Link, spec: RunSpec, way: Set[str]) -> Iterator[Before]:
     """At most ``TAPPED`` calls in which the first difference lies, with the inputs that eager gives them; then where it was last seen.
 
     The first half is asked; where it agrees with eager, the second is taken to differ. That is wrong where both halves are
@@ -215,7 +203,7 @@ def earliest_parts(inside: Before, link: Link, settings: Settings, way: Set[str]
         except CannotExtract:
             break
         inside = part_of(first)
-        if difference(inside, *both_runs(inside, link), settings):
+        if runs_of(inside, link, spec).difference([]):
             seen = inside
         else:
             inside = part_of(second)
@@ -229,7 +217,8 @@ def calls_of(graph: fx.GraphModule) -> list[fx.Node]:
 
 
 def part_of(piece: Piece) -> Before:
-    return before(piece.graph_module, piece.inputs, mutated_placeholders(piece.graph_module))
+    state = before(piece.graph_module, piece.inputs, mutated_placeholders(piece.graph_module))
+    return replace(state, outputs_only=True)
 
 
 def with_taps(graph: fx.GraphModule, way: Set[str]) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
@@ -252,7 +241,3 @@ def with_taps(graph: fx.GraphModule, way: Set[str]) -> tuple[fx.GraphModule, dic
     output.args = (tuple(nodes),)
     tapped.recompile()
     return tapped, {f"output {place}": node for place, node in enumerate(nodes)}
-
-
-def outputs_of(left: Mapping[str, Any]) -> dict[str, Any]:
-    return {**left, "inputs_after": {}, "gradients": {}}

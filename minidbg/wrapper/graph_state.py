@@ -103,7 +103,7 @@ class GraphState:
                 gm = copy_graph_module(self.untouched)
             else:
                 if self.level is Level.DYNAMO:
-                    verify.tell_if_nothing_was_done(link, self.untouched, gm, compiled_fn)
+                    verify.warn_if_graph_returned_unchanged(link, self.untouched, gm, compiled_fn)
                 return self.called_as(compiled_fn)
         return self.called_as_eager()
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +18,10 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.fx.effects import op_name
-from minidbg.judge import compare
-from minidbg.judge.agreement import difference, explaining_precision, left_by
+from minidbg.judge.agreement import Comparison
+from minidbg.judge.compare import Difference
 from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
-from minidbg.judge.randomness import Fed, feed_recorded
+from minidbg.judge.randomness import Derandomized, feed_recorded
 from minidbg.judge.snapshot import CannotCompare
 from minidbg.reduction.surroundings import FIRST_DIFFERING
 from minidbg.source.names import readable
@@ -30,7 +29,7 @@ from minidbg.torch_internals.devices import generator_states
 from minidbg.words.errors import AccuracyError
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction
-from minidbg.words.run_spec import CompiledFn
+from minidbg.words.run_spec import CompiledFn, RunSpec
 from minidbg.words.settings import Layout, Settings, Verify
 from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, place_of_input
@@ -40,6 +39,7 @@ from minidbg.wrapper.collectives import Heard, Replay, alone
 from minidbg.wrapper.process import PROCESS, GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_in
 from minidbg.wrapper.verify_refusals import refusal
+from minidbg.wrapper.verify_runs import compared
 
 log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
@@ -65,7 +65,7 @@ def is_settled(good_calls: int, verify: Verify | int = Verify.FIRST) -> bool:
     return most is not None and good_calls >= max(1, most)
 
 
-def tell_if_nothing_was_done(
+def warn_if_graph_returned_unchanged(
     link: Link, untouched: fx.GraphModule, given: fx.GraphModule, compiled_fn: CompiledFn
 ) -> None:
     """Say once for each backend that it gave a graph back as it was: eager runs it, which is no success of the backend."""
@@ -89,6 +89,11 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     names: Mapping[str, str] = field(default_factory=dict)
     """What the comparison's ``output 3`` is, where that is no output of the user's graph."""
+
+    @property
+    def spec(self) -> RunSpec:
+        """How its results are compared."""
+        return verify_runs.spec_for(self.link, self.settings)
 
     def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
         """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
@@ -115,18 +120,14 @@ class Verification:
         if self.backward_error is not None and expected["gradients"] is not None:
             phase = torch_internals.backward_phase(self.backward_error)  # of a backward whose eager form runs
             return self.failure(self.backward_error, Kind(phase or "runtime"), Direction.BACKWARD)
-        actual = self.before.left(result, args, self.gradients)
         if expected["gradients"] is None:
             self.facts.leave_out(GRADIENTS_REFUSED)
-        if not (actual["gradients"] and expected["gradients"]):
-            actual["gradients"] = expected["gradients"] = {}
+        runs = compared(inside, self.spec, inside.left(result, args, self.gradients), expected)
         if drew:
-            allowed = self.settings.allowed or None
-            runs = left_by(actual), left_by(expected)
-            if compare.mismatch(*runs, tolerances=allowed) is None:
-                return self.layout(actual, expected)
-            if (found := compare.form_difference(*runs)) is not None:
-                return self.mismatch(found, actual, expected)
+            if runs.difference_of_two_runs() is None:
+                return self.layout(runs)
+            if (found := runs.difference_of_form()) is not None:
+                return self.mismatch(found, runs)
             if inside.replay is not None:
                 raise CannotCompare("it draws random numbers and talks to other ranks")
             with by_element_where_it_fails():
@@ -134,62 +135,53 @@ class Verification:
                 fed = feed_recorded(inside.graph, inside.fresh())
                 if fed.fed:
                     try:
-                        if self.agrees_with_the_backends_numbers(fed, actual):
-                            return self.layout(actual, expected)
+                        if self.agrees_with_the_backends_numbers(fed, runs.actual):
+                            return self.layout(runs)
                     except verify_runs.ImpossibleDraws as seen:
                         return self.drawn_wrong(seen)
                     return self.with_numbers(fed).compiled_anew()
-        found = self.difference(actual, expected)
+        found = self.difference(runs)
         if found is not None and inside.replay is not None:
-            return self.wrong_on_this_rank(inside.replay, found, actual, expected)
-        return self.mismatch(found, actual, expected) if found else self.layout(actual, expected)
+            return self.wrong_on_this_rank(inside.replay, found, runs)
+        return self.mismatch(found, runs) if found else self.layout(runs)
 
-    def wrong_on_this_rank(
-        self, replay: Replay, found: compare.Difference, actual: dict[str, Any], expected: dict[str, Any]
-    ) -> Failure:
+    def wrong_on_this_rank(self, replay: Replay, found: Difference, runs: Comparison) -> Failure:
         """The failure of a graph that talks to other ranks: what this rank computes alone, where it fails alone."""
         inside = self.before
-        self.names = replay.names_of_given(len(expected["outputs"]))
+        self.names = replay.names_of_given(len(runs.expected["outputs"]))
         fed = alone(inside.graph, inside.inputs, replay.taken)
         if fed is not None:
             with contextlib.suppress(CannotCompare):
                 failure = self.with_numbers(fed).compiled_anew(ALONE)
                 if failure is not None:
                     return failure
-            own = len(expected["outputs"]) - len(self.names)
-            if all(self.parts_differ(actual, expected, part) for part in (slice(own), slice(own, None))):
+            own = len(runs.expected["outputs"]) - len(self.names)
+            parts = runs.with_outputs(slice(own)), runs.with_outputs(slice(own, None))
+            if all(part.difference_of_two_runs() is not None for part in parts):
                 raise CannotCompare(
                     "the backend may have moved arithmetic from one side of a collective to the other"
                 )
-        return self.mismatch(found, actual, expected)
-
-    def parts_differ(self, actual: dict[str, Any], expected: dict[str, Any], part: slice) -> bool:
-        """Whether these outputs differ, as far as two runs tell."""
-        runs = [left_by({**run, "outputs": run["outputs"][part]}) for run in (actual, expected)]
-        return compare.mismatch(*runs, tolerances=self.settings.allowed or None) is not None
+        return self.mismatch(found, runs)
 
     def eager(self) -> tuple[dict[str, Any], bool]:
         """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
         inside = self.before
-        inside.set_generators()
-        left = verify_runs.run_eager(
-            inside, backward=self.gradients is not None or self.backward_error is not None
-        )
+        wants = self.gradients is not None or self.backward_error is not None
+        left = inside.eager(backward=wants, may_refuse=True)
         after = generator_states(inside.inputs)
         pairs = zip(inside.generators, after, strict=True)
         return left, not all(torch.equal(one, other) for (_, one), (_, other) in pairs)
 
-    def difference(self, actual: dict[str, Any], expected: dict[str, Any]) -> compare.Difference | None:
+    def difference(self, runs: Comparison) -> Difference | None:
         """The first difference that counts. What is not judged is told once."""
-        eager_again = partial(self.before.eager_again, backward=bool(self.gradients))
-        found = difference(actual, expected, eager_again, self.notes, tolerances=self.settings.allowed)
+        found = runs.difference(self.notes)
         for note in self.notes:
             self.facts.leave_out(note)
         return found
 
     # ---- random numbers
 
-    def agrees_with_the_backends_numbers(self, fed: Fed, actual: dict[str, Any]) -> bool:
+    def agrees_with_the_backends_numbers(self, fed: Derandomized, actual: dict[str, Any]) -> bool:
         """Whether eager leaves ``actual`` behind when it gets the numbers that the backend is likely to have drawn.
 
         If it does, the graph is right. If not, the numbers may be others: nothing is known.
@@ -204,10 +196,10 @@ class Verification:
         if drawn is None:
             return False
         other = self.with_numbers(drawn)
-        expected = verify_runs.run_eager(other.before, backward=bool(actual["gradients"]))
+        expected = other.before.eager(backward=bool(actual["gradients"]), may_refuse=True)
         for place in range(len(self.before.inputs), len(drawn.inputs)):
             expected["inputs_after"].pop(str(place), None)
-        return other.difference(actual, expected) is None
+        return other.difference(compared(other.before, self.spec, actual, expected)) is None
 
     def drawn_wrong(self, seen: verify_runs.ImpossibleDraws) -> Failure:
         """The failure of a backend whose random numbers are no such numbers."""
@@ -220,7 +212,7 @@ class Verification:
             raise CannotCompare(str(seen))
         return failure
 
-    def with_numbers(self, fed: Fed) -> Verification:
+    def with_numbers(self, fed: Derandomized) -> Verification:
         """The same call of a graph that gets its random numbers as inputs."""
         added = fed.inputs[len(self.before.inputs) :]
         inside = replace(
@@ -231,52 +223,44 @@ class Verification:
     def compiled_anew(self, note: str = RECORDED) -> Failure | None:
         """What is wrong with the graph when the backend compiles it here, on copies; its gradients only where the rest is right."""
         log.debug("compiled_once_more: %s", note)
-        wants = self.gradients is not None
-        self.before.set_generators()
-        expected = verify_runs.run_eager(self.before, backward=wants)
-        found: compare.Difference | None = None
+        inside, wants = self.before, self.gradients is not None
+        expected = inside.eager(backward=wants, may_refuse=True)
+        found: Difference | None = None
 
-        def is_wrong(left: dict[str, Any]) -> bool:
+        def is_right(left: dict[str, Any]) -> bool:
             nonlocal found
-            found = self.difference(left, {**expected, "gradients": {}})
-            return found is not None
+            found = self.difference(compared(inside, self.spec, left, expected))
+            return found is None
 
         try:
-            actual = verify_runs.run_compiled_anew(self.before, self.link, backward=wants, is_enough=is_wrong)
+            actual = verify_runs.run_compiled_anew(inside, self.link, backward=wants, goes_on=is_right)
         except Exception as error:
             why = f"its random numbers or collectives could not be taken out: {reason_of(error)}"
             raise CannotCompare(why) from error
-        if not (actual["gradients"] and expected["gradients"]):
-            actual["gradients"] = expected["gradients"] = {}
-        found = found or self.difference(actual, expected)
-        return self.mismatch(found, actual, expected, (note,)) if found else None
+        runs = compared(inside, self.spec, actual, expected)
+        found = found or self.difference(runs)
+        return self.mismatch(found, runs, (note,)) if found else None
 
     # ---- failures
 
-    def layout(self, actual: dict[str, Any], expected: dict[str, Any]) -> Failure | None:
+    def layout(self, runs: Comparison) -> Failure | None:
         """The difference in layout between runs that agree in all else, where anybody wants to hear of it."""
         if self.settings.layout is Layout.IGNORE:
             return None
-        found = compare.layout_difference(left_by(actual), left_by(expected))
+        found = runs.difference_of_layout()
         if found is None:
             return None
         error = AccuracyError(f"{self.link.name} gives another layout than eager: {found['message']}", found)
         return self.failure(error, Kind.ACCURACY, Direction.FORWARD)
 
-    def mismatch(
-        self,
-        found: compare.Difference,
-        actual: dict[str, Any],
-        expected: dict[str, Any],
-        notes: tuple[str, ...] = (),
-    ) -> Failure:
+    def mismatch(self, found: Difference, runs: Comparison, notes: tuple[str, ...] = ()) -> Failure:
         said = found["message"].replace("; against", "\nagainst")
         said = said.replace(found["where"], self.in_words(found["where"]), 1)
         # a graph that talks to others cannot be run in parts; and no value of a part tells who writes to an input, or of gradients
         forward = Direction(found["signature"]["direction"]) is Direction.FORWARD
         in_parts = forward and self.before.replay is None and not self.is_spoilt(found["where"])
         node = (
-            first_wrong.first_differing_node(self.before, self.link, self.settings, found["where"])
+            first_wrong.first_differing_node(self.before, self.link, self.spec, found["where"])
             if in_parts
             else None
         )
@@ -286,12 +270,12 @@ class Verification:
         spoilt: list[fx.Node] = []
         if not forward:
             spoilt = first_wrong.where_gradients_go_wrong(
-                self.before.graph, actual["gradients"], expected["gradients"], self.settings
+                self.before.graph, runs.actual["gradients"], runs.expected["gradients"], self.spec
             )
         if spoilt:
             message += f"\ngradients go wrong between {spoilt[0].name} and {spoilt[-1].name}"
         with first_wrong.left_out_where_it_fails():
-            message += self.by_design(found, actual, expected)
+            message += self.by_design(found, runs)
         error = AccuracyError(message, found, op_name(node) if node is not None else "")
         error.spoilt = tuple(node.name for node in spoilt)
         return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
@@ -311,12 +295,11 @@ class Verification:
         place = place_of_input(where)
         return where.endswith(AFTER_THE_CALL) and place is not None and place not in self.before.written
 
-    def by_design(self, found: compare.Difference, actual: dict[str, Any], expected: dict[str, Any]) -> str:
+    def by_design(self, found: Difference, runs: Comparison) -> str:
         """A line that names the lower precision whose arithmetic gives such errors, where there is one."""
         if found["category"] not in ("float", "inf") or isinstance(self.settings.allowed, str):
             return ""
-        eager_again = partial(self.before.eager_again, backward=bool(self.gradients))
-        explained = explaining_precision(actual, expected, eager_again, found["where"])
+        explained = runs.explaining_precision(found["where"])
         if explained is None:
             return ""
         precision, own, off = explained

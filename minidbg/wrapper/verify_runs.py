@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,15 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module
 from minidbg.fx.mutation import written_attributes
+from minidbg.judge.agreement import Comparison
 from minidbg.judge.arithmetic import are_close
 from minidbg.judge.draw_support import is_possible
-from minidbg.judge.harness import gradient_sources, gradients_of, left_behind, needs_gradient
-from minidbg.judge.randomness import Fed, checks_alone, draws_alone
+from minidbg.judge.harness import Change, left_behind, left_by_run, needs_gradient, unchanged
+from minidbg.judge.randomness import Derandomized, checks_alone, draws_alone
 from minidbg.source.specs import is_constructed
 from minidbg.torch_internals.devices import generator_states, set_generator_state
+from minidbg.words.run_spec import BackendRef, RunSpec
+from minidbg.words.settings import Settings
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.collectives import Replay, as_seen_here
 from minidbg.wrapper.rollback import memory_of, tensors_in
@@ -48,6 +52,8 @@ class Before:
     generators: tuple[tuple[str, Tensor], ...]
     replay: Replay | None = None
     """Of a graph that talks to other ranks: gives each run of eager what the others have said."""
+    outputs_only: bool = False
+    """Whether what runs do to their inputs is not compared."""
 
     def fresh(self, *, everything: bool = False) -> tuple[Any, ...]:
         """Inputs for one run; what it may write is its own. ``everything``: the run may write to what it should not."""
@@ -69,8 +75,9 @@ class Before:
         return self.seen(left_behind(outputs, self.model, tuple(args), gradients or {}))
 
     def seen(self, left: dict[str, Any]) -> dict[str, Any]:
-        """The part of what a run left behind that this rank can compare."""
-        return left if self.replay is None else as_seen_here(left)
+        """The part of what a run left behind that is compared: this rank's, and of a part of a graph the outputs."""
+        left = left if self.replay is None else as_seen_here(left)
+        return {**left, "inputs_after": {}, "gradients": {}} if self.outputs_only else left
 
     def call(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         """Outputs of eager for ``inputs``."""
@@ -85,21 +92,39 @@ class Before:
                 with torch.no_grad(), torch_internals.same_versions([value]):
                     memory_of(value).copy_(memory_of(copied))
 
-    def eager_again(
-        self, change: Callable[[Any], Any] = lambda made: made, seed: int | None = None, *, backward: bool
+    def eager(
+        self, change: Change = unchanged, seed: int | None = None, *, backward: bool, may_refuse: bool = False
     ) -> dict[str, Any]:
-        """What one more eager run leaves behind: of a changed graph with changed inputs, or with another seed."""
+        """What one run of eager leaves behind: of the graph, of a changed one with changed inputs, or with another seed.
+
+        Its gradients are None where ``may_refuse`` and their backward fails; else it raises what that raises.
+        """
         self.set_generators()
         if seed is not None:
             torch.manual_seed(seed)
-        own = own_attributes(copy_graph_module(self.graph))
-        graph = change(fx.GraphModule(own, own.graph))  # one that is not lazy, since its forward is replaced
+        graph = own_attributes(self.graph if change is unchanged else copy_graph_module(self.graph))
+        if change is not unchanged:  # its forward is replaced, which a lazy one would not heed
+            graph = change(fx.GraphModule(graph, graph.graph))
         inputs = tuple(change(self.fresh()))
-        with torch_internals.thread_state_kept():
-            sources = gradient_sources(graph, inputs) if backward else {}
-            outputs = self.call(graph.forward, inputs)
-            found = gradients_of(outputs, sources)
-        return self.seen(left_behind(outputs, graph, inputs, found))
+
+        def forward(*args: Any) -> Any:
+            return self.call(graph.forward, args)
+
+        left = left_by_run(forward, graph, inputs, backward=backward, may_refuse=may_refuse)
+        return self.seen(left)
+
+
+def compared(inside: Before, spec: RunSpec, actual: dict[str, Any], expected: dict[str, Any]) -> Comparison:
+    """What the backend left behind beside what eager did; with gradients only where both have some."""
+    both = bool(actual["gradients"] and expected["gradients"])
+    if not both:
+        actual, expected = ({**run, "gradients": {}} for run in (actual, expected))
+    return Comparison(actual, expected, partial(inside.eager, backward=both), spec)
+
+
+def spec_for(link: Link, settings: Settings) -> RunSpec:
+    """How results of ``link`` are compared."""
+    return RunSpec(BackendRef(link.name, "..."), tolerances=settings.allowed)
 
 
 def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) -> Before:
@@ -135,30 +160,27 @@ def own_attributes(graph: fx.GraphModule) -> fx.GraphModule:
     return copy.deepcopy(graph) if written_attributes(graph) else graph
 
 
-def run_eager(inside: Before, *, backward: bool) -> dict[str, Any]:
-    """Outputs, inputs afterwards and gradients of one eager run; gradients None where backward fails."""
-    graph = own_attributes(inside.graph)
-    inputs = inside.fresh()
-    left = ran(inside, lambda *args: inside.call(graph.forward, args), graph, inputs, backward=backward)
-    return inside.seen(left)
-
-
 def run_compiled_anew(
-    inside: Before, link: Link, *, backward: bool, is_enough: Callable[[dict[str, Any]], bool] | None = None
+    inside: Before,
+    link: Link,
+    *,
+    backward: bool,
+    goes_on: Callable[[dict[str, Any]], bool] = lambda left: True,
 ) -> dict[str, Any]:
-    """The same of the graph compiled by ``link``, here and now. Raises what the backend raises.
+    """What the graph leaves behind when ``link`` compiles it here and now. Raises what the backend raises.
 
-    No gradients where ``is_enough`` is true of what the forward leaves behind: their code need not be compiled.
+    No gradients unless ``goes_on`` is true of what the forward leaves behind: their code need not be compiled.
     """
     graph = own_attributes(inside.graph)
     compiled_fn = compile_at_run_time(link, graph, inside.fresh(everything=True))
     inside.set_generators()
     inputs = inside.fresh(everything=True)
     with torch_internals.counters_put_back():  # the backward is compiled when it runs
-        return ran(inside, compiled_fn, graph, inputs, backward=backward, is_enough=is_enough)
+        left = left_by_run(compiled_fn, graph, inputs, backward=backward, goes_on=goes_on, may_refuse=True)
+    return inside.seen(left)
 
 
-def draws_by(link: Link, inside: Before, fed: Fed) -> Fed | None:
+def draws_by(link: Link, inside: Before, fed: Derandomized) -> Derandomized | None:
     """``fed`` with the numbers that ``link`` draws when it compiles just the calls that draw; None where it does not.
 
     Raises ImpossibleDraws where no right backend draws such, and what the backend raises.
@@ -182,26 +204,3 @@ class ImpossibleDraws(Exception):
     def __init__(self, graph: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
         super().__init__("the backend's random numbers have another form or range than eager's")
         self.graph, self.inputs = graph, inputs
-
-
-@torch_internals.thread_state_kept()
-def ran(
-    inside: Before,
-    function: Callable[..., Any],
-    graph: fx.GraphModule,
-    inputs: tuple[Any, ...],
-    *,
-    backward: bool,
-    is_enough: Callable[[dict[str, Any]], bool] | None = None,
-) -> dict[str, Any]:
-    """What ``function`` leaves behind, which is ``graph`` in some form."""
-    sources = gradient_sources(graph, inputs) if backward else {}
-    outputs = function(*inputs)
-    if sources and is_enough is not None and is_enough(left := left_behind(outputs, graph, inputs, {})):
-        return left
-    found: dict[str, Any] | None
-    try:
-        found = gradients_of(outputs, sources)
-    except (RuntimeError, NotImplementedError):
-        found = None
-    return {**left_behind(outputs, graph, inputs, {}), "gradients": found}

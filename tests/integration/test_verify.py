@@ -23,7 +23,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.overrides import TorchFunctionMode
 
 from minidbg import AccuracyError
-from minidbg.judge.undefined import OtherAnswers
+from minidbg.judge.undefined import UndefinedResults
 from minidbg.words.outcome import Direction, Kind
 from minidbg.words.settings import Reduce
 from minidbg.wrapper import report_of, stats, wrap
@@ -432,11 +432,11 @@ def test_another_layout_can_be_raised_or_ignored(
 
 def other_answers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
     """Right, and nowhere as eager where torch leaves the answer open."""
-    return OtherAnswers(6).around(gm.forward)
+    return UndefinedResults(6).around(gm.forward)
 
 
 def wrong_relu_among_other_answers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    return OtherAnswers(6).around(planted.wrong_relu(gm, inputs))
+    return UndefinedResults(6).around(planted.wrong_relu(gm, inputs))
 
 
 def undefined_in_places(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -465,6 +465,35 @@ def test_a_bug_beside_what_is_undefined_is_found_and_named(answers: Answers) -> 
     error = mismatch(undefined_in_places, GRID, PLACES, backend=wrong_relu_among_other_answers)
     assert (error.category, error.where) == ("float", "output 3")
     assert "first differing node: relu" in str(error)
+
+
+def out_of_place(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """Right about ``written_over``, with gradients that eager refuses and other answers where torch leaves them open."""
+
+    def run(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, places = sorted(args, key=lambda one: not one.requires_grad)
+        cast = UndefinedResults(6).around(lambda: places.to(torch.uint8))
+        return (x.exp() + 1).sum(), cast()
+
+    return run
+
+
+def written_over(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.exp()
+    y.add_(1)  # what autograd has kept for the backward of exp
+    return y.sum(), places.to(torch.uint8)
+
+
+def test_what_is_undefined_is_left_out_where_eager_has_no_gradients(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other runs of eager ask for no gradients then: they would fail, and explain nothing."""
+    call(written_over, GRID.clone().requires_grad_(), GRID * 100, backend=out_of_place)
+    assert not answers.cases
+    assert stats().verified == 1
+    left_out = list(stats().left_out)
+    assert left_out[0] == GRADIENTS_REFUSED
+    assert "torch does not define casts of floats to integers" in left_out[1]
 
 
 # ---- what passes in silence

@@ -15,6 +15,7 @@ from minidbg import torch_internals
 from minidbg.fx import copying, effects
 from minidbg.fx.runs import StorageSerials
 from minidbg.judge import arithmetic, compare, precision, undefined
+from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.snapshot import CannotCompare, _are_plain, snapshot
 from minidbg.reduction import replay
 from minidbg.source import describing, size
@@ -98,7 +99,7 @@ def compared(value: torch.Tensor) -> None:
     other = snapshot((torch.zeros(2, 3), torch.zeros(2, 3)), (torch.zeros(2, 3),), ())
     assert value._is_zerotensor() is False or compare.mismatch(run, run) is None
     for one, two in ((run, run), (run, other), (other, run)):
-        compare.mismatch(one, two, run, eager_again=run, lower=(run,), other_answers=(run,))
+        compare.mismatch(one, two, Ensemble({tag: [run] for tag in Tag}))
         compare.layout_difference(one, two)
 
 
@@ -106,10 +107,10 @@ def in_modes(value: torch.Tensor) -> None:
     for mode in (
         precision.LowerPrecision("bfloat16"),
         precision.LowerPrecision("tf32", 1),
-        precision.OtherRounding(1),
-        precision.OtherSums(1),
-        undefined.OtherAnswers(),
-        undefined.UsualAnswers(),
+        precision.RoundingNoise(1),
+        precision.MonteCarloArithmetic(1),
+        undefined.UndefinedResults(),
+        undefined.ZeroFilled(),
     ):
         with mode:
             (torch.sin(value) + value).sum()
@@ -120,7 +121,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "in_memory": torch_internals.in_memory,
     "rounded": precision.LowerPrecision("bfloat16").rounded,
     "stored": precision.LowerPrecision("float16", 1).stored,
-    "other rounding": precision.OtherRounding(1).stored,
+    "other rounding": precision.RoundingNoise(1).stored,
     "has_few_bits": precision.has_few_bits,
     "float64": lambda value: precision.to_float64((value,)),
     "lower": lambda value: precision.LowerPrecision("bfloat16").changed((value,)),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidbg.judge.compare import mismatch
+from minidbg.judge.compare import USUAL, mismatch
+from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.snapshot import Leaf, snapshot
 
 settings.register_profile("compare", deadline=None, max_examples=60, derandomize=True)
@@ -30,13 +33,18 @@ def one_output(value: torch.Tensor) -> dict[str, Leaf]:
     return snapshot((value,))
 
 
+def in_float64(value: torch.Tensor) -> Ensemble:
+    """Eager's one output in float64."""
+    return Ensemble({Tag.FLOAT64: [one_output(value)]})
+
+
 @given(SHAPES, st.integers(0, 999), SIZES, st.sampled_from(DTYPES), st.booleans())
 def test_a_result_that_is_off_by_one_rounding_step_is_silent(
     shape: tuple[int, ...], seed: int, size: float, dtype: torch.dtype, with_reference: bool
 ) -> None:
     exact = values(shape, seed, size, dtype)
     step = torch.finfo(dtype).eps * (torch.rand(shape, dtype=torch.float64) - 0.5)
-    reference = one_output(exact) if with_reference else None
+    reference = in_float64(exact) if with_reference else None
     rounded = one_output((exact * (1 + step)).to(dtype))
     assert mismatch(rounded, one_output(exact.to(dtype)), reference) is None
 
@@ -50,7 +58,7 @@ def test_one_element_that_is_off_by_a_quarter_is_found_at_its_place(
     wrong = exact.clone()
     wrong[place] *= 1.25
     expected, actual = (one_output(value.to(dtype)) for value in (exact, wrong))
-    difference = mismatch(actual, expected, one_output(exact))
+    difference = mismatch(actual, expected, in_float64(exact))
     assert (difference["category"], difference["index"]) == ("float", list(place))
 
 
@@ -59,8 +67,8 @@ def test_a_difference_at_a_margin_is_one_at_every_smaller_margin(
     shape: tuple[int, ...], seed: int, dtype: torch.dtype, error: float, margin: float
 ) -> None:
     exact = values(shape, seed, 1.0, dtype)
-    runs = one_output((exact * (1 + error)).to(dtype)), one_output(exact.to(dtype)), one_output(exact)
-    strict, plain = mismatch(*runs, margin=margin), mismatch(*runs)
+    runs = one_output((exact * (1 + error)).to(dtype)), one_output(exact.to(dtype)), in_float64(exact)
+    strict, plain = mismatch(*runs, replace(USUAL, margin=margin)), mismatch(*runs)
     assert strict is None or plain is not None
     if plain is not None:
         assert (strict is not None) == (plain["excess"] > margin)
@@ -75,8 +83,8 @@ def test_integers_are_exact(numbers: list[int], place: int, by: int) -> None:
     expected = torch.tensor(numbers, dtype=torch.int64)
     wrong = expected.clone()
     wrong[place % len(numbers)] ^= by
-    assert mismatch(one_output(expected.clone()), one_output(expected), one_output(expected)) is None
-    difference = mismatch(one_output(wrong), one_output(expected), one_output(expected))
+    assert mismatch(one_output(expected.clone()), one_output(expected), in_float64(expected)) is None
+    difference = mismatch(one_output(wrong), one_output(expected), in_float64(expected))
     assert difference["index"] == [place % len(numbers)]
 
 
@@ -92,8 +100,8 @@ def test_a_number_that_is_none_is_found_on_either_side(
     other[place] = float(what)
     runs = one_output(other.to(dtype)), one_output(exact.to(dtype))
     for actual, expected in (runs, runs[::-1]):
-        reference = one_output(expected["output 0"].value.to(exact.dtype))
-        difference = mismatch(actual, expected, reference, margin=1e6)
+        reference = in_float64(expected["output 0"].value.to(exact.dtype))
+        difference = mismatch(actual, expected, reference, replace(USUAL, margin=1e6))
         category = "nan" if what == "nan" else "inf"
         assert (difference["category"], difference["index"]) == (category, list(place))
     assert mismatch(runs[0], runs[0]) is None

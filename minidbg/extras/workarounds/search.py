@@ -24,7 +24,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import is_call
 from minidbg.judge import harness
-from minidbg.judge.agreement import differ
+from minidbg.judge.agreement import Comparison
 from minidbg.repro.folder import hidden
 from minidbg.repro.known_workaround import kept_file
 from minidbg.source.module_text import instantiate
@@ -203,7 +203,7 @@ def two_agree_in_eager(argument: Mapping[str, Any], note: object) -> bool:
         with harness.entered_modes(case.spec.context):
             return harness.run_once(model, model, inputs, case.spec, seed)
 
-    return differ(run(changed), run(case), partial(run, case), case.spec, []) is None
+    return Comparison(run(changed), run(case), partial(run, case), case.spec).difference([]) is None
 
 
 def with_costs(case: Case, found: Sequence[Change]) -> list[Workaround]:

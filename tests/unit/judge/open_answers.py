@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from minidbg.judge.agreement import difference
+from minidbg.judge.agreement import Comparison
+from minidbg.judge.compare import USUAL
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def judged(
         values = change(tuple(value.clone() for value in inputs))
         return only(change(program)(*values))
 
-    return difference(only(result), eager(), eager, [] if notes is None else notes, tolerances={})
+    return Comparison(only(result), eager(), eager, USUAL).difference([] if notes is None else notes)
 
 
 def only(outputs: Any) -> dict[str, Any]:

@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from minidbg.judge.compare import layout_difference, mismatch
+from minidbg.judge.compare import USUAL, layout_difference, mismatch
+from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.snapshot import CannotCompare, Leaf, snapshot
 
 Snapshot = dict[str, Leaf]
@@ -19,18 +22,27 @@ def outputs(*values: Any) -> Snapshot:
     return snapshot(values)
 
 
-def never() -> Snapshot:
+def never() -> Iterator[Snapshot]:
     raise AssertionError("this run was not needed")
+    yield
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def difference_of(actual: Any, expected: Any, reference: Any = None, **more: Any) -> dict[str, Any] | None:
-    """The difference of two single outputs."""
-    wide = None if reference is None else outputs(reference)
-    return mismatch(outputs(actual), outputs(expected), wide, **more)
+def difference_of(
+    actual: Any, expected: Any, reference: Any = None, again: Any = None, **spec: Any
+) -> dict[str, Any] | None:
+    """The difference of two single outputs; ``reference`` is eager's in float64, ``again`` that of its second run."""
+    values = {Tag.FLOAT64: reference, Tag.AGAIN: again}
+    ensemble = Ensemble({tag: [outputs(value)] for tag, value in values.items() if value is not None})
+    return mismatch(outputs(actual), outputs(expected), ensemble, replace(USUAL, **spec))
+
+
+def twice(again: Snapshot) -> Ensemble:
+    """Eager has run a second time, and left this behind."""
+    return Ensemble({Tag.AGAIN: [again]})
 
 
 def found(*runs: Any, **more: Any) -> dict[str, Any]:
@@ -151,7 +163,7 @@ def test_the_message_says_which_output_where_how_much_and_what_was_allowed() -> 
 
 def test_no_other_run_is_asked_for_when_all_is_close() -> None:
     x = random(100)
-    assert mismatch(outputs(x * (1 + 1e-7)), outputs(x), never, eager_again=never) is None
+    assert mismatch(outputs(x * (1 + 1e-7)), outputs(x), Ensemble({tag: never() for tag in Tag})) is None
 
 
 def test_a_compiled_result_nearer_to_float64_than_eager_is_no_difference() -> None:
@@ -174,7 +186,7 @@ def test_the_order_of_a_sum_is_seen_at_the_tolerance_of_a_single_operation() -> 
     """The test above would show nothing if the sums were equal."""
     x = random(300_000, seed=0)
     one_by_one = torch.from_numpy(x.numpy().reshape(-1, 16).cumsum(0, dtype="float32"))[-1].sum()
-    assert found(one_by_one, x.sum(), tolerances=(1e-8, 0.0))
+    assert found(one_by_one, x.sum(), tolerances={"any": (1e-8, 0.0)})
 
 
 def test_noise_of_the_size_of_eagers_own_is_no_difference_and_much_more_is() -> None:
@@ -251,8 +263,7 @@ def test_very_large_numbers_do_not_overflow_the_judge() -> None:
 def test_tolerances_can_be_given_for_all_dtypes_or_one() -> None:
     expected = torch.ones(3)
     actual = expected + 1e-3
-    assert is_silent(actual, expected, tolerances=(1e-2, 0.0))
-    assert is_silent(actual, expected, tolerances={torch.float32: (1e-2, 0.0)})
+    assert is_silent(actual, expected, tolerances={"any": (1e-2, 0.0)})
     assert is_silent(actual, expected, tolerances={"float32": (1e-2, 0.0)})
     assert found(actual, expected, tolerances={"float64": (1e-2, 0.0)})
 
@@ -368,32 +379,32 @@ def test_a_bool_that_rounding_decides_in_eager_may_be_either() -> None:
 def test_a_leaf_in_which_eager_differs_from_itself_is_left_out_and_said() -> None:
     eager, again, actual = (outputs(random(5, seed=seed), torch.ones(2)) for seed in range(3))
     notes: list[str] = []
-    assert mismatch(actual, eager, eager_again=again, notes=notes) is None
+    assert mismatch(actual, eager, twice(again), notes=notes) is None
     assert notes == ["output 0 is not judged: eager differs from itself"]
 
 
 def test_a_real_difference_beside_a_random_leaf_is_found() -> None:
     eager, again = (outputs(random(5, seed=seed), torch.ones(2)) for seed in range(2))
-    difference = mismatch(outputs(random(5, seed=2), torch.zeros(2)), eager, eager_again=again)
+    difference = mismatch(outputs(random(5, seed=2), torch.zeros(2)), eager, twice(again))
     assert difference["where"] == "output 1"
 
 
 def test_random_bools_of_which_some_agree_by_chance_are_left_out() -> None:
     eager, again, actual = (outputs(random(100, seed=seed) > 0) for seed in range(3))
-    assert mismatch(actual, eager, eager_again=again) is None
+    assert mismatch(actual, eager, twice(again)) is None
 
 
 def test_a_shape_that_is_random_in_eager_is_left_out() -> None:
     runs = [outputs(torch.ones(size)) for size in (3, 4, 5)]
-    assert mismatch(runs[0], runs[1], eager_again=runs[2]) is None
+    assert mismatch(runs[0], runs[1], twice(runs[2])) is None
 
 
 def test_rounding_noise_between_eager_runs_widens_the_tolerance_and_does_not_blind() -> None:
     """Atomic additions: each run is a little different."""
     eager, again, compiled = (random(100) + random(100, seed=seed) * 1e-4 for seed in (1, 2, 3))
     assert found(compiled, eager)
-    assert is_silent(compiled, eager, eager_again=outputs(again))
-    assert found(compiled * 1.01, eager, eager_again=outputs(again))
+    assert is_silent(compiled, eager, again=again)
+    assert found(compiled * 1.01, eager, again=again)
 
 
 # ---- what cannot be compared -----------------------------------------------------------------------------
@@ -525,7 +536,7 @@ def test_many_results_that_torch_does_not_define_are_one_sentence():
     ]
     for first, other, expected in ((runs[0], runs[2], 3), (runs[1], runs[3], 1)):
         notes: list[str] = []
-        assert mismatch(other, first, other_answers=[other], notes=notes) is None
+        assert mismatch(other, first, Ensemble({Tag.UNDEFINED: [other]}), notes=notes) is None
         assert len(notes) == expected
     assert notes == [
         "output 0 and 8 other results are not judged: torch does not define what rounding decides"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from open_answers import Open, only
 from torch import Tensor, nn
 from torch.nn import functional
 
-from minidbg.judge.agreement import difference, explaining_precision
+from minidbg.judge.agreement import Comparison
+from minidbg.judge.compare import USUAL
 from minidbg.judge.harness import gradient_sources, gradients_of, left_behind
 from minidbg.judge.precision import LowerPrecision
 
@@ -90,7 +92,8 @@ def run(function: Any, model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str
 
 
 def judged(program: Program, actual: dict[str, Any], precision: str | None = None) -> dict[str, Any] | None:
-    return difference(actual, program.eager(), program.eager, [], tolerances=precision)
+    spec = replace(USUAL, tolerances=precision or {})
+    return Comparison(actual, program.eager(), program.eager, spec).difference([])
 
 
 @pytest.mark.parametrize("precision", [*HALVES, "tf32"])
@@ -148,7 +151,7 @@ def test_a_bug_is_found_in_a_backend_that_computes_in_half_precision(
 def test_the_precision_that_gives_such_errors_is_named(model: str, precision: str) -> None:
     program = Program(model)
     half = program.in_half(HALVES[precision])
-    name, own, off = explaining_precision(half, program.eager(), program.eager, "output 0")
+    name, own, off = Comparison(half, program.eager(), program.eager, USUAL).explaining_precision("output 0")
     assert name == precision
     assert own / 4 < off < own * 4
 
@@ -158,7 +161,7 @@ def test_an_error_of_another_size_is_put_down_to_no_precision(factor: float) -> 
     program = Program("mlp")
     expected = program.eager()
     actual = {**expected, "outputs": [one * factor for one in expected["outputs"]]}
-    assert explaining_precision(actual, expected, program.eager, "output 0") is None
+    assert Comparison(actual, expected, program.eager, USUAL).explaining_precision("output 0") is None
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32"])
@@ -185,13 +188,14 @@ def test_float16_overflows_where_the_backend_may_too() -> None:
         return only((torch.tensor(result),))
 
     def allowed(*result: float) -> bool:
-        return difference(given(*result), eager(), eager, [], tolerances="float16") is None
+        spec = replace(USUAL, tolerances="float16")
+        return Comparison(given(*result), eager(), eager, spec).difference([]) is None
 
     assert allowed(1.0, float("inf"), 4.0)
     assert not allowed(1.0, 90000.0, float("inf"))
     assert not allowed(1.0, float("nan"), 4.0)
     infinite = float("inf")
-    explained = explaining_precision(given(1.0, infinite, 4.0), eager(), eager, "output 0")
+    explained = Comparison(given(1.0, infinite, 4.0), eager(), eager, USUAL).explaining_precision("output 0")
     assert explained == ("float16", infinite, infinite)
 
 

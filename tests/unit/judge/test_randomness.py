@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minidbg.fx.copying import capture_by_dynamo, clone_values, copy_graph_module
 from minidbg.judge.compare import mismatch
-from minidbg.judge.randomness import Fed, attention_that_shows_its_mask, draws_alone, feed_recorded
+from minidbg.judge.randomness import Derandomized, attention_that_shows_its_mask, draws_alone, feed_recorded
 from minidbg.judge.snapshot import snapshot
 from minidbg.source.size import call_nodes
 from minidbg.torch_internals import with_shape_env
@@ -27,7 +27,7 @@ def captured(program: Program, *inputs: Any) -> tuple[fx.GraphModule, tuple[Any,
     return gm, tuple(given)
 
 
-def fed(program: Program, *inputs: Any) -> Fed:
+def fed(program: Program, *inputs: Any) -> Derandomized:
     return feed_recorded(*captured(program, *inputs))
 
 
@@ -36,7 +36,7 @@ def run(gm: fx.GraphModule, inputs: Any, seed: int) -> Any:
     return gm(*clone_values(inputs))
 
 
-def is_deterministic(one: Fed) -> bool:
+def is_deterministic(one: Derandomized) -> bool:
     first, second = (snapshot(run(one.graph_module, one.inputs, seed)) for seed in (0, 1))
     return mismatch(first, second) is None
 

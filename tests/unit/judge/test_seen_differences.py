@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidbg import torch_internals
-from minidbg.judge.agreement import difference
-from minidbg.judge.compare import mismatch
+from minidbg.judge.agreement import Comparison
+from minidbg.judge.compare import USUAL, mismatch
+from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.precision import to_float64
 from minidbg.judge.snapshot import CannotCompare, snapshot
-from minidbg.judge.undefined import UsualAnswers
+from minidbg.judge.undefined import ZeroFilled
 
 RIGHT, WRONG = torch.linspace(1, 2, 20), torch.linspace(1, 2, 20) * 1.01
 
@@ -26,36 +29,73 @@ def fails(*_: Any, **__: Any) -> Any:
     raise RuntimeError("no second time")
 
 
-def fails_later() -> Iterator[Any]:
-    yield snapshot((RIGHT,))
+def fails_after(runs: int) -> Iterator[Any]:
+    for _ in range(runs):
+        yield snapshot((RIGHT,))
     raise RuntimeError("no second time")
 
 
-@pytest.mark.parametrize(
-    ("runs", "which"),
-    [
-        ({"eager_again": fails}, "a second run of eager"),
-        ({"other_answers": fails_later()}, "eager with other answers"),
-        ({"other_roundings": fails_later()}, "eager with other rounding"),
-        ({"lower": fails_later()}, "eager in a lower precision"),
-    ],
-)
-def test_an_explaining_run_that_raises_explains_nothing(runs: dict[str, Any], which: str) -> None:
-    found = mismatch(snapshot((WRONG,)), snapshot((RIGHT,)), **runs)
+NAMED = {
+    Tag.AGAIN: "a second run of eager",
+    Tag.FLOAT64: "eager in float64",
+    Tag.UNDEFINED: "eager with other answers",
+    Tag.ROUNDING: "eager with other rounding",
+    Tag.LOWER: "eager in a lower precision",
+}
+
+
+@pytest.mark.parametrize("tag", Tag)
+def test_a_member_that_raises_explains_nothing_and_is_named_beside_the_difference(tag: Tag) -> None:
+    after = 0 if tag in (Tag.AGAIN, Tag.FLOAT64) else 1  # of the others there may be several
+    found = mismatch(snapshot((WRONG,)), snapshot((RIGHT,)), Ensemble({tag: fails_after(after)}))
     assert found is not None
     assert found["category"] == "float"
-    assert f"{which}, which might explain it, fails: RuntimeError: no second time" in found["message"]
+    said = f"{NAMED[tag]}, which might explain it, fails: RuntimeError: no second time"
+    assert found["message"].splitlines()[1:] == [said]
 
 
-def test_a_float64_run_that_raises_explains_nothing() -> None:
-    found = mismatch(snapshot((WRONG,)), snapshot((RIGHT,)), fails)
-    assert found is not None
-    assert "eager in float64, which might explain it, fails" in found["message"]
-    assert mismatch(snapshot((RIGHT,)), snapshot((RIGHT,)), fails, eager_again=fails) is None
+def test_a_member_that_would_raise_is_not_asked_where_nothing_differs() -> None:
+    ensemble = Ensemble({tag: fails_after(0) for tag in Tag})
+    assert mismatch(snapshot((RIGHT,)), snapshot((RIGHT,)), ensemble) is None
+    assert not ensemble.failed
+
+
+def test_members_are_made_once_and_only_as_many_as_are_asked_for() -> None:
+    made = []
+
+    def runs() -> Iterator[Any]:
+        for number in range(3):
+            made.append(number)
+            yield snapshot((RIGHT * number,))
+
+    ensemble = Ensemble({Tag.ROUNDING: runs()})
+    first = next(ensemble.members(Tag.ROUNDING))
+    assert made == [0]
+    assert next(ensemble.members(Tag.ROUNDING)) is first
+    assert len(list(ensemble.members(Tag.ROUNDING))) == len(list(ensemble.members(Tag.ROUNDING))) == 3
+    assert made == [0, 1, 2]
+
+
+def test_an_ensemble_lets_go_of_its_runs_without_the_collector() -> None:
+    """Its members hold all tensors of a run, in the user's process."""
+    held: list[StorageWeakRef] = []
+
+    def eager(change: Callable[[Any], Any] = lambda made: made, seed: int = 0) -> dict[str, Any]:
+        run = left(change(lambda x: (x * 300).to(torch.uint8))(RIGHT.clone()))
+        held.append(StorageWeakRef(run["outputs"][0].untyped_storage()))
+        return run
+
+    gc.disable()
+    try:
+        Comparison(left(WRONG.to(torch.uint8)), eager(), eager, USUAL).difference([])
+        assert len(held) > 3, "there are members with other answers"
+        assert all(one.expired() for one in held)
+    finally:
+        gc.enable()
 
 
 def test_when_no_run_of_eager_comes_through_again() -> None:
-    found = difference(left(WRONG), left(RIGHT), fails, [], tolerances={})
+    found = Comparison(left(WRONG), left(RIGHT), fails, USUAL).difference([])
     assert found is not None
 
 
@@ -65,7 +105,7 @@ def test_a_program_that_draws_and_fails_with_other_numbers_is_not_judged() -> No
         raise RuntimeError("an index out of range")
 
     with pytest.raises(CannotCompare, match="draws random numbers"):
-        difference(left(WRONG), left(RIGHT), draws, [], tolerances={})
+        Comparison(left(WRONG), left(RIGHT), draws, USUAL).difference([])
 
 
 def state() -> dict[str, Any]:
@@ -108,7 +148,7 @@ LEAKS: dict[str, Callable[[], object]] = {
     "dtype": lambda: torch.set_default_dtype(torch.float64),
     "saved tensors": lambda: torch._C._autograd._saved_tensors_hooks_disable("not here"),
     "function mode": lambda: torch.device("meta").__enter__(),
-    "dispatch mode": lambda: UsualAnswers().__enter__(),
+    "dispatch mode": lambda: ZeroFilled().__enter__(),
 }
 
 

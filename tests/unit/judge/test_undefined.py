@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.judge.agreement import difference
-from minidbg.judge.undefined import OtherAnswers
+from minidbg.judge.agreement import Comparison
+from minidbg.judge.compare import USUAL
+from minidbg.judge.undefined import UndefinedResults
 
 NAN, INF = math.nan, math.inf
 
@@ -308,7 +309,9 @@ def test_random_numbers_are_those_of_eager() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64, torch.int8, torch.bool])
 def test_what_is_never_written_is_rubbish_of_another_kind(dtype: torch.dtype) -> None:
-    values = torch.stack([OtherAnswers(number).around(torch.empty)(4, dtype=dtype) for number in range(2)])
+    values = torch.stack(
+        [UndefinedResults(number).around(torch.empty)(4, dtype=dtype) for number in range(2)]
+    )
     assert dtype is torch.bool or not torch.equal(*values)
 
 
@@ -321,9 +324,9 @@ def test_what_is_written_after_empty_is_as_it_was() -> None:
             return forward(x)
 
     x = torch.ones(3)
-    assert torch.equal(OtherAnswers().applied_to(forward)(x), x)
-    assert torch.equal(OtherAnswers().applied_to(Model())(x), x)
-    assert OtherAnswers().applied_to((x,)) == (x,)
+    assert torch.equal(UndefinedResults().applied_to(forward)(x), x)
+    assert torch.equal(UndefinedResults().applied_to(Model())(x), x)
+    assert UndefinedResults().applied_to((x,)) == (x,)
 
 
 def test_an_ordinary_failure_costs_one_more_eager_run() -> None:
@@ -333,7 +336,7 @@ def test_an_ordinary_failure_costs_one_more_eager_run() -> None:
         runs.append(seed)
         return only(change(torch.sin)(TIES))
 
-    assert difference(only(TIES.cos()), eager(), eager, [], tolerances={}) is not None
+    assert Comparison(only(TIES.cos()), eager(), eager, USUAL).difference([]) is not None
     assert len(runs) == 3, "eager itself, with another seed, and in float64"
 
 

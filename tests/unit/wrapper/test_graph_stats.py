@@ -92,7 +92,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
             alarm()
         return run
 
-    ours = {"comparing": (verify_runs, "run_eager"), "answering": (handle, "capture_and_reduce")}
+    ours = {"comparing": (verify_runs.Before, "eager"), "answering": (handle, "capture_and_reduce")}
     if where in ours:
         monkeypatch.setattr(*ours[where], alarm)
     before = signal.signal(signal.SIGUSR1, out_of_time)

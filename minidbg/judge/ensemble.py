@@ -1,0 +1,278 @@
+"""The legal runs of eager: what else torch may give for one program on one set of inputs.
+
+A compiled result is wrong only where none of them explains it. What was seen is never unseen: a member that fails itself explains
+nothing, and the difference is reported with that note.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+import torch
+
+from minidbg.judge.arithmetic import (
+    FACTOR_NOISY,
+    _has_floats,
+    _rms,
+    are_close,
+    distance_between,
+    far_apart,
+    is_noise,
+)
+from minidbg.judge.precision import (
+    LowerPrecision,
+    MonteCarloArithmetic,
+    RoundingNoise,
+    random_states,
+    to_float64,
+)
+from minidbg.judge.snapshot import CannotCompare, Leaf, Snapshot, _are_plain, _can_stand_for, snapshot
+from minidbg.judge.undefined import UndefinedResults, ZeroFilled
+from minidbg.torch_internals.thread_state import thread_state_kept
+
+FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
+MOST_SEEDS = 12  # a coin shows one side as often by chance, once in 2,000 graphs
+MOST_LOWER = 3  # eager runs in a lower precision; one alone may be exact by luck
+MOST_ANSWERS = 8  # eager runs with other answers; an element that changes in none of them is judged
+NO_MOVE = 1e-5  # sums in another order, relative
+FEW_ROUNDINGS = 4  # eager runs with other rounding errors, when nothing in them moves
+
+Eager = Callable[..., dict[str, Any]]
+"""``eager(change, seed=)``: what one more run leaves behind, of a changed program with changed inputs, or with another seed."""
+
+
+class Tag(StrEnum):
+    """What is different about a member, in order of cost; the value names the run in a note."""
+
+    AGAIN = "a second run of eager"
+    """With another seed where it draws numbers: a leaf in which eager differs from itself is not judged."""
+    FLOAT64 = "eager in float64"
+    """Tells whose rounding a difference is."""
+    UNDEFINED = "eager with other answers"
+    """Other results where torch defines none: elements that change are not judged."""
+    ROUNDING = "eager with other rounding"
+    """Elements that change were decided by rounding, and are not judged."""
+    LOWER = "eager in a lower precision"
+    """Errors that are allowed as eager's own: of the precision that the backend computes in, or of sums that eager does better than others."""
+
+
+@dataclass(slots=True)
+class Sensitivity:
+    """What the second run of eager tells of the program; as long as there was none, everything is possible."""
+
+    is_open: bool = True
+    """Whether torch leaves a result undefined."""
+    decides: bool = True
+    """Whether any op takes a decision by a float, which rounding may turn."""
+    narrow: bool = True
+    """Whether any computes in bfloat16 or float16."""
+    undefined: dict[str, None] = field(default_factory=dict)
+    """What torch does not define, in words."""
+
+
+class Ensemble:
+    """Members by their tags, each made when it is first asked for, and kept.
+
+    A member is the snapshot of a run. It is asked for only where a difference was seen, so a right result costs none.
+    """
+
+    def __init__(
+        self, members: Mapping[Tag, Iterable[Snapshot]] | None = None, sensitivity: Sensitivity | None = None
+    ) -> None:
+        self._to_make = {tag: iter(runs) for tag, runs in (members or {}).items()}
+        self._made: dict[Tag, list[Snapshot]] = {tag: [] for tag in Tag}
+        self.sensitivity = sensitivity or Sensitivity()
+        self.failed: dict[Tag, str] = {}
+        """A sentence for each tag of which a member failed."""
+
+    def members(self, tag: Tag) -> Iterator[Snapshot]:
+        """The members with this tag, until one fails. Raises CannotCompare where nothing can be judged."""
+        yield from self._made[tag]
+        while (run := self._make(tag)) is not None:
+            self._made[tag].append(run)
+            yield run
+
+    def _make(self, tag: Tag) -> Snapshot | None:
+        try:
+            return next(self._to_make.get(tag, iter(())), None)
+        except CannotCompare:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever an op says
+            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200]
+            self.failed[tag] = f"{tag}, which might explain it, fails: {said}"
+            return None
+
+    def leaf(self, tag: Tag, where: str, like: torch.Tensor | None = None) -> Any:
+        """The value of leaf ``where`` in the first member; None where there is none, or none of the shape of ``like``."""
+        run = next(self.members(tag), {})
+        value = run[where].value if where in run else None
+        return value if like is None or _can_stand_for(value, like) else None
+
+
+def ensemble_of(eager: Eager, expected: Snapshot, precision: str | None = None) -> Ensemble:
+    """The ensemble of a program that left ``expected`` behind; ``precision`` is that which the backend computes float32 in.
+
+    The iterators share no object with the ensemble but ``sensitivity``: a cycle would hold on to the tensors of all runs.
+    """
+    sensitivity = Sensitivity()
+    lower = MonteCarloArithmetic if precision is None else partial(LowerPrecision, precision)
+    return Ensemble(
+        {
+            Tag.AGAIN: again(eager, expected, sensitivity),
+            Tag.FLOAT64: in_float64(eager),
+            Tag.UNDEFINED: with_other_answers(eager, expected, sensitivity),
+            Tag.ROUNDING: with_other_rounding(eager, expected, sensitivity),
+            Tag.LOWER: lower_runs(eager, lower),
+        },
+        sensitivity,
+    )
+
+
+def again(eager: Eager, expected: Snapshot, sensitivity: Sensitivity) -> Iterator[Snapshot]:
+    """Eager with another seed; none where it draws no numbers and something is open, which is judged by element.
+
+    Where nothing is open, which this run finds out, no other run is needed.
+    """
+    mode = UndefinedResults()
+    torch.manual_seed(1)
+    states = random_states()
+    run = changed_run(eager, mode.applied_to, seed=1)
+    if run is None:
+        torch.manual_seed(1)
+        try:
+            yield left_by(eager(seed=1))
+        except Exception as error:
+            if all(map(torch.equal, states, random_states())):
+                raise
+            raise CannotCompare("it draws random numbers, and eager fails with others") from error
+        return
+    sensitivity.decides, sensitivity.narrow, sensitivity.is_open = mode.decides, mode.narrow, bool(mode.met)
+    draws = not all(map(torch.equal, states, random_states()))
+    if draws:
+        first = left_by(eager(seed=1)) if sensitivity.is_open else run
+        yield with_more_seeds(eager, first, expected)
+    elif not sensitivity.is_open:
+        yield run
+
+
+def with_more_seeds(eager: Eager, found: Snapshot, expected: Snapshot) -> Snapshot:
+    """``found``, with values of other seeds where it has the expected ones: two draws of few possible numbers are often equal."""
+    for seed in range(2, MOST_SEEDS):
+        rest = [where for where, leaf in found.items() if is_like(leaf, expected.get(where))]
+        if not rest:
+            break
+        if (run := changed_run(eager, seed=seed)) is None:
+            break
+        found = {**found, **{where: run[where] for where in rest if where in run}}
+    return found
+
+
+def is_like(leaf: Leaf, expected: Leaf | None) -> bool:
+    """Whether a small output of another run has the expected values."""
+    one, two = leaf.value, expected.value if expected else None
+    if leaf.kind == "output" and isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+        return two.numel() <= FEW_ELEMENTS and _can_stand_for(one, two) and are_close(one, two, 0.0, 0.0)
+    return isinstance(one, (bool, int, float)) and type(one) is type(two) and one == two
+
+
+def in_float64(eager: Eager) -> Iterator[Snapshot]:
+    if (run := changed_run(eager, to_float64)) is not None:
+        yield run
+
+
+def with_other_answers(eager: Eager, expected: Snapshot, sensitivity: Sensitivity) -> Iterator[Snapshot]:
+    """Eager runs with other answers where torch leaves them open.
+
+    They differ from ``expected`` only where another answer shows: kernels that such a run takes for others have other rounding errors.
+    """
+    usual = None
+    for number in range(MOST_ANSWERS if sensitivity.is_open else 0):
+        mode = UndefinedResults(number)
+        usual = usual or changed_run(eager, ZeroFilled().applied_to)  # type: ignore[no-untyped-call]
+        if usual and (run := changed_run(eager, mode.applied_to)):
+            sensitivity.undefined |= mode.met
+            yield what_moved(run, usual, expected, NO_MOVE)
+
+
+def with_other_rounding(eager: Eager, expected: Snapshot, sensitivity: Sensitivity) -> Iterator[Snapshot]:
+    """Eager runs with other rounding errors; none where no op decides by a float.
+
+    What moves no more than its rounding errors explain is put back: what differs from eager's was decided by rounding.
+    """
+    number, most = 0, FEW_ROUNDINGS if sensitivity.decides else 0
+    while number < most:
+        number += 1
+        mode = RoundingNoise(number)
+        if (run := changed_run(eager, mode.applied_to)) is None:
+            continue
+        run = what_moved(run, expected, expected, math.sqrt(mode.step))
+        if any(leaf is not expected.get(where) for where, leaf in run.items()):
+            most = MOST_ANSWERS
+        yield run
+
+
+def lower_runs(eager: Eager, mode_for: Callable[[int], LowerPrecision]) -> Iterator[Snapshot]:
+    """Eager runs whose errors are allowed as eager's own: one run of eager may be exact by luck.
+
+    In a lower precision, or with last bits rounded at random (Monte Carlo arithmetic). The latter shows above all where large
+    numbers cancel: the gradient of a bias that a normalization takes away again is rounding alone.
+    """
+    for number in range(MOST_LOWER):
+        mode = mode_for(number)
+        with mode:  # around backward too
+            run = changed_run(eager, mode.changed)
+        if run is None:
+            return
+        yield run
+
+
+def changed_run(eager: Eager, *change: Any, **seed: int) -> Snapshot | None:
+    """What eager leaves behind; None where the program does not bear the change: no float64 form, an index out of bounds."""
+    with thread_state_kept():  # also what a frame of the failed run had held open
+        try:
+            return left_by(eager(*change, **seed))
+        except Exception:  # noqa: BLE001 - whatever an op says
+            return None
+
+
+def what_moved(run: Snapshot, base: Snapshot, expected: Snapshot, bound: float) -> Snapshot:
+    """``run`` with the expected values where it is not far from ``base``: off by less than ``bound``, in units of value and tensor."""
+    return {
+        where: substitute_where_far(leaf, base.get(where), expected.get(where), bound)
+        for where, leaf in run.items()
+    }
+
+
+def substitute_where_far(leaf: Leaf, base: Leaf | None, expected: Leaf | None, bound: float) -> Leaf:
+    """One leaf of ``what_moved``; ``expected`` itself where nothing is far."""
+    if not (base and expected):
+        return leaf
+    value, usual, wanted = leaf.value, base.value, expected.value
+    if isinstance(value, float) and isinstance(usual, float):
+        return expected if abs(value - usual) <= bound * abs(usual) else leaf
+    if same_but_for_rounding(value, usual):
+        return expected
+    if not (_has_floats(value) and _can_stand_for(usual, value) and _can_stand_for(wanted, value)):
+        return leaf
+    far = far_apart(value, usual, bound, bound * _rms(usual))
+    return leaf._replace(value=torch.where(far, value, wanted)) if far.any() else expected
+
+
+def same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
+    """Whether two runs of eager gave the same leaf; the error against ``reference`` says how far rounding goes."""
+    if _are_plain(one, two) and one.dtype is two.dtype:
+        error = distance_between(one, reference) if _can_stand_for(reference, one) else 0.0
+        return is_noise(one, two, FACTOR_NOISY * error)
+    if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
+        return not (_are_plain(one, one) or _are_plain(two, two))  # what cannot be compared is nobody's noise
+    return bool(one == two or (one != one and two != two))
+
+
+def left_by(run: dict[str, Any]) -> Snapshot:
+    """All that a run left behind, as leaves to compare."""
+    return snapshot(run["outputs"], run["inputs_after"], run["gradients"])
