@@ -29,7 +29,9 @@ def test_written_tensors_and_the_rng_are_put_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [lambda x: x, lambda x: x.expand(3, 4), lambda x: [x]], ids=["itself", "expanded", "in a list"]
+    "given",
+    [lambda x: x, lambda x: x.expand(3, 4), lambda x: x.expand(3, 2), lambda x: [x]],
+    ids=["itself", "expanded", "expanded to two", "in a list"],
 )
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode])
 def test_restoring_gives_the_same_again_and_again(given: Callable[[torch.Tensor], object], mode: Any) -> None:

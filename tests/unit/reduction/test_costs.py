@@ -1,0 +1,142 @@
+"""What a reduction asks, in numbers: each heuristic of order has its price here.
+
+Who changes one reads in these tables what became dearer and what cheaper, and writes the new numbers down where that is a good
+bargain on the whole. What a reduction ends with may not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from graphs_to_reduce import Needs, answers, call_names, chain
+from torch import Tensor, fx
+
+from minidbg.reduction.core import Minimized, minimize, reduce_graph
+
+
+def frames(*groups: tuple[int, ...]) -> dict[str, Any]:
+    """The nodes that the frames of the failure held, the innermost frame first."""
+    return {"frames": lambda: tuple(tuple(f"op_{place}" for place in group) for group in groups)}
+
+
+CAUSES: dict[str, tuple[int, Sequence[int], dict[str, Any], int]] = {
+    "the first": (300, [0], {}, 4),
+    "in the middle": (300, [150], {}, 10),
+    "the last": (300, [299], {}, 10),
+    "two with one between": (300, [149, 151], {}, 20),
+    "two near each other": (300, [100, 140], {}, 23),
+    "at both ends": (300, [3, 290], {}, 24),
+    "four neighbours": (300, [100, 101, 102, 103], {}, 21),
+    "a pair and one far off": (300, [100, 220, 230], {}, 35),
+    "a loose cluster": (200, range(100, 140, 4), {}, 66),
+    "spread out": (300, [10, 120, 230, 290], {}, 44),
+    "ten of a hundred": (100, range(0, 100, 10), {}, 83),
+    "hint: two neighbours": (300, [221, 222], {"hints": ("op_221",)}, 6),
+    "hint: some steps apart": (300, [221, 225], {"hints": ("op_221",)}, 15),
+    "hint: nine steps apart": (300, [221, 230], {"hints": ("op_221",)}, 23),
+    "hint: both": (300, [10, 221], {"hints": ("op_221", "op_10")}, 4),
+    "hint: the wrong one": (300, [10], {"hints": ("op_221",)}, 14),
+    "frames: the outer one": (300, [221, 222], frames((221,), (221, 222, 223)), 5),
+    "frames: one each": (300, [121, 200], frames((121,), (200,)), 5),
+    "frames: another node": (300, [121], frames((200,)), 14),
+    "at run time: near": (300, [215, 221], {**frames((221,)), "fails_when_it_runs": True}, 9),
+    "at run time: far back": (300, [100, 221], {**frames((221,)), "fails_when_it_runs": True}, 29),
+    "small: one": (12, [3], {}, 12),
+    "small: two": (12, [3, 9], {}, 14),
+    "small: four": (12, [0, 4, 8, 11], {}, 17),
+    "thirty: two": (30, [3, 20], {}, 18),
+    "four: one": (4, [0], {}, 4),
+    "four: two": (4, [0, 3], {}, 6),
+}
+
+
+def cost_of(calls: int, places: Sequence[int], how: dict[str, Any]) -> int:
+    needs = Needs(*(f"op_{place}" for place in places))
+    result = reduce_graph(*chain(calls), answers(needs), **how)
+    assert call_names(result.graph_module) == [f"op_{place}" for place in places]
+    assert result.certified
+    return needs.calls
+
+
+@pytest.mark.parametrize(("calls", "places", "how", "questions"), CAUSES.values(), ids=CAUSES)
+def test_a_cause_is_found_in_so_many_questions(
+    calls: int, places: Sequence[int], how: dict[str, Any], questions: int
+) -> None:
+    assert cost_of(calls, places, how) == questions
+
+
+def values(*size: int) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(0))
+
+
+def whatever(inputs: Sequence[Any]) -> bool:
+    return True
+
+
+SIMPLIFIED: dict[str, tuple[Callable[..., Any], Sequence[Any], Callable[[Sequence[Any]], bool], int]] = {
+    "nothing matters": (lambda a: torch.relu(a), [values(8, 12)], whatever, 2),
+    "a size": (lambda a: torch.relu(a), [values(60, 12)], lambda given: given[0].shape[0] >= 37, 18),
+    "a multiple of 8": (lambda a: torch.relu(a), [values(64)], lambda given: given[0].shape[0] % 8 == 0, 11),
+    "two sizes": (
+        lambda a, b: a @ b,
+        [values(20, 24), values(24, 28)],
+        lambda given: given[0].shape[0] > 3 and given[1].shape[0] > 9,
+        20,
+    ),
+    "a dtype": (
+        lambda a: torch.relu(a),
+        [values(8).double()],
+        lambda given: given[0].dtype is torch.float64,
+        6,
+    ),
+    "a gradient": (
+        lambda a: torch.relu(a),
+        [values(8, 3).requires_grad_()],
+        lambda given: given[0].requires_grad,
+        7,
+    ),
+    "strides": (
+        lambda a: torch.relu(a),
+        [values(8, 3).t()],
+        lambda given: not given[0].is_contiguous(),
+        11,
+    ),
+    "a value": (lambda a: torch.relu(a), [values(8)], lambda given: bool((given[0] < 0).any()), 10),
+    "two inputs": (
+        lambda a, b, c: torch.stack((a, b, c)),
+        [values(4), values(4) + 1, values(4) + 2],
+        lambda given: len(given) >= 2,
+        9,
+    ),
+    "arguments": (
+        lambda a: torch.nn.functional.layer_norm(a, (6,), None, None, 0.25),
+        [values(5, 6)],
+        whatever,
+        5,
+    ),
+}
+
+
+def simplified(
+    program: Callable[..., Any], inputs: Sequence[Any], holds: Callable[[Sequence[Any]], bool]
+) -> Minimized:
+    graph_module = fx.symbolic_trace(program)
+    target = next(node.target for node in graph_module.graph.nodes if node.op == "call_function")
+
+    def fails(candidate: fx.GraphModule, given: Sequence[Any]) -> bool:
+        return any(node.target is target for node in candidate.graph.nodes) and holds(given)
+
+    return minimize(graph_module, inputs, fails, simplify=True)
+
+
+@pytest.mark.parametrize(("program", "inputs", "holds", "questions"), SIMPLIFIED.values(), ids=SIMPLIFIED)
+def test_a_small_graph_is_made_plain_in_so_many_questions(
+    program: Callable[..., Any], inputs: Sequence[Any], holds: Callable[[Sequence[Any]], bool], questions: int
+) -> None:
+    result = simplified(program, inputs, holds)
+    assert result.certified
+    assert holds(result.inputs)
+    assert result.oracle_calls == questions

@@ -1,0 +1,289 @@
+"""From the smallest case to what is announced: the forms that are tried, and what is told of the way. Nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from minidbg.fx.case import Case
+from minidbg.reduction import publishing
+from minidbg.reduction.candidate import BudgetSpent
+from minidbg.reduction.publishing import (
+    BY_CHANCE,
+    EXACTNESS_NOTES,
+    Reduced,
+    differences,
+    ended_early,
+    forms,
+    how_it_ended,
+    in_time,
+    limit_of_a_run,
+    on_the_cpu,
+    seeded_values_suffice,
+    single_threaded,
+    why_not,
+    with_every_error,
+    written,
+)
+from minidbg.reduction.result import Limits
+from minidbg.reduction.session import Session
+from minidbg.repro import Exactness
+from minidbg.words.deadline import Deadline
+from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.words.run_spec import BackendRef, CallPath, Provenance, RunSpec
+from minidbg.workers import ChildResult
+
+COMPILE = Signature(Kind.COMPILE, types=("ValueError",))
+OTHER = Signature(Kind.COMPILE, types=("KeyError",))
+
+
+def relu(x: Any) -> Any:
+    return torch.relu(x)
+
+
+def case_of(program: Callable[..., Any] = relu, *inputs: Any, **spec: Any) -> Case:
+    inputs = inputs or (torch.ones(2),)
+    spec.setdefault("signature", COMPILE)
+    return Case(fx.symbolic_trace(program), inputs, RunSpec(BackendRef("b", "b"), **spec))
+
+
+def a_session(now: float = 0.0) -> Session:
+    return Session(Limits(seconds=8.0), clock=lambda: now, started=0.0)
+
+
+# ---- forms
+
+
+def test_forms_go_from_what_reads_well_to_what_surely_fails() -> None:
+    original, *steps = (case_of(lambda x, n=number: x + n) for number in range(6))
+    smallest = case_of()
+    found = list(forms(Reduced(smallest, tuple(steps)), original))
+    assert [form.exactness for form in found] == [
+        Exactness.SEEDED, Exactness.SMALL, *[Exactness.EXACT] * 7
+    ]  # fmt: skip
+    assert [form.case for form in found[:3]] == [smallest] * 3
+    assert (found[3].case.spec.call, found[3].case.graph_module) == (CallPath.DIRECT, smallest.graph_module)
+    assert [form.case for form in found[4:8]] == steps[:0:-1], "the last four steps, smallest first"
+    assert found[8].case is original
+    assert found[0].note == ""
+    assert all(form.note for form in found[1:])
+
+
+def test_a_graph_that_goes_by_a_direct_call_is_not_tried_so_again() -> None:
+    found = list(forms(Reduced(case_of(call=CallPath.DIRECT)), case_of()))
+    assert len(found) == 4
+
+
+def test_a_form_with_one_thread_says_so_beside_what_else_it_says() -> None:
+    for note in ("", EXACTNESS_NOTES[Exactness.SMALL]):
+        form = single_threaded(publishing.ScriptForm(case_of(), Exactness.SMALL, note))
+        assert (form.case.spec.context.threads, form.case.spec.context.threads_matter) == (1, True)
+        *before, last = form.note.split("; ")
+        assert before == ([note] if note else [])
+        assert last == "with more than one thread the process dies instead"
+
+
+def test_values_that_a_script_makes_are_asked_for_where_there_are_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Case] = []
+    monkeypatch.setattr(Session, "fails_the_same", lambda self, case: asked.append(case) or False)
+    form = publishing.ScriptForm(case_of(relu, torch.linspace(3, 5, 7)), Exactness.SEEDED)
+    assert not seeded_values_suffice(form, a_session())
+    assert not torch.equal(asked[0].inputs[0], form.case.inputs[0])
+    without = publishing.ScriptForm(case_of(lambda n: n + 1, 3), Exactness.SEEDED)
+    assert seeded_values_suffice(without, a_session())
+    assert len(asked) == 1
+
+
+# ---- what is told
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (Reduced(case_of()), ""),
+        (Reduced(case_of(), ended_by="budget of 8 s"), "smaller graphs were not all tried: budget of 8 s"),
+        (
+            Reduced(case_of(), certified=True, ended_by="budget of 8 s"),
+            "plainer values and settings were not all tried: budget of 8 s",
+        ),
+    ],
+)
+def test_what_a_spent_budget_left_out_is_told(found: Reduced, said: str) -> None:
+    assert ended_early(found) == said
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (ChildResult(timed_out=True, seconds=7.4), "no end within 7 s"),
+        (ChildResult(exit_status=3), "exit status 3"),
+        (ChildResult(exit_status=3, stdout="a\nb\n", stderr_tail="c"), "exit status 3: b"),
+        (ChildResult(signal=11, stderr_tail="a\nSegmentation fault\n"), "signal 11: Segmentation fault"),
+        (ChildResult(exit_status=0, stdout="x" * 600), "exit status 0: " + "x" * 500),
+    ],
+)
+def test_how_a_script_ended_by_itself_is_said_in_words(ended: ChildResult, said: str) -> None:
+    assert how_it_ended(ended) == said
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        (Outcome(Verdict.INVALID, reason="eager fails", message="m"), "eager fails"),
+        (Outcome(Verdict.CHANGED, message="a\nb", stderr="c"), "the last line printed was: b"),
+        (Outcome(Verdict.CHANGED, stderr="x" * 300), "the last line printed was: " + "x" * 200),
+        (Outcome(Verdict.CHANGED), "nothing was printed"),
+        (Outcome(Verdict.GONE), "there the backend agrees with eager; nothing was printed"),
+    ],
+)
+def test_why_there_is_no_repro_is_what_its_last_run_showed(last: Outcome, said: str) -> None:
+    assert why_not(last) == said
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        (Outcome(Verdict.REPRODUCES), False),
+        (Outcome(Verdict.FLAKY, reproduced=3, runs=4), True),
+        (Outcome(Verdict.FLAKY, reproduced=4, runs=4), False),
+        (Outcome(Verdict.FLAKY), False),
+    ],
+)
+def test_a_script_that_fails_in_some_runs_says_in_how_many(outcome: Outcome, told: bool) -> None:
+    note = "flaky: its script fails in 3 of 4 fresh interpreters"
+    assert (note in written(Path("r.py"), case_of(), case_of(), outcome, a_session()).notes) is told
+
+
+def test_errors_that_chance_adds_are_expected_from_then_on_and_certify_nothing() -> None:
+    story = Provenance(certified=True, neighbour="passes without torch.relu", notes=("a note",))
+    case = replace(case_of(), provenance=story)
+    both = replace(COMPILE, others=(OTHER,))
+    for same in (Outcome(Verdict.REPRODUCES), Outcome(Verdict.REPRODUCES, COMPILE)):
+        assert with_every_error(case, same) is case
+    assert with_every_error(case.with_spec(signature=None), Outcome(Verdict.FLAKY, both)).signature is None
+    shown = with_every_error(case, Outcome(Verdict.FLAKY, both))
+    assert shown.signature == both
+    assert (shown.provenance.certified, shown.provenance.neighbour) == (False, "")
+    assert shown.provenance.notes == ("a note", BY_CHANCE)
+
+
+# ---- the budget
+
+
+def test_a_run_gets_what_is_left_until_the_deadline() -> None:
+    assert limit_of_a_run(None, 120.0) == 120.0
+    assert limit_of_a_run(a_session(3.0), 120.0) == 5.0
+    assert limit_of_a_run(a_session(3.0), 2.0) == 2.0
+    with pytest.raises(BudgetSpent):
+        limit_of_a_run(a_session(8.0), 120.0)
+
+
+def test_a_run_that_the_deadline_has_ended_is_no_answer() -> None:
+    hang = Outcome(Verdict.TIMEOUT, Signature(Kind.HANG))
+    assert in_time(hang, None) is in_time(hang, a_session(3.0)) is hang
+    with pytest.raises(BudgetSpent):
+        in_time(hang, a_session(9.0))
+    late = Outcome(Verdict.REPRODUCES, COMPILE)
+    assert in_time(late, a_session(9.0)) is late
+
+
+def test_whose_bug_it_is_is_not_asked_where_no_time_is_left_or_all_is_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = {
+        Verdict.GONE: "fails on cuda, passes on cpu",
+        Verdict.REPRODUCES: "fails on cuda, fails on cpu in the same way",
+        Verdict.CHANGED: "fails on cuda, fails on cpu in another way",
+        Verdict.CRASHED: "fails on cuda, the process dies on cpu",
+        Verdict.INVALID: "",
+    }
+    kinds: set[Any] = set()
+    monkeypatch.setattr(publishing, "devices_of", lambda inputs: kinds)
+    asks: Any = SimpleNamespace(run=lambda case: Outcome(verdict))
+    verdict = Verdict.GONE
+    assert on_the_cpu(case_of(), asks) == ""
+    kinds = {torch.device("cuda", 0), torch.device("cuda", 1)}
+    for verdict, said in answers.items():  # noqa: B007 - the session answers with it
+        assert on_the_cpu(case_of(), asks) == said
+    kinds = {torch.device("cuda"), torch.device("xpu")}
+    assert on_the_cpu(case_of(), asks) == "", "of two kinds of devices at once nothing is known"
+    kinds = {torch.device("cuda")}
+    assert on_the_cpu(case_of(), a_session(9.0)) == ""
+
+
+# ---- the passing neighbour
+
+
+def first_difference(smallest: Case, neighbour: Case) -> str:
+    return next(differences(smallest, neighbour))
+
+
+X = torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("smallest", "neighbour", "said"),
+    [
+        (case_of(lambda x: torch.relu(x.sin()), X), case_of(lambda x: x.sin(), X), "passes without torch.relu"),
+        (
+            case_of(lambda x, y: torch.relu(x) + y, X, X),
+            case_of(lambda x: torch.relu(x) + x, X),
+            "passes with 1 of the 2 inputs",
+        ),
+        (
+            case_of(lambda x: torch.sum(x, 1), X),
+            case_of(lambda x: torch.sum(x, 0), X),
+            "passes with plainer arguments of the same calls",
+        ),
+        (
+            case_of(relu, X.clone().requires_grad_()),
+            case_of(relu, X),
+            "passes when input 0 is float32[2, 3] instead of float32[2, 3] that requires grad",
+        ),
+        (
+            case_of(relu, X.t()),
+            case_of(relu, torch.ones(3, 2)),
+            "passes when input 0 is float32[3, 2] instead of float32[3, 2] of strides (1, 3)",
+        ),
+        (case_of(lambda x, n: x * n, X, 3), case_of(lambda x, n: x * n, X, 1), "passes when input 1 is 1 instead of 3"),
+        (case_of(relu, X), case_of(relu, -X), "passes with plainer values in its inputs"),
+    ],
+    ids=["an op", "an input", "an argument", "a gradient", "strides", "a number", "values"],
+)  # fmt: skip
+def test_what_the_passing_neighbour_lacks_is_told(smallest: Case, neighbour: Case, said: str) -> None:
+    assert first_difference(smallest, neighbour) == said
+
+
+def test_that_a_gradient_is_needed_explains_nothing_of_a_failing_backward() -> None:
+    backward = replace(COMPILE, direction=Direction.BACKWARD)
+    smallest = case_of(relu, X.clone().requires_grad_(), signature=backward)
+    assert list(differences(smallest, case_of(relu, X))) == []
+    other = case_of(relu, torch.ones(1, 3).requires_grad_())
+    assert first_difference(smallest, other).startswith("passes when input 0 is float32[1, 3]")
+
+
+def test_a_search_that_is_over_goes_on_to_the_deadline_with_its_scripts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """What was kept of the budget for the verification is spent now."""
+    seen: list[Deadline] = []
+
+    def published(original: Case, found: Reduced, folder: Any, session: Session, tried: list[Outcome]) -> Any:
+        seen.append(session.until)
+        tried.append(Outcome(Verdict.GONE))
+        raise BudgetSpent
+
+    monkeypatch.setattr(publishing, "published", published)
+    asks = a_session()
+    found = publishing.publish_first_that_fails(case_of(), Reduced(case_of()), tmp_path, asks)
+    assert seen == [asks.deadline]
+    assert (found.path, found.verdict, found.ended_by) == (None, Verdict.GONE, "budget of 8 s")

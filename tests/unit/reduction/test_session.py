@@ -1,0 +1,360 @@
+"""A session by itself: what it learns from each answer, what it may still spend, and how it tells flaky failures apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from minidbg import workers
+from minidbg.fx.case import Case
+from minidbg.reduction import session
+from minidbg.reduction.candidate import BudgetSpent
+from minidbg.reduction.replay import ReplayLog, digest_of
+from minidbg.reduction.result import Limits, Progress
+from minidbg.reduction.session import (
+    AnswersAreStale,
+    Reliability,
+    Session,
+    last_sure,
+    measured,
+    runs_worth_having,
+)
+from minidbg.words.deadline import Deadline
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.words.run_spec import BackendRef, RunSpec
+
+GONE, INVALID = Outcome(Verdict.GONE), Outcome(Verdict.INVALID)
+FAILS = Outcome(Verdict.REPRODUCES, Signature(Kind.COMPILE))
+SLOW = Outcome(Verdict.TIMEOUT, Signature(Kind.HANG))
+
+
+def changed(name: str) -> Outcome:
+    return Outcome(Verdict.CHANGED, Signature(Kind.COMPILE, types=(name,)))
+
+
+def case_of(nodes: int, kind: Kind | None = Kind.COMPILE, inputs: int = 1) -> Case:
+    graph = fx.Graph()
+    value, *_ = [graph.placeholder(f"x{number}") for number in range(inputs)]
+    for _ in range(nodes):
+        value = graph.call_function(torch.sin, (value,))
+    graph.output((value,))
+    spec = RunSpec(BackendRef("b", "b"), signature=Signature(kind) if kind else None)
+    return Case(fx.GraphModule(torch.nn.Module(), graph), (torch.ones(2),) * inputs, spec)
+
+
+class World:
+    """Answers in turn, each after so many seconds."""
+
+    def __init__(self, *answers: Outcome, each_s: float = 1.0) -> None:
+        self.answers, self.each_s = list(answers), each_s
+        self.now = 0.0
+        self.asked: list[Case] = []
+        self.limits_s: list[float] = []
+
+    def submit(self, case: Case, *, seconds: float, deadline: Deadline, **_: Any) -> Outcome:
+        self.asked.append(case)
+        self.limits_s.append(seconds)
+        self.now += self.each_s
+        return self.answers.pop(0)
+
+
+def begun(
+    monkeypatch: pytest.MonkeyPatch, *answers: Outcome, each_s: float = 1.0, log: ReplayLog | None = None, **limits: Any
+) -> tuple[Session, World]:  # fmt: skip
+    world = World(*answers, each_s=each_s)
+    monkeypatch.setattr(session.asking, "submit", world.submit)
+    log = log or ReplayLog(None)
+    return Session(Limits(**limits), log=log, clock=lambda: world.now, started=0.0), world
+
+
+# ---- what is learnt
+
+
+def test_the_smallest_case_that_failed_is_the_best_and_of_equal_ones_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cases = [case_of(3), case_of(4), case_of(2, inputs=2), case_of(2), case_of(2), case_of(1)]
+    asks, _ = begun(monkeypatch, FAILS, FAILS, FAILS, FAILS, FAILS, GONE)
+    best = []
+    for case in cases:
+        asks.ask(case)
+        best.append(asks.best)
+    assert [cases.index(one) for one in best if one is not None] == [0, 0, 2, 3, 3, 3]
+
+
+def test_a_flaky_answer_is_a_failure_and_the_last_one_shown_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flaky = Outcome(Verdict.FLAKY, Signature(Kind.COMPILE), message="one")
+    asks, _ = begun(monkeypatch, flaky, GONE)
+    asks.ask(case_of(3))
+    asks.ask(case_of(2))
+    assert asks.last_shown is flaky
+    assert asks.best is not None
+
+
+def test_nodes_that_frames_held_stay_suspected_until_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = replace(FAILS, suspects=(("a",),))
+    asks, _ = begun(monkeypatch, told, FAILS, replace(told, suspects=(("b",),)), told)
+    seen = []
+    for nodes in (4, 3, 2, 5):
+        asks.ask(case_of(nodes))
+        seen.append(asks.suspects)
+    assert seen == [(("a",),), (("a",),), (("b",),), (("b",),)]
+
+
+def test_each_other_failure_is_remembered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks, _ = begun(monkeypatch, changed("A"), changed("A"), changed("B"), Outcome(Verdict.CHANGED), INVALID)
+    for nodes in range(5, 0, -1):
+        asks.ask(case_of(nodes))
+    assert [outcome.signature.types for _, outcome in asks.others.values()] == [("A",), ("B",)]
+
+
+def test_what_is_taken_up_is_no_other_failure_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks, _ = begun(monkeypatch, changed("A"), changed("B"))
+    asks.ask(case_of(3))
+    asks.ask(case_of(2))
+    another = case_of(1)
+    asks.take_up(another, changed("A"))
+    assert [outcome.signature.types for _, outcome in asks.others.values()] == [("B",)]
+    assert asks.best is another
+
+
+def test_after_a_time_limit_no_larger_graph_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks, world = begun(monkeypatch, SLOW, GONE)
+    asks.ask(case_of(5))
+    outcomes = asks.ask_together([case_of(6), case_of(4), case_of(5)])
+    assert [one.verdict for one in outcomes] == [Verdict.INVALID, Verdict.GONE, Verdict.INVALID]
+    assert outcomes[0].reason == "5 nodes did not finish in time"
+    assert len(world.asked) == asks.oracle_calls == 2
+
+
+def test_a_hang_that_is_looked_for_runs_into_its_limit_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks, world = begun(monkeypatch, SLOW, SLOW)
+    for nodes in (5, 6):
+        asks.ask(case_of(nodes, Kind.HANG))
+    assert len(world.asked) == 2
+
+
+# ---- what is asked, and what it may cost
+
+
+def test_a_flaky_failure_gets_several_chances_and_no_more_than_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asks, world = begun(monkeypatch, GONE, GONE, FAILS, GONE, GONE, GONE, INVALID)
+    asks.repeats = 3
+    assert asks.ask(case_of(3)).verdict is Verdict.REPRODUCES
+    assert asks.ask(case_of(2)).verdict is Verdict.GONE
+    assert asks.ask(case_of(1)).verdict is Verdict.INVALID
+    assert len(world.asked) == 7
+
+
+@pytest.mark.parametrize(
+    ("limits", "spent_s", "said"),
+    [
+        ({"seconds": 8.0}, 0.0, "budget of 8 s"),
+        ({"seconds": 8.0, "max_calls": 5}, 0.0, "budget of 5 calls"),
+        ({"seconds": 8.0, "max_calls": 5}, 4.0, "budget of 8 s"),
+    ],
+)
+def test_what_ended_a_search_is_said_in_words(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], spent_s: float, said: str
+) -> None:
+    asks, world = begun(monkeypatch, **limits)
+    world.now = spent_s
+    assert asks.budget == said
+
+
+def test_a_share_of_the_budget_is_kept_for_the_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds, left in ((8.0, 4.0), (300.0, 285.0)):
+        asks, _ = begun(monkeypatch, seconds=seconds)
+        assert asks.remaining() == left
+    asks.interrupted = True
+    assert asks.remaining() == 0.0
+
+
+def test_a_search_goes_on_with_what_is_left_and_does_not_pay_again_for_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = ReplayLog(None, entries=[{}, {}])
+    asks, world = begun(monkeypatch, seconds=100.0, max_calls=7, jobs=4, log=log)
+    world.now = 15.0
+    left = asks.limits_left()
+    assert (left.seconds, left.max_calls, left.jobs) == (70.0, 9, 4)
+    asks.repeats = 3
+    assert asks.limits_left().jobs == 1, "runs of a flaky case come one by one"
+    assert begun(monkeypatch)[0].limits_left().max_calls is None
+
+
+def test_a_question_that_the_deadline_ended_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks, world = begun(monkeypatch, GONE, SLOW, each_s=2.0, seconds=8.0)
+    asks.ask(case_of(3))
+    with pytest.raises(BudgetSpent):
+        asks.ask(case_of(2))
+    assert asks.too_slow_nodes is None
+    assert not asks.fails_the_same(case_of(1)), "no time is left for it"
+    assert len(world.asked) == 2
+
+
+def test_an_answer_that_came_as_the_time_ended_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks, _ = begun(monkeypatch, FAILS, each_s=9.0, seconds=8.0)
+    assert asks.fails_the_same(case_of(3))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "removed"), [(FAILS, False), (SLOW, True), (Outcome(Verdict.CRASHED, Signature(Kind.CRASH)), True), (GONE, False)]
+)  # fmt: skip
+def test_what_a_killed_run_left_half_written_is_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcome: Outcome, removed: bool
+) -> None:
+    found: list[Path] = []
+    monkeypatch.setattr(workers, "remove_unfinished", lambda kernels, since: found.append(kernels))
+    asks, _ = begun(monkeypatch, outcome, outcome)
+    asks.ask(case_of(2))
+    assert found == [], "it has no cache"
+    asks.kernels, asks.too_slow_nodes = tmp_path, None
+    asks.ask(case_of(2))
+    assert found == ([tmp_path] if removed else [])
+
+
+def test_progress_tells_the_rest_by_what_runs_took_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks, _ = begun(monkeypatch, GONE, GONE, each_s=3.0)
+    told: list[Progress] = []
+    asks.listener = told.append
+    asks.tell("bisect", 9, 10, rest_calls=4)
+    for nodes in (3, 2):
+        asks.ask(case_of(nodes))
+    asks.tell("bisect", 9, 10, rest_calls=4)
+    asks.tell("verify", 9, 10)
+    assert [event.rest_seconds for event in told] == [None, 12.0, None]
+    assert told[1] == Progress("bisect", 9, 10, 2, 6.0, 12.0)
+    assert asks.phase == "verify"
+
+
+# ---- the log
+
+
+def entry(case: Case, outcome: Outcome) -> dict[str, Any]:
+    return {"digest": digest_of(case), "outcome": outcome.to_json()}
+
+
+def test_answers_of_the_log_are_not_asked_and_their_best_is_asked_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second, third, fourth = (case_of(nodes) for nodes in (4, 3, 2, 1))
+    log = ReplayLog(None, entries=[entry(first, FAILS), entry(second, GONE)])
+    asks, world = begun(monkeypatch, FAILS, GONE, GONE, log=log)
+    for case in (first, second, third, fourth):
+        asks.ask(case)
+    assert world.asked == [first, third, fourth]
+    assert asks.oracle_calls == 4
+
+
+@pytest.mark.parametrize("answer", [GONE, changed("A"), INVALID])
+def test_a_log_whose_best_does_not_fail_any_more_is_stale(
+    monkeypatch: pytest.MonkeyPatch, answer: Outcome
+) -> None:
+    log = ReplayLog(None, entries=[entry(case_of(4), FAILS)])
+    asks, _ = begun(monkeypatch, answer, log=log)
+    asks.ask(case_of(4))
+    with pytest.raises(AnswersAreStale):
+        asks.ask(case_of(3))
+
+
+def test_a_log_in_which_nothing_failed_or_all_was_flaky_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for known, repeats in ((GONE, 1), (FAILS, 3)):
+        log = ReplayLog(None, entries=[entry(case_of(4), known)])
+        asks, world = begun(monkeypatch, INVALID, log=log)
+        asks.repeats = repeats
+        asks.ask(case_of(4))
+        asks.ask(case_of(3))
+        assert len(world.asked) == 1
+
+
+def test_each_new_answer_is_on_disk_with_what_a_reader_of_the_log_asks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asks, _ = begun(monkeypatch, replace(FAILS, seconds=0.5), each_s=2.0, log=ReplayLog(tmp_path / "log"))
+    asks.begin("islands")
+    asks.ask(case := case_of(3, inputs=2))
+    (found,) = map(json.loads, (tmp_path / "log").read_text().splitlines())
+    assert found.pop("outcome")["verdict"] == "reproduces"
+    assert found == {
+        "phase": "islands", "nodes": 3, "inputs": 2, "answer": "interesting", "seconds": 0.5, "elapsed": 2.0,
+        "digest": digest_of(case),
+    }  # fmt: skip
+
+
+# ---- flaky failures
+
+
+@pytest.mark.parametrize(
+    ("failed", "runs", "is_flaky", "is_too_rare", "repeats"),
+    [
+        (5, 5, False, False, 1),
+        (0, 5, False, True, 30),
+        (1, 5, True, False, 14),
+        (4, 5, True, False, 4),
+        (1, 9, True, True, 23),
+    ],
+)
+def test_a_failure_is_asked_so_often_that_luck_is_ruled_out(
+    failed: int, runs: int, is_flaky: bool, is_too_rare: bool, repeats: int
+) -> None:
+    found = Reliability(failed, runs)
+    assert (found.is_flaky, found.is_too_rare, found.repeats) == (is_flaky, is_too_rare, repeats)
+    assert str(found) == f"fails in {failed} of {runs} runs"
+
+
+@pytest.mark.parametrize("cores", [1, 2, None])
+def test_further_runs_are_counted_until_one_says_nothing_new(
+    monkeypatch: pytest.MonkeyPatch, cores: int | None
+) -> None:
+    monkeypatch.setattr(session.os, "cpu_count", lambda: cores)
+    together: list[int] = []
+
+    def asked(answers: Sequence[Outcome], more: int) -> Reliability:
+        left = list(answers)
+        asks = begun(monkeypatch)[0]
+
+        def ask_together(cases: Sequence[Case]) -> list[Outcome]:
+            together.append(len(cases))
+            return [left.pop(0) for _ in cases]
+
+        monkeypatch.setattr(Session, "ask_together", lambda self, cases: ask_together(cases))
+        return measured(case_of(1), asks, failed=1, runs=1, more=more)
+
+    assert asked([FAILS, GONE, FAILS], 3) == Reliability(3, 4)
+    assert asked([GONE, GONE, INVALID, GONE], 4) == Reliability(1, 3)
+    assert asked([], 0) == Reliability(1, 1)
+    assert together == ([2, 1, 2, 2] if cores == 2 else [1] * 6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "runs"),
+    [(Kind.COMPILE, 0), (Kind.RUNTIME, 4), (Kind.ACCURACY, 4), (Kind.CRASH, 4), (Kind.HANG, 0), (None, 0)],
+)
+def test_further_runs_are_worth_their_time_where_chance_may_decide(kind: Kind | None, runs: int) -> None:
+    assert runs_worth_having(case_of(1, kind)) == runs
+
+
+@pytest.mark.parametrize(("flaky", "place"), [({5}, 4), ({4, 5}, 3), ({3, 4, 5}, None), ({2, 3, 4, 5}, None)])
+def test_the_last_step_that_fails_each_time_is_one_of_about_as_few_nodes(
+    monkeypatch: pytest.MonkeyPatch, flaky: set[int], place: int | None
+) -> None:
+    """Of steps of 9, 6, 5, 3, 2 and 1 nodes those of at most 3 may be in the repro's place."""
+    steps = [case_of(nodes) for nodes in (9, 6, 5, 3, 2, 1)]
+    monkeypatch.setattr(
+        session,
+        "reliability",
+        lambda case, _: Reliability(1 if steps.index(case) in flaky else 2, 2),
+    )
+    assert last_sure(steps, begun(monkeypatch)[0]) == place
