@@ -312,19 +312,18 @@ def verified(
     """What the judge says of the script that ``write(case)`` puts at ``draft``; and how it ends by itself, where the failure shows."""
     limit = partial(limit_of_a_run, session, seconds)
     why = write_draft(write, case)
-    ready, another = (session.interpreter(place) if session else None for place in range(2))
-    with run_alone_meanwhile(case, draft, limit, ready) as how_alone:
-        outcomes = [in_time(judged(case, draft, limit(), ready), session)]
-        if outcomes[0].verdict not in SHOWN and ready is not None:
-            # a fork may lack what this one has: an accelerator
+    alone = session.ahead.take() if session and session.ahead else None
+    fork = asking.preparation(case, "") if session else None
+    with run_alone_meanwhile(case, draft, limit, alone) as how_alone:
+        outcomes = [in_time(judged(case, draft, limit(), fork), session)]
+        if outcomes[0].verdict not in SHOWN and fork is not None:
+            # a fork may lack what the failure needs: an accelerator
             outcomes = [in_time(judged(case, draft, limit()), session)]
         if outcomes[0].verdict not in SHOWN:
             return outcomes[0], None
         if session is not None and session.others and not case.spec.traits.endless and session.remaining():
-            outcomes.append(in_time(judged(case, draft, limit(), another), session))
+            outcomes.append(in_time(judged(case, draft, limit(), fork), session))
         ended = how_alone()
-        if ended.exit_status != 1 and ready is not None:
-            ended = repro.run_alone(draft, seconds=limit())
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
     if others_shown or ended.exit_status in (0, 3):
         outcomes += [in_time(judged(case, draft, limit()), session) for _ in range(RUNS_IN_DOUBT)]
@@ -365,28 +364,28 @@ def in_time(outcome: Outcome, session: Session | None) -> Outcome:
 
 @contextlib.contextmanager
 def run_alone_meanwhile(
-    case: Case, draft: Path, limit: Callable[[], float], ready: workers.ReadyInterpreter | None
+    case: Case, draft: Path, limit: Callable[[], float], ahead: workers.InterpreterAhead | None
 ) -> Iterator[Callable[[], workers.ChildResult]]:
     """How the draft ends by itself: a function that waits for it. It runs beside the block where the machine has room for both."""
-
-    def run(ready: workers.ReadyInterpreter | None = None) -> workers.ChildResult:
-        return repro.run_alone(draft, seconds=limit(), ready=ready)
-
-    if ready is None or devices_of(case.inputs) or bytes_of(tensors_in(case.inputs)) > ROOM_BYTES:
-        yield partial(run, ready)
+    if ahead is None:
+        yield lambda: repro.run_alone(draft, seconds=limit())
         return
-    under_way = ready.start([str(draft.absolute())], seconds=limit())
+    start = partial(ahead.start, [str(draft.absolute())])
+    if devices_of(case.inputs) or bytes_of(tensors_in(case.inputs)) > ROOM_BYTES:
+        yield lambda: start(seconds=limit())() or repro.run_alone(draft, seconds=limit())
+        return
+    end = start(seconds=limit())
     try:
-        yield lambda: under_way.result() or run()
+        yield lambda: end() or repro.run_alone(draft, seconds=limit())
     finally:
-        under_way.cancel()  # where nobody has waited for it
+        ahead.cancel()  # where nobody has waited for it
 
 
-def judged(case: Case, draft: Path, seconds: float, ready: workers.ReadyInterpreter | None = None) -> Outcome:
-    """What the installed judge says of the script of ``case`` at ``draft``, in a fresh interpreter or a fork of the ``ready`` one."""
+def judged(case: Case, draft: Path, seconds: float, fork: workers.Preparation | None = None) -> Outcome:
+    """What the installed judge says of the script of ``case`` at ``draft``, in a fresh interpreter or a ``fork`` of the forkserver."""
     deadline = Deadline.after(seconds)
     return asking.unless_the_machine_failed(
-        lambda: repro.run(draft, seconds=deadline.left(), ready=ready),
+        lambda: repro.run(draft, seconds=deadline.left(), fork=fork),
         expected=case.signature,
         deadline=deadline,
     )

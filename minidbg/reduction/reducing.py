@@ -49,7 +49,6 @@ from minidbg.reduction.session import (
     InterpretersAhead,
     Reliability,
     Session,
-    interpreter_for,
     last_sure,
     measured,
     reliability,
@@ -95,7 +94,7 @@ def reduce_and_publish(
                 return published
         log = open_log(place, case, just_seen=just_seen)
         with InterpretersAhead(case) as ahead:
-            ahead.start()  # for the judge, and for the script by itself
+            ahead.start()  # for the script by itself
             for _ in range(2):
                 session = Session(
                     limits,
@@ -425,7 +424,9 @@ REDUCE = "minidbg.reduction.reducing:reduce_elsewhere"
 
 def prepare(case: Case) -> None:
     """Have the forkserver get ready to reduce ``case``, and do not wait for it. Raises OSError."""
-    workers.prepare(replace(asking.preparation(case, REDUCE), ahead=interpreter_for(case)))
+    workers.prepare(
+        replace(asking.preparation(case, REDUCE), ahead=repro.interpreter_ahead(case.backend.name))
+    )
 
 
 def call_elsewhere(

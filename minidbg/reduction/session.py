@@ -14,14 +14,12 @@ from pathlib import Path
 import torch.compiler.config as compiler_config
 
 from minidbg import asking, repro, workers
-from minidbg.asking.execute import last_stage_needed
 from minidbg.fx.case import Case
 from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer, last_that_holds
 from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits, Listener, Progress, silent
 from minidbg.source.size import call_nodes
-from minidbg.torch_internals import InductorStage
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Outcome, Verdict
@@ -56,20 +54,20 @@ class InterpretersAhead(contextlib.ExitStack):
     def __init__(self, case: Case) -> None:
         """``case`` is what their scripts will be about."""
         super().__init__()
-        self.case = case
-        self.started: list[workers.ReadyInterpreter] = []
+        self.ahead = repro.interpreter_ahead(case.backend.name)
+        self.waiting: list[workers.InterpreterAhead] = []
 
     def start(self) -> None:
-        """Start one more, or take the one that the forkserver has started for this reduction."""
+        """Start one, or take the one that the forkserver has started for this reduction."""
         with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
-            ahead = workers.taken_ahead() or workers.ReadyInterpreter(*interpreter_for(self.case))
-            self.started.append(self.enter_context(ahead))
+            one = workers.taken_ahead() or workers.start_ahead(self.ahead)
+            self.waiting.append(self.enter_context(one))
 
-
-def interpreter_for(case: Case) -> tuple[workers.Preload, dict[str, str]]:
-    """What an interpreter for scripts of ``case`` imports, and its variables."""
-    generates_code = last_stage_needed(case) is not InductorStage.LOWERING
-    return repro.interpreter_ahead(case.backend.name, generates_code=generates_code)
+    def take(self) -> workers.InterpreterAhead | None:
+        """The one that waits for a script, or else a new one; None where there can be none."""
+        if not self.waiting:
+            self.start()
+        return self.waiting.pop() if self.waiting else None
 
 
 @dataclass(slots=True)
@@ -108,7 +106,7 @@ class Session:
     last_shown: Outcome | None = None
     """Of the last question that showed the failure."""
     ahead: InterpretersAhead | None = None
-    """Interpreters for the first verifications."""
+    """Interpreters for scripts that are run by themselves."""
     executor: asking.Executor | None = None
     """Who runs the questions; None: forks of this process's forkserver."""
 
@@ -259,8 +257,6 @@ class Session:
             if not self.log.is_replaying and self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
         if answer is OracleAnswer.OTHER and outcome.signature is not None:
-            if not self.others and self.ahead is not None:
-                self.ahead.start()  # a script of a search that met other failures is judged twice
             self.others.setdefault(str(outcome.signature.to_table()), (case, outcome))
 
     def take_up(self, case: Case, outcome: Outcome) -> None:
@@ -289,11 +285,6 @@ class Session:
                 exactness=repro.Exactness.SMALL,
                 value_limit_bytes=self.limits.value_limit_bytes,
             )
-
-    def interpreter(self, place: int) -> workers.ReadyInterpreter | None:
-        """The interpreter that was started ahead as number ``place``, if there is one."""
-        started = self.ahead.started if self.ahead is not None else []
-        return started[place] if place < len(started) else None
 
     def fails_the_same(self, case: Case) -> bool:
         """Whether a run shows the case's own failure; where no time is left for one, none did."""

@@ -32,12 +32,12 @@ def run(
     options: str = "",
     tolerances: tuple[float, float] | str | None = None,
     seconds: float = 120.0,
-    ready: workers.ReadyInterpreter | None = None,
+    fork: workers.Preparation | None = None,
     python: str | None = None,
 ) -> Outcome:
     """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
 
-    ``ready``: in a fork of this interpreter, made of what ``interpreter_ahead`` says, which saves the time that importing torch takes.
+    ``fork``: in a fork of this process's forkserver, prepared so, which saves the time that importing torch takes.
     ``python`` is another interpreter, with a torch of its own and without minidbg.
     ``options``, a dict as text, are added to the backend's options in the script.
     ``tolerances``, relative and absolute or the name of a precision, replace those of the script for wrong results.
@@ -50,26 +50,22 @@ def run(
     argv += ["--backend", backend] if backend else []
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
     argv += ["--tolerances", *given] if given else []
-    ended = _run(argv, seconds, ready, python)
+    if fork is not None:
+        ended = workers.run_script_in_server(fork, argv, seconds=seconds)
+    else:
+        ended = _run(argv, seconds, python)
     outcome = outcome_of_run(ended, header.spec, limit_s=seconds)
     if not (outcome.reason or outcome.stderr) and outcome.verdict in (Verdict.GONE, Verdict.CHANGED):
         outcome = replace(outcome, stderr=ended.stderr_tail)  # who expected a failure asks what was said
     return replace(outcome, device=device or outcome.device or header.spec.device)
 
 
-def run_alone(
-    path: Path, *, seconds: float, ready: workers.ReadyInterpreter | None = None
-) -> workers.ChildResult:
+def run_alone(path: Path, *, seconds: float) -> workers.ChildResult:
     """How ``python path`` ends, run by itself from an empty folder for at most ``seconds``."""
-    return _run([str(path.absolute())], seconds, ready)
+    return _run([str(path.absolute())], seconds)
 
 
-def _run(
-    argv: list[str], seconds: float, ready: workers.ReadyInterpreter | None, python: str | None = None
-) -> workers.ChildResult:
-    ended = ready.start(argv, seconds=seconds).result() if ready is not None else None
-    if ended is not None:
-        return ended
+def _run(argv: list[str], seconds: float, python: str | None = None) -> workers.ChildResult:
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
         parts = (environment.USUAL_THREADS, *([environment.OTHER_PYTHON] if python else []))
@@ -79,17 +75,11 @@ def _run(
         )
 
 
-def interpreter_ahead(backend: str, *, generates_code: bool) -> tuple[workers.Preload, dict[str, str]]:
-    """What a fresh interpreter for runs of scripts for ``backend`` (its name) imports, and its variables.
-
-    ``generates_code``: the scripts come as far as that, so that the backend may find out for which CPU.
-    """
-    preload = workers.Preload(("torch", "torch._dynamo"), "")
-    if backend == "inductor":
-        modules = (*preload.modules, "torch._inductor.compile_fx")
-        preload = workers.Preload(modules, "machine" if generates_code else "")
-    env = environment.for_judge(environment.USUAL_THREADS, given=workers.where_kernels_go())
-    return preload, env
+def interpreter_ahead(backend: str) -> workers.Ahead:
+    """What an interpreter imports while a search runs, whose script for ``backend`` (its name) will then be run by itself, and its variables."""
+    modules = ("torch", "torch._dynamo", *(("torch._inductor.compile_fx",) if backend == "inductor" else ()))
+    given = {**workers.where_kernels_go(), **dict.fromkeys(environment.FORKABLE.put_in)}  # it need not be
+    return workers.Ahead(modules, environment.for_judge(environment.USUAL_THREADS, given=given))
 
 
 # --- with the torch of other interpreters ---

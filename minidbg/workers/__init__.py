@@ -1,5 +1,6 @@
 """Child processes that can be killed: what may crash, hang or fill the memory runs there. Nothing here imports torch."""
 
+from minidbg.workers.ahead import Ahead, InterpreterAhead
 from minidbg.workers.child import ChildResult, kill_group
 from minidbg.workers.fork import Notes, call_in_fork
 from minidbg.workers.forkserver import (
@@ -8,6 +9,8 @@ from minidbg.workers.forkserver import (
     call_in_server,
     end_server,
     prepare,
+    run_script_in_server,
+    start_ahead,
     start_server,
     stream_to_the_user,
     taken_ahead,
@@ -16,7 +19,6 @@ from minidbg.workers.interpreter import Standby, run_python
 from minidbg.workers.kernel_cache import own_kernel_cache, remove_unfinished, where_kernels_go
 from minidbg.workers.memory import memory_limit
 from minidbg.workers.pool import Preload
-from minidbg.workers.waiting import ReadyInterpreter
 
 __all__ = [
     "ChildResult",
@@ -25,7 +27,10 @@ __all__ = [
     "Preparation",
     "prepare",
     "taken_ahead",
-    "ReadyInterpreter",
+    "Ahead",
+    "InterpreterAhead",
+    "run_script_in_server",
+    "start_ahead",
     "Standby",
     "branch_off",
     "call_in_fork",

@@ -22,23 +22,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from minidbg.words import environment
 from minidbg.words.deadline import NEVER, Deadline
+from minidbg.workers.ahead import Ahead, InterpreterAhead
 from minidbg.workers.child import JSON, ChildResult, end_of, has_ended, kill_group
 from minidbg.workers.fork import call_in_fork, fork
-from minidbg.workers.pool import Preload
 from minidbg.workers.run_script import kept_from_the_collector
 from minidbg.workers.serving import Question, put, received, serve
-from minidbg.workers.waiting import ReadyInterpreter
 
 MEMORY = Path("/dev/shm")
 """A folder that is memory, where there is one."""
 LEAST_ROOM_BYTES = 1 << 30
+RUN_IN_FORK = "minidbg.workers.server:run_in_fork"
 START_LIMIT_S = 300.0
 """For the imports; the time limit of a question begins after them."""
 SERVERS: dict[int, ForkServer] = {}
@@ -56,8 +56,8 @@ class Preparation:
     """Modules that are imported where that starts no thread: those of a backend."""
     warm: str = ""
     """``aot`` or ``inductor``: one small graph is compiled. ``imports``: what a compile imports, which is enough for a few questions."""
-    ahead: tuple[Preload, Mapping[str, str]] | None = None
-    """An interpreter, with its variables, for the scripts that the next question writes: it imports beside the server."""
+    ahead: Ahead | None = None
+    """An interpreter for the script that the next question writes: it imports beside the server."""
 
     def as_question(self) -> dict[str, Any]:
         """With the folder, ``sys.path`` and, as far as a judge is to have it, the environment of this process of now."""
@@ -69,11 +69,10 @@ class Preparation:
 
 def prepare(preparation: Preparation) -> None:
     """Have the server of this process prepare itself, and do not wait for it. Raises OSError when no process can be made."""
-    ahead = None
+    server, ahead = start_server(), None
     if preparation.ahead is not None:
-        preload, env = preparation.ahead
-        ahead = {"modules": list(preload.modules), "warm": preload.warm, "env": dict(env)}
-    start_server().tell({**preparation.as_question(), "ahead": ahead, "argument": None})
+        ahead = {**asdict(preparation.ahead), "where": str(server.folder)}
+    server.tell({**preparation.as_question(), "ahead": ahead, "argument": None})
 
 
 def call_in_server(
@@ -85,15 +84,17 @@ def call_in_server(
     memory_bytes: int | None = None,
     stream: TextIO | None = None,
     on_interrupt: Callable[[], object] | None = None,
+    program: bool = False,
 ) -> ChildResult:
     """``function(argument, note)`` in a fork of the server, which has prepared itself; ``note`` hears texts for the result.
 
+    ``program``: the function becomes one, see ``call_in_fork``.
     ``stream`` is passed on: the argument's ``stream`` is its descriptor in the child. ``seconds`` begin after the imports;
     ``deadline`` has them in it. Interrupts are as in ``call_in_fork``. Raises OSError when no process can be made.
     """
     question = {
         **preparation.as_question(), "argument": dict(argument), "seconds": seconds, "memory_bytes": memory_bytes,
-        "interrupts": on_interrupt is not None,
+        "interrupts": on_interrupt is not None, "program": program,
     }  # fmt: skip
     began = time.monotonic()
     until = began + deadline.left(START_LIMIT_S + seconds)
@@ -108,6 +109,17 @@ def call_in_server(
         if deadline.is_over:
             return ChildResult(timed_out=True, seconds=time.monotonic() - began, stderr_tail=last_words)
     raise OSError(f"a fresh interpreter gave no answer{last_words}")
+
+
+def run_script_in_server(preparation: Preparation, argv: Sequence[str], *, seconds: float) -> ChildResult:
+    """How ``python *argv`` ends in a fork of the server, from an empty folder. Raises OSError when no process can be made."""
+    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
+        return call_in_server(
+            replace(preparation, function=RUN_IN_FORK),
+            {"argv": list(argv), "folder": folder},
+            seconds=seconds,
+            program=True,
+        )
 
 
 @contextlib.contextmanager
@@ -138,13 +150,27 @@ def branch_off() -> None:
         SERVERS[os.getpid()] = ForkServer(branch=True)
 
 
-AHEAD: list[ReadyInterpreter] = []
+AHEAD: list[InterpreterAhead] = []
 """In the server, and so in a child of it: the interpreter that was started ahead for the next question."""
 
 
-def taken_ahead() -> ReadyInterpreter | None:
+def taken_ahead() -> InterpreterAhead | None:
     """In a child of the server: the interpreter that was started ahead for it, once."""
     return AHEAD.pop() if AHEAD else None
+
+
+def start_ahead(ahead: Ahead) -> InterpreterAhead:
+    """One more, started by this process's server. Raises OSError."""
+    server, surroundings = start_server(), Preparation("").as_question()
+    return InterpreterAhead(
+        ahead, server.folder, lambda question: put(server.control, {**surroundings, **question})
+    )
+
+
+def let_go_of_what_was_ahead() -> None:
+    """It is the child's, who ends it; or nobody needs it."""
+    while AHEAD:
+        AHEAD.pop().let_go()
 
 
 @atexit.register
@@ -218,7 +244,7 @@ def start_interpreter(control: int, folder: Path, stderr: int) -> int:
     started = subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-m", "minidbg.workers.forkserver", str(control), str(folder)],
         stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, pass_fds=(control,), start_new_session=True,
-        env=environment.for_judge(environment.FORKABLE),
+        env=environment.for_judge(environment.FORKABLE, environment.USUAL_THREADS),
     )  # fmt: skip
     started.returncode = 0  # reaped by its number, as a fork is: Popen need not wait for it
     return started.pid
@@ -270,13 +296,14 @@ def get_ready(question: Question) -> None:
     """Have the asker's surroundings. Import and compile here, once, what the question's child would have to."""
     have_the_askers_surroundings(question)
     if question["ahead"] is not None and not AHEAD:
-        ahead = question["ahead"]
         with contextlib.suppress(OSError):  # who needs it starts one
-            AHEAD.append(ReadyInterpreter(Preload(tuple(ahead["modules"]), ahead["warm"]), ahead["env"]))
+            ahead = question["ahead"]
+            AHEAD.append(InterpreterAhead(Ahead(tuple(ahead["modules"]), ahead["env"]), Path(ahead["where"])))
     with kept_from_the_collector():
         import torch  # noqa: F401 - for the children
     from minidbg import torch_internals  # late: the asker's side of this file needs no torch
 
+    torch_internals.remember_usual_threads()
     signal.alarm(int(START_LIMIT_S))  # an import that hangs ends the server, and the asker is told
     importlib.import_module(question["call"].partition(":")[0])
     for name in question["imports"]:
@@ -330,6 +357,6 @@ if __name__ == "__main__":
 
     try:
         with socket.socket(fileno=int(sys.argv[1])) as given:
-            serve(given, forkserver.get_ready, forked=forkserver.AHEAD.clear)
+            serve(given, forkserver.get_ready, forked=forkserver.let_go_of_what_was_ahead)
     finally:
         shutil.rmtree(sys.argv[2], ignore_errors=True)

@@ -2,9 +2,10 @@
 
     run_script.py --run FOLDER           the request in FOLDER/request.json, in a fresh interpreter
     run_script.py --standby MODULE ...   import the modules, then wait for a script's name on stdin
+    run_script.py --ahead FIFO MODULE ...   the same, with a named pipe in place of stdin
 
-With ``--standby`` a line of JSON, ``{"argv": [script, ...], "cwd": folder}``, starts the script as ``python script ...`` would; the
-end of stdin ends the process.
+A line of JSON, ``{"argv": [script, ...], "cwd": folder}``, without ``cwd`` in the present one, then starts the script as
+``python script ...`` would; the end of stdin ends the process.
 """
 
 from __future__ import annotations
@@ -173,27 +174,31 @@ def kept_from_the_collector() -> Iterator[None]:
         gc.enable()
 
 
-def stand_by(modules: Sequence[str]) -> None:
-    """Import ``modules`` while nobody waits for it, then run the script that is named on stdin."""
+def stand_by(modules: Sequence[str], fifo: str = "") -> None:
+    """Import ``modules`` while nobody waits for it, then run the script that is named on stdin, or in the named pipe."""
     with kept_from_the_collector():
         for name in modules:
             with contextlib.suppress(Exception):  # the script will say what is missing
                 importlib.import_module(name)
-    line = sys.stdin.readline()
+    with open(fifo, encoding="utf-8") if fifo else contextlib.nullcontext(sys.stdin) as source:
+        line = source.readline()
     if not line:
         return
     order = json.loads(line)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.chdir(order["cwd"])
+    os.chdir(order.get("cwd", "."))
     sys.argv[:] = order["argv"]
-    sys.path[0] = os.path.dirname(order["argv"][0])
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder of this file
+    sys.path.insert(0, os.path.dirname(order["argv"][0]))
     runpy.run_path(order["argv"][0], run_name="__main__")
 
 
 def main(way: str, *arguments: str) -> int:
     """What the options at the top of this file say."""
-    if way == "--standby":
-        stand_by(arguments)
+    if way in ("--standby", "--ahead"):
+        fifo, *modules = ["", *arguments] if way == "--standby" else arguments
+        stand_by(modules, fifo)
         return 0
     folder = Path(arguments[0])
     return run_script(json.loads((folder / "request.json").read_text()), folder, Base())

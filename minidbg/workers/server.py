@@ -55,7 +55,22 @@ def run(argument: dict[str, Any], note: object) -> NoReturn:
     settle_in(argument, folder)
     if argument["mode"] != "fork":
         execute(argument, folder)
-    status = run_script(argument, folder, PRELOADED[0][0])
+    end(run_script(argument, folder, PRELOADED[0][0]))
+
+
+def run_in_fork(argument: dict[str, Any], note: object) -> NoReturn:
+    """The same in a child of a forkserver, with as many threads as a script of a person's has. ``argv``, ``folder``."""
+    from minidbg import torch_internals  # late: this file's server needs no torch
+
+    torch_internals.one_thread_after_fork()
+    torch_internals.use_usual_threads()
+    folder = Path(argument["folder"])
+    os.chdir(folder)
+    end(run_script({"argv": argument["argv"], "pycache": ""}, folder, Base()))
+
+
+def end(status: int) -> NoReturn:
+    """End this process, and lose nothing of what it has printed."""
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()

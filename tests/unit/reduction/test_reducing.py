@@ -12,7 +12,6 @@ import json
 import math
 import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -664,113 +663,99 @@ def test_a_reduction_without_a_repro_says_what_its_last_run_showed(
     assert written.line.endswith(said)
 
 
-def test_a_script_by_itself_is_not_waited_for_when_the_judge_sees_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both run at the same time: one that never ends must not hold up the other's answer."""
-    monkeypatch.setattr(publishing, "judged", lambda *_: Outcome(Verdict.GONE))
-    asks = session.Session(Limits())
+@pytest.fixture
+def asks() -> Iterator[session.Session]:
+    """A session with an interpreter ahead that has nothing to import."""
+    case = failing_case(signature=Signature(Kind.COMPILE))
+    with session.InterpretersAhead(case) as ahead:
+        ahead.ahead = workers.Ahead((), os.environ)
+        START_AHEAD(ahead)
+        yield session.Session(Limits(), ahead=ahead)
+
+
+START_AHEAD = session.InterpretersAhead.start
+"""Before a fixture has taken it away."""
+
+
+def verified(asks: session.Session, draft: Path, text: str) -> tuple[Outcome, workers.ChildResult | None]:
     case = failing_case(signature=Signature(Kind.COMPILE))
 
     def write(*_: Any, **__: Any) -> Path:
-        (tmp_path / "draft.py").write_text("import time; time.sleep(300)")
-        return tmp_path / "draft.py"
+        draft.write_text(text)
+        return draft
 
-    begun: list[Any] = []
-    start = workers.ReadyInterpreter.start
-    monkeypatch.setattr(
-        workers.ReadyInterpreter,
-        "start",
-        lambda *args, **how: begun.append(start(*args, **how)) or begun[-1],
-    )
-    with ready_interpreter() as ready:
-        asks.ahead = session.InterpretersAhead(case)
-        asks.ahead.started.append(ready)
-        outcome, ended = publishing.verified(case, tmp_path / "draft.py", write, asks, 60.0)
-        (alone,) = begun
-        killed = alone.result()
+    return publishing.verified(case, draft, write, asks, 60.0)
+
+
+def test_a_script_by_itself_is_not_waited_for_when_the_judge_sees_no_failure(
+    asks: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both run at the same time: one that never ends must not hold up the other's answer."""
+    monkeypatch.setattr(publishing, "judged", lambda *_: Outcome(Verdict.GONE))
+    (alone,) = asks.ahead.waiting
+    outcome, ended = verified(asks, tmp_path / "draft.py", "import time; time.sleep(300)")
     assert (outcome.verdict, ended) == (Verdict.GONE, None)
-    assert killed is not None
-    assert (killed.signal, killed.timed_out) == (signal.SIGKILL, False)
+    assert alone.asked.recv(1) == b"", "it has been ended"
 
 
-def test_a_script_by_itself_runs_while_it_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def judged(case: Case, draft: Path, *_: Any) -> Outcome:
+def test_a_script_by_itself_runs_while_it_is_judged(
+    asks: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(*_: Any) -> Outcome:
         until = time.monotonic() + 60
         while not (tmp_path / "ran").exists() and time.monotonic() < until:
             time.sleep(0.01)
         return Outcome(Verdict.REPRODUCES if (tmp_path / "ran").exists() else Verdict.GONE)
 
-    def write(*_: Any, **__: Any) -> Path:
-        (tmp_path / "draft.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w'); raise SystemExit(1)")
-        return tmp_path / "draft.py"
-
     monkeypatch.setattr(publishing, "judged", judged)
-    asks = session.Session(Limits())
-    case = failing_case(signature=Signature(Kind.COMPILE))
-    with ready_interpreter() as ready:
-        asks.ahead = session.InterpretersAhead(case)
-        asks.ahead.started.append(ready)
-        outcome, ended = publishing.verified(case, tmp_path / "draft.py", write, asks, 60.0)
+    text = f"open({str(tmp_path / 'ran')!r}, 'w'); raise SystemExit(1)"
+    outcome, ended = verified(asks, tmp_path / "draft.py", text)
     assert outcome.verdict is Verdict.REPRODUCES
     assert ended is not None
     assert ended.exit_status == 1
 
 
-def test_an_interpreter_is_started_ahead_for_the_second_judging_when_another_failure_is_met(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_search_that_met_another_failure_judges_its_script_twice(
+    asks: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
 
-    def judged(case: Case, draft: Path, seconds: float, ready: Any = None) -> Outcome:
-        given.append(ready)
+    def judged(case: Case, draft: Path, seconds: float, fork: Any = None) -> Outcome:
+        given.append(fork)
         return Outcome(Verdict.REPRODUCES)
 
     monkeypatch.setattr(publishing, "judged", judged)
-    monkeypatch.setattr(session, "interpreter_for", lambda _: (workers.Preload((), ""), os.environ))
-    case = failing_case(signature=Signature(Kind.COMPILE))
-    with session.InterpretersAhead(case) as ahead:
-        ahead.start()
-        asks = session.Session(Limits(), ahead=ahead)
-        for message in ("one", "two"):
-            asks.learn(case, Outcome(Verdict.CHANGED, signature=Signature(Kind.COMPILE, message=message)))
-        ready = list(ahead.started)
-        assert len(ready) == 2, "one more for all of them"
-        draft = tmp_path / "draft.py"
-        _, ended = publishing.verified(
-            case, draft, lambda *_, **__: draft.write_text("raise SystemExit(1)"), asks, 60.0
-        )
-    assert given == ready
-    assert ended is not None
-    assert ended.exit_status == 1
+    other = Outcome(Verdict.CHANGED, signature=Signature(Kind.COMPILE, message="one"))
+    asks.learn(failing_case(signature=Signature(Kind.COMPILE)), other)
+    verified(asks, tmp_path / "draft.py", "raise SystemExit(1)")
+    assert len(given) == 2
+    assert None not in given, "in forks"
 
 
-def test_what_a_fork_of_the_ready_interpreter_does_not_show_is_asked_in_a_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_fork_does_not_show_is_asked_in_a_new_interpreter(
+    asks: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fork may lack what the failure needs, an accelerator or threads: no form is given up for that."""
 
-    def judged(case: Case, draft: Path, seconds: float, ready: Any = None) -> Outcome:
-        return Outcome(Verdict.REPRODUCES if ready is None else Verdict.GONE)
+    def judged(case: Case, draft: Path, seconds: float, fork: Any = None) -> Outcome:
+        return Outcome(Verdict.REPRODUCES if fork is None else Verdict.GONE)
 
     monkeypatch.setattr(publishing, "judged", judged)
-    case, draft, asks = (
-        failing_case(signature=Signature(Kind.COMPILE)), tmp_path / "draft.py", session.Session(Limits())
-    )  # fmt: skip
-    with ready_interpreter() as ready:
-        asks.ahead = session.InterpretersAhead(case)
-        asks.ahead.started.append(ready)
-        # a new interpreter has no arguments but the script's; the server's are others
-        text = "import sys; raise SystemExit(int('minidbg.workers.server' not in sys.modules))"
-        outcome, ended = publishing.verified(case, draft, lambda *_, **__: draft.write_text(text), asks, 60.0)
+    outcome, ended = verified(asks, tmp_path / "draft.py", "raise SystemExit(1)")
     assert outcome.verdict is Verdict.REPRODUCES
     assert ended is not None
     assert ended.exit_status == 1
 
 
-def ready_interpreter() -> workers.ReadyInterpreter:
-    """One that has nothing to import."""
-    return workers.ReadyInterpreter(workers.Preload((), ""), os.environ)
+def test_an_interpreter_that_was_ended_is_replaced_by_a_fresh_one(
+    asks: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "judged", lambda *_: Outcome(Verdict.REPRODUCES))
+    (alone,) = asks.ahead.waiting
+    alone.cancel()
+    _, ended = verified(asks, tmp_path / "draft.py", "raise SystemExit(1)")
+    assert ended is not None
+    assert ended.exit_status == 1
 
 
 # ---- a failure that chance shows as one of several errors

@@ -297,7 +297,8 @@ def test_scripts_in_the_interpreter_started_ahead_use_minidbgs_kernels_and_a_per
     script.write_text(
         "import os, sys; print(os.environ['TORCHINDUCTOR_CACHE_DIR'], os.environ.get('OMP_NUM_THREADS'), 'torch' in sys.modules)"
     )
-    with workers.ReadyInterpreter(*repro.interpreter_ahead("eager", generates_code=False)) as ready:
-        ended = repro.run_alone(script, seconds=60, ready=ready)
+    with workers.start_ahead(repro.interpreter_ahead("eager")) as ahead:
+        ended = ahead.start([str(script)], seconds=60)()
+    assert ended is not None
     assert ended.stdout.split() == [str(tmp_path / "cache" / "minidbg" / "kernels"), "None", "True"]
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ

@@ -16,10 +16,8 @@ import psutil
 import pytest
 
 from minidbg.judge.death import died_by
-from minidbg.workers import family
 from minidbg.workers.pool import Died, Ended, Order, Preload, Ready, ServerPool
 from minidbg.workers.server import fingerprints
-from minidbg.workers.waiting import ReadyInterpreter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
 
@@ -200,6 +198,7 @@ def test_a_server_whose_files_change_is_replaced(tmp_path: Path, monkeypatch: py
         print_value = "import preloaded_library; print(preloaded_library.VALUE)"
         assert driver.run(print_value).stdout == "1\n"
         server = driver.pool.servers["warm", ()]
+        assert eventually(lambda: bool(server.loaded)), "it says what it has loaded"
         assert driver.pool.refresh() == ()
         assert driver.pool.servers["warm", ()] is server
         library.write_text("VALUE = 2  # another size")
@@ -279,59 +278,3 @@ def test_a_fresh_run_has_the_threads_a_person_would_have(
     had = os.environ.get("OMP_NUM_THREADS", "unset")
     assert driver.run(program, mode="fork").stdout == "1\n"
     assert driver.run(program, mode="fresh").stdout == f"{had}\n"
-
-
-# ---- one interpreter for those who wait
-
-
-@pytest.fixture
-def ready() -> Iterator[ReadyInterpreter]:
-    with ReadyInterpreter(NO_TORCH, os.environ) as interpreter:
-        yield interpreter
-
-
-def test_scripts_of_one_interpreter_run_at_the_same_time_and_share_nothing(
-    ready: ReadyInterpreter, tmp_path: Path
-) -> None:
-    (tmp_path / "one.py").write_text(
-        "import sys, time, json; json.mark = 1\n"
-        f"while not __import__('os').path.exists({str(tmp_path / 'seen')!r}): time.sleep(0.01)\n"
-        "print('one', sys.argv[1:]); sys.exit(3)"
-    )
-    (tmp_path / "two.py").write_text(
-        f"import json; open({str(tmp_path / 'seen')!r}, 'w'); print('two', hasattr(json, 'mark'))"
-    )
-    one = ready.start([str(tmp_path / "one.py"), "--x"], seconds=30)
-    two = ready.start([str(tmp_path / "two.py")], seconds=30)
-    ended = [one.result(), two.result()]
-    assert [(end.stdout, end.exit_status) for end in ended if end] == [
-        ("one ['--x']\n", 3),
-        ("two False\n", 0),
-    ]
-
-
-def test_a_script_under_way_can_be_cancelled(ready: ReadyInterpreter, tmp_path: Path) -> None:
-    (tmp_path / "forever.py").write_text("import time; time.sleep(600)")
-    under_way = ready.start([str(tmp_path / "forever.py")], seconds=600)
-    under_way.cancel()
-    ended = under_way.result()
-    assert ended is not None
-    assert ended.signal == signal.SIGKILL
-    assert eventually(lambda: not family.children_of(ready.server.process.pid))
-
-
-def test_an_interpreter_that_died_has_no_result(ready: ReadyInterpreter, tmp_path: Path) -> None:
-    (tmp_path / "forever.py").write_text("import time; time.sleep(600)")
-    under_way = ready.start([str(tmp_path / "forever.py")], seconds=600)
-    ready.server.process.kill()
-    assert under_way.result() is None
-    assert ready.start([str(tmp_path / "forever.py")], seconds=600).result() is None
-
-
-def test_a_script_finds_no_variable_that_is_for_the_interpreter_alone(
-    ready: ReadyInterpreter, tmp_path: Path
-) -> None:
-    (tmp_path / "show.py").write_text("import os; print(os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK'))")
-    ended = ready.start([str(tmp_path / "show.py")], seconds=30).result()
-    assert ended is not None
-    assert ended.stdout == "None\n"

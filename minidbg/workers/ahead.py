@@ -1,0 +1,120 @@
+"""An interpreter that imports while something else goes on, for one script: ``python script``, without the wait for its imports.
+
+It is an interpreter of its own, with a hash seed of its own: what follows from the order of a set, or from what else was imported, is
+otherwise there than in the forks that were asked before. A server starts it, and a fork of that server may use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from minidbg.workers.child import ChildResult
+from minidbg.workers.fork import fork
+from minidbg.workers.run_script import RUN_SCRIPT
+from minidbg.workers.serving import Question, received, supervise
+
+LONGEST_S = 86400.0
+"""Until the script is named."""
+GRACE_S = 5.0
+"""For the supervisor to end what was late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What is imported ahead, and all variables of the interpreter."""
+
+    modules: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+class InterpreterAhead:
+    """An interpreter that waits for its script. Made in a server, or by one's own; ended by ``close`` and with whoever started it."""
+
+    def __init__(
+        self, ahead: Ahead, where: Path, put: Callable[[Question], socket.socket] | None = None
+    ) -> None:
+        """``where``: the folder of the server, which ``put`` hands a question to; without it this process is the server. Raises OSError."""
+        self.folder = Path(tempfile.mkdtemp(prefix="ahead-", dir=where))
+        os.mkfifo(self.folder / "order", 0o600)
+        self.order = os.open(
+            self.folder / "order", os.O_RDWR | os.O_CLOEXEC
+        )  # has a reader: a write never waits
+        seed = str(int.from_bytes(os.urandom(3)) + 1)
+        env = {**ahead.env, "PYTHONHASHSEED": seed}
+        question = {
+            "call": f"{__name__}:become", "seconds": LONGEST_S, "memory_bytes": None, "program": True,
+            "argument": {"folder": str(self.folder), "modules": list(ahead.modules), "env": env},
+        }  # fmt: skip
+        if put is not None:
+            self.asked = put(question)
+            return
+        self.asked, theirs = socket.socketpair()
+        server = os.getpid()
+        with theirs:
+            if fork() == 0:
+                self.asked.close()
+                os.close(self.order)
+                supervise(question, theirs, server)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, argv: Sequence[str], *, seconds: float) -> Callable[[], ChildResult | None]:
+        """Run ``python *argv`` in it, once, from an empty folder.
+
+        The function waits for its end, at most ``seconds`` from now; None where the interpreter was ended under it.
+        """
+        os.write(self.order, json.dumps({"argv": list(argv)}).encode() + b"\n")
+        began = time.monotonic()
+
+        def end() -> ChildResult | None:
+            answer = received(self.asked, began + seconds)
+            if answer is None and time.monotonic() >= began + seconds:
+                self.cancel()
+                return ChildResult(timed_out=True, seconds=seconds)
+            taken = time.monotonic() - began
+            return None if answer is None else ChildResult(**{**answer, "seconds": taken})
+
+        return end
+
+    def cancel(self) -> None:
+        """End it, if it has not ended."""
+        with contextlib.suppress(OSError):
+            self.asked.sendall(b"!")
+
+    def let_go(self) -> None:
+        """In a server whose fork has it: it is the fork's."""
+        self.asked.close()
+        os.close(self.order)
+
+    def close(self) -> None:
+        """End it, and wait until it has."""
+        self.cancel()
+        received(self.asked, time.monotonic() + GRACE_S)
+        self.let_go()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def become(argument: Mapping[str, Any], note: object) -> NoReturn:
+    """In the child: become the interpreter."""
+    work = Path(argument["folder"], "work")
+    work.mkdir()
+    os.chdir(work)
+    fifo = str(Path(argument["folder"], "order"))
+    flags = ["-P", "-X", "faulthandler"]
+    command = [sys.executable, *flags, RUN_SCRIPT, "--ahead", fifo, *argument["modules"]]
+    os.execve(sys.executable, command, dict(argument["env"]))

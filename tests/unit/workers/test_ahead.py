@@ -1,0 +1,117 @@
+"""An interpreter that imports ahead, for one script."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minidbg import workers
+from minidbg.workers import forkserver
+from minidbg.workers.ahead import Ahead, InterpreterAhead
+
+HASHES = "print(hash('a word'), list({'one', 'two', 'three', 'four', 'five', 'six'}))"
+
+
+def started(*modules: str, **variables: str) -> InterpreterAhead:
+    return workers.start_ahead(Ahead(modules, {**os.environ, **variables}))
+
+
+@pytest.fixture
+def ahead() -> Iterator[InterpreterAhead]:
+    with started() as interpreter:
+        yield interpreter
+
+
+def script(folder: Path, text: str) -> list[str]:
+    (folder / "script.py").write_text(text)
+    return [str(folder / "script.py")]
+
+
+def test_it_runs_a_script_as_python_would_with_its_imports_made(tmp_path: Path) -> None:
+    (tmp_path / "beside_it.py").write_text("found = 'beside it'")
+    text = (
+        "import sys, os; print('colorsys' in sys.modules, sys.argv[1:], __name__, os.listdir('.'))\n"
+        "import beside_it; print(beside_it.found, file=sys.stderr); sys.exit(3)"
+    )
+    with started("colorsys") as ahead:
+        ended = ahead.start([*script(tmp_path, text), "--x"], seconds=60)()
+    assert ended is not None
+    assert (ended.exit_status, ended.stdout) == (3, "True ['--x'] __main__ []\n")
+    assert ended.stderr_tail == "beside it\n"
+
+
+def test_an_uncaught_exception_ends_it_as_it_ends_python(ahead: InterpreterAhead, tmp_path: Path) -> None:
+    ended = ahead.start(script(tmp_path, "1 / 0"), seconds=60)()
+    assert ended is not None
+    assert ended.exit_status == 1
+    assert "ZeroDivisionError" in ended.stderr_tail
+
+
+def test_each_has_a_hash_seed_of_its_own(tmp_path: Path) -> None:
+    """What follows from the order of a set is found out: the forks that were asked before have all the same."""
+    with started(PYTHONHASHSEED="0") as one, started(PYTHONHASHSEED="0") as other:
+        ends = [each.start(script(tmp_path, HASHES), seconds=60) for each in (one, other)]
+        said = {ended.stdout for end in ends if (ended := end()) is not None}
+    here = subprocess.run(
+        [sys.executable, "-c", HASHES], env={**os.environ, "PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=True
+    )  # fmt: skip
+    assert len(said | {here.stdout}) == 3
+
+
+def test_a_script_that_does_not_end_is_ended(ahead: InterpreterAhead, tmp_path: Path) -> None:
+    end = ahead.start(script(tmp_path, "import time; time.sleep(600)"), seconds=1.0)
+    began = time.monotonic()
+    ended = end()
+    assert ended is not None
+    assert ended.timed_out
+    assert time.monotonic() - began < 60
+
+
+def test_a_death_is_told(ahead: InterpreterAhead, tmp_path: Path) -> None:
+    ended = ahead.start(script(tmp_path, "import os; os.kill(os.getpid(), 11)"), seconds=60)()
+    assert ended is not None
+    assert ended.signal == signal.SIGSEGV
+
+
+def test_one_whose_server_has_ended_has_no_result(ahead: InterpreterAhead, tmp_path: Path) -> None:
+    end = ahead.start(script(tmp_path, "import time; time.sleep(600)"), seconds=600)
+    workers.end_server()
+    assert end() is None
+
+
+def test_one_that_was_not_needed_leaves_nothing() -> None:
+    ahead = started()
+    folder = ahead.folder
+    assert folder.is_dir()
+    ahead.close()
+    assert not folder.exists()
+
+
+def of_the_reduction(argument: object, note: object) -> str:
+    """In a child of the server, as a reduction is: the folder of what was started ahead for it."""
+    ahead = workers.taken_ahead()
+    if ahead is None:
+        return "nothing"
+    with ahead:
+        found = ahead.start([str(argument["script"])], seconds=60)()  # type: ignore[index]
+    return found.stdout if found is not None else "ended"
+
+
+def test_what_the_server_has_started_ahead_is_for_the_next_question_alone(tmp_path: Path) -> None:
+    workers.end_server()
+    function = f"{__name__}:of_the_reduction"
+    preparation = forkserver.Preparation(function, ahead=Ahead((), dict(os.environ)))
+    workers.prepare(preparation)
+    (path,) = script(tmp_path, "print('here')")
+    answers = [
+        workers.call_in_server(forkserver.Preparation(function), {"script": path}, seconds=60).value
+        for _ in range(2)
+    ]
+    assert answers == ["here\n", "nothing"]
