@@ -1,9 +1,16 @@
 """Questions about a case, each answered in a child: one ``submit``, whatever the case."""
 
-from minidbg.asking.oracle_calls import Executor, outcome_of, submit, unless_the_machine_failed
+from minidbg.asking.oracle_calls import (
+    Executor,
+    answers_in_forks,
+    outcome_of,
+    submit,
+    unless_the_machine_failed,
+)
 from minidbg.asking.packing import ask, packed, preparation, unpacked
 
 __all__ = [
+    "answers_in_forks",
     "Executor",
     "ask",
     "outcome_of",

@@ -8,10 +8,11 @@ that a healthy call on a busy machine stays far below it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,8 @@ from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Outcome, Signature, Verdict
 from minidbg.workers import ChildResult, memory_limit
 from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
+
+log = logging.getLogger("minidbg")
 
 
 class Executor(Protocol):
@@ -60,9 +63,12 @@ def submit(
     """
 
     memory_bytes = memory_bytes or memory_limit()
-    run_one = executor or partial(in_the_server, deadline=deadline, bisection=bisection)
 
     def ask(case: Case, seconds: float) -> Outcome:
+        forks = answers_in_forks(case)
+        here = partial(in_the_server, deadline=deadline) if forks else in_an_interpreter
+        run_one = executor or partial(here, bisection=bisection)
+
         def run() -> Outcome:
             return run_one(case, deadline.left(seconds), memory_bytes, to_the_end=to_the_end)
 
@@ -71,12 +77,19 @@ def submit(
     if case.spec.traits.endless:
         enough = time_for(case, ask, deadline)
         return ask(case, seconds if enough is None else min(seconds, max(LEAST_S, enough)))
+    forked = answers_in_forks(case)
     outcome = ask(case, seconds)
-    if case.kind is None and outcome.signature is not None and outcome.signature.kind.traits.endless:
+    if is_hang(outcome):
         enough = time_for(case, ask, deadline)
-        if enough is not None and enough > seconds:
+        if forked and not answers_in_forks(case):
+            return ask(case, seconds)
+        if case.kind is None and enough is not None and enough > seconds:
             return ask(case, enough)
     return outcome
+
+
+def is_hang(outcome: Outcome) -> bool:
+    return outcome.signature is not None and outcome.signature.kind.traits.endless
 
 
 # ---- the way to a child ----------------------------------------------------------------------------
@@ -92,16 +105,32 @@ def in_the_server(
     bisection: str = "",
 ) -> Outcome:
     """One run in a fork of this process's forkserver. ``bisection``: the folder in which torch's bisector keeps its state. Raises OSError."""
+    return asked(
+        case,
+        {"to_the_end": to_the_end, "bisection": bisection},
+        partial(
+            workers.call_in_server,
+            preparation(case, ANSWER),
+            seconds=seconds,
+            deadline=deadline,
+            memory_bytes=memory_bytes,
+        ),
+    )
+
+
+def in_an_interpreter(
+    case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True, bisection: str = ""
+) -> Outcome:
+    """The same in a fresh interpreter, for a backend that does not answer in a fork. Raises OSError."""
+    call = partial(workers.call_in_interpreter, ANSWER, seconds=seconds, memory_bytes=memory_bytes)
+    return asked(case, {"to_the_end": to_the_end, "bisection": bisection}, call)
+
+
+def asked(case: Case, how: Mapping[str, Any], call: Callable[[dict[str, Any]], ChildResult]) -> Outcome:
+    """The outcome of the question about ``case`` that ``call`` puts."""
     try:
         with packed(case) as package:
-            question = {"case": package, "to_the_end": to_the_end, "bisection": bisection}
-            done = workers.call_in_server(
-                preparation(case, ANSWER),
-                question,
-                seconds=seconds,
-                deadline=deadline,
-                memory_bytes=memory_bytes,
-            )
+            done = call({"case": package, **how})
     except CannotWrite as refusal:
         return Outcome(Verdict.INVALID, reason=str(refusal))
     if done.answered:
@@ -127,18 +156,34 @@ TIMES = 10.0
 """The limit is so many times the healthy time."""
 NODES = 50
 """A graph with so many nodes more is expected to take twice as long."""
-HEALTHY: dict[tuple[str, ...], float | None] = {}
+ADDITION_S = MOST_S / TIMES
+"""For one addition, whose healthy time nobody knows yet."""
+Key = tuple[str, ...]
+HEALTHY: dict[Key, float | None] = {}
 """Seconds of a healthy call, by backend and call path; None where even one addition does not come back well."""
+NOT_IN_FORKS: set[Key] = set()
+"""Backends that hang in a fork even at one addition: those with a pool of threads, for one."""
 
 Ask = Callable[[Case, float], Outcome]
 """One run with a limit in seconds."""
 
 
 def time_for(case: Case, ask: Ask, deadline: Deadline = NEVER) -> float | None:
-    """Seconds after which ``case`` hangs; None when the backend did not do even one addition here."""
-    key = (case.backend.expression, repr(case.backend.options), str(case.backend.mode), str(case.spec.call))
+    """Seconds after which ``case`` hangs; None when the backend did not do even one addition here.
+
+    A backend that hangs there in a fork is asked in fresh interpreters from then on.
+    """
+    key = key_of(case)
     if key not in HEALTHY:
-        outcome = ask(one_addition(case), MOST_S / TIMES)
+        outcome = ask(one_addition(case), ADDITION_S)
+        if is_hang(outcome) and not deadline.is_over and key not in NOT_IN_FORKS:
+            NOT_IN_FORKS.add(key)
+            log.warning(
+                "minidbg: %s hangs in a fork of a clean interpreter, even at one addition: each question is a fresh interpreter, "
+                "which takes longer",
+                case.backend.name,
+            )
+            outcome = ask(one_addition(case), ADDITION_S)
         if outcome.verdict is not Verdict.GONE and deadline.is_over:
             return None  # cut off, which says nothing
         HEALTHY[key] = outcome.seconds if outcome.verdict is Verdict.GONE else None
@@ -146,6 +191,20 @@ def time_for(case: Case, ask: Ask, deadline: Deadline = NEVER) -> float | None:
     if healthy is None:
         return None
     return min(MOST_S, healthy * TIMES * (1 + len(case.graph_module.graph.nodes) / NODES))
+
+
+def key_of(case: Case) -> Key:
+    return (
+        case.backend.expression,
+        repr(case.backend.options),
+        str(case.backend.mode),
+        str(case.spec.call),
+    )
+
+
+def answers_in_forks(case: Case) -> bool:
+    """Whether the case's backend is not known to hang in each fork."""
+    return key_of(case) not in NOT_IN_FORKS
 
 
 def one_addition(case: Case) -> Case:

@@ -113,7 +113,7 @@ def folder_for(size: int, share: float = 1.0) -> Iterator[Path]:
     folder = workers.start_server().folder
     if free_bytes(folder) * share < size + SPARE_BYTES:
         for path in folder.iterdir():
-            if not IN_USE[path.name]:
+            if not IN_USE[path.name] and path.is_file():
                 path.unlink(missing_ok=True)
     if free_bytes(folder) * share >= size + SPARE_BYTES:
         yield folder

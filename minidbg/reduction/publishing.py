@@ -313,7 +313,7 @@ def verified(
     limit = partial(limit_of_a_run, session, seconds)
     why = write_draft(write, case)
     alone = session.ahead.take() if session and session.ahead else None
-    fork = asking.preparation(case, "") if session else None
+    fork = asking.preparation(case, "") if session and asking.answers_in_forks(case) else None
     with run_alone_meanwhile(case, draft, limit, alone) as how_alone:
         outcomes = [in_time(judged(case, draft, limit(), fork), session)]
         if outcomes[0].verdict not in SHOWN and fork is not None:

@@ -321,7 +321,8 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     others = [
         other for other in CallPath if other is not case.spec.call and case.spec.level is not Level.ATEN
     ]
-    candidates = [*(case.with_spec(call=call) for call in (case.spec.call, *others)), on_its_rank(case)]
+    calls = (case.with_spec(call=call) for call in (case.spec.call, *others))
+    candidates = [*calls, on_its_rank(case), with_the_programs_threads(case)]
     for candidate in filter(None, candidates):
         outcome = session.ask(candidate)
         if ANSWERS[outcome.verdict] is OracleAnswer.INTERESTING:
@@ -343,9 +344,17 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
         raise NotReproduced(f"this is no failure of the backend: {said.reason}", said)
     raise NotReproduced(
         f"the case does not show its failure here: {said.in_words}. "
-        f"Expected {case.kind or 'any failure'}; values, threads or the machine may matter",
+        f"Expected {case.kind or 'any failure'}; values or the machine may matter",
         said,
     )
+
+
+def with_the_programs_threads(case: Case) -> Case | None:
+    """``case`` with as many threads as the program had, where forks have one and that may be what is missing."""
+    context, traits = case.spec.context, case.spec.traits
+    if context.threads_matter or context.threads in (None, 1) or not traits.compiles or traits.endless:
+        return None
+    return case.with_spec(context=replace(context, threads_matter=True))
 
 
 STRAYS = 3

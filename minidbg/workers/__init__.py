@@ -18,6 +18,7 @@ from minidbg.workers.forkserver import (
 from minidbg.workers.interpreter import Standby, run_python
 from minidbg.workers.kernel_cache import own_kernel_cache, remove_unfinished, where_kernels_go
 from minidbg.workers.memory import memory_limit
+from minidbg.workers.one_question import call_in_interpreter
 from minidbg.workers.pool import Preload
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Standby",
     "branch_off",
     "call_in_fork",
+    "call_in_interpreter",
     "call_in_server",
     "end_server",
     "kill_group",
