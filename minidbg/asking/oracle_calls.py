@@ -22,12 +22,13 @@ from torch import fx
 
 from minidbg import torch_internals, workers
 from minidbg.asking.packing import ANSWER, packed, preparation
+from minidbg.backends import is_pickled
 from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call
 from minidbg.judge.child import death_name, died, memory_limit
 from minidbg.judge.suspects import suspects_in_stack
 from minidbg.words.deadline import NEVER, Deadline
-from minidbg.words.errors import CannotWrite
+from minidbg.words.errors import BackendUnreachable, CannotWrite
 from minidbg.words.outcome import Outcome, Signature, Verdict
 from minidbg.workers import ChildResult
 from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
@@ -106,7 +107,10 @@ def in_the_server(
     deadline: Deadline = NEVER,
     bisection: str = "",
 ) -> Outcome:
-    """One run in a fork of this process's forkserver. ``bisection``: the folder in which torch's bisector keeps its state. Raises OSError."""
+    """One run in a fork of this process's forkserver. ``bisection``: the folder in which torch's bisector keeps its state.
+
+    Raises OSError; and BackendUnreachable where the fork could not unpickle the case's backend, or died of it: that is no answer.
+    """
     try:
         with packed(case) as path:
             question = {
@@ -124,8 +128,12 @@ def in_the_server(
             )
     except CannotWrite as refusal:
         return Outcome(Verdict.INVALID, reason=str(refusal))
+    if done.answered and "refused" in done.value:
+        raise BackendUnreachable(done.value["refused"])
     if done.answered:
         return Outcome.from_json(done.value).judged_against(case.signature)
+    if is_pickled(case.backend) and not done.note and not deadline.is_over:  # it came no further
+        raise BackendUnreachable(f"unpickling it ended a process: {died_by(done, memory_bytes)}")
     return outcome_of(case, done, memory_bytes)
 
 

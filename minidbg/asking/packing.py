@@ -24,6 +24,7 @@ from minidbg.repro.loading import load
 from minidbg.repro.render import STORED, Form, Script, render
 from minidbg.source.contents import AT_A_GLANCE
 from minidbg.source.specs import Exactness
+from minidbg.words.errors import BackendUnreachable
 
 LIMIT_BYTES = 1 << 40
 SPARE_BYTES = 256 << 20
@@ -45,8 +46,11 @@ ANSWER = "minidbg.asking.packing:answer"
 
 
 def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
-    """In the child: the outcome of the case."""
-    case = load(argument["path"]).with_spec(margin=argument["margin"])
+    """In the child: the outcome of the case; or why its backend, which was pickled, cannot be had back."""
+    try:
+        case = load(argument["path"]).with_spec(margin=argument["margin"])
+    except BackendUnreachable as refusal:
+        return {"refused": str(refusal)}
     with torch_internals.in_bisection(argument.get("bisection", "")):
         return execute(case, note=note, to_the_end=argument["to_the_end"]).to_json()
 

@@ -31,6 +31,7 @@ from minidbg.words import environment
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
 from minidbg.words.outcome import Signature
+from minidbg.words.run_spec import how_to_fill_in
 from minidbg.words.settings import Layout, Reduce, Settings
 from minidbg.words.text import display_path
 from minidbg.wrapper.budget import several_ranks
@@ -178,19 +179,24 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
 
 
 def reduced_or_why_not(case: Case, capture: Path, settings: Settings, deadline: Deadline) -> Report:
+    lacking = case.backend.fill_in
+    lacks = f"a {how_to_fill_in(capture, lacking)}" if lacking else ""
+    then = lacks or f"run: minidbg reduce {display_path(capture)}"
     if settings.reduce is Reduce.LATER:
         why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
-        line = f"captured, {why}; run: minidbg reduce {display_path(capture)}"
-        return Report(line, capture=capture)
+        return Report(f"captured, {why}; {then}", capture=capture)
     try:
         written = reduced_elsewhere(case, capture, settings, deadline)
     except MinidbgError as refusal:
-        return Report(f"captured in {display_path(capture)}; {refusal}", capture=capture)
+        line = f"captured in {display_path(capture)}; {refusal}"
+        return Report(f"{line}; {lacks}" if lacks else line, capture=capture)
     except OSError as trouble:
-        line = f"captured; no process can be made to reduce it here ({trouble}); run: minidbg reduce {display_path(capture)}"
+        line = f"captured; no process can be made to reduce it here ({trouble}); {then}"
         return Report(line, capture=capture)
     if written.path is None:
-        return Report(f"{written.line}; captured in {display_path(capture)}", capture=capture)
+        return Report(f"{written.line}; {lacks or f'captured in {display_path(capture)}'}", capture=capture)
+    if written.lacking:
+        return Report(written.line, capture=capture, to_fill_in=written.path)
     return Report(written.line, written.path, capture)
 
 
@@ -212,8 +218,11 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings, deadline: D
             stream.write("\nminidbg: the best so far is verified and written; Ctrl-C again ends it without\n")
             stream.flush()
 
-        path = capture  # has the small values, where all of them would not fit
-        with contextlib.suppress(MinidbgError, OSError):
+        lacking = case.backend.fill_in
+        case = stack.enter_context(asking.pickled_for_children(case))
+        # The capture has the small values, where all of them would not fit; but no backend that was pickled.
+        path, may_fail = capture, () if lacking else (MinidbgError, OSError)
+        with contextlib.suppress(*may_fail):
             path = stack.enter_context(asking.packed(case, value_limit_bytes=COPIED_BYTES))
         done = reducing.call_elsewhere(
             case, path, settings.repro_dir, limits, stream, deadline, on_interrupt=interrupted

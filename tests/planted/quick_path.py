@@ -6,6 +6,7 @@ for a user. ``failing_program`` gives what he would find.
 
 from __future__ import annotations
 
+import contextlib
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def not_packed(case: Case, **limits: Any) -> Any:
-    raise OSError("nobody reads it")
+    return contextlib.nullcontext(Path("nobody reads it"))
 
 
 def reduce_in_fork(

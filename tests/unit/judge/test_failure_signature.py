@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from minidbg.judge.signature import function_name, signature_of, stable_message
+from minidbg.judge.signature import also_imported, function_name, signature_of, stable_message
 from minidbg.words.outcome import Direction, Kind, Signature
 
 
@@ -258,3 +258,18 @@ def test_a_compiler_that_says_the_same_of_each_loop_has_said_it_once() -> None:
     said = "k.cpp:4:1: error: 'foo' was not declared\n"
     one, two = (signature_of(RuntimeError(text), "compile").message for text in (said, said * 2))
     assert one == two
+
+
+def test_what_fails_in_the_program_s_script_fails_so_where_that_script_is_imported() -> None:
+    source = "class NoKernel(Exception): pass\ndef make():\n    def backend():\n        raise NoKernel('for sin')\n    return backend"
+
+    def seen_in(name: str) -> Signature:
+        return signature_of(raised(in_module(name, source).make()), "compile")
+
+    here, imported, elsewhere = map(seen_in, ("__main__", "train", "other"))
+    assert not here.matches(imported)
+    both = also_imported(here, "train")
+    assert both.matches(here)
+    assert both.matches(imported)
+    assert not both.matches(elsewhere)
+    assert also_imported(elsewhere, "train") is elsewhere
