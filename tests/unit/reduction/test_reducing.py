@@ -868,7 +868,8 @@ def test_reducing_a_capture_keeps_the_time_limit_asked_for_and_says_so_for_the_d
         asked.append(limits)
         return SimpleNamespace(path=folder / "crash_small.py", line="one node")
 
-    monkeypatch.setattr(reducing.repro, "load", lambda path: "a case")
+    case = SimpleNamespace(backend=BackendRef("b", "b"))
+    monkeypatch.setattr(reducing.repro, "load", lambda path: case)
     monkeypatch.setattr(reducing, "reduce_and_publish", reduced)
     monkeypatch.setenv("MINIDBG_TIME_LIMIT_S", "8")
     reducing.reduce_path(path, limits=Limits())
