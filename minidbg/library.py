@@ -17,7 +17,7 @@ from minidbg.fx.copying import capture_by_dynamo, copy_graph_module
 from minidbg.reduction import importers, publishing, reducing
 from minidbg.reduction.result import Limits, Listener, Written, silent
 from minidbg.words import settings
-from minidbg.words.errors import BadSetting, NotReproduced
+from minidbg.words.errors import NotReproduced
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import CompilerFn
 
@@ -54,7 +54,7 @@ def reduce(
 
     ``what`` is a repro or a capture of minidbg, edited by hand or not; a program of ``torch.export``, or the ``.pt2``
     file that holds one; or a script that torch's own minifier or tlparse wrote. The last two run with ``backend``, by
-    default inductor and the one in the script. ``seconds`` (the verification included) and ``max_calls`` (runs) bound the search,
+    default inductor and the one in the script; of minidbg's scripts, only one whose backend is to be filled in does. ``seconds`` (the verification included) and ``max_calls`` (runs) bound the search,
     after which the best so far is written. The repro goes into ``folder``, by default the repro folder that a repro of
     minidbg lies in, and the one of the settings for all others.
 
@@ -87,12 +87,10 @@ def reduced(
     """As ``reduce``, but also returns a result without a verified repro. ``executor`` runs the questions."""
     forms = forms_of(what, backend)
     if forms is None:
-        if backend is not None:
-            raise BadSetting(
-                f"backend={backend!r}: the repro {what} has its backend in it; edit the script to ask another one"
-            )
         assert isinstance(what, Path)
-        return reducing.reduce_path(what, limits=limits, folder=folder, listener=listener, executor=executor)
+        return reducing.reduce_path(
+            what, backend=backend, limits=limits, folder=folder, listener=listener, executor=executor
+        )
     name = str(what) if isinstance(what, Path) else "the program"
     case = importers.first_that_fails(forms, name, executor)
     folder = folder or settings.load().repro_dir

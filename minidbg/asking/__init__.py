@@ -1,5 +1,6 @@
 """Questions about a case, each answered in a child: one ``submit``, whatever the case."""
 
+from minidbg.asking.live_backend import pickled_for_children
 from minidbg.asking.oracle_calls import (
     Executor,
     answers_in_forks,
@@ -15,6 +16,7 @@ __all__ = [
     "ask",
     "outcome_of",
     "packed",
+    "pickled_for_children",
     "preparation",
     "submit",
     "unpacked",

@@ -23,12 +23,13 @@ from torch import fx
 
 from minidbg import torch_internals, workers
 from minidbg.asking.packing import ANSWER, packed, preparation
+from minidbg.backends import is_pickled
 from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call
-from minidbg.judge.death import outcome_of_death
+from minidbg.judge.death import died_by, outcome_of_death
 from minidbg.judge.suspects import suspects_in_stack
 from minidbg.words.deadline import NEVER, Deadline
-from minidbg.words.errors import CannotWrite
+from minidbg.words.errors import BackendUnreachable, CannotWrite
 from minidbg.words.outcome import Outcome, Signature, Verdict
 from minidbg.workers import ChildResult, memory_limit
 from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
@@ -104,7 +105,7 @@ def in_the_server(
     deadline: Deadline = NEVER,
     bisection: str = "",
 ) -> Outcome:
-    """One run in a fork of this process's forkserver. ``bisection``: the folder in which torch's bisector keeps its state. Raises OSError."""
+    """One run in a fork of this process's forkserver. ``bisection``: the folder in which torch's bisector keeps its state. Raises as ``asked``."""
     return asked(
         case,
         {"to_the_end": to_the_end, "bisection": bisection},
@@ -115,26 +116,39 @@ def in_the_server(
             deadline=deadline,
             memory_bytes=memory_bytes,
         ),
+        deadline,
     )
 
 
 def in_an_interpreter(
     case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True, bisection: str = ""
 ) -> Outcome:
-    """The same in a fresh interpreter, for a backend that does not answer in a fork. Raises OSError."""
+    """The same in a fresh interpreter, for a backend that does not answer in a fork. Raises as ``asked``."""
     call = partial(workers.call_in_interpreter, ANSWER, seconds=seconds, memory_bytes=memory_bytes)
     return asked(case, {"to_the_end": to_the_end, "bisection": bisection}, call)
 
 
-def asked(case: Case, how: Mapping[str, Any], call: Callable[[dict[str, Any]], ChildResult]) -> Outcome:
-    """The outcome of the question about ``case`` that ``call`` puts."""
+def asked(
+    case: Case,
+    how: Mapping[str, Any],
+    call: Callable[[dict[str, Any]], ChildResult],
+    deadline: Deadline = NEVER,
+) -> Outcome:
+    """The outcome of the question about ``case`` that ``call`` puts.
+
+    Raises OSError; and BackendUnreachable where the child could not unpickle the case's backend, or died of it: that is no answer.
+    """
     try:
         with packed(case) as package:
             done = call({"case": package, **how})
     except CannotWrite as refusal:
         return Outcome(Verdict.INVALID, reason=str(refusal))
+    if done.answered and "refused" in done.value:
+        raise BackendUnreachable(done.value["refused"])
     if done.answered:
         return Outcome.from_json(done.value).judged_against(case.signature)
+    if is_pickled(case.backend) and not done.note and not deadline.is_over:  # it came no further
+        raise BackendUnreachable(f"unpickling it ended a process: {died_by(done)}")
     return outcome_of(case, done)
 
 

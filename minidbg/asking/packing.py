@@ -20,6 +20,7 @@ from minidbg import backends, torch_internals, workers
 from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.source import transport
+from minidbg.words.errors import BackendUnreachable
 
 SPARE_BYTES = 256 << 20
 """What is left free of the memory that the files take."""
@@ -31,8 +32,11 @@ ANSWER = "minidbg.asking.packing:answer"
 
 
 def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
-    """In the child: the outcome of the case."""
-    case = unpacked(argument["case"])
+    """In the child: the outcome of the case; or why its backend, which was pickled, cannot be had back."""
+    try:
+        case = unpacked(argument["case"])
+    except BackendUnreachable as refusal:
+        return {"refused": str(refusal)}
     with torch_internals.in_bisection(argument.get("bisection", "")):
         return execute(case, note=note, to_the_end=argument["to_the_end"]).to_json()
 

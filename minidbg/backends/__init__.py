@@ -2,6 +2,7 @@
 
 from minidbg.backends.finding import find, name_of
 from minidbg.backends.operators import with_operators
+from minidbg.backends.pickled import is_pickled, to_fill_in, to_keep
 from minidbg.backends.resolving import (
     Hooks,
     avoid_names,
@@ -18,6 +19,9 @@ from minidbg.words.literals import NotALiteral, read_literal, write_literal
 __all__ = [
     "find",
     "name_of",
+    "to_fill_in",
+    "to_keep",
+    "is_pickled",
     "with_operators",
     "read_literal",
     "resolve",

@@ -17,7 +17,7 @@ from minidbg.backends.locations import NEEDS, entry_point, import_for, location_
 from minidbg.backends.ref_builder import NoWay, RefBuilder, expression_for
 from minidbg.python_text.modules import finds_again, is_foreign
 from minidbg.python_text.source_text import read_statements
-from minidbg.words.errors import BackendUnreachable, UnknownBackend
+from minidbg.words.errors import BackendUnreachable, NothingLeadsThere, UnknownBackend
 from minidbg.words.literals import NotALiteral, write_literal
 from minidbg.words.run_spec import BackendRef, CompilerFn
 
@@ -121,7 +121,7 @@ def find(
             for module in filter(is_foreign, found.imported):
                 builder.uses(module)
     name, expression = _expression(inner, statements, reference, builder)
-    _check_options(options, name)
+    check_options(options, name)
     return builder.reference(name, expression, options, mode)
 
 
@@ -148,7 +148,8 @@ def is_nameless(backend: object) -> bool:
     return not is_named and not is_foreign(type(backend).__module__)
 
 
-def _innermost(backend: Any) -> Any:
+def innermost(backend: Any) -> Any:
+    """What partials are of."""
     while hasattr(backend, "func"):  # functools.partial
         backend = backend.func
     return backend
@@ -159,12 +160,12 @@ def name_of(backend: CompilerFn) -> str:
     location = location_of(backend) if is_nameless(backend) else None
     if location is not None:
         return f"{location.module}.{location.path}".removeprefix("__main__.")
-    inner = _innermost(backend)
+    inner = innermost(backend)
     compiler = (torch_internals.aot_autograd_arguments(inner) or {}).get("fw_compiler")
     if compiler is not None:
         return f"aot_autograd(fw_compiler={name_of(compiler)})"
     owner = inner if isinstance(inner, types.MethodType | types.FunctionType | type) else type(inner)
-    module = "" if owner.__module__ == "__main__" else owner.__module__ + "."
+    module = "" if owner.__module__ in ("__main__", None) else owner.__module__ + "."
     return f"{module}{owner.__qualname__}".replace("<locals>.", "").replace("<lambda>", "lambda")
 
 
@@ -221,9 +222,9 @@ def _is_loaded_from(module: str, compiler_fn: object, attribute: str) -> bool:
         return False
 
 
-def unreachable(backend: object, error: NoWay, what: str) -> BackendUnreachable:
+def unreachable(backend: object, error: NoWay, what: str) -> NothingLeadsThere:
     """The refusal: what cannot be found again, why, and the exact words that would help."""
-    return BackendUnreachable(
+    return NothingLeadsThere(
         f"{what} cannot be found again by a fresh process: {error}. "
         f"Give it a global name in a module that can be imported, or say how to get it: "
         f'minidbg.wrap(backend, setup="import my_pkg", reference="{suggested(backend)}")'
@@ -232,7 +233,7 @@ def unreachable(backend: object, error: NoWay, what: str) -> BackendUnreachable:
 
 def suggested(backend: Any) -> str:
     """A reference string as the user might write it, from what is known about the backend."""
-    inner = _innermost(backend)
+    inner = innermost(backend)
     module = getattr(inner, "__module__", None) or type(inner).__module__
     path = getattr(inner, "__qualname__", None)
     if not is_foreign(module):
@@ -243,7 +244,8 @@ def suggested(backend: Any) -> str:
     return f"{module}:{factory}(...)" if local else "my_pkg.mod:factory"
 
 
-def _check_options(options: Mapping[str, Any], name: str) -> None:
+def check_options(options: Mapping[str, Any], name: str) -> None:
+    """Raise BackendUnreachable for an option of the backend called ``name`` that is no literal."""
     for option, value in options.items():
         try:
             write_literal(value, f"[{option!r}]")

@@ -111,6 +111,7 @@ class RefBuilder:
         self.requirements: dict[str, None] = dict.fromkeys(start.requirements)
         self.remarks: dict[str, None] = dict.fromkeys(start.remarks)
         self.modules: dict[str, None] = dict.fromkeys(start.modules)
+        self.fill_in = start.fill_in
         self.plugins: dict[str, None] = {}
         self._sources: dict[str, None] = {}
         self._names: dict[str, tuple[str, str]] = {}
@@ -207,6 +208,7 @@ class RefBuilder:
             requirements=tuple(self.requirements),
             remarks=tuple(self.remarks),
             modules=tuple(self.modules),
+            fill_in=self.fill_in,
         )
 
     def _place_copies(self) -> str:

@@ -167,7 +167,8 @@ def backend_function(ref: BackendRef) -> str:
     """
     names, statements = _statements(ref)
     blank = [""] if statements else []
-    body = [*names, *statements, *blank, f"return {_as_written(ref.expression)}"]
+    what = f"  # fill in: {ref.fill_in}" if ref.fill_in and ref.is_to_be_filled_in else ""
+    body = [*names, *statements, *blank, f"return {_as_written(ref.expression)}{what}"]
     return "def backend():\n" + "\n".join(indented(part) for part in body) + "\n"
 
 

@@ -30,7 +30,7 @@ VERDICT_STYLE = {
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @JSON
 @click.option("--device", help="Run on this device instead of the one in the script, for example cuda:1.")
-@click.option("--backend", help="Ask another backend, by its registered name.")
+@click.option("--backend", help="Ask another backend: a registered name, or MODULE:EXPRESSION.")
 @OPTIONS
 @click.option(
     "--rtol", type=click.FloatRange(min=0.0), help="Relative tolerance of wrong results; with --atol."

@@ -44,7 +44,11 @@ if TYPE_CHECKING:
 @click.option(
     "--last-crash", is_flag=True, help="Reduce what the last process that died in a backend was at."
 )
-@click.option("--backend", help="For a .pt2 file or torch's repro: a registered name or module:attribute.")
+@click.option(
+    "--backend",
+    help="For a .pt2 file, torch's repro, or a script that lacks its backend: a registered name or module:attribute; "
+    "for the last also a call, train:make(level=2).",
+)
 @click.option("--seconds", default=300.0, show_default=True, help="Most seconds to spend.")
 @click.option("--max-calls", type=COUNT, help="Most runs to spend.")
 @click.option("--dir", "folder", type=FOLDER, help="Where the repro goes.")

@@ -21,7 +21,7 @@ import torch
 from minidbg.judge.child import judge_in_child
 from minidbg.judge.harness import Runnable, brief, judge
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import Level, RunSpec
+from minidbg.words.run_spec import BackendRef, Level, RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Script:
     def runnable(self, device: str | None = None, backend: str | None = None) -> Runnable:
         """Its program, for another device or backend where they are given. Raises Unavailable."""
         own = self.definitions.get("backend") or (lambda: self.spec.backend.name)
-        compiler = find_backend(own, self.spec.backend.paths, backend)
+        compiler = find_backend(own, self.spec.backend, backend)
         need_device(device or self.spec.device)
         if self.spec.level is Level.ATEN and isinstance(compiler, str):
             raise Unavailable(
@@ -70,9 +70,9 @@ def judge_here(
     return replace(found, device=device or script.spec.device)
 
 
-def find_backend(own: Callable[[], Any], paths: tuple[str, ...], wanted: str | None) -> Any:
-    """What ``own()`` gives, the script's ``backend()``, or ``--backend``: a registered name or ``module:attribute``."""
-    found = None
+def find_backend(own: Callable[[], Any], reference: BackendRef, wanted: str | None) -> Any:
+    """What ``own()`` gives, the script's ``backend()``, or ``--backend``: a registered name or ``module:expression``."""
+    found, paths = None, reference.paths
     for folders in ((), paths) if paths else ((),):
         sys.path += folders
         try:
@@ -87,18 +87,27 @@ def find_backend(own: Callable[[], Any], paths: tuple[str, ...], wanted: str | N
             raise missing
     try:
         if wanted and ":" in wanted:
-            module, _, attribute = wanted.partition(":")
-            return getattr(importlib.import_module(module), attribute)
+            return evaluated(wanted, paths)
         if wanted and wanted not in torch.compiler.list_backends(()):
             importlib.import_module(wanted)  # a package often registers a backend of its name
     except (ImportError, AttributeError) as error:
         raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
     compiler = wanted or found
     if compiler is ...:
-        raise Unavailable("its backend() is to be filled in, with what torch.compile gets as its backend")
+        raise Unavailable(reference.unfilled)
     if isinstance(compiler, str) and compiler not in torch.compiler.list_backends(()):
         raise Unavailable(f"no backend named {compiler!r} is registered here")
     return compiler
+
+
+def evaluated(wanted: str, paths: tuple[str, ...]) -> Any:
+    """What ``module:expression`` gives: ``train:make(level=2)``, where ``paths`` join the folders that are searched. Raises Unavailable."""
+    module, _, expression = wanted.partition(":")
+    sys.path += paths
+    try:
+        return eval(expression, vars(importlib.import_module(module)))
+    except Exception as error:  # noqa: BLE001 - a broken module, a factory that refuses what it is given
+        raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
 
 
 def need_device(device: str) -> None:
@@ -225,7 +234,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", help="run on this device instead: cpu, cuda, cuda:1")
     parser.add_argument(
-        "--backend", help="run with this backend instead: a registered name, or module:attribute"
+        "--backend", help="run with this backend instead: a registered name, or module:expression"
     )
     parser.add_argument(
         "--tolerances",

@@ -29,6 +29,8 @@ BUILDS_GUARDS = "produce_guards_verbose"  # in torch.fx.experimental.symbolic_sh
 NO_GUARDS = "dynamo cannot build its guards"  # the message of such a failure, whichever error it is
 ASYNCHRONOUS = "torch.AcceleratorError"  # a kernel's failure, raised by whichever call met the device next
 GENERATED = ("torch._inductor.runtime.compile_tasks", "torch_compile_debug")
+SCRIPT = "<script>"
+"""The module of what is defined in the program or in a repro, in signatures."""
 SCRIPTS = ("__main__", "__mp_main__", "minidbg_repro", __name__)
 CONTROL_SEQUENCE = r"\x1b(\[[\d;?]*[A-Za-z]|\][^\a]*\a?)"  # colours, links
 LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scripts
@@ -68,8 +70,18 @@ def qualified_name(error: BaseException) -> str:
 def module_name(name: str) -> str:
     """``name``, or a fixed word for modules whose name differs from process to process."""
     if name in SCRIPTS or re.fullmatch(LOADED_BY_PATH, name):
-        return "<script>"
+        return SCRIPT
     return "<generated>" if name.startswith(GENERATED) else name
+
+
+def also_imported(found: Signature, name: str) -> Signature:
+    """``found`` with a further form: as it is where the program's own script is imported, as ``name``."""
+    types, frames = (
+        tuple(name + one.removeprefix(SCRIPT) if one.startswith(SCRIPT) else one for one in texts)
+        for texts in (found.types, found.frames)
+    )
+    form = replace(found, types=types, frames=frames)
+    return found if form == found else replace(found, others=(*found.others, form))
 
 
 def exception_chain(error: BaseException | None) -> list[BaseException]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from minidbg import asking, repro, workers
+from minidbg import asking, backends, repro, workers
 from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import tensors_in
@@ -287,7 +287,8 @@ def verify(
     The draft, to be published or discarded, when both say that the failure reproduces; else None. Further runs follow
     where the two disagree, or the search has met other failures: a script that sometimes passes is ``flaky``, and so is one
     that sometimes raises another error, which is written anew so that both count. Where a few lines do not show
-    the failure, the script says why and asks minidbg for the verdict. ``seconds`` is the limit of one run; all of them together end by the
+    the failure, the script says why and asks minidbg for the verdict. A pickled backend is left out of the draft once both have
+    said so, and it must then end with 125. ``seconds`` is the limit of one run; all of them together end by the
     session's deadline. Raises CannotWrite, and BudgetSpent where that comes first.
     """
     draft = repro.drafts(folder) / "draft.py"
@@ -339,11 +340,25 @@ def verified(
     if ended.exit_status != 1 and not why:
         limit()  # what the deadline has cut off says nothing about the script
         verb = "recognise" if ended.exit_status == 3 else "show"
-        write_draft(write, shown, f"a few lines do not {verb} the failure ({how_it_ended(ended)})")
+        why = f"a few lines do not {verb} the failure ({how_it_ended(ended)})"
+        write_draft(write, shown, why)
         ended = repro.run_alone(draft, seconds=limit())
     if ended.exit_status != 1:
         limit()
+    elif backends.is_pickled(case.backend):
+        write_draft(write, repro.to_keep(shown), why, lacks_its_backend(shown))
+        unfilled = repro.run_alone(draft, seconds=limit())
+        ended = ended if unfilled.exit_status == Verdict.SKIPPED.exit_status else unfilled
     return outcome, ended
+
+
+def lacks_its_backend(case: Case) -> str:
+    """The remark in a script that lacks its backend: what was verified, and what was not."""
+    lacks = case.backend.unfilled
+    return (
+        f"{lacks[0].upper()}{lacks[1:]}. Verified in a fresh interpreter with the program's own, pickled; "
+        "not with what is filled in."
+    )
 
 
 def limit_of_a_run(session: Session | None, seconds: float) -> float:
@@ -391,17 +406,17 @@ def judged(case: Case, draft: Path, seconds: float, fork: workers.Preparation | 
     )
 
 
-def write_draft(write: Callable[..., Path], case: Case, why: str = "") -> str:
+def write_draft(write: Callable[..., Path], case: Case, why: str = "", remark: str = "") -> str:
     """Write the draft of ``case``: short, or one that asks minidbg where there is a reason ``why``. Returns the reason."""
     try:
         if not why:
-            write(case)
+            write(case, remark=remark)
     except repro.NoShortForm as refusal:
         why = str(refusal)
     if why:
         log.info("short_form_refused: %s", why)
-        remark = f"A few lines cannot judge it, so it asks minidbg for the verdict: {why}."
-        write(case, form=repro.Form.HANDS_OVER, remark=remark)
+        asks = f"A few lines cannot judge it, so it asks minidbg for the verdict: {why}."
+        write(case, form=repro.Form.HANDS_OVER, remark=f"{remark}\n{asks}".lstrip("\n"))
     return why
 
 
@@ -419,7 +434,10 @@ def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
     if neighbour is not None:
         with contextlib.suppress(CannotWrite, OSError):
             repro.write(
-                neighbour, repro.neighbours(folder) / path.name, repro.Form.CAPTURE, exactness=Exactness.SMALL
+                repro.to_keep(neighbour),
+                repro.neighbours(folder) / path.name,
+                repro.Form.CAPTURE,
+                exactness=Exactness.SMALL,
             )
 
 
@@ -429,6 +447,7 @@ def written(path: Path | None, case: Case, original: Case, last: Outcome, sessio
         notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")
     return Written(
         path=path,
+        lacking=case.backend.fill_in if path else "",
         nodes_before=call_nodes(original.graph_module),
         nodes_after=call_nodes(case.graph_module),
         oracle_calls=session.oracle_calls,

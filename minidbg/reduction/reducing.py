@@ -14,6 +14,7 @@ import math
 import operator
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, TextIO
 from filelock import FileLock, Timeout
 from torch import fx
 
-from minidbg import asking, repro, torch_internals, workers
+from minidbg import asking, backends, repro, torch_internals, workers
 from minidbg.asking.execute import ANOTHER_GRAPH
 from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call
@@ -57,10 +58,10 @@ from minidbg.reduction.session import (
 from minidbg.source.size import call_nodes
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
-from minidbg.words.errors import Interrupted, MinidbgError, NotReproduced
+from minidbg.words.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
 from minidbg.words.files import replace_file
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import STAND_INS, CallPath, Level
+from minidbg.words.run_spec import STAND_INS, CallPath, CompilerFn, Level
 
 GRACE_S = 5.0
 """What the reducing process may take beyond its budget to end what it has started, before it is ended itself."""
@@ -470,7 +471,11 @@ def reduce_elsewhere(argument: Mapping[str, Any], note: object) -> dict[str, Any
     """``reduce_on_stream`` in a child of the forkserver."""
     workers.branch_off()  # before the case uses a device, or starts a thread: no fork could after that
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
-        limits, case = Limits(**argument["limits"]), asking.unpacked(argument["case"])
+        limits = Limits(**argument["limits"])
+        try:
+            case = asking.unpacked(argument["case"])
+        except BackendUnreachable as refused:  # pickled there, and not to be had back here
+            return {"refused": str(refused)}
         return reduce_on_stream(case, Path(argument["folder"]), limits, stream)
 
 
@@ -490,20 +495,41 @@ def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -
             return {"refused": str(refused)}
 
 
+def filled_in(case: Case, backend: str | CompilerFn | None, path: Path) -> Case:
+    """``case`` of the script at ``path``, which lacks its backend, with ``backend``. Raises BackendUnreachable."""
+    lacks = case.backend
+    if backend is None:
+        raise BackendUnreachable(f"{path}: {lacks.unfilled}; edit it, or give --backend MODULE:EXPRESSION")
+    sys.path += [folder for folder in lacks.paths if folder not in sys.path]  # where the program had it from
+    reference = backend if isinstance(backend, str) and ":" in backend else None
+    found = backends.find(
+        backend, options=lacks.options, mode=lacks.mode, setup=lacks.setup, reference=reference
+    )
+    return replace(case.with_spec(backend=found), compiler=backends.resolve(found))
+
+
 def reduce_path(
     path: Path,
     *,
     limits: Limits,
+    backend: str | CompilerFn | None = None,
     folder: Path | None = None,
     listener: Listener = silent,
     executor: asking.Executor | None = None,
 ) -> Written:
     """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
 
-    Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, and whatever
+    ``backend`` is for a script whose own is to be filled in, and refused for others: BadSetting.
+    Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, BackendUnreachable, and whatever
     loading the script's backend raises.
     """
     case = repro.load(path)
+    if case.backend.is_to_be_filled_in:
+        case = filled_in(case, backend, path)
+    elif backend is not None:
+        raise BadSetting(
+            f"backend={backend!r}: the repro {path} has its backend in it; edit the script to ask another one"
+        )
     with contextlib.suppress(KeyError, ValueError):  # which repro scripts keep, as the limit of one run
         limits = replace(limits, call_seconds=float(os.environ["MINIDBG_TIME_LIMIT_S"]))
     written = reduce_and_publish(

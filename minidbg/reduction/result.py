@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeAlias, TypeVa
 
 from minidbg import torch_internals
 from minidbg.words.outcome import Verdict
+from minidbg.words.run_spec import how_to_fill_in
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 from minidbg.words.text import display_path
 
@@ -49,7 +50,8 @@ class Written:
     """What became of a case: the verified repro, or why there is none."""
 
     path: Path | None
-    """The verified repro at the top of the folder; None when no form of the case failed in a fresh interpreter."""
+    """The verified repro at the top of the folder, or the script that is ``lacking`` its backend; None when no form of the case failed in
+    a fresh interpreter."""
     nodes_before: int
     nodes_after: int
     oracle_calls: int
@@ -65,6 +67,8 @@ class Written:
     """Whether an earlier reduction found it, and its repro was only run again."""
     ended_by: str = ""
     """What ended it before its end: ``budget of 8 s``."""
+    lacking: str = ""
+    """What a person is to put into the script, which is then no verified repro: ``a closure of train.py:4``."""
 
     @property
     def line(self) -> str:
@@ -82,12 +86,16 @@ class Written:
         extra = extra if self.certified else f" (not certified as minimal{why})"
         many = f" (also found {self.also_found} others)"
         others = {0: "", 1: " (also found another failure)"}.get(self.also_found, many)
-        return f"{counts}{extra}{others}; run: python {display_path(self.path)}"
+        counts += f"{extra}{others}"
+        if self.lacking:
+            return f"{counts}; a reduced {how_to_fill_in(self.path, self.lacking)}"
+        return f"{counts}; run: python {display_path(self.path)}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``from_json`` reads them back."""
         path, verdict = str(self.path) if self.path else None, str(self.verdict)
-        return {**asdict(self), "path": path, "verdict": verdict, "seconds": round(self.seconds, 3)}
+        data = {**asdict(self), "path": path, "verdict": verdict, "seconds": round(self.seconds, 3)}
+        return data if self.lacking else {name: data[name] for name in data if name != "lacking"}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Written:

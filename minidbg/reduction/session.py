@@ -279,7 +279,7 @@ class Session:
         self.best_written_s = self.elapsed()
         with contextlib.suppress(CannotWrite, OSError):
             repro.write(
-                self.best,
+                repro.to_keep(self.best),
                 self.folder / BEST_FILE,
                 repro.Form.CAPTURE,
                 exactness=repro.Exactness.SMALL,

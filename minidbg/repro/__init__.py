@@ -11,6 +11,7 @@ from minidbg.repro.folder import (
     neighbours,
     publish,
     reduction_place,
+    to_keep,
     write,
     write_script,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "render",
     "run",
     "run_alone",
+    "to_keep",
     "write",
     "write_script",
 ]

@@ -15,6 +15,7 @@ from filelock import FileLock
 from safetensors.torch import save
 from torch import Tensor
 
+from minidbg import backends
 from minidbg.fx.case import Case
 from minidbg.repro.header import read_header
 from minidbg.repro.render import Form, Script, render
@@ -37,9 +38,10 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     """Move the verified script ``draft`` of ``case`` to the top of ``folder``; the same failure gives the same file.
 
     A readable repro of the same failure stays as it is: it was verified then, and somebody may have edited it or
-    marked it as fixed. Several processes may publish into one folder at once.
+    marked it as fixed. Several processes may publish into one folder at once. What lacks its backend goes among the hidden files.
     """
-    path = _placed(case, folder, Path(folder), lambda path: move_script(draft, path))
+    place = to_fill_in(folder) if case.backend.fill_in else Path(folder)
+    path = _placed(case, folder, place, lambda path: move_script(draft, path))
     discard(draft)
     return path
 
@@ -55,6 +57,7 @@ def keep_capture(
 
     Values beyond the limit are replaced by seeded ones.
     """
+    case = to_keep(case)
     if describing.bytes_to_store(case.inputs, exactness) > value_limit_bytes:
         exactness = Exactness.SEEDED
 
@@ -108,6 +111,11 @@ def captures(folder: Path | str) -> Path:
     return hidden(folder, "captures")
 
 
+def to_fill_in(folder: Path | str) -> Path:
+    """Where the reduced scripts lie whose backend a person is to fill in; made when missing."""
+    return hidden(folder, "to_fill_in")
+
+
 def neighbours(folder: Path | str) -> Path:
     """Where the passing neighbours of the repros lie, each under its repro's name; made when missing."""
     return hidden(folder, "neighbours")
@@ -140,7 +148,7 @@ def file_name(case: Case) -> str:
 
 def digest(case: Case) -> str:
     """Six hexadecimal digits that are the same for the same failure: backend, call path, signature and graph."""
-    backend = case.backend
+    backend = to_keep(case).backend
     parts = [
         _without_style(backend.expression),
         repr(sorted(backend.options.items())),
@@ -151,6 +159,12 @@ def digest(case: Case) -> str:
         canonical_text(case.graph_module),
     ]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:6]
+
+
+def to_keep(case: Case) -> Case:
+    """``case`` as a script that stays has it: a backend that was pickled for children is left to be filled in."""
+    backend = backends.to_keep(case.backend)
+    return case if backend is case.backend else case.with_spec(backend=backend)
 
 
 def _without_style(expression: str) -> str:

@@ -314,11 +314,13 @@ def backend_of(parts: Parts, header: Header) -> BackendRef:
     returns = any(isinstance(part, ast.Return) for node in setup for part in ast.walk(node))
     if isinstance(last, ast.Return) and last.value is not None and not returns:
         lines = tuple(dedented(parts.backend, node) for node in setup)
-        return replace(plain, setup=lines, expression=dedented(parts.backend, last.value))
+        found = replace(plain, setup=lines, expression=dedented(parts.backend, last.value))
+        lacks_it = found.is_to_be_filled_in or backends.is_pickled(found)
+        return found if lacks_it else replace(found, fill_in="")
     # A person made more of it than imports and a value: it is kept whole, under another name.
     whole = re.sub(r"\bdef backend\b", "def make_backend", parts.backend, count=1)
     added = f"{parts.added}\n\n\n{whole}".strip("\n")
-    return replace(plain, embedded=_embedded(parts, added), expression="make_backend()")
+    return replace(plain, embedded=_embedded(parts, added), expression="make_backend()", fill_in="")
 
 
 def _embedded(parts: Parts, added: str) -> str:

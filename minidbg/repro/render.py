@@ -132,6 +132,7 @@ def render(
         "embedded": embedded,
         "annotated": _has_annotations(embedded),
         "embedded_mark": EMBEDDED_MARK,
+        "unfilled": quoted(case.backend.unfilled) if case.backend.is_to_be_filled_in else "",
         "backend": "" if plain_backend else backend_function(case.backend).rstrip("\n"),
         "model": f"{kernels}{model.text}".rstrip("\n"),
         "inputs": inputs_function(specs, device, explicit=explicit),

@@ -241,7 +241,7 @@ class _Judged:
         if self.spec.match:
             return self.spec.match
         known = [signature, *signature.others] if signature else []
-        patterns = [text_pattern(as_said(one)) for one in known]
+        patterns = [text_pattern(said) for said in dict.fromkeys(map(as_said, known))]
         if message:
             patterns[:1] = [text_pattern(message)]
         if self.is_about_guards:  # which of three errors dynamo meets first hangs on the order of hashes

@@ -54,6 +54,10 @@ class BackendUnreachable(MinidbgError):
     """No fresh process could get this backend back: nothing importable leads to it."""
 
 
+class NothingLeadsThere(BackendUnreachable):
+    """Neither an expression nor source gives this backend: the object itself is all there is."""
+
+
 class CannotWrite(MinidbgError):
     """A part of the case has no form in a script; ``part`` names it."""
 

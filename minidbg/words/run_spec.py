@@ -7,6 +7,7 @@ A new field of the record is a field here, a line in each of the two, and whoeve
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeAlias
@@ -16,6 +17,7 @@ from minidbg.words.literals import read_literal, write_literal
 from minidbg.words.outcome import Signature
 from minidbg.words.records import check_kinds, mapping, texts
 from minidbg.words.script_header import HANG_LIMIT_S
+from minidbg.words.text import display_path
 
 DAMAGE = (
     KeyError,
@@ -85,6 +87,21 @@ class BackendRef:
     """What no requirement can say, one comment line each: ``my_pkg is an editable install of /src/my_pkg at commit 1a2b3c``."""
     modules: tuple[str, ...] = ()
     """Top-level modules that hold the backend's code, for watch."""
+    fill_in: str = ""
+    """What a person has to put into a script, since nothing leads there: ``a closure of train.py:4``; else empty.
+
+    The expression is then ``...``, or gives back what was pickled for the children of the process that has it.
+    """
+
+    @property
+    def is_to_be_filled_in(self) -> bool:
+        """Whether a person has to, before the backend is anywhere."""
+        return self.expression == "..."
+
+    @property
+    def unfilled(self) -> str:
+        """Why a script that lacks its backend cannot be judged, as it says itself."""
+        return f"its backend() is to be filled in: {self.fill_in or 'what torch.compile gets as its backend'}"
 
     def to_table(self) -> dict[str, Any]:
         """What a header tells of it; how it is reached stands in the script's ``def backend()``."""
@@ -100,6 +117,7 @@ class BackendRef:
             "requirements": list(self.requirements),
             "remarks": list(self.remarks),
             "files": list(self.files),
+            "fill_in": [self.fill_in] if self.fill_in else [],
         }
         if any(reference.values()):
             table["reference"] = {name: texts for name, texts in reference.items() if texts}
@@ -119,9 +137,19 @@ class BackendRef:
             requirements=texts(reference.get("requirements", ()), "requirements"),
             remarks=texts(reference.get("remarks", ()), "remarks"),
             modules=texts(reference.get("modules", ()), "modules"),
+            fill_in="".join(texts(reference.get("fill_in", ()), "fill_in")),
         )
         check_kinds(found)
         return found
+
+
+def how_to_fill_in(path: str | os.PathLike[str], fill_in: str) -> str:
+    """What the script at ``path`` holds, with the ways to give it its backend: ``graph whose backend is to be filled in, ...``."""
+    shown = display_path(path)
+    return (
+        f"graph whose backend is to be filled in, {fill_in}: edit backend() in {shown}, "
+        f"or give it one: minidbg reduce {shown} --backend MODULE:EXPRESSION"
+    )
 
 
 def pairs(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

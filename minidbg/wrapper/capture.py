@@ -8,8 +8,10 @@ import hashlib
 import logging
 import platform
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +23,12 @@ from minidbg.fx.context import current_context
 from minidbg.fx.effects import is_call
 from minidbg.fx.ranks import rank_note
 from minidbg.judge.agreement import margin_for
-from minidbg.judge.signature import signature_of, text_of
+from minidbg.judge.signature import also_imported, signature_of, text_of
 from minidbg.judge.suspects import Suspects, suspects_of, telling
 from minidbg.source.origins import user_line
 from minidbg.source.size import call_nodes, canonical_text
 from minidbg.torch_internals import devices
-from minidbg.words.errors import AccuracyError
+from minidbg.words.errors import AccuracyError, NothingLeadsThere
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction, Signature
 from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Context, Level, Provenance, RunSpec
@@ -70,8 +72,11 @@ def case_of(failure: Failure, settings: Settings) -> Case:
     if any(map(is_without_values, failure.inputs)) or devices.in_error(failure.inputs):
         notes.append(STAND_INS)
     notes += rank_note()
+    found = signature(failure)
+    if call.backend.fill_in and (name := name_of_program()):  # what is filled in may be imported from there
+        found = also_imported(found, name)
     call = call.with_spec(
-        signature=signature(failure),
+        signature=found,
         call=CallPath.DIRECT if failure.level is Level.ATEN else CallPath.TORCH_COMPILE,
         level=failure.level,
         backward=failure.direction is Direction.BACKWARD,
@@ -101,10 +106,9 @@ def case_of_call(
 
 
 def case_to_fill_in(failure: Failure, settings: Settings) -> Case:
-    """The failure as a case whose script leaves the backend to the person who knows how to get it."""
+    """The failure as a case whose script leaves the backend to the person who knows how to get it: what was said of it is wrong."""
     link = failure.link
-    fill_in = ("# fill in what torch.compile gets as its backend",)
-    link.references[settings] = BackendRef(link.name, "...", setup=fill_in)
+    link.references[settings] = backends.to_fill_in(link.backend)
     try:
         return case_of(failure, settings)
     finally:
@@ -112,15 +116,17 @@ def case_to_fill_in(failure: Failure, settings: Settings) -> Case:
 
 
 def reference_to(link: Link, settings: Settings) -> BackendRef:
-    """How a fresh process gets the link's backend; looked for once. Raises BackendUnreachable."""
+    """How a fresh process gets the link's backend, or what a person is to fill in; looked for once.
+
+    Raises BackendUnreachable where what the user says of it leads nowhere, or an option is no literal.
+    """
     if settings not in link.references:
-        link.references[settings] = backends.find(
-            link.backend,
-            options=link.options,
-            mode=link.mode,
-            setup=settings.setup,
-            reference=settings.reference,
-        )
+        given: dict[str, Any] = {"options": link.options, "mode": link.mode, "setup": settings.setup}
+        try:
+            found = backends.find(link.backend, **given, reference=settings.reference)
+        except NothingLeadsThere:
+            found = backends.to_fill_in(link.backend, **given)
+        link.references[settings] = found
     return link.references[settings]
 
 
@@ -128,6 +134,13 @@ def signature(failure: Failure) -> Signature:
     if isinstance(failure.error, AccuracyError):
         return Signature.from_table({"kind": str(Kind.ACCURACY), **failure.error.signature})
     return signature_of(failure.error, failure.kind, failure.direction)
+
+
+def name_of_program() -> str:
+    """The module as which others import the program; empty where it has no file."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return spec.name if spec is not None else Path(getattr(main, "__file__", None) or "").stem
 
 
 def digest(failure: Failure) -> str:

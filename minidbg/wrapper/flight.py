@@ -219,9 +219,11 @@ def case_about_to_run(
     context = current_context(values, further_env=settings.env)
     case = case_of_call(link, graph_module, values, context, settings)
     trains = context.grad and any(isinstance(one, torch.Tensor) and one.requires_grad for one in case.inputs)
-    return replace(
-        case.with_spec(backward=trains), provenance=replace(case.provenance, notes=(NOTE, *rank_note()))
-    )
+    story = replace(case.provenance, notes=(NOTE, *rank_note()))
+    backend = case.backend
+    if backend.fill_in:
+        backend = replace(backend, fill_in=f"{backend.fill_in}, which ended with its process")
+    return replace(case.with_spec(backward=trains, backend=backend), provenance=story)
 
 
 NOTE = "written before the backend was called, by a process that did not come back from it"

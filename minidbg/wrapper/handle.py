@@ -32,6 +32,7 @@ from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
 from minidbg.words.files import replace_file
 from minidbg.words.outcome import Signature
+from minidbg.words.run_spec import how_to_fill_in
 from minidbg.words.settings import Layout, Reduce, Settings
 from minidbg.words.text import display_path
 from minidbg.wrapper.budget import several_ranks
@@ -179,23 +180,30 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
 
 
 def reduced_or_why_not(case: Case, capture: Path, settings: Settings, deadline: Deadline) -> Report:
+    lacking = case.backend.fill_in
+    lacks = f"a {how_to_fill_in(capture, lacking)}" if lacking else ""
+    then = lacks or f"run: minidbg reduce {display_path(capture)}"
     if settings.reduce is Reduce.LATER:
         why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
-        line = f"captured, {why}; run: minidbg reduce {display_path(capture)}"
-        return Report(line, capture=capture)
+        return Report(f"captured, {why}; {then}", capture=capture)
     remark = ""
     try:
-        with asking.packed(case, share=SHARE) as package:
+        with asking.pickled_for_children(case) as sent, asking.packed(sent, share=SHARE) as package:
             remark = not_sent(package["left_out_bytes"])
-            written = reduced_elsewhere(case, package, settings, deadline)
+            written = reduced_elsewhere(sent, package, settings, deadline)
     except MinidbgError as refusal:
-        return Report(f"{remark}captured in {display_path(capture)}; {refusal}", capture=capture)
+        line = f"{remark}captured in {display_path(capture)}; {refusal}"
+        return Report(f"{line}; {lacks}" if lacks else line, capture=capture)
     except OSError as trouble:
-        line = f"captured; no process can be made to reduce it here ({trouble}); run: minidbg reduce {display_path(capture)}"
+        line = f"captured; no process can be made to reduce it here ({trouble}); {then}"
         return Report(line, capture=capture)
     if written.path is None:
-        return Report(f"{remark}{written.line}; captured in {display_path(capture)}", capture=capture)
-    return Report(f"{remark}{written.line}", written.path, capture)
+        line = f"{remark}{written.line}; {lacks or f'captured in {display_path(capture)}'}"
+        return Report(line, capture=capture)
+    line = f"{remark}{written.line}"
+    if written.lacking:
+        return Report(line, capture=capture, to_fill_in=written.path)
+    return Report(line, written.path, capture)
 
 
 def not_sent(left_out_bytes: int) -> str:

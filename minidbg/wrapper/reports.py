@@ -23,6 +23,8 @@ class Report:
     """The verified repro."""
     capture: Path | None = None
     """The unreduced capture."""
+    to_fill_in: Path | None = None
+    """The reduced script that lacks its backend, where nothing leads to that: no verified repro."""
 
     def __repr__(self) -> str:
         return f"<minidbg report: {self.line}>"
@@ -39,7 +41,8 @@ class Report:
     def script(self) -> str:
         """The part of the repro that is about the failure; empty when there is none, or it has gone."""
         try:
-            text = self.path.read_text(encoding="utf-8") if self.path else ""
+            path = self.path or self.to_fill_in
+            text = path.read_text(encoding="utf-8") if path else ""
         except OSError:
             return ""
         return text.split(DIVIDER)[0].rstrip()

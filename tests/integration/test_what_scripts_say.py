@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from minidbg.fx.case import Case
 from minidbg.repro import Exactness, Form, render
 from minidbg.words.outcome import Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
+from minidbg.wrapper.process import PROCESS
 
 
 @pytest.fixture(autouse=True)
@@ -150,26 +152,40 @@ class Counts:
         return refuses_sin(gm, example_inputs)
 
 
-@pytest.mark.parametrize("backend", [lambda gm, inputs: refuses_sin(gm, inputs), Counts()])
-def test_a_backend_that_nothing_leads_to_leaves_a_script_to_fill_in(backend: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "what"),
+    [
+        (lambda gm, inputs: refuses_sin(gm, inputs), "a lambda of test_what_scripts_say.py:"),
+        (Counts(), "an object of the class Counts of test_what_scripts_say.py:"),
+    ],
+)
+def test_a_backend_that_nothing_leads_to_leaves_a_reduced_script_to_fill_in(
+    backend: Any, what: str, tmp_path: Path
+) -> None:
     torch._dynamo.reset()
+    PROCESS.__init__()
     wrapped = minidbg.wrap(backend, repro_dir=tmp_path)
     with pytest.raises(Exception, match="no kernel") as caught:
         torch.compile(program, backend=wrapped)(torch.randn(3))
     report = minidbg.report_of(caught.value)
     assert report is not None
-    assert report.capture is not None
-    assert "fill in its backend()" in report.line
-    text = report.capture.read_text()
+    assert report.path is None
+    assert report.to_fill_in is not None, report.line
+    assert list(tmp_path.glob("*.py")) == []
+    assert "2 -> 1 nodes" in report.line
+    assert f"a reduced graph whose backend is to be filled in, {what}" in report.line
+    assert "run: python" not in report.line
+    text = report.to_fill_in.read_text()
     assert "x.sin()" in text
-    unfilled = "    # fill in what torch.compile gets as its backend\n\n    return ...\n"
-    assert unfilled in text
-    outcome = judge_in_fork(report.capture)
-    assert (outcome.verdict, "filled in" in outcome.reason) == (Verdict.SKIPPED, True)
-    report.capture.write_text(
+    assert "unpickled" not in text
+    (unfilled,) = re.findall(r"    return \.\.\.  # fill in: .*\n", text)
+    outcome = judge_in_fork(report.to_fill_in)
+    assert outcome.verdict is Verdict.SKIPPED
+    assert f"its backend() is to be filled in: {what}" in outcome.reason
+    report.to_fill_in.write_text(
         text.replace(unfilled, f"    import {__name__} as own\n\n    return own.refuses_sin\n")
     )
-    assert judge_in_fork(report.capture).verdict is Verdict.REPRODUCES
+    assert judge_in_fork(report.to_fill_in).verdict is Verdict.REPRODUCES
 
 
 def mapped(x: torch.Tensor) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 
 from minidbg.words import environment
 from minidbg.words.json_lines import json_objects, last_json
+from minidbg.words.run_spec import how_to_fill_in
 from minidbg.words.settings import Reduce, Settings
 from minidbg.words.text import display_path
 from minidbg.workers.child import PR_SET_PDEATHSIG, prctl
@@ -191,7 +192,11 @@ def reduced(
     capture: Path, settings: Settings, happened: str, say: Callable[[str], object], *, interrupted: bool
 ) -> str:
     """Reduce the capture in a process of its own, which the backend's import may kill, where that is wanted now."""
-    shown = display_path(capture)
+    from minidbg.watch.repros import read_repro  # late: a program that does not die needs none of it
+
+    shown, repro = display_path(capture), read_repro(capture, capture.name)
+    if repro is not None and repro.spec.backend.fill_in:
+        return f"{happened}; a {how_to_fill_in(capture, repro.spec.backend.fill_in)}"
     if settings.reduce is Reduce.LATER:
         return f"{happened}; run: minidbg reduce {shown}"
     if interrupted:

@@ -157,6 +157,23 @@ def test_another_backend_can_be_asked(write_script: WriteScript, capfd: Any) -> 
     assert run_here(unreachable, "--backend", "eager") == 0
 
 
+def test_a_script_that_lacks_its_backend_says_what_and_is_judged_with_what_an_expression_gives(
+    write_script: WriteScript, tmp_path: Path, capfd: Any
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "train.py").write_text(
+        "import planted_backends\n\ndef make(name):\n    return getattr(planted_backends, name)\n"
+    )
+    header = f'paths = [{str(tmp_path / "lib")!r}]\nreference = {{fill_in = ["a closure of train.py:4"]}}\n'
+    path = write_script("make.backend", header=header, function="def backend():\n    return ...\n")
+    assert run_here(path) == 125
+    assert capfd.readouterr().out == "skipped: its backend() is to be filled in: a closure of train.py:4\n"
+    assert run_here(path, "--backend", "train:make('raises_on_relu')") == 1
+    assert run_here(path, "--backend", "train:make(name='returns_gm_forward')") == 0
+    assert run_here(path, "--backend", "train:make('nothing_of_that_name')") == 125
+    assert run_here(path, "--backend", "train:make(") == 125
+
+
 @pytest.mark.parametrize(
     ("parts", "arguments", "said"),
     [

@@ -855,7 +855,8 @@ def test_reducing_a_capture_keeps_the_time_limit_asked_for_and_says_so_for_the_d
         asked.append(limits)
         return SimpleNamespace(path=folder / "crash_small.py", line="one node")
 
-    monkeypatch.setattr(reducing.repro, "load", lambda path: "a case")
+    case = SimpleNamespace(backend=BackendRef("b", "b"))
+    monkeypatch.setattr(reducing.repro, "load", lambda path: case)
     monkeypatch.setattr(reducing, "reduce_and_publish", reduced)
     monkeypatch.setenv("MINIDBG_TIME_LIMIT_S", "8")
     reducing.reduce_path(path, limits=Limits())
@@ -878,6 +879,23 @@ def test_the_line_names_the_repro_as_it_is_typed_from_here(
         assert line == "3 -> 1 nodes, 5 runs, 1.0 s; run: python repros/r.py"
     elsewhere = Written(Path("/elsewhere/r.py"), **figures, verdict=Verdict.REPRODUCES, known_before=True)
     assert elsewhere.line.endswith("run: python /elsewhere/r.py")
+
+
+def test_a_script_that_lacks_its_backend_is_announced_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    figures: Any = {"nodes_before": 3, "nodes_after": 1, "oracle_calls": 5, "seconds": 1.0, "certified": True}
+    written = Written(
+        Path("to/s.py"), **figures, verdict=Verdict.REPRODUCES, lacking="a closure of train.py:4"
+    )
+    assert written.line == (
+        "3 -> 1 nodes, 5 runs, 1.0 s; a reduced graph whose backend is to be filled in, a closure of train.py:4: "
+        "edit backend() in to/s.py, or give it one: minidbg reduce to/s.py --backend MODULE:EXPRESSION"
+    )
+    assert Written.from_json(written.to_json()) == written
+    assert "lacking" not in replace(written, lacking="").to_json()
+    assert "run: python to/s.py" in replace(written, known_before=True).line
 
 
 def test_a_neighbour_with_further_inputs_is_told_by_the_names_of_the_inputs() -> None:

@@ -264,3 +264,19 @@ def test_annotations_of_embedded_definitions_need_no_names(make_case, tmp_path):
 @pytest.mark.parametrize("tolerances", ["bfloat16", {"any": (0.5, 0.25)}])
 def test_tolerances_are_read_back(make_case, tmp_path, tolerances):
     assert load(write(make_case(tolerances=tolerances), tmp_path / "r.py")).spec.tolerances == tolerances
+
+
+def test_a_script_says_what_is_to_be_filled_in_until_it_is(make_case, tmp_path):
+    lacks = BackendRef("make.backend", "...", setup=("import math",), fill_in="a closure of train.py:4")
+    case = make_case(backend=lacks)
+    path = write(case, tmp_path / "repro.py", exactness=Exactness.EXACT)
+
+    read = load(path)
+    assert read.backend == lacks
+    text = path.read_text()
+    assert "    return ...  # fill in: a closure of train.py:4\n" in text
+    assert render(read, exactness=Exactness.EXACT).text == text
+
+    path.write_text(text.replace("return ...  # fill in: a closure of train.py:4", 'return "eager"'))
+    assert load(path).backend == replace(lacks, expression='"eager"', fill_in="")
+    assert "to be filled in" not in render(load(path), exactness=Exactness.EXACT).text

@@ -90,11 +90,20 @@ def test_a_case_says_which_nodes_take_the_input_that_is_wrong_after_the_call() -
         assert case_of(failure, Settings()).provenance.suspects == expected
 
 
-def test_a_backend_that_nothing_leads_to_is_refused_with_advice() -> None:
+def test_a_backend_that_nothing_leads_to_is_to_be_filled_in() -> None:
+    hidden = Link((lambda secret: lambda gm, inputs: secret)(object()), options={"level": 2})
+    failure = replace(failing(small_graph(), (torch.ones(2),)), link=hidden)
+    case = case_of(failure, Settings())
+    assert case.compiler is hidden.backend
+    assert (case.backend.expression, case.backend.options) == ("...", {"level": 2})
+    assert case.backend.fill_in.startswith("a closure of test_case_capture.py:")
+
+
+def test_what_the_user_says_of_a_backend_is_refused_where_it_leads_nowhere() -> None:
     hidden = Link((lambda secret: lambda gm, inputs: secret)(object()))
     failure = replace(failing(small_graph(), (torch.ones(2),)), link=hidden)
-    with pytest.raises(BackendUnreachable, match="reference="):
-        case_of(failure, Settings())
+    with pytest.raises(BackendUnreachable, match="reference='torch:nothing' leads nowhere"):
+        case_of(failure, Settings(reference="torch:nothing"))
 
 
 def test_fake_inputs_are_replaced_by_seeded_ones_and_that_is_said() -> None:

@@ -104,4 +104,4 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
         signal.signal(signal.SIGUSR1, before)
     assert any(isinstance(one, TimeIsUp) for one in chain_of(raised.value))
     assert minidbg.report_of(raised.value) is None
-    assert list(tmp_path.rglob("*.py")) == []
+    assert [path for path in tmp_path.rglob("*.py") if path.parent.name != "flight"] == []

@@ -1,0 +1,171 @@
+"""A backend to which neither an expression nor source leads: pickled for the children of its process, and left to a person in scripts.
+
+Only the live object is the backend then (a closure, an object with state). cloudpickle writes it into a file for the forkserver's
+children, whose reference says ``unpickled(path)``. A script that stays says ``...`` and what is to be filled in.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import pickle
+import sys
+import sysconfig
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from minidbg import torch_internals
+from minidbg.backends.finding import as_statements, check_options, innermost, name_of
+from minidbg.backends.ref_builder import RefBuilder
+from minidbg.python_text.modules import finds_again, is_foreign
+from minidbg.words.errors import BackendUnreachable
+from minidbg.words.run_spec import BackendRef, CompilerFn
+from minidbg.words.text import in_one_line
+
+LIMIT_BYTES = 256 << 20
+IMPORT = "from minidbg.backends.pickled import unpickled"
+"""The statement in the setup of a backend that was pickled."""
+
+
+def to_fill_in(
+    backend: str | CompilerFn,
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    setup: str | Sequence[str] | None = None,
+) -> BackendRef:
+    """The reference of a backend that a person is to put into the script. Raises BackendUnreachable for options that are no literals."""
+    inner, inner_options, inner_mode = torch_internals.as_given_to_compile(backend)
+    options, live = options or inner_options or {}, live_object(backend)
+    name = inner if isinstance(inner, str) else name_of(live)
+    check_options(options, name)
+    start = BackendRef(
+        name,
+        "...",
+        as_statements(setup),
+        paths=folders_of_program(),
+        fill_in=in_one_line(described(live)),
+    )
+    builder = RefBuilder(start)
+    module = getattr(innermost(live), "__module__", None) or type(live).__module__
+    if is_foreign(module) and finds_again(module):
+        builder.uses(module)
+    return builder.reference(name, start.expression, options, mode or inner_mode)
+
+
+def live_object(backend: str | CompilerFn) -> Any:
+    """What ``backend`` is, without the options that torch.compile has put around it: of a name what is registered under it."""
+    inner, _, _ = torch_internals.as_given_to_compile(backend)
+    return torch_internals.registered_backend(inner) if isinstance(inner, str) else inner
+
+
+def folders_of_program() -> tuple[str, ...]:
+    """The folders of ``sys.path`` that are neither Python's own nor hold what is installed."""
+    folders = [Path(entry).absolute() for entry in sys.path]
+    python = Path(sysconfig.get_path("stdlib"))
+    own = (
+        str(one)
+        for one in folders
+        if one.is_dir()
+        and one.name not in ("site-packages", "dist-packages")
+        and not one.is_relative_to(python)
+    )
+    return tuple(dict.fromkeys(own))
+
+
+def described(backend: Any) -> str:
+    """The kind of object and where it was defined, as far as that is known: ``a closure of train.py:4``."""
+    if isinstance(backend, functools.partial):
+        return f"a functools.partial of {described(backend.func)}"
+    if isinstance(backend, types.MethodType):
+        return f"the method {backend.__func__.__name__} of {described(backend.__self__)}"
+    compiler = (torch_internals.aot_autograd_arguments(backend) or {}).get("fw_compiler")
+    if compiler is not None:
+        return f"aot_autograd over {described(compiler)}"
+    if isinstance(backend, types.FunctionType):
+        kind = "lambda" if backend.__name__ == "<lambda>" else "function"
+        kind = "closure" if backend.__code__.co_freevars else kind
+        return (
+            f"a {kind} of {os.path.basename(backend.__code__.co_filename)}:{backend.__code__.co_firstlineno}"
+        )
+    owner = type(backend)
+    return f"an object of the class {owner.__qualname__} of {where_defined(owner)}"
+
+
+def where_defined(kind: type) -> str:
+    """``train.py:12``; the module alone where nobody knows the file."""
+    try:
+        file = inspect.getsourcefile(kind) or inspect.getfile(kind)
+        return f"{os.path.basename(file)}:{inspect.findsource(kind)[1] + 1}"
+    except (OSError, TypeError):
+        return kind.__module__
+
+
+# ---- to the children of this process, and to nobody else -------------------------------------------
+
+
+def pickle_into(path: Path, backend: str | CompilerFn, *, limit_bytes: int = LIMIT_BYTES) -> None:
+    """Pickle the live object into a new file that this user alone may read. Raises BackendUnreachable that says why it cannot be."""
+    import cloudpickle  # late: few programs come here
+
+    try:
+        with open(path, "xb", opener=for_this_user) as file:
+            cloudpickle.dump(live_object(backend), Limited(file, limit_bytes))
+    except Exception as error:  # whatever the program's own objects raise when they are pickled
+        path.unlink(missing_ok=True)
+        raise BackendUnreachable(f"it cannot be pickled: {type(error).__name__}: {error}") from error
+
+
+def for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+class TooLarge(Exception):
+    """More was pickled than goes to another process."""
+
+
+class Limited:
+    """A binary file that takes no more than so many bytes."""
+
+    def __init__(self, file: BinaryIO, limit_bytes: int) -> None:
+        self.file, self.left, self.limit_bytes = file, limit_bytes, limit_bytes
+
+    def write(self, data: Any) -> int:
+        """Raises TooLarge."""
+        self.left -= memoryview(data).nbytes
+        if self.left < 0:
+            raise TooLarge(f"it takes more than {self.limit_bytes:,} bytes")
+        return self.file.write(data)
+
+
+def at(path: Path, reference: BackendRef) -> BackendRef:
+    """``reference`` of a backend to fill in, for processes that find it pickled at ``path``."""
+    return replace(reference, setup=(*reference.setup, IMPORT), expression=f"unpickled({str(path)!r})")
+
+
+def unpickled(path: str) -> Any:
+    """The object in the file. Raises BackendUnreachable: an error here is no answer about a case."""
+    try:
+        with open(path, "rb") as file:
+            return pickle.load(file)
+    except Exception as error:  # whatever the program's own objects raise when they are made again
+        raise BackendUnreachable(
+            f"it cannot be unpickled in another process: {type(error).__name__}: {error}"
+        ) from error
+
+
+def is_pickled(reference: BackendRef) -> bool:
+    """Whether the backend is in a file of the forkserver's, which is gone when the failure has been answered."""
+    return IMPORT in reference.setup
+
+
+def to_keep(reference: BackendRef) -> BackendRef:
+    """``reference`` as a script that stays has it: without what was pickled."""
+    if not is_pickled(reference):
+        return reference
+    setup = tuple(statement for statement in reference.setup if statement != IMPORT)
+    return replace(reference, setup=setup, expression="...")
