@@ -30,7 +30,7 @@ Question = Mapping[str, Any]
 (a first byte of the asker interrupts the function, as Ctrl-C does), ``program`` (see ``call_in_fork``); and what the server's own ``prepare``
 wants to know."""
 LAST_CHILDREN_S = 5.0
-GRACE_S = 0.3
+GRACE_S = 2.0
 """For an orphan to end by itself: a server of the child's own removes its folder."""
 
 

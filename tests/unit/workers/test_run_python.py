@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import sys
 import time
@@ -62,3 +63,33 @@ def test_what_an_interpreter_imported_ahead_is_no_garbage_to_look_through(tmp_pa
     with Standby(["decimal"]) as standby:
         done = standby.run([str(program)], seconds=60, cwd=tmp_path)
     assert done.stdout == "True True True\n"
+
+
+def test_the_time_begins_when_the_program_says_so() -> None:
+    program = (
+        "import sys, time\ntime.sleep(2.5)\nprint('phase compile forward', flush=True)\nprint('there', flush=True)\n"
+        "time.sleep(float(sys.argv[1]))"
+    )
+    done = run_python(["-c", program, "0"], seconds=2, begins_at="phase compile")
+    assert (done.exit_status, done.timed_out) == (0, False)
+    done = run_python(["-c", program, "300"], seconds=2, begins_at="phase compile")
+    assert (done.timed_out, done.stdout) == (True, "phase compile forward\nthere\n")
+
+
+TAKES = "held = [b'x' * (8 << 20) for _ in range(64)]; import time; time.sleep(60)"
+STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {TAKES!r}])"
+
+
+@pytest.mark.parametrize("program", [TAKES, STARTS], ids=["itself", "what it started"])
+@pytest.mark.parametrize("begins_at", ["", "phase compile"])
+def test_a_program_that_takes_too_much_memory_is_ended(program: str, begins_at: str) -> None:
+    done = run_python(["-c", program], seconds=50, memory_bytes=256 << 20, begins_at=begins_at)
+    assert (done.out_of_memory, done.timed_out) == (True, False)
+    assert done.seconds < 40
+
+
+def test_a_program_that_dies_leaves_no_core_file_and_the_limit_of_this_process_stays() -> None:
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    program = "import resource; print(resource.getrlimit(resource.RLIMIT_CORE)[0])"
+    assert run_python(["-c", program], seconds=60).stdout == "0\n"
+    assert resource.getrlimit(resource.RLIMIT_CORE) == before
