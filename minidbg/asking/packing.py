@@ -1,11 +1,17 @@
-"""The way of a case to a child of the forkserver and back: plain values in the question, and a file for each storage, which is mapped there."""
+"""The way of a case to a child of the forkserver and back: plain values in the question, and a file for each storage, which is mapped there.
+
+To somewhere else a case goes as two files. On a worker of a cluster run as a plain script, ``packing.py CASE TO_THE_END``: prints
+each phase, then the outcome as JSON.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import itertools
+import json
 import shutil
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -15,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -113,6 +121,21 @@ def unpacked(package: Mapping[str, Any]) -> Case:
     return case
 
 
+def save(case: Case, path: Path) -> None:
+    """Write ``case`` to ``path``, with all of its values in a file of safetensors beside it. Raises CannotWrite and OSError."""
+    parcel = transport.pack(case)
+    # paths stay readable: on another machine the code lies elsewhere, and they are changed
+    path.write_text(json.dumps(parcel.table, ensure_ascii=False), "utf-8", "backslashreplace")
+    save_file({key: data.numpy() for key, data in parcel.storages.items()}, path.with_suffix(".safetensors"))
+
+
+def read(path: Path) -> Case:
+    """The case that ``save`` has written. Raises what the import of the backend raises."""
+    storages = load_file(path.with_suffix(".safetensors"))
+    table = json.loads(path.read_text(encoding="utf-8"))
+    return with_backend(table, lambda key, dtype, device="cpu": storages[key].view(dtype).to(device))
+
+
 def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
     """The case of a parcel, after its backend: that may define the operators of the graph, or make its process group."""
     compiler = backends.resolve(transport.spec_of(table).backend)
@@ -188,3 +211,9 @@ def room_bytes(share: float) -> int:
 
 def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
+
+
+if __name__ == "__main__":
+    asked, to_the_end = read(Path(sys.argv[1])), json.loads(sys.argv[2])
+    said = execute(asked, note=lambda phase: print("phase", phase, flush=True), to_the_end=to_the_end)
+    print(json.dumps(said.to_json()), flush=True)
