@@ -8,7 +8,7 @@ from minidbg.asking.oracle_calls import (
     submit,
     unless_the_machine_failed,
 )
-from minidbg.asking.packing import ask, packed, preparation, unpacked
+from minidbg.asking.packing import ask, packed, preparation, read, save, unpacked
 
 __all__ = [
     "answers_in_forks",
@@ -18,6 +18,8 @@ __all__ = [
     "packed",
     "pickled_for_children",
     "preparation",
+    "read",
+    "save",
     "submit",
     "unpacked",
     "unless_the_machine_failed",

@@ -1,12 +1,19 @@
-"""The way of a case to a child of the forkserver and back: plain values in the question, and a file for each storage, which is mapped there."""
+"""The way of a case to a child of the forkserver and back: plain values in the question, and a file for each storage, which is mapped there.
+
+To somewhere else a case goes as two files. On a worker of a cluster run as a plain script, ``packing.py CASE TO_THE_END``: prints
+each phase, then the outcome as JSON.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import itertools
+import json
 import shutil
+import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -14,19 +21,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from minidbg import backends, torch_internals, workers
 from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.source import transport
+from minidbg.words import environment
 from minidbg.words.errors import BackendUnreachable
 
 SPARE_BYTES = 256 << 20
 """What is left free of the memory that the files take."""
 IN_USE: Counter[str] = Counter()
 """Names of the files that questions under way have."""
+TIDYING = threading.RLock()
 NUMBERS = itertools.count()
+SENT: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""By tensor its state when its bytes were in a file, and the file."""
 
 ANSWER = "minidbg.asking.packing:answer"
 
@@ -69,32 +83,61 @@ def packed(case: Case, *, share: float = 1.0) -> Iterator[dict[str, Any]]:
     most; what does not fit is ``left_out_bytes``. Raises CannotWrite, and OSError where there is no room.
     """
     parcel = transport.pack(case, room_bytes=transport.UNLIMITED if share == 1.0 else room_bytes(share))
-    with folder_for(sum(data.numel() for data in parcel.storages.values()), share) as folder:
-        names: dict[str, str] = {}
-        try:
-            for key, data in parcel.storages.items():
-                array: Any = data.numpy()
-                names[key] = hashlib.sha256(array).hexdigest()
-                IN_USE[names[key]] += 1
-                write_once(folder / names[key], array)
-            files = {key: (str(folder / name), parcel.storages[key].numel()) for key, name in names.items()}
-            yield {**parcel.table, "files": files, "left_out_bytes": parcel.left_out_bytes}
-        finally:
-            IN_USE.subtract(names.values())
+    with contextlib.ExitStack() as stack:
+        files: dict[str, Path] = {}
+        with TIDYING:
+            for key, owner in parcel.owners.items():
+                if (path := file_of(owner)) is not None:
+                    stack.enter_context(used(path))
+                    files[key] = path
+        new: dict[str, Any] = {key: data.numpy() for key, data in parcel.storages.items() if key not in files}
+        folder = stack.enter_context(folder_for(sum(array.size for array in new.values()), share))
+        for key, array in new.items():
+            path = files[key] = folder / digest_of(array)
+            stack.enter_context(used(path))
+            write_once(path, array)
+            remember(parcel.owners.get(key), path)
+        sizes = {key: data.numel() for key, data in parcel.storages.items()}
+        yield {
+            **parcel.table,
+            "files": {key: (str(path), sizes[key]) for key, path in files.items()},
+            "left_out_bytes": parcel.left_out_bytes,
+        }
 
 
 def unpacked(package: Mapping[str, Any]) -> Case:
     """In the child: the case, with its backend. Raises what the import of the backend raises."""
+    mapped: dict[str, Tensor] = {}
 
     def stored(key: str, dtype: torch.dtype, device: str = "cpu") -> Tensor:
         path, size = package["files"][key]
-        # mapped, and copied only where it is written to
-        values = (
-            torch.from_file(path, size=size, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
-        )
-        return values.view(dtype).to(device)
+        if size == 0:
+            return torch.empty(0, dtype=dtype, device=device)
+        mapped[key] = torch.from_file(
+            path, size=size, dtype=torch.uint8
+        )  # copied only where it is written to
+        return mapped[key].view(dtype).to(device)
 
-    return with_backend(package, stored)
+    case = with_backend(package, stored)
+    owned = itertools.chain(case.inputs, case.graph_module.parameters(), case.graph_module.buffers())
+    for key, owner in transport.owners_of(mapped, owned).items():
+        remember(owner, Path(package["files"][key][0]))  # it may ask questions about these values
+    return case
+
+
+def save(case: Case, path: Path) -> None:
+    """Write ``case`` to ``path``, with all of its values in a file of safetensors beside it. Raises CannotWrite and OSError."""
+    parcel = transport.pack(case)
+    # paths stay readable: on another machine the code lies elsewhere, and they are changed
+    path.write_text(json.dumps(parcel.table, ensure_ascii=False), "utf-8", "backslashreplace")
+    save_file({key: data.numpy() for key, data in parcel.storages.items()}, path.with_suffix(".safetensors"))
+
+
+def read(path: Path) -> Case:
+    """The case that ``save`` has written. Raises what the import of the backend raises."""
+    storages = load_file(path.with_suffix(".safetensors"))
+    table = json.loads(path.read_text(encoding="utf-8"))
+    return with_backend(table, lambda key, dtype, device="cpu": storages[key].view(dtype).to(device))
 
 
 def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
@@ -103,8 +146,45 @@ def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
     return replace(transport.unpack(table, stored), compiler=compiler)
 
 
+def file_of(owner: Tensor) -> Path | None:
+    """The file with the bytes of ``owner``, where it was sent before, or came from one, and was not written to since."""
+    state, path = SENT.get(owner, (None, None))  # type: ignore[no-untyped-call]  # torch has no types there
+    return path if path is not None and state == state_of(owner) and path.exists() else None
+
+
+def remember(owner: Tensor | None, path: Path) -> None:
+    """Keep that the file at ``path`` has the bytes of ``owner``, for as long as it lives: they are not hashed again.
+
+    In processes of our own alone: a program writes to its tensors in ways that torch does not count (``x.data``, NumPy), and we
+    never write to the values of a case. An inference tensor has no version to tell.
+    """
+    if owner is not None and environment.is_judging() and not owner.is_inference():
+        SENT[owner] = state_of(owner), path
+
+
+def state_of(owner: Tensor) -> tuple[int, int, int]:
+    return owner._version, owner.data_ptr(), owner.nbytes
+
+
+@contextlib.contextmanager
+def used(path: Path) -> Iterator[None]:
+    """A block in which nobody here removes the file."""
+    with TIDYING:
+        IN_USE[path.name] += 1
+    try:
+        yield
+    finally:
+        with TIDYING:
+            IN_USE[path.name] -= 1
+
+
+def digest_of(data: Any) -> str:
+    """What a file with the bytes of ``data`` (a NumPy array) is called."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def write_once(path: Path, data: Any) -> None:
-    """Have the bytes of ``data`` (a NumPy array) at ``path``, whose name says what they are."""
+    """Have the bytes of ``data`` at ``path``, whose name says what they are."""
     if not path.exists():
         draft = path.with_name(f"draft_{next(NUMBERS)}")
         data.tofile(draft)
@@ -116,9 +196,10 @@ def folder_for(size: int, share: float = 1.0) -> Iterator[Path]:
     """The forkserver's folder, where ``share`` of what is free is enough for ``size`` bytes; else one on disk, which goes when the block ends."""
     folder = workers.start_server().folder
     if free_bytes(folder) * share < size + SPARE_BYTES:
-        for path in folder.iterdir():
-            if not IN_USE[path.name] and path.is_file():
-                path.unlink(missing_ok=True)
+        with TIDYING:
+            for path in folder.iterdir():
+                if not IN_USE[path.name] and path.is_file():
+                    path.unlink(missing_ok=True)
     if free_bytes(folder) * share >= size + SPARE_BYTES:
         yield folder
         return
@@ -134,3 +215,9 @@ def room_bytes(share: float) -> int:
 
 def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
+
+
+if __name__ == "__main__":
+    asked, to_the_end = read(Path(sys.argv[1])), json.loads(sys.argv[2])
+    said = execute(asked, note=lambda phase: print("phase", phase, flush=True), to_the_end=to_the_end)
+    print(json.dumps(said.to_json()), flush=True)

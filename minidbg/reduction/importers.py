@@ -4,7 +4,7 @@ Which of several forms of a program fails is found by running each once, in a ch
 
 The files of torch's minifier are ``minifier_launcher.py``, ``repro.py`` and ``fx_graph_runnable``. Such a file sets options,
 defines a module and ``load_args``, and ends with a call of ``run_repro`` of ``torch._dynamo.repro.after_dynamo`` or ``after_aot``.
-A child executes it as it is, with a ``run_repro`` that writes what it is called with as scripts of ours. The storages that the file
+A child executes it as it is, with a ``run_repro`` that writes what it is called with as cases. The storages that the file
 names are read where they are there, else torch makes values up.
 """
 
@@ -28,15 +28,13 @@ from typing import Any, NoReturn
 import torch
 from torch import fx, nn
 
-from minidbg import asking, backends, repro, torch_internals, workers
+from minidbg import asking, backends, torch_internals, workers
 from minidbg.asking.oracle_calls import main_device
 from minidbg.fx.case import Case
 from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.death import died_by
 from minidbg.python_text.run import run_as_module
-from minidbg.repro.folder import write_script
-from minidbg.source.contents import AT_A_GLANCE
 from minidbg.source.size import call_nodes
 from minidbg.words.errors import (
     BackendUnreachable,
@@ -214,8 +212,6 @@ class WithKeywords(nn.Module):
 
 # --- repros of torch's minifier ---
 
-LIMIT_BYTES = 1 << 40
-"""Of the values in the script of a form, which its reader removes."""
 MARK = "torch._dynamo.repro.after_"
 INNER = "torch._inductor.compile_fx:compile_fx_inner"
 """What a graph of AOTAutograd is compiled with."""
@@ -263,8 +259,8 @@ def cases_of_torch_repro(path: Path, backend: str | CompilerFn | None) -> Iterat
             log.warning("minidbg: %s: left out: %s", path.name, said)
         if done.value["refused"]:
             raise UnreadableTorchRepro(f"{path}: {done.value['refused']}")
-        for script in done.value["scripts"]:
-            case = repro.load(script)
+        for form in done.value["forms"]:
+            case = asking.read(Path(form))
             yield case
             if case.spec.context.grad and need_grad(case.inputs):
                 yield case.with_spec(backward=True)
@@ -274,26 +270,26 @@ def cases_of_torch_repro(path: Path, backend: str | CompilerFn | None) -> Iterat
 
 
 def answer(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
-    """The scripts that the file at ``path`` becomes, or why it becomes none; and what of it was left out."""
+    """The files with the cases that the file at ``path`` becomes, or why it becomes none; and what of it was left out."""
     ref = ast.literal_eval(argument["backend"])
     replacing = UsedBackend(BackendRef(**ref), "") if ref is not None else None
     execution = Execution(Path(argument["path"]), Path(argument["folder"]), replacing)
-    return {"refused": execution.run(), "scripts": execution.scripts, "skipped": execution.skipped}
+    return {"refused": execution.run(), "forms": execution.forms, "skipped": execution.skipped}
 
 
 class Execution:
     """A file of torch's minifier in a process that is the file's from now on."""
 
     def __init__(self, path: Path, folder: Path, replacing: UsedBackend | None) -> None:
-        """``folder`` is for the scripts; ``replacing`` is wanted instead of the backend in the file."""
+        """``folder`` is for the cases; ``replacing`` is wanted instead of the backend in the file."""
         self.path, self.folder, self.replacing = path, folder, replacing
-        self.scripts: list[str] = []
+        self.forms: list[str] = []
         self.skipped: list[str] = []
         sys.argv[:], sys.path[:0] = [str(path)], [str(path.parent)]
         torch_internals.replace_run_repro(self.record)
 
     def run(self) -> str:
-        """Write the scripts; else the reason why there are none."""
+        """Write the cases; else the reason why there are none."""
         text = self.path.read_text(encoding="utf-8")
         importing: Callable[..., Any] = builtins.__import__
         if self.replacing is not None:
@@ -306,7 +302,7 @@ class Execution:
             except MinidbgError as error:
                 return str(error)
             except SystemExit as error:
-                return "" if self.scripts else f"line {line_of(error)} ends it, with status {error.code!r}"
+                return "" if self.forms else f"line {line_of(error)} ends it, with status {error.code!r}"
             except Exception as error:  # noqa: BLE001 - somebody's code
                 number = line_of(error)
                 if not OPTION.match(lines[number - 1]):
@@ -360,15 +356,8 @@ class Execution:
             inner = form(backend_named(INNER), context=replace(context, grad=False))
             forms.append(inner.with_spec(level=Level.ATEN, call=CallPath.DIRECT))
         for number, one in enumerate(forms):
-            whole = repro.render(
-                one,
-                repro.Form.CAPTURE,
-                exactness=repro.Exactness.EXACT,
-                value_limit_bytes=LIMIT_BYTES,
-                contents=AT_A_GLANCE,
-            )
-            script = write_script(whole, self.folder / f"form_{number}.py")
-            self.scripts.append(str(script))
+            self.forms.append(str(self.folder / f"form_{number}.json"))
+            asking.save(one, Path(self.forms[-1]))
         raise SystemExit
 
 

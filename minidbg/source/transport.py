@@ -6,7 +6,7 @@ A question needs no script: nobody reads it. So names of nodes stay as they are,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,8 @@ class Parcel:
     """Plain values, for JSON."""
     storages: Mapping[str, Tensor]
     """What the code of the values reads, by key: uint8 ``[n]`` on the CPU, which may be the memory of the case itself."""
+    owners: Mapping[str, Tensor]
+    """By key the tensor of the case whose memory the storage is."""
     left_out_bytes: int = 0
     """The size of the values that stay here, since there was no room for them; others of the same distribution stand in."""
 
@@ -67,6 +69,7 @@ def pack(case: Case, *, room_bytes: int = UNLIMITED) -> Parcel:
     sent = exactness is Exactness.EXACT
     storages: dict[str, Tensor] = {}
     specs = describing.describe(values, names, exactness, storages, contents=IN_PLACE if sent else WITH_CARE)
+    owners = owners_of(storages, [*case.inputs, *graph.constants.values()])
     device = tensors.main_device(specs)
     table = {
         "spec": case.with_spec(device=device).spec.to_literal(),
@@ -79,7 +82,18 @@ def pack(case: Case, *, room_bytes: int = UNLIMITED) -> Parcel:
         "constants": list(graph.constants),
         "traces": origins.traces_of(case.graph_module),
     }
-    return Parcel(table, storages, 0 if sent else whole)
+    return Parcel(table, storages, owners, 0 if sent else whole)
+
+
+def owners_of(storages: Mapping[str, Tensor], values: Iterable[Any]) -> dict[str, Tensor]:
+    """By key the tensor of ``values`` whose memory, all of it and no more, the storage is."""
+    by_memory = {
+        (value.data_ptr(), value.nbytes): value
+        for value in values
+        if torch_internals.has_plain_memory(value) and value.device.type == "cpu" and value.nbytes
+    }
+    found = ((key, by_memory.get((data.data_ptr(), data.nbytes))) for key, data in storages.items())
+    return {key: value for key, value in found if value is not None}
 
 
 def spec_of(table: Mapping[str, Any]) -> RunSpec:

@@ -208,7 +208,7 @@ def reduced_or_why_not(case: Case, capture: Path, settings: Settings, deadline: 
 
 def not_sent(left_out_bytes: int) -> str:
     """What to say of inputs that were too large for the way to the reduction, as the beginning of a sentence."""
-    size = f"{left_out_bytes / 1e9:.2g} GB"
+    size = f"{left_out_bytes / 1e9:.3g} GB" if left_out_bytes >= 1e9 else f"{left_out_bytes / 1e6:.3g} MB"
     said = f"its {size} of inputs were not sent, values of the same distribution stood in; "
     return said if left_out_bytes else ""
 

@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.numpy import save_file
 
 from minidbg import asking
-from minidbg.asking import entry
+from minidbg.asking import packing
 from minidbg.extras.cluster.pool import ClusterPool
 from minidbg.fx.case import Case
 from minidbg.repro import discard
-from minidbg.source import transport
 from minidbg.watch.events import Notice
 from minidbg.watch.places import Members, Place, whole_name
 from minidbg.words.cluster_address import Cluster
@@ -29,7 +27,7 @@ from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Ready
 
-QUESTION = str(entry.__file__)
+QUESTION = str(packing.__file__)
 JOIN_S = 120.0
 
 
@@ -56,10 +54,6 @@ class Asker:
 
     def __call__(self, case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool) -> Outcome:
         """One run on a worker. Raises OSError where no machine can do it."""
-        try:
-            parcel = transport.pack(case)
-        except CannotWrite as refusal:
-            return Outcome(Verdict.INVALID, reason=str(refusal))
         number = next(NUMBERS)
         file = self.folder / f"case_{number}.json"
         warm = "inductor" if case.backend.name == "inductor" else "aot"
@@ -70,13 +64,12 @@ class Asker:
         pool = self.pool
         assert pool is not None
         try:
-            # the paths in it are to be found: those of the code lie elsewhere on a worker
-            file.write_text(json.dumps(parcel.table, ensure_ascii=False), "utf-8", "backslashreplace")
-            arrays = {key: data.numpy() for key, data in parcel.storages.items()}
-            save_file(arrays, file.with_suffix(".safetensors"))
+            asking.save(case, file)
             end = self.ends[number] = Future()
             pool.run(order)
             ended = end.result()
+        except CannotWrite as refusal:
+            return Outcome(Verdict.INVALID, reason=str(refusal))
         finally:
             self.ends.pop(number, None)
             discard(file)

@@ -47,7 +47,7 @@ NAME = "minidbg"
 """Of the plugin, of what the worker says of itself when it joins, and of the topic of its events."""
 DEVICES_SECONDS = 300.0
 LOOK_AT_DISK_S = 5.0
-QUESTIONS = ("minidbg.asking.entry",)
+QUESTIONS = ("minidbg.asking.packing",)
 """Imported by the interpreter that is forked, for questions of a reduction."""
 
 

@@ -129,23 +129,6 @@ def test_function_that_is_not_there_is_an_error_that_names_it() -> None:
     )
 
 
-def test_values_travel_exactly_and_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = torch.randn(300, 300)
-    case = case_of(inputs=(large,))
-    with asking.packed(case) as package:
-        assert torch.equal(asking.unpacked(package).inputs[0], large)
-        ((path, _),) = package["files"].values()
-        written = os.stat(path)
-    with asking.packed(case_of(inputs=(large.clone(),))) as again:
-        assert again["files"] == package["files"]
-        assert os.stat(path) == written
-    monkeypatch.setattr("minidbg.asking.packing.SPARE_BYTES", 1 << 60)  # no room in memory
-    with asking.packed(case) as package:
-        assert torch.equal(asking.unpacked(package).inputs[0], large)
-        ((path, _),) = package["files"].values()
-    assert not Path(path).parent.exists()
-
-
 # ---- the asker is left alone -----------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
 
-from minidbg.asking.entry import case_in
+from minidbg import asking
 from minidbg.extras.cluster.asking import Asker
 from minidbg.extras.cluster.pool import NO_CODE, ClusterPool
 from minidbg.fx.case import Case
@@ -35,7 +35,7 @@ class Worker:
         script = self.there / request["name"]
         script.write_bytes(request["script"])
         script.with_suffix(".safetensors").write_bytes(request["tensors"])
-        self.cases.append(case_in(script))
+        self.cases.append(asking.read(script))
         said = Outcome(Verdict.GONE).to_json()
         self.asker.heard(Ended(order.id, status=0, stdout=json.dumps(said)))
 
