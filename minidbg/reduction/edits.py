@@ -88,10 +88,9 @@ def drop_nodes(problem: ReductionProblem) -> None:
     for place, name in enumerate(names):
         problem.ask_ahead(_without_node(problem, other) for other in names[place:])
         candidate = _without_node(problem, name)
-        if candidate is not None and not problem.consider(candidate):
-            problem.remember_passing(problem.bits([node for node in problem.best.calls if node.name != name]))
-            if problem.followed and len(problem.best.calls) <= FEW_NODES:
-                bypass_node(problem, name)  # what a frame holds together hangs together
+        is_needed = candidate is not None and not problem.consider(candidate)
+        if is_needed and problem.followed and len(problem.best.calls) <= FEW_NODES:
+            bypass_node(problem, name)  # what a frame holds together hangs together
 
 
 def _without_node(problem: ReductionProblem, name: str) -> Candidate | None:
