@@ -69,7 +69,7 @@ def drop_outputs(problem: ReductionProblem) -> None:
         needed = set(recording.outputs) - set(spare)
         if problem.consider(problem.extract(set(problem.best.calls), outputs=needed)):
             return
-    for name in [node.name for node in spare] if len(recording.outputs) > 1 else []:
+    for name in [node.name for node in spare]:
         outputs = {node for node in problem.recording.outputs if node.name != name}
         if outputs:
             problem.consider(problem.extract(set(problem.best.calls), outputs=outputs))
