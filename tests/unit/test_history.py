@@ -223,11 +223,13 @@ def test_on_a_full_disk_all_goes_on_in_memory_and_is_written_once_there_is_room(
         assert len(reader.states()) == 202
 
 
-def test_a_clean_checkout_is_told_by_its_commit_alone() -> None:
+def test_a_checkout_is_told_by_short_forms_and_a_clean_one_by_its_commit_alone() -> None:
     assert str(Revision("0123456789abcdef")) == "0123456789"
+    assert str(Revision("0123456789abcdef", "fedcba9876543210")) == "0123456789+fedcba98"
 
 
 def test_warm_workers_are_not_asked_once_fresh_ones_have_contradicted_them_twice() -> None:
+    assert (state().runs, state().failures, state().fresh) == (0, 0, False)
     assert [state(disagreements=count).fresh for count in range(4)] == [False, False, True, True]
 
 
