@@ -69,7 +69,7 @@ def drop_outputs(problem: ReductionProblem) -> None:
         needed = set(recording.outputs) - set(spare)
         if problem.consider(problem.extract(set(problem.best.calls), outputs=needed)):
             return
-    for name in [node.name for node in spare] if len(recording.outputs) > 1 else []:
+    for name in [node.name for node in spare]:
         outputs = {node for node in problem.recording.outputs if node.name != name}
         if outputs:
             problem.consider(problem.extract(set(problem.best.calls), outputs=outputs))
@@ -87,10 +87,9 @@ def drop_nodes(problem: ReductionProblem) -> None:
     names = list(dict.fromkeys([*parts, *inwards]))
     for name in names:
         candidate = _without_node(problem, name)
-        if candidate is not None and not problem.consider(candidate):
-            problem.remember_passing(problem.bits([node for node in problem.best.calls if node.name != name]))
-            if problem.followed and len(problem.best.calls) <= FEW_NODES:
-                bypass_node(problem, name)  # what a frame holds together hangs together
+        is_needed = candidate is not None and not problem.consider(candidate)
+        if is_needed and problem.followed and len(problem.best.calls) <= FEW_NODES:
+            bypass_node(problem, name)  # what a frame holds together hangs together
 
 
 def _without_node(problem: ReductionProblem, name: str) -> Candidate | None:

@@ -110,10 +110,7 @@ def keep(
                 if not (torch_internals.is_freed(memory) or torch_internals.is_zero_tensor(memory))
             )
         return Kept(copies, generator_states(values))
-    except (
-        RuntimeError,
-        MemoryError,
-    ):  # no memory left, or a tensor type without clone or size, as a sparse one
+    except (RuntimeError, MemoryError):  # no memory left, or a type without clone or size: a sparse one
         return UNKNOWN
 
 

@@ -305,3 +305,73 @@ def test_on_a_full_disk_all_goes_on_in_memory_and_is_written_once_there_is_room(
     history.put_state(state(repro="last.py"))
     with History.open(path, readonly=True) as reader:
         assert len(reader.states()) == 202
+
+
+def test_a_checkout_is_told_by_short_forms_and_a_clean_one_by_its_commit_alone() -> None:
+    assert str(Revision("0123456789abcdef")) == "0123456789"
+    assert str(Revision("0123456789abcdef", "fedcba9876543210")) == "0123456789+fedcba98"
+
+
+def test_warm_workers_are_not_asked_once_fresh_ones_have_contradicted_them_twice() -> None:
+    assert (state().runs, state().failures, state().fresh) == (0, 0, False)
+    assert [state(disagreements=count).fresh for count in range(4)] == [False, False, True, True]
+
+
+def test_the_latest_of_one_repro_or_of_all_are_read_and_no_more_than_asked_for(history: History) -> None:
+    number = history.start_sweep(1.0, code="c", files=[])
+    for at, repro in enumerate(["a.py", "b.py", "a.py", "b.py"]):
+        history.add_result(number, result(repro, at=float(at)))
+        history.add_flip(
+            Flip(repro, "cpu", float(at), "FIXED", Verdict.REPRODUCES, Verdict.GONE, number, None)
+        )
+    assert [run.at for _, run in history.results("a.py")] == [2.0, 0.0]
+    assert [run.at for _, run in history.results(limit=3)] == [3.0, 2.0, 1.0]
+    assert [flip.at for flip in history.flips("b.py", limit=1)] == [3.0]
+    assert len(history.sweeps(limit=0)) == 0
+
+
+def test_no_sweep_is_read_by_a_number_that_none_has(history: History) -> None:
+    assert history.sweep(None) is None
+    assert history.sweep(1) is None
+
+
+def test_the_state_on_another_machine_is_put_aside_and_not_lost(history: History) -> None:
+    history.put_state(there := state(environment="there"))
+    history.put_state(state(environment="here", seen=3.0))
+    history.put_state(here := state(environment="here", seen=4.0))
+    assert history.states() == {("r.py", "cpu"): here}
+    assert sorted(history.every_state(), key=lambda one: one.seen) == [there, here]
+
+
+def test_what_is_in_memory_stays_there_until_the_file_can_be_written(history: History, path: Path) -> None:
+    history.put_state(state())
+    history.go_on_in_memory("the disk is gone")
+    history.path = path.parent / "no folder" / path.name
+    assert not history.write_back()
+    assert history.trouble == "the disk is gone"
+    history.put_state(state("other.py"))
+    history.path = path
+    assert history.write_back()
+    with History.open(path, readonly=True) as reader:
+        assert len(reader.states()) == 2
+
+
+def test_trouble_in_memory_too_is_raised(history: History) -> None:
+    history.go_on_in_memory("the disk is gone")
+    with pytest.raises(sqlite3.OperationalError):
+        history.write_row("insert into nothing values(1)", ())
+
+
+def test_a_new_history_begins_without_the_log_of_the_damaged_one(path: Path) -> None:
+    path.write_bytes(b"no database" * 100)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).write_bytes(b"of the damaged one")
+    opened, notice = open_or_begin_anew(path, 7.9)
+    opened.close()
+    assert notice
+    assert path.with_name("history.sqlite.damaged-7").exists()
+    with History.open(path) as again:
+        assert again.states() == {}
+    untouched, nothing = open_or_begin_anew(path, 8.0)
+    untouched.close()
+    assert nothing == ""

@@ -143,6 +143,18 @@ def test_outputs_that_are_used_as_well_are_dropped_unless_needed() -> None:
     assert [node.name for node in result.graph_module.graph.output_node().all_input_nodes] == ["op_4", "op_5"]
 
 
+def test_of_two_outputs_the_one_that_only_the_other_needs_goes() -> None:
+    graph_module = graph_of(lambda graph, x: tuple(row(graph, x, 2)))
+    result = reduce_graph(graph_module, [torch.ones(2)], answers(Needs("op_0", "op_1")))
+    assert [node.name for node in result.graph_module.graph.output_node().all_input_nodes] == ["op_1"]
+
+
+def test_an_output_that_is_an_input_goes_too() -> None:
+    graph_module = graph_of(lambda graph, x: (x, row(graph, x, 1)[0]))
+    result = reduce_graph(graph_module, [torch.ones(2)], answers(Needs("op_0")))
+    assert [node.name for node in result.graph_module.graph.output_node().all_input_nodes] == ["op_0"]
+
+
 def test_nodes_between_culprits_that_must_be_connected_are_bypassed() -> None:
     def connected(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         seen: set[str] = set()

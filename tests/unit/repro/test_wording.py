@@ -138,3 +138,72 @@ def test_getitem_is_named_where_it_is_all_there_is():
 def test_the_title_and_the_message_do_not_say_the_same(make_case, message, first):
     case = make_case(signature=Signature(Kind.ACCURACY), provenance=Provenance(message=message))
     assert docstring(case, values="").splitlines()[0] == first
+
+
+def story_of(case, values=""):
+    """The sentences between the headline and the line of exit statuses."""
+    _, *middle, last = docstring(case, values=values).split("\n\n")
+    *told, usage = last.splitlines()
+    assert usage.startswith("Exit status: ")
+    assert middle == []
+    return told
+
+
+@pytest.mark.parametrize(
+    ("story", "sentence"),
+    [
+        ({}, None),
+        ({"nodes": 40, "inputs": 3}, None),
+        ({"reduced": True, "nodes": 40, "inputs": 3}, "1 of 40 nodes, 1 of 3 inputs, perhaps not minimal."),
+        (
+            {"reduced": True, "nodes": 40, "inputs": 1, "certified": True},
+            "1 of 40 nodes, 1 of 1 inputs, 1-minimal.",
+        ),
+        ({"reduced": True, "nodes": 40, "inputs": 0}, "1 of 40 nodes, perhaps not minimal."),
+        ({"torch_version": "2.14"}, "Seen with torch 2.14."),
+        ({"captured_from": "a.py:3", "torch_version": "2.14"}, "From a.py:3, torch 2.14."),
+        (
+            {"captured_from": "a.py:3", "line": "y = x", "torch_version": "2.14"},
+            "From a.py:3 `y = x`, torch 2.14.",
+        ),
+        ({"neighbour": "passes without relu"}, "It passes without relu."),
+    ],
+)
+def test_the_docstring_tells_how_far_it_was_reduced_and_where_it_was_seen(make_case, story, sentence):
+    assert story_of(make_case(provenance=Provenance(**story))) == ([sentence] if sentence else [])
+
+
+def test_the_docstring_tells_what_lies_beside_the_script_and_what_was_set(make_case):
+    case = make_case(context=Context(env={"A": "1", "B": "2"}), provenance=Provenance())
+    assert story_of(case, values="A file.") == ["A file.", "Set in the environment: A=1 B=2."]
+
+
+def test_addresses_and_files_of_one_process_are_left_out_of_the_message(make_case):
+    message = "<Graph object at 0x7f6be17ec590> of minidbg_source_3, page 0x7f6be17ec590, flags 0x1f"
+    (first, *_) = docstring(make_case(provenance=Provenance(message=message)), values="").splitlines()
+    assert first.endswith("<Graph object> of this script, page 0x..., flags 0x1f")
+
+
+def test_a_long_first_line_of_the_message_stands_below_the_title(make_case):
+    for length, beside in ((110, True), (111, False)):
+        case = make_case(provenance=Provenance(message="x" * length))
+        assert ("x" in docstring(case, values="").splitlines()[0].removeprefix(title(case)[:-1])) is beside
+
+
+def test_further_lines_of_a_message_are_counted_out_only_where_there_are_some(make_case):
+    def lines(count):
+        message = "\n".join(f"line {number}" for number in range(count))
+        return docstring(make_case(provenance=Provenance(message=message)), values="").splitlines()
+
+    assert "    ..." not in lines(4)
+    assert "    ..." in lines(5)
+
+
+def test_a_default_device_and_options_that_are_no_names_are_told_as_code_that_does_nothing_else():
+    context = Context(default_device="meta", config={"a.b": {"c d": 1}, "__import__('os')": {"x": 2}})
+    assert mode_phrases(context) == [
+        'torch.set_default_device("meta")',
+        "setattr(sys.modules['a.b'], 'c d', 1)",
+        "setattr(sys.modules[\"__import__('os')\"], 'x', 2)",
+    ]
+    assert mode_phrases(Context(inference=True, grad=False)) == ["torch.inference_mode()"]

@@ -66,3 +66,56 @@ def test_values_of_small_constants_matter_and_addresses_do_not() -> None:
     assert holding(torch.ones(2)) != holding(torch.zeros(2))
     assert holding(torch.zeros(5000)) == holding(torch.ones(5000))
     assert "0x" not in canonical_text(graph_of(lambda g, x: g.call_function(lambda a: a, (x, object()))))
+
+
+def test_a_nested_graph_and_a_submodule_are_told_by_what_they_hold() -> None:
+    def calling(layer: torch.nn.Module) -> str:
+        graph = fx.Graph()
+        graph.output(graph.call_module("layer", (graph.placeholder("x"),)))
+        root = torch.nn.Module()
+        root.layer = layer
+        return canonical_text(fx.GraphModule(root, graph))
+
+    def linear(weight: float, size: int = 2) -> torch.nn.Module:
+        made = torch.nn.Linear(size, size, bias=False)
+        torch.nn.init.constant_(made.weight, weight)
+        return made
+
+    assert calling(linear(1.0)) == calling(linear(1.0))
+    others = [linear(1.0), linear(2.0), linear(1.0, size=3), torch.nn.ReLU(), torch.nn.LeakyReLU(0.5)]
+    assert len({calling(one) for one in others}) == len(others)
+    other_body = with_body()
+    next(iter(other_body.body.graph.find_nodes(op="call_method", target="relu"))).target = "sin"
+    assert canonical_text(other_body) != canonical_text(with_body())
+
+
+def test_one_attribute_that_is_used_twice_is_not_two_equal_ones() -> None:
+    def using(first: torch.Tensor, second: torch.Tensor) -> str:
+        def build(g: fx.Graph, x: fx.Node) -> fx.Node:
+            return g.call_function(torch.add, (g.get_attr("a"), g.get_attr("b")))
+
+        return canonical_text(graph_of(build, root={"a": first, "b": second}))
+
+    one = torch.ones(2)
+    assert using(one, one) != using(one, torch.ones(2))
+
+
+def test_a_parameter_is_not_a_plain_tensor_and_a_gradient_is_told() -> None:
+    def holding(value: torch.Tensor) -> str:
+        return canonical_text(graph_of(lambda g, x: g.get_attr("c"), root={"c": value}))
+
+    ones = torch.ones(2)
+    kinds = [ones, torch.nn.Parameter(ones), torch.nn.Parameter(ones, requires_grad=False), ones.to("meta")]
+    assert len({holding(one) for one in kinds}) == len(kinds)
+    assert holding(torch.zeros(2, device="meta")) == holding(ones.to("meta")), "it has no values"
+
+
+def test_two_calls_of_one_nested_graph_count_it_once() -> None:
+    body = graph_of(lambda g, x: g.call_method("relu", (x,)))
+
+    def build(g: fx.Graph, x: fx.Node) -> fx.Node:
+        for name in ("one", "other"):
+            x = g.call_function(torch.ops.higher_order.tag_activation_checkpoint, (g.get_attr(name), x))
+        return x
+
+    assert call_nodes(graph_of(build, root={"one": body, "other": body})) == 3

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from minidbg.watch.probe import accelerators
-from minidbg.watch.settings import Machine, WatchSettings, devices_of, parse_devices
+from minidbg.watch.settings import (
+    Column,
+    Machine,
+    WatchSettings,
+    assignments,
+    backend_options,
+    devices_of,
+    load,
+    parse_devices,
+)
+from minidbg.words.errors import BadSetting
 
 
 def torch_with(
@@ -82,3 +93,75 @@ def test_a_device_of_a_cluster_is_one_of_each_kind_of_machine() -> None:
     assert devices_of("cpu", parse_devices("cuda:0,cpu@box,xpu"), machine) == ("cuda:0@gpu", "cpu@box", "xpu")
     (column,) = WatchSettings(env=("A=1",)).variants(["cuda:0@gpu"])
     assert (column.device, column.host, str(column)) == ("cuda:0", "gpu", "cuda:0@gpu A=1")
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("A=1", ("A=1",)),
+        ("", ("",)),
+        (["A=1 B='x y'", ""], ("A=1 B='x y'", "")),
+    ],
+)
+def test_variables_of_a_variant_are_assignments(value: Any, found: tuple[str, ...]) -> None:
+    assert assignments(value) == found
+
+
+@pytest.mark.parametrize("value", ["A", "A=1 B", "1A=2", [3], "=1"])
+def test_what_is_no_assignment_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="is no assignment"):
+        assignments(value)
+
+
+def test_options_of_a_variant_are_tables_in_one_order() -> None:
+    assert backend_options({"b": 1, "a": False}) == ("{'a': False, 'b': 1}",)
+    assert backend_options([{}, {"a": 1}]) == ("", "{'a': 1}")
+    for value in (["a=1"], [{"a": object()}]):
+        with pytest.raises(ValueError, match="is no table of options"):
+            backend_options(value)
+
+
+def test_a_variant_that_is_named_twice_is_one_column() -> None:
+    settings = WatchSettings(env=("A=1", "A=1"))
+    assert [str(column) for column in settings.variants(["cpu", "cpu", "cuda"])] == ["cpu A=1", "cuda A=1"]
+
+
+def test_columns_of_one_device_share_it_whatever_it_is_called() -> None:
+    shared = [Column("cuda").shared, Column("cuda:0", env="A=1").shared, Column("cuda:1").shared]
+    assert shared == ["cuda:0", "cuda:0", "cuda:1"]
+    assert Column("cuda:0", host="gpubox").shared == "cuda:0@gpubox"
+    assert Column("cpu").shared == "cpu"
+
+
+def test_the_project_file_of_a_parent_folder_names_where_commands_run_only_if_it_is_about_watch(
+    tmp_path: Path,
+) -> None:
+    (inner := tmp_path / "inner").mkdir()
+    (tmp_path / "pyproject.toml").write_text("[tool.minidbg]\nseconds = 5\n")
+    assert load({}, folder=inner).folder == inner
+    (tmp_path / "pyproject.toml").write_text('[tool.minidbg.watch]\nbuild = "ninja"\n')
+    assert load({}, folder=inner).folder == tmp_path
+
+
+def test_arguments_that_were_not_given_leave_the_file_its_word(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.minidbg.watch]\njobs = 3\nreduce = false\n")
+    settings = load({"jobs": None, "env": (), "poll_s": 0.5}, folder=tmp_path)
+    assert (settings.jobs, settings.reduce, settings.poll_s) == (3, False, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("jobs", 0), ("device_jobs", 0), ("poll_s", 0.04), ("seconds", 0.09), ("memory_bytes", (1 << 20) - 1)],
+)
+def test_limits_that_leave_nothing_are_refused(tmp_path: Path, name: str, value: float) -> None:
+    with pytest.raises(BadSetting, match=f"{name}="):
+        load({name: value}, folder=tmp_path)
+    least = {"jobs": 1, "device_jobs": 1, "poll_s": 0.05, "seconds": 0.1, "memory_bytes": 1 << 20}[name]
+    assert getattr(load({name: least}, folder=tmp_path), name) == least
+
+
+def test_a_machine_without_any_device_is_not_asked_what_it_has() -> None:
+    machine = Machine({})
+    assert machine.present() == ()
+    assert devices_of("cuda", None, machine) == ("cuda",)
+    assert devices_of("cuda", ("cpu", "cpu", "xpu"), machine) == ("cpu", "xpu")

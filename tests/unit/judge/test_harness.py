@@ -1,0 +1,155 @@
+"""The parts of a judged run: what is said of a failure, and that wrappers do not answer in one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from minidbg.judge.harness import (
+    brief,
+    compared,
+    cotangent_for,
+    failure,
+    first_lines,
+    gradients_of,
+    leaves_of,
+    left_behind,
+    patched_config,
+    wait_for_devices,
+    wrappers_at_rest,
+)
+from minidbg.words.environment import JUDGING
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.words.run_spec import BackendRef, RunSpec
+
+EXPECTED = Signature(Kind.COMPILE, types=("ValueError",))
+
+
+def spec(**more: Any) -> RunSpec:
+    return RunSpec(BackendRef("b", "b"), signature=EXPECTED, **more)
+
+
+@pytest.mark.parametrize(
+    ("match", "found", "verdict"),
+    [
+        (None, EXPECTED, Verdict.REPRODUCES),
+        (None, Signature(Kind.COMPILE, types=("KeyError",)), Verdict.CHANGED),
+        (None, Signature(Kind.CRASH), Verdict.CRASHED),
+        ("stride", EXPECTED, Verdict.REPRODUCES),
+        ("shape", EXPECTED, Verdict.CHANGED),
+    ],
+)
+def test_a_failure_is_the_expected_one_when_signature_and_text_match(
+    match: str | None, found: Signature, verdict: Verdict
+) -> None:
+    assert failure(found, spec(match=match), "a wrong stride").verdict is verdict
+
+
+def test_results_that_cannot_be_compared_prove_nothing() -> None:
+    def refuse() -> None:
+        raise ValueError("quantized")
+
+    found = compared(refuse, spec())
+    assert found == Outcome(Verdict.INVALID, reason="cannot be compared with eager: quantized")
+    assert compared(lambda: None, spec()) is None
+
+
+def test_figures_of_a_difference_go_beside_its_signature_and_message() -> None:
+    difference = {"signature": {"message": "output: float"}, "message": "off", "max_abs": 2.0}
+    found = compared(lambda: difference, spec())
+    assert found is not None
+    assert (found.verdict, found.message, found.figures) == (Verdict.CHANGED, "off", {"max_abs": 2.0})
+    assert found.signature == Signature(Kind.ACCURACY, message="output: float")
+
+
+def test_what_a_backend_says_is_told_without_dynamos_advice() -> None:
+    error = ValueError("no kernel\nfor this\n\nSet TORCHDYNAMO_VERBOSE=1 for more")
+    assert first_lines(error) == "ValueError: no kernel\nfor this"
+    assert brief(error) == "ValueError: no kernel"
+    assert len(brief(ValueError("x" * 999))) == 300
+    assert len(first_lines(ValueError("x" * 9999))) == 4000
+
+
+@pytest.mark.parametrize("before", [None, "outer"])
+def test_wrappers_rest_until_the_last_of_several_judged_runs_has_ended(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    if before is None:
+        monkeypatch.delenv(JUDGING, raising=False)
+    else:
+        monkeypatch.setenv(JUDGING, before)
+    first, second = wrappers_at_rest(), wrappers_at_rest()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ[JUDGING] == "1"
+    second.__exit__(None, None, None)
+    assert os.environ.get(JUDGING) == before
+
+
+def test_options_that_this_torch_lacks_are_left_out_and_the_others_are_put_back() -> None:
+    import torch._inductor.config as config
+
+    before = config.epilogue_fusion
+    given = {"torch._inductor.config": {"epilogue_fusion": not before, "no_such_option": 1}}
+    with patched_config(given):
+        assert config.epilogue_fusion is not before
+        assert not config.fx_graph_cache
+    assert config.epilogue_fusion is before
+
+
+def test_leaves_of_nested_results_are_found_in_order() -> None:
+    assert leaves_of({"a": 1, "b": [2, (3,)]}) == [1, 2, 3]
+    assert leaves_of(4) == [4]
+
+
+def test_without_a_way_from_a_result_to_an_input_there_is_no_gradient() -> None:
+    x = torch.ones(2, requires_grad=True)
+    begun: list[bool] = []
+    assert gradients_of((x.detach(),), {"input 0": x}, lambda: begun.append(True)) == {}
+    assert gradients_of((x * 2,), {}, lambda: begun.append(True)) == {}
+    assert begun == []
+    found = gradients_of((x * 2, 3), {"input 0": x, "input 1": x * 1}, lambda: begun.append(True))
+    assert begun == [True]
+    assert found["input 1"] is None
+
+
+def test_each_result_has_its_own_cotangent_the_same_in_each_run() -> None:
+    x = torch.ones(3, dtype=torch.float64)
+    one, again, other = (cotangent_for(x, place) for place in (0, 0, 1))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert one.dtype is torch.float64
+
+
+def test_a_ragged_result_has_a_cotangent_of_its_own_shape() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    made = cotangent_for(nested, 0)
+    assert made.values().shape == (5,)
+    assert bool((made.values() != 0).all())
+
+
+def test_what_a_run_leaves_in_tensors_and_in_the_model_is_kept_by_name() -> None:
+    model = torch.nn.BatchNorm1d(2)
+    found = left_behind("out", model, (torch.ones(2), 3), {})["inputs_after"]
+    assert set(found) == {"0", "weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+
+
+def test_each_device_of_the_results_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Any] = []
+
+    class Module:
+        @staticmethod
+        def synchronize(*device: Any) -> None:
+            waited.append(device)
+
+    class On(torch.Tensor):
+        device = torch.device("cuda", 1)
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
+    made = torch.ones(2).as_subclass(On)
+    wait_for_devices([made, made, torch.ones(2), torch.ones(2, device="meta"), 3])
+    assert waited == [(torch.device("cuda", 1),)]
