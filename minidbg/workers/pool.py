@@ -13,7 +13,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,6 +22,7 @@ from typing import Any, Protocol, TypeAlias
 import psutil
 
 from minidbg.words import environment
+from minidbg.workers import leftovers
 from minidbg.workers.child import ChildResult
 from minidbg.workers.kernel_cache import VARIABLE
 from minidbg.workers.server import fingerprints, say, tail
@@ -207,7 +207,7 @@ class ServerPool:
         """Where runs may write: a folder for temporary files when the disk of the history is full."""
         if shutil.disk_usage(self.state).free > LEAST_ROOM_BYTES:
             return self.state
-        self.spare_folder = self.spare_folder or Path(tempfile.mkdtemp(prefix="minidbg-watch-"))
+        self.spare_folder = self.spare_folder or leftovers.make_folder("watch")
         return self.spare_folder
 
     def run(self, order: Order) -> None:
@@ -258,7 +258,7 @@ class ServerProcess:
         self.alive = True
         self.closing = False
         scratch.mkdir(parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix="minidbg-server-", dir=scratch))
+        self.folder = leftovers.make_folder("server", scratch)
         ours, theirs = socket.socketpair()
         config = {
             "socket": theirs.fileno(), "parent": os.getpid(), "scratch": str(self.folder),
