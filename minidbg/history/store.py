@@ -128,6 +128,8 @@ class History:
                 raise
         except sqlite3.Error as error:
             raise trouble_with(path, error) from error
+        except UnicodeDecodeError as error:  # out of what SQLite says of its damaged tables
+            raise DamagedHistory(path, f"no text in UTF-8 ({error.reason})") from error
         return cls(connection, path, readonly=readonly)
 
     def close(self) -> None:
