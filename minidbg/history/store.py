@@ -27,6 +27,8 @@ P = ParamSpec("P")
 
 SCHEMA_VERSION = 1
 NAME = "history.sqlite"
+WAIT_S = 10.0
+"""For another process that is just writing."""
 
 SCHEMA = """
 create table sweeps(
@@ -119,7 +121,7 @@ class History:
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         try:
             connection = sqlite3.connect(
-                f"{path.resolve().as_uri()}?mode={'ro' if readonly else 'rwc'}", uri=True, timeout=10.0
+                f"{path.resolve().as_uri()}?mode={'ro' if readonly else 'rwc'}", uri=True, timeout=WAIT_S
             )
             try:
                 prepare(connection, readonly=readonly)
