@@ -149,7 +149,9 @@ def is_nameless(backend: object) -> bool:
 
 
 def _innermost(backend: Any) -> Any:
-    while hasattr(backend, "func"):  # functools.partial
+    while isinstance(
+        backend, functools.partial
+    ):  # by its kind: a mock has every attribute, and ``func`` of that has too
         backend = backend.func
     return backend
 

@@ -33,6 +33,7 @@ from minidbg.judge.snapshot import (
     _in_place_of,
     _name,
 )
+from minidbg.words.foreign import first_line_of
 
 # Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative tolerance against
 # float64: a float32 sum of ten million numbers in another order is off by 2e-5. The absolute one is for values of
@@ -333,7 +334,7 @@ class _Judge:
 
 
 def brief_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200]
+    return first_line_of(error)[:200]
 
 
 def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:
