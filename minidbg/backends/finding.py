@@ -150,7 +150,8 @@ def is_nameless(backend: object) -> bool:
 
 def innermost(backend: Any) -> Any:
     """What partials are of."""
-    while hasattr(backend, "func"):  # functools.partial
+    # by its kind: a mock has every attribute, and ``func`` of that has too
+    while isinstance(backend, functools.partial):
         backend = backend.func
     return backend
 

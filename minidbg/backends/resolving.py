@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -122,7 +123,7 @@ def hooks(compiler: CompilerFn) -> Hooks:
     """The hooks of what ``compiler_fn`` returned, of the backend behind its keyword arguments."""
     inner: Any = compiler
     # functools.partial holds the keyword arguments
-    while hasattr(inner, "func") and not hasattr(inner, "reset"):
+    while isinstance(inner, functools.partial) and not hasattr(inner, "reset"):
         inner = inner.func
     return Hooks(getattr(inner, "reset", None), getattr(inner, "get_compiler_config", None))
 

@@ -17,6 +17,7 @@ from torch import distributed, fx
 
 from minidbg import torch_internals
 from minidbg.fx.case import Case
+from minidbg.words.foreign import message_of
 
 COLLECTIVES = (
     *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
@@ -108,7 +109,7 @@ ABSENT = re.compile(
 
 def is_waiting_in_vain(error: BaseException, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether ``error`` says that another rank did not take part in a collective of this graph: no failure of a compiler."""
-    return ABSENT.search(str(error)) is not None and talks_to_others(graph_module, inputs) != ""
+    return ABSENT.search(message_of(error)) is not None and talks_to_others(graph_module, inputs) != ""
 
 
 def _calls(graph_module: fx.GraphModule) -> Iterator[fx.Node]:

@@ -32,6 +32,7 @@ from minidbg.fx.effects import (
     tensors_in,
 )
 from minidbg.fx.pieces import with_graphs
+from minidbg.words.foreign import message_of
 
 
 class EagerFailure(Exception):
@@ -40,7 +41,7 @@ class EagerFailure(Exception):
     def __init__(self, node: fx.Node, error: Exception) -> None:
         self.node = node
         self.error = error
-        super().__init__(f"{node.format_node()} failed in eager: {type(error).__name__}: {error}")
+        super().__init__(f"{node.format_node()} failed in eager: {type(error).__name__}: {message_of(error)}")
 
 
 @dataclass(slots=True)

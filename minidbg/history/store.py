@@ -27,6 +27,8 @@ P = ParamSpec("P")
 
 SCHEMA_VERSION = 1
 NAME = "history.sqlite"
+WAIT_S = 10.0
+"""For another process that is just writing."""
 
 SCHEMA = """
 create table sweeps(
@@ -119,7 +121,7 @@ class History:
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         try:
             connection = sqlite3.connect(
-                f"{path.resolve().as_uri()}?mode={'ro' if readonly else 'rwc'}", uri=True, timeout=10.0
+                f"{path.resolve().as_uri()}?mode={'ro' if readonly else 'rwc'}", uri=True, timeout=WAIT_S
             )
             try:
                 prepare(connection, readonly=readonly)
@@ -128,6 +130,8 @@ class History:
                 raise
         except sqlite3.Error as error:
             raise trouble_with(path, error) from error
+        except UnicodeDecodeError as error:  # out of what SQLite says of its damaged tables
+            raise DamagedHistory(path, f"no text in UTF-8 ({error.reason})") from error
         return cls(connection, path, readonly=readonly)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
+from minidbg.words.foreign import inner_of, message_of
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
 from minidbg.words.run_spec import RunSpec
@@ -98,10 +99,10 @@ def exception_chain(error: BaseException | None) -> list[BaseException]:
 
 
 def wrapped_by(error: BaseException) -> BaseException | None:
-    inner = getattr(error, "inner_exception", None) or error.__cause__
+    inner = inner_of(error)
     if inner is None and quotes(error, error.__context__):
         inner = error.__context__  # raised `from None`, but its text begins with the inner exception's
-    return inner if isinstance(inner, BaseException) else None
+    return inner
 
 
 def quotes(error: BaseException, inner: BaseException | None) -> bool:
@@ -110,11 +111,7 @@ def quotes(error: BaseException, inner: BaseException | None) -> bool:
 
 def text_of(error: BaseException) -> str:
     """Its message, without what could move a terminal; empty where there is none to be had."""
-    try:
-        text = str(error)[:50_000]
-    except Exception:  # noqa: BLE001 - the text is a foreign method's
-        return ""
-    text = re.sub(CONTROL_SEQUENCE, "", text)
+    text = re.sub(CONTROL_SEQUENCE, "", message_of(error)[:50_000])
     text = text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
     return "".join(
         one if one.isprintable() or one == "\n" else " " if one.isspace() else "\ufffd" for one in text

@@ -258,13 +258,14 @@ def past_of(path: Path, home: Path) -> Past:
         opened = History.open(home / HIDDEN / NAME, readonly=True)
     except (FileNotFoundError, DamagedHistory):
         return Past()
-    with opened:
+    with opened, contextlib.suppress(DamagedHistory):
         states = tuple(state for (one, _), state in sorted(opened.states().items()) if one == name)
         return Past(
             states,
             tuple(opened.observations(name, limit=HISTORY_ENTRIES)),
             tuple(opened.flips(name, limit=HISTORY_ENTRIES)),
         )
+    return Past()
 
 
 # --- the text of ``minidbg show`` ---

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import functools
 import hashlib
 import os
-import platform
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from minidbg.repro.folder import HIDDEN, IGNORE, captures, hidden
 from minidbg.words.files import read_regular
 from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
+from minidbg.workers.leftovers import has_ended, started_ms, this_place
 
 FOLDER = "flight"
-SAME_START_S = 5.0
-"""Two readings of a process's start time differ by less; the system's clock may have been set in between."""
 LONG_S = 5.0
 """After so many seconds in a step a process may hang."""
 FOREIGN_AFTER_S = 3600.0
@@ -93,21 +88,6 @@ def read_name(path: Path) -> RecordName | None:
     return RecordName(
         found["place"], int(found["pid"]), int(found["started"]), int(found["number"]), Step(found["step"])
     )
-
-
-@functools.cache
-def this_place() -> str:
-    """A short text that differs between machines, and between containers on one."""
-    namespace = ""
-    with contextlib.suppress(OSError):
-        namespace = os.readlink("/proc/self/ns/pid")
-    return hashlib.sha256(f"{platform.node()} {namespace}".encode()).hexdigest()[:8]
-
-
-@functools.lru_cache(maxsize=64)
-def started_ms(pid: int) -> int:
-    """When process ``pid`` started, milliseconds of the epoch. Raises psutil.Error."""
-    return int(psutil.Process(pid).create_time() * 1000)
 
 
 def flight_folder(folder: Path | str) -> Path:
@@ -188,14 +168,7 @@ def is_left_behind(path: Path, name: RecordName) -> bool:
     """Whether the process that wrote the record has ended."""
     if name.place != this_place():
         return time.time() - modified(path) > FOREIGN_AFTER_S
-    try:
-        created = psutil.Process(name.pid).create_time()
-        zombie = psutil.Process(name.pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.Error:
-        return False  # it is there, and somebody else's
-    return zombie or abs(created - name.started_ms / 1000) > SAME_START_S
+    return has_ended(name.pid, name.started_ms)
 
 
 def modified(path: Path) -> float:

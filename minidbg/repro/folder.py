@@ -24,7 +24,7 @@ from minidbg.source import describing
 from minidbg.source.size import canonical_text
 from minidbg.source.specs import Exactness
 from minidbg.words.errors import UnreadableRepro
-from minidbg.words.files import for_others_to_read, replace_file, sync_folder
+from minidbg.words.files import replace_file, sync_folder
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 
 HIDDEN = ".minidbg"
@@ -99,8 +99,7 @@ def hidden(folder: Path | str, *parts: str) -> Path:
     make_folder(top, PRIVATE)
     ignore = top / IGNORE
     if not ignore.exists():
-        with open(ignore, "w", opener=for_others_to_read) as file:
-            file.write("*\n")
+        replace_file(ignore, b"*\n")
     place = top.joinpath(*parts)
     make_folder(place, PRIVATE)
     return place

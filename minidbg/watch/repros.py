@@ -27,7 +27,7 @@ import psutil
 
 from minidbg.watch.snapshot import stamp
 from minidbg.words.errors import MinidbgError, UnreadableRepro
-from minidbg.words.files import NOTE_LIMIT_BYTES, open_regular, read_regular
+from minidbg.words.files import NOTE_LIMIT_BYTES, open_regular, read_regular, replace_file
 from minidbg.words.outcome import Verdict
 from minidbg.words.records import damage_in_words
 from minidbg.words.run_spec import DAMAGE, BackendRef, Provenance, RunSpec
@@ -267,10 +267,13 @@ def write_in_header(path: Path, values: Mapping[str, str | None]) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Put ``text`` at ``path`` in one step, with the mode of the file that was there. Raises OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    if path.exists():
-        draft.chmod(path.stat().st_mode)
-    draft.replace(path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        if path.exists():
+            draft.chmod(path.stat().st_mode)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)  # an empty one, where the disk is full
 
 
 # Who watches a folder of repros, and where its history is kept
@@ -321,7 +324,7 @@ def hidden_folder(folder: Path) -> Path:
     hidden.mkdir(mode=0o700, exist_ok=True)
     ignore = hidden / ".gitignore"
     if not ignore.exists():
-        ignore.write_text("*\n")
+        replace_file(ignore, b"*\n")
     return hidden
 
 

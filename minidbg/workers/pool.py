@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from minidbg.words import environment
+from minidbg.workers import leftovers
 from minidbg.workers import server as scripts
 from minidbg.workers.child import ChildResult, end_of
 from minidbg.workers.kernel_cache import VARIABLE
@@ -205,7 +205,7 @@ class ServerPool:
         """Where runs may write: a folder for temporary files when the disk of the history is full."""
         if shutil.disk_usage(self.state).free > LEAST_ROOM_BYTES:
             return self.state
-        self.spare_folder = self.spare_folder or Path(tempfile.mkdtemp(prefix="minidbg-watch-"))
+        self.spare_folder = self.spare_folder or leftovers.make_folder("watch")
         return self.spare_folder
 
     def run(self, order: Order) -> None:
@@ -260,7 +260,7 @@ class ServerProcess:
         self.cancelled: set[int] = set()
         self.closing = False
         scratch.mkdir(parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix="minidbg-server-", dir=scratch))
+        self.folder = leftovers.make_folder("server", scratch)
         self.control, theirs = socket.socketpair()
         config = {
             "socket": theirs.fileno(), "parent": os.getpid(), "preload": list(preload.modules), "warm": preload.warm,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from minidbg.fx.ranks import rank_and_size
+from minidbg.words.foreign import message_of
 from minidbg.words.outcome import Signature
 from minidbg.words.settings import Layout, Reduce, Settings
 from minidbg.wrapper.causes import is_missing_compiler, is_out_of_memory
@@ -50,7 +51,7 @@ class ReductionBudget:
             return "a job of several ranks, where the others would wait; reduce='now' reduces here"
         if signature is not None and signature.is_layout and settings.layout is not Layout.RAISE:
             return "only the layout differs"
-        if settings.match is not None and not re.search(settings.match, str(error)):
+        if settings.match is not None and not re.search(settings.match, message_of(error)):
             return f"its text does not match {settings.match!r}"
         if is_missing_compiler(error):
             return "no C++ compiler is here, which is no bug of the backend; install one, or set CXX"

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
+from minidbg.words.foreign import inner_of, message_of
+
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
     """``error`` and what it wraps or was raised from, outermost first."""
@@ -15,7 +17,7 @@ def chain_of(error: BaseException | None) -> Iterator[BaseException]:
         if error is None:
             return
         yield error
-        error = getattr(error, "inner_exception", None) or error.__cause__
+        error = inner_of(error)
 
 
 def is_of_a_signal_handler(error: BaseException) -> bool:
@@ -32,7 +34,7 @@ NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 def is_out_of_memory(error: BaseException | None) -> bool:
     return any(
         isinstance(one, MemoryError | torch.OutOfMemoryError)
-        or (isinstance(one, RuntimeError) and any(text in str(one).lower() for text in NO_MEMORY))
+        or (isinstance(one, RuntimeError) and any(text in message_of(one).lower() for text in NO_MEMORY))
         for one in chain_of(error)
     )
 

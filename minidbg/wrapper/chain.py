@@ -56,7 +56,12 @@ class Link:
 
 def name_of(backend: Backend) -> str:
     """A backend's name as ``torch.compile`` derives it."""
-    return backend if isinstance(backend, str) else str(getattr(backend, "__name__", backend))
+    if isinstance(backend, str):
+        return backend
+    try:
+        return str(getattr(backend, "__name__", backend))
+    except Exception:  # noqa: BLE001 - a foreign repr
+        return type(backend).__name__
 
 
 def merged(

@@ -31,6 +31,7 @@ from minidbg.words import environment
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
 from minidbg.words.files import replace_file
+from minidbg.words.foreign import first_line_of, message_of
 from minidbg.words.outcome import Signature
 from minidbg.words.run_spec import how_to_fill_in
 from minidbg.words.settings import Layout, Reduce, Settings
@@ -76,9 +77,7 @@ def report_of_failure(failure: Failure, settings: Settings) -> Report:
             raise
         # The user's exception must arrive, whatever goes wrong here.
         log.debug("answering_failed", exc_info=True)
-        return Report(
-            f"could not capture this failure ({type(trouble).__name__}: {trouble}); that is a bug in minidbg"
-        )
+        return Report(f"could not capture this failure ({first_line_of(trouble)}); that is a bug in minidbg")
 
 
 def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> Report:
@@ -351,7 +350,7 @@ def warn_of_layout(failure: Failure, settings: Settings) -> None:
 def warn_going_on(failure: Failure, report: Report, then: str) -> None:
     """Say once that a backend has failed and what the program goes on with."""
     what = failure.kind.traits.warning
-    first = str(failure.error).strip().partition("\n")[0]
+    first = message_of(failure.error).strip().partition("\n")[0]
     log.warning(
         "minidbg: %s %s a graph (%s: %s); going on with %s. %s%s",
         failure.link.name,

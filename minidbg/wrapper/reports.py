@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minidbg.words.foreign import inner_of
 from minidbg.words.script_header import DIVIDER
 from minidbg.wrapper.causes import chain_of
 
@@ -59,14 +60,16 @@ def report_of(error: BaseException | None) -> Report | None:
 
 def own_report(error: BaseException) -> Report | None:
     """The report on ``error`` itself: what it was raised from may have failed, and been reported, before."""
-    report = getattr(error, ATTRIBUTE, None)
+    report = None
+    with contextlib.suppress(Exception):  # a foreign __getattr__
+        report = getattr(error, ATTRIBUTE, None)
     return report if isinstance(report, Report) else None
 
 
 def set_report(error: BaseException, report: Report) -> None:
     """Make ``report`` readable from the exception that the user catches, and from the one that it wraps."""
-    for one in (error, getattr(error, "inner_exception", None)):
-        if isinstance(one, BaseException):
+    for one in (error, inner_of(error)):
+        if one is not None:
             # exceptions that are frozen dataclasses refuse a plain assignment
             object.__setattr__(one, ATTRIBUTE, report)
 
@@ -74,6 +77,6 @@ def set_report(error: BaseException, report: Report) -> None:
 def add_line(error: BaseException, report: Report) -> None:
     """Let the report's line be the last thing that is printed for ``error``; once."""
     note = f"minidbg: {report.line}"
-    if note not in getattr(error, "__notes__", ()):
-        with contextlib.suppress(AttributeError, TypeError):  # an exception that refuses notes stays without
+    with contextlib.suppress(Exception):  # one that refuses notes stays without
+        if note not in getattr(error, "__notes__", ()):
             error.add_note(note)

@@ -27,6 +27,7 @@ from minidbg.reduction.surroundings import FIRST_DIFFERING
 from minidbg.source.names import readable
 from minidbg.torch_internals.devices import generator_states
 from minidbg.words.errors import AccuracyError
+from minidbg.words.foreign import first_line_of, message_of
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction
 from minidbg.words.run_spec import CompiledFn, RunSpec
@@ -109,7 +110,7 @@ class Verification:
             if is_of_a_signal_handler(trouble):
                 raise
             known = isinstance(trouble, CannotCompare)
-            self.facts.not_verified(str(trouble) if known else reason_of(trouble))
+            self.facts.not_verified(message_of(trouble) if known else reason_of(trouble))
             log.debug("verification_failed", exc_info=True)
         return None
 
@@ -429,4 +430,4 @@ def quiet() -> Iterator[None]:
 def reason_of(trouble: Exception) -> str:
     if is_out_of_memory(trouble):
         return "memory ran out while eager ran beside the backend"
-    return f"{type(trouble).__name__}: {str(trouble).partition(chr(10))[0]}"[:300]
+    return first_line_of(trouble)[:300]

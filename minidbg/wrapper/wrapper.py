@@ -102,9 +102,14 @@ class WrappedBackend:
                 add_line(error, report)
                 raise
             # dynamo would wrap it in this, and a note on the inner exception is never printed
-            outer = torch_internals.backend_compiler_failed(
-                graph.links[graph.position], error, sys._getframe()
-            )
+            try:
+                outer = torch_internals.backend_compiler_failed(
+                    graph.links[graph.position], error, sys._getframe()
+                )
+            except Exception:  # noqa: BLE001 - its text raises, as it will when dynamo itself does this
+                outer = None
+            if outer is None:
+                raise
             set_report(outer, report)
             add_line(outer, report)
             raise outer from None

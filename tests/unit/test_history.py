@@ -21,6 +21,7 @@ from minidbg.history import (
     Revision,
     State,
     open_or_begin_anew,
+    store,
 )
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
@@ -234,11 +235,13 @@ def test_a_pipe_is_no_history(path: Path) -> None:
 
 def open_and_read(path: Path) -> None:
     with History.open(path, readonly=True) as reader:
-        reader.connection.execute("pragma busy_timeout = 10")
         reader.states()
 
 
-def test_a_history_that_is_written_to_for_long_is_not_called_damaged(path: Path) -> None:
+def test_a_history_that_is_written_to_for_long_is_not_called_damaged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "WAIT_S", 0.01)
     full_history(path)
     with sqlite3.connect(path) as writer:
         writer.execute("pragma locking_mode = exclusive")

@@ -21,6 +21,7 @@ from minidbg.words.run_spec import how_to_fill_in
 from minidbg.words.settings import Reduce, Settings
 from minidbg.words.text import display_path
 from minidbg.workers.child import PR_SET_PDEATHSIG, prctl
+from minidbg.workers.leftovers import SAME_START_S
 
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 """Signals that somebody sends to us and means for the program."""
@@ -170,7 +171,7 @@ def deaths_since(
     folder = settings.repro_dir
     for record in (*flights.dead_flights(folder), *flights.waited_in_vain(folder)):
         name = flights.read_name(record)
-        if name is None or name.started_ms / 1000 < began - flights.SAME_START_S:
+        if name is None or name.started_ms / 1000 < began - SAME_START_S:
             continue
         happened = flights.death(record) + ending.in_words
         if name.step is flights.Step.WAITING:

@@ -16,7 +16,6 @@ import os
 import platform
 import shutil
 import site
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ from platformdirs import user_cache_dir
 from minidbg.extras.cluster.code import Code, Trees, as_sent, moved, sha_of
 from minidbg.extras.cluster.members import resource_of, slots_of
 from minidbg.words.json_lines import last_json
-from minidbg.workers import memory_limit
+from minidbg.workers import leftovers, memory_limit
 from minidbg.workers.pool import (  # fmt: skip
     LEAST_ROOM_BYTES,
     NUMBERS,
@@ -60,7 +59,7 @@ class Judges(WorkerPlugin):
     name: str = NAME
     pools: dict[str, ServerPool] = field(default_factory=dict)
     """By what their warm interpreters have compiled with: ``aot`` or ``inductor``."""
-    state: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="minidbg-worker-")))
+    state: Path = field(default_factory=lambda: leftovers.make_folder("worker"))
     numbers: dict[str, int] = field(default_factory=dict)
     """By the key of the task that waits for it: the number of the order."""
     code: str = ""
