@@ -34,6 +34,7 @@ from minidbg.judge.precision import (
 from minidbg.judge.snapshot import CannotCompare, Leaf, Snapshot, _are_plain, _can_stand_for, snapshot
 from minidbg.judge.undefined import UndefinedResults, ZeroFilled
 from minidbg.torch_internals.thread_state import thread_state_kept
+from minidbg.words.foreign import first_line_of
 
 FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
 MOST_SEEDS = 12  # a coin shows one side as often by chance, once in 2,000 graphs
@@ -103,7 +104,7 @@ class Ensemble:
         except CannotCompare:
             raise
         except Exception as error:  # noqa: BLE001 - whatever an op says
-            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200]
+            said = first_line_of(error)[:200]
             self.failed[tag] = f"{tag}, which might explain it, fails: {said}"
             return None
 
