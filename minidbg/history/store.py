@@ -121,7 +121,7 @@ class History:
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         try:
             connection = sqlite3.connect(
-                f"{path.resolve().as_uri()}?mode={'ro' if readonly else 'rwc'}", uri=True, timeout=WAIT_S
+                f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}", uri=True, timeout=WAIT_S
             )
             try:
                 prepare(connection, readonly=readonly)
@@ -190,7 +190,7 @@ class History:
     def write_back(self) -> bool:
         """Try to write what is in memory to the file; whether that went well, and the file is used again."""
         try:
-            disk = sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=rwc", uri=True, timeout=1.0)
+            disk = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=rwc", uri=True, timeout=1.0)
             try:
                 self.connection.backup(disk)
                 prepare(disk, readonly=False)
