@@ -473,7 +473,8 @@ def reduce_elsewhere(argument: Mapping[str, Any], note: object) -> dict[str, Any
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
         limits = Limits(**argument["limits"])
         try:
-            case = asking.unpacked(argument["case"])
+            at = argument.get("path")  # of a capture, else what came with the question
+            case = repro.load(at) if at else asking.unpacked(argument["case"])
         except BackendUnreachable as refused:  # pickled there, and not to be had back here
             return {"refused": str(refused)}
         return reduce_on_stream(case, Path(argument["folder"]), limits, stream)

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from minidbg.workers.child import ChildResult
-from minidbg.workers.fork import fork
 from minidbg.workers.run_script import RUN_SCRIPT
-from minidbg.workers.serving import Question, received, supervise
+from minidbg.workers.serving import Question, received
 
 LONGEST_S = 86400.0
 """Until the script is named."""
@@ -39,12 +38,10 @@ class Ahead:
 
 
 class InterpreterAhead:
-    """An interpreter that waits for its script. Made in a server, or by one's own; ended by ``close`` and with whoever started it."""
+    """An interpreter that waits for its script. It is ended by ``close``, and with the server that started it."""
 
-    def __init__(
-        self, ahead: Ahead, where: Path, put: Callable[[Question], socket.socket] | None = None
-    ) -> None:
-        """``where``: the folder of the server, which ``put`` hands a question to; without it this process is the server. Raises OSError."""
+    def __init__(self, ahead: Ahead, where: Path, put: Callable[[Question], socket.socket]) -> None:
+        """``where``: the folder of the server that starts it; ``put`` hands a question to that. Raises OSError."""
         self.folder = Path(tempfile.mkdtemp(prefix="ahead-", dir=where))
         os.mkfifo(self.folder / "order", 0o600)
         self.order = os.open(
@@ -56,16 +53,7 @@ class InterpreterAhead:
             "call": f"{__name__}:become", "seconds": LONGEST_S, "memory_bytes": None, "program": True,
             "argument": {"folder": str(self.folder), "modules": list(ahead.modules), "env": env},
         }  # fmt: skip
-        if put is not None:
-            self.asked = put(question)
-            return
-        self.asked, theirs = socket.socketpair()
-        server = os.getpid()
-        with theirs:
-            if fork() == 0:
-                self.asked.close()
-                os.close(self.order)
-                supervise(question, theirs, server)
+        self.asked = put(question)
 
     def __enter__(self) -> Self:
         return self

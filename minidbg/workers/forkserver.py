@@ -33,7 +33,7 @@ from minidbg.workers.ahead import Ahead, InterpreterAhead
 from minidbg.workers.child import JSON, ChildResult, end_of, has_ended, kill_group
 from minidbg.workers.fork import call_in_fork, fork
 from minidbg.workers.run_script import kept_from_the_collector
-from minidbg.workers.serving import Question, put, received, serve
+from minidbg.workers.serving import Question, put, put_to_itself, received, serve
 
 MEMORY = Path("/dev/shm")
 """A folder that is memory, where there is one."""
@@ -298,7 +298,8 @@ def get_ready(question: Question) -> None:
     if question["ahead"] is not None and not AHEAD:
         with contextlib.suppress(OSError):  # who needs it starts one
             ahead = question["ahead"]
-            AHEAD.append(InterpreterAhead(Ahead(tuple(ahead["modules"]), ahead["env"]), Path(ahead["where"])))
+            wanted = Ahead(tuple(ahead["modules"]), ahead["env"])
+            AHEAD.append(InterpreterAhead(wanted, Path(ahead["where"]), put_to_itself))
     with kept_from_the_collector():
         import torch  # noqa: F401 - for the children
     from minidbg import torch_internals  # late: the asker's side of this file needs no torch

@@ -15,8 +15,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import psutil
-
 SAME_START_S = 5.0
 """Two readings of a process's start time differ by less; the system's clock may have been set in between."""
 
@@ -34,11 +32,15 @@ def this_place() -> str:
 @functools.lru_cache(maxsize=64)
 def started_ms(pid: int) -> int:
     """When process ``pid`` started, milliseconds of the epoch. Raises psutil.Error."""
+    import psutil  # late: a judge may be where only torch is, and makes no such folder
+
     return int(psutil.Process(pid).create_time() * 1000)
 
 
 def has_ended(pid: int, started_ms: int) -> bool:
     """Whether the process of this number that started then, here, has ended."""
+    import psutil
+
     try:
         process = psutil.Process(pid)
         is_zombie = process.status() == psutil.STATUS_ZOMBIE

@@ -70,6 +70,17 @@ def received(asked: socket.socket, deadline: float | None = None) -> dict[str, A
         data += piece
 
 
+def put_to_itself(question: Question) -> socket.socket:
+    """The same in a server: it supervises the question as any other, and the answer is for whoever has the socket."""
+    ours, theirs = socket.socketpair()
+    server = os.getpid()
+    with theirs:
+        if fork() == 0:
+            ours.close()
+            supervise(question, theirs, server)
+    return ours
+
+
 # ---- the server's side -----------------------------------------------------------------------------
 
 

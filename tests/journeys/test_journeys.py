@@ -46,15 +46,19 @@ def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Journey:
 
 
 def roles(journey: Journey) -> list[str]:
-    """What each interpreter was started for: the program or command; the forkserver; one that judges scripts, started ahead."""
-    known = {"minidbg.workers.forkserver": "forkserver", "minidbg.workers.server": "judge"}
+    """What each interpreter was started for: the program or command; the forkserver; one that judges scripts; one started ahead for a script by itself."""
+    known = {
+        "minidbg.workers.forkserver": "forkserver",
+        "minidbg.workers.server": "judge",
+        "--ahead": "script",
+    }
     return [
         next((role for module, role in known.items() if any(module in word for word in words)), "program")
         for words in journey.started
     ]
 
 
-ONE_REDUCTION = ["forkserver", "judge", "program"]
+ONE_REDUCTION = ["forkserver", "program", "script"]
 """The interpreters of a program that fails once, sorted: two import torch at the same time."""
 
 
@@ -183,7 +187,7 @@ def test_last_crash(travel: Callable[..., Journey]) -> None:
     assert journey.calls == 0
     # the judge of a crash, and the script by itself, run what may die in a child of their own
     assert sorted(set(roles(journey))) == ONE_REDUCTION
-    assert roles(journey).count("forkserver") == roles(journey).count("judge") == 1
+    assert roles(journey).count("forkserver") == roles(journey).count("script") == 1
     assert len(journey.script.splitlines()) <= MOST_LINES
     assert journey.script.startswith('"""The process dies in my_backend with relu: SIGABRT')
 

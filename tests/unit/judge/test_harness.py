@@ -18,9 +18,9 @@ from minidbg.judge.harness import (
     leaves_of,
     left_behind,
     patched_config,
-    wait_for_devices,
     wrappers_at_rest,
 )
+from minidbg.torch_internals import devices
 from minidbg.words.environment import JUDGING
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
@@ -151,5 +151,5 @@ def test_each_device_of_the_results_is_waited_for_once(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
     made = torch.ones(2).as_subclass(On)
-    wait_for_devices([made, made, torch.ones(2), torch.ones(2, device="meta"), 3])
+    devices.synchronize([made, made, torch.ones(2), torch.ones(2, device="meta"), 3])
     assert waited == [(torch.device("cuda", 1),)]

@@ -132,13 +132,16 @@ def test_what_would_move_a_terminal_is_printed_as_an_escape() -> None:
     assert printable("a\x1b[2J\u2028\tü b") == "a\\x1b[2J\\u2028\\tü b"
 
 
+BACKEND = BackendRef("acme", "acme")
+
+
 def raises(error: Exception) -> Any:
     raise error
 
 
 def test_a_backend_to_be_filled_in_is_asked_for() -> None:
     with pytest.raises(Unavailable, match="to be filled in"):
-        find_backend(lambda: ..., (), None)
+        find_backend(lambda: ..., BACKEND, None)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +155,8 @@ def test_a_backend_that_cannot_be_had_does_not_keep_another_from_being_asked(
     error: Exception, said: str
 ) -> None:
     with pytest.raises(Unavailable, match=said):
-        find_backend(lambda: raises(error), (), None)
-    assert find_backend(lambda: raises(error), (), "eager") == "eager"
+        find_backend(lambda: raises(error), BACKEND, None)
+    assert find_backend(lambda: raises(error), BACKEND, "eager") == "eager"
 
 
 def test_the_headers_folders_are_looked_in_only_where_the_import_fails_without(
@@ -164,24 +167,24 @@ def test_the_headers_folders_are_looked_in_only_where_the_import_fails_without(
     def own() -> str:
         return "eager" if str(tmp_path) in sys.path else raises(ImportError("acme"))
 
-    assert find_backend(lambda: "eager", (str(tmp_path),), None) == "eager"
+    assert find_backend(lambda: "eager", replace(BACKEND, paths=(str(tmp_path),)), None) == "eager"
     assert str(tmp_path) not in sys.path
-    assert find_backend(own, (str(tmp_path),), None) == "eager"
+    assert find_backend(own, replace(BACKEND, paths=(str(tmp_path),)), None) == "eager"
 
 
 @pytest.mark.parametrize("wanted", ["no_such_backend", "torch:no_such_attribute", "no_such_module:backend"])
 def test_another_backend_that_is_not_here_is_named(wanted: str) -> None:
     with pytest.raises(Unavailable, match=f"no backend '{wanted}' here"):
-        find_backend(lambda: "eager", (), wanted)
+        find_backend(lambda: "eager", BACKEND, wanted)
 
 
 def test_a_module_of_that_name_that_registers_no_backend_is_none() -> None:
     with pytest.raises(Unavailable, match="no backend named 'json' is registered here"):
-        find_backend(lambda: "eager", (), "json")
+        find_backend(lambda: "eager", BACKEND, "json")
 
 
 def test_an_attribute_of_a_module_is_a_backend() -> None:
-    assert find_backend(lambda: "eager", (), "torch.nn:Module") is torch.nn.Module
+    assert find_backend(lambda: "eager", BACKEND, "torch.nn:Module") is torch.nn.Module
 
 
 def test_a_graph_of_aot_autograd_is_not_given_to_a_backend_of_torch_compile() -> None:

@@ -107,10 +107,15 @@ def test_variables_of_a_variant_are_assignments(value: Any, found: tuple[str, ..
     assert assignments(value) == found
 
 
-@pytest.mark.parametrize("value", ["A", "A=1 B", "1A=2", [3], "=1"])
+@pytest.mark.parametrize("value", ["A", "A=1 B", "1A=2", "=1"])
 def test_what_is_no_assignment_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="is no assignment"):
         assignments(value)
+
+
+def test_variables_of_another_kind_are_refused() -> None:
+    with pytest.raises(ValueError, match="a text or a list of texts"):
+        assignments([3])
 
 
 def test_options_of_a_variant_are_tables_in_one_order() -> None:
