@@ -157,7 +157,8 @@ def test_reduce_of_a_capture(wrapped: Journey, travel: Callable[..., Journey]) -
     assert journey.stdout.strip() == f"minidbg_repros/{journey.scripts[0].name}"
     assert sorted(roles(journey)) == ONE_REDUCTION
     assert journey.calls == 0
-    assert journey.questions <= wrapped.questions + 1  # nobody has seen the whole case fail here
+    # nobody has seen the whole case fail here, and the last question may have been asked with one that was not needed
+    assert journey.questions <= wrapped.questions + 2
     assert journey.script.partition("# ///")[0] == wrapped.script.partition("# ///")[0]
 
 

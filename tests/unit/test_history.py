@@ -173,7 +173,7 @@ def full_history(path: Path) -> bytes:
         number = history.start_sweep(1.0, code="c", files=["a.py"])
         history.set_revisions(number, {"/src": Revision("0123456789abcdef")})
         for name in (f"r{number}.py" for number in range(40)):
-            history.add_observation(number, result(name))
+            history.add_observation(result(name, sweep=number))
             history.put_state(state(name))
             history.add_flip(Flip(name, "cpu", 3.0, "FIXED", Verdict.REPRODUCES, Verdict.GONE, number, None))
     return path.read_bytes()
@@ -323,12 +323,12 @@ def test_warm_workers_are_not_asked_once_fresh_ones_have_contradicted_them_twice
 def test_the_latest_of_one_repro_or_of_all_are_read_and_no_more_than_asked_for(history: History) -> None:
     number = history.start_sweep(1.0, code="c", files=[])
     for at, repro in enumerate(["a.py", "b.py", "a.py", "b.py"]):
-        history.add_observation(number, result(repro, at=float(at)))
+        history.add_observation(result(repro, at=float(at), sweep=number))
         history.add_flip(
             Flip(repro, "cpu", float(at), "FIXED", Verdict.REPRODUCES, Verdict.GONE, number, None)
         )
-    assert [run.at for _, run in history.observations("a.py")] == [2.0, 0.0]
-    assert [run.at for _, run in history.observations(limit=3)] == [3.0, 2.0, 1.0]
+    assert [run.at for run in history.observations("a.py")] == [2.0, 0.0]
+    assert [run.at for run in history.observations(limit=3)] == [3.0, 2.0, 1.0]
     assert [flip.at for flip in history.flips("b.py", limit=1)] == [3.0]
     assert len(history.sweeps(limit=0)) == 0
 

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from minidbg.workers import leftovers
 from minidbg.workers.leftovers import has_ended, make_folder, started_ms, this_place
 
 PROGRAM = """
@@ -68,7 +68,7 @@ def test_what_is_not_of_a_dead_process_here_stays(tmp_path: Path) -> None:
 
 def test_a_process_that_cannot_be_asked_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int) -> None:
-        raise leftovers.psutil.AccessDenied(pid)
+        raise psutil.AccessDenied(pid)
 
-    monkeypatch.setattr(leftovers.psutil, "Process", refuse)
+    monkeypatch.setattr(psutil, "Process", refuse)
     assert not has_ended(12, 1000)

@@ -226,7 +226,8 @@ def test_the_graph_of_a_backend_that_nothing_leads_to_is_kept_for_its_backend_to
     report = handle.report_of_failure(failure(backend=hidden()), Settings(repro_dir=tmp_path))
     assert report.capture is not None
     assert report.capture.suffix == ".py"
-    assert "fill in its backend(), then minidbg reduce" in report.line
+    assert "edit backend() in" in report.line
+    assert report.line.endswith(f"minidbg reduce {report.capture} --backend MODULE:EXPRESSION")
 
 
 def test_what_is_known_of_a_failure_that_no_script_can_hold_is_kept_in_words(tmp_path: Path) -> None:
