@@ -243,7 +243,8 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool 
     if believed and not is_sure and not reduced.steps and session.remaining() > 0:
         # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
         found, known = reproducing_path(case, session)
-        another = found.spec.call is not case.spec.call or found.backend is not case.backend
+        way = found.spec.call, found.backend, found.spec.context
+        another = way != (case.spec.call, case.backend, case.spec.context)
         if another or known.is_flaky or reduced.whole_passed:
             case, reduced = found, reduce_graph_of(found, session)
     reduced = as_defined(case, reduced)
