@@ -1,4 +1,4 @@
-"""The flight recorder: what a backend is about to do is on disk, since a process that dies in it can tell nobody.
+"""The flight recorder: write each graph to disk before it is compiled, so that a process that dies leaves a record.
 
 Before a graph is compiled, its record is written: the graph, what its inputs look like, and the values of integers,
 booleans and small tensors. While nothing happens with the graph the record is renamed to say so, and when the graph

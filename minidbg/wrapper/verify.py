@@ -36,7 +36,7 @@ from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, place_of_input
 from minidbg.wrapper.causes import is_of_a_signal_handler, is_out_of_memory
 from minidbg.wrapper.chain import Link, compile_at_run_time
-from minidbg.wrapper.collectives import Heard, Replay, alone
+from minidbg.wrapper.collectives import CollectiveRecorder, Replay, single_rank_graph
 from minidbg.wrapper.process import PROCESS, GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_in
 from minidbg.wrapper.verify_refusals import refusal
@@ -99,7 +99,7 @@ class Verification:
     def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
         """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
         try:
-            with handle.answering(args), quiet():
+            with handle.handling(args), quiet():
                 failure = self.judged(result, args)
             if failure is not None and handle.is_layout_alone(failure.error, self.settings):
                 handle.warn_of_layout(failure, self.settings)
@@ -150,7 +150,7 @@ class Verification:
         """The failure of a graph that talks to other ranks: what this rank computes alone, where it fails alone."""
         inside = self.before
         self.names = replay.names_of_given(len(runs.expected["outputs"]))
-        fed = alone(inside.graph, inside.inputs, replay.taken)
+        fed = single_rank_graph(inside.graph, inside.inputs, replay.taken)
         if fed is not None:
             with contextlib.suppress(CannotCompare):
                 failure = self.with_numbers(fed).compiled_anew(ALONE)
@@ -327,7 +327,7 @@ def begin(
     kept: Kept,
     settings: Settings,
     facts: GraphFacts,
-    heard: Heard | None = None,
+    recorder: CollectiveRecorder | None = None,
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
 
@@ -340,9 +340,9 @@ def begin(
     try:
         with torch_internals.outside_tracing():
             state = verify_runs.before(graph, args, mutated)
-            state = state if heard is None else replace(state, replay=Replay(heard))
+            state = state if recorder is None else replace(state, replay=Replay(recorder))
             verification = Verification(state, link, settings, facts)
-        if state.wants_backward() and heard is not None:
+        if state.wants_backward() and recorder is not None:
             facts.leave_out(GRADIENTS_SHARED)
         elif state.wants_backward():
             with torch_internals.random_numbers_put_back(args):

@@ -160,7 +160,7 @@ def test_another_layout_is_no_failure_unless_it_is_asked_for(
 def test_another_layout_is_told_once_for_each_graph(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(handle, "report_of_failure", lambda *_: Report("kept"))
+    monkeypatch.setattr(handle, "handle_quietly", lambda *_: Report("kept"))
     for _ in range(2):
         handle.warn_of_layout(failure(stride_error(), Kind.ACCURACY), Settings())
     (said,) = warnings_of(caplog)
@@ -223,7 +223,7 @@ def hidden() -> Any:
 def test_the_graph_of_a_backend_that_nothing_leads_to_is_kept_for_its_backend_to_be_filled_in(
     tmp_path: Path,
 ) -> None:
-    report = handle.report_of_failure(failure(backend=hidden()), Settings(repro_dir=tmp_path))
+    report = handle.handle_quietly(failure(backend=hidden()), Settings(repro_dir=tmp_path))
     assert report.capture is not None
     assert report.capture.suffix == ".py"
     assert "fill in its backend(), then minidbg reduce" in report.line
@@ -279,10 +279,10 @@ def test_our_own_trouble_becomes_a_report(
         raise trouble
 
     monkeypatch.setattr(handle, "capture_and_reduce", raises)
-    assert re.match(line, handle.report_of_failure(failure(), Settings()).line)
+    assert re.match(line, handle.handle_quietly(failure(), Settings()).line)
 
 
-# ---- answering
+# ---- handling
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_who_listens_hears_each_failure_with_what_became_of_it(
     heard: list[Any] = []
     handle.PROCESS.listeners.append(lambda *told: heard.append(told))
     failed = failure()
-    report = handle.answer(failed, Settings())
+    report = handle.handle(failed, Settings())
     assert heard == [(failed, report)]
 
 
