@@ -35,7 +35,7 @@ from minidbg.repro import Exactness, Form, flights, render
 from minidbg.repro.flights import RecordName, Step
 from minidbg.repro.folder import as_safetensors
 from minidbg.repro.loading import inputs_on
-from minidbg.source.contents import AT_A_GLANCE, SEEN_BEFORE
+from minidbg.source.contents import RESCUED_VALUES, SAMPLED_READER
 from minidbg.torch_internals import devices
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import for_its_owner
@@ -96,7 +96,7 @@ class Record:
                 Form.CAPTURE,
                 exactness=Exactness.SMALL,
                 value_limit_bytes=VALUE_LIMIT_BYTES,
-                contents=AT_A_GLANCE,
+                contents=SAMPLED_READER,
                 kind=Kind.CRASH,
                 with_nodes=True,
             )
@@ -209,7 +209,7 @@ def remember(values: Sequence[Any], record: Path) -> None:
         torch.manual_seed = seed
     for value, known in zip(values, seen, strict=False):
         if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor):
-            SEEN_BEFORE[torch_internals.storage_identity(value)] = known
+            RESCUED_VALUES[torch_internals.storage_identity(value)] = known
 
 
 def case_about_to_run(
