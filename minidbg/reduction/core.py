@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
-from minidbg.fx.copying import clone_values, collector_spared_what_is_there
+from minidbg.fx.copying import clone_values, gc_frozen
 from minidbg.reduction import edits
 from minidbg.reduction.candidate import (
     Ask,
@@ -89,7 +89,7 @@ ALONG_A_CHAIN: Passes = tuple(
 AT_ONCE: tuple[str, Pass] = ("all at once", simplify_inputs_at_once)
 
 
-@collector_spared_what_is_there()
+@gc_frozen()
 def reduce_graph(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],

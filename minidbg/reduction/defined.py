@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import Fact, FactKind, is_call, is_graph, op_name, tensors_in
-from minidbg.fx.record import LOOP_SECONDS, Around, Recording
+from minidbg.fx.record import LOOP_SECONDS, ModeContext, Recording
 from minidbg.fx.runs import EagerFailure, with_limited_loops
 from minidbg.judge.ensemble import same_but_for_rounding
 from minidbg.judge.undefined import RULES, UndefinedResults
@@ -54,7 +54,7 @@ def writes_twice(name: str, given: dict[str, Any]) -> bool:
 
 
 def open_points(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], around: Around = nullcontext
+    graph_module: fx.GraphModule, inputs: Sequence[Any], around: ModeContext = nullcontext
 ) -> frozenset[str]:
     """What torch leaves open in eager's results for these inputs, by the rules by which ``wrap`` leaves undefined results out.
 
