@@ -41,13 +41,13 @@ from minidbg.reduction.publishing import (
     with_failure,
 )
 from minidbg.reduction.replay import last_result, open_log
-from minidbg.reduction.result import Limits, Listener, Progress, Written, on_stream, silent
+from minidbg.reduction.result import Limits, Listener, Progress, ReductionResult, on_stream, silent
 from minidbg.reduction.session import (
     ANSWERS,
     BEST_FILE,
     RUNS_OF_WHOLE,
     AnswersAreStale,
-    InterpretersAhead,
+    PrestartedInterpreters,
     Reliability,
     Session,
     last_sure,
@@ -77,7 +77,7 @@ def reduce_and_publish(
     listener: Listener = silent,
     just_seen: bool = False,
     executor: asking.Executor | None = None,
-) -> Written:
+) -> ReductionResult:
     """Reduce ``case`` and leave a verified repro in ``folder``.
 
     A reduction of the same case that was ended before its end goes on where it was. Several processes may reduce the same case
@@ -94,7 +94,7 @@ def reduce_and_publish(
             if published is not None:
                 return published
         log = open_log(place, case, just_seen=just_seen)
-        with InterpretersAhead(case) as ahead:
+        with PrestartedInterpreters(case) as ahead:
             ahead.start()  # for the script by itself
             for _ in range(2):
                 session = Session(
@@ -136,7 +136,7 @@ def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> I
         lock.release()
 
 
-def still_reproduces(place: Path, deadline: Deadline) -> Written | None:
+def still_reproduces(place: Path, deadline: Deadline) -> ReductionResult | None:
     """The result of an earlier reduction of this very case, when its repro is there, certified, and fails now, before ``deadline``."""
     written = last_result(place)
     if written is None or written.path is None or not written.certified or not written.path.is_file():
@@ -150,7 +150,7 @@ def still_reproduces(place: Path, deadline: Deadline) -> Written | None:
     return replace(written, known_before=True)
 
 
-def reduced_and_published(case: Case, folder: Path, session: Session, *, just_seen: bool) -> Written:
+def reduced_and_published(case: Case, folder: Path, session: Session, *, just_seen: bool) -> ReductionResult:
     try:
         found = reduce_case(case, session, just_seen=just_seen)
         written = None
@@ -516,7 +516,7 @@ def reduce_path(
     folder: Path | None = None,
     listener: Listener = silent,
     executor: asking.Executor | None = None,
-) -> Written:
+) -> ReductionResult:
     """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
 
     ``backend`` is for a script whose own is to be filled in, and refused for others: BadSetting.

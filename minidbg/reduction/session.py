@@ -48,7 +48,7 @@ class AnswersAreStale(Exception):
     """What the replay log says failed does not fail any more: the backend has changed since."""
 
 
-class InterpretersAhead(contextlib.ExitStack):
+class PrestartedInterpreters(contextlib.ExitStack):
     """Interpreters that import torch while the search runs; the block's end ends them."""
 
     def __init__(self, case: Case) -> None:
@@ -105,7 +105,7 @@ class Session:
     """The nodes that the frames of its failure held."""
     last_shown: Outcome | None = None
     """Of the last question that showed the failure."""
-    ahead: InterpretersAhead | None = None
+    ahead: PrestartedInterpreters | None = None
     """Interpreters for scripts that are run by themselves."""
     executor: asking.Executor | None = None
     """Who runs the questions; None: forks of this process's forkserver."""

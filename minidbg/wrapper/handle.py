@@ -25,7 +25,7 @@ from minidbg import asking, repro, torch_internals, workers
 from minidbg.fx.case import Case
 from minidbg.fx.context import default_device, enabled_autocasts
 from minidbg.reduction import reducing
-from minidbg.reduction.result import Limits, Written
+from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.repro import known_workaround
 from minidbg.words import environment
 from minidbg.words.deadline import Deadline
@@ -214,7 +214,7 @@ def not_sent(left_out_bytes: int) -> str:
 
 def reduced_elsewhere(
     case: Case, package: Mapping[str, Any], settings: Settings, deadline: Deadline
-) -> Written:
+) -> ReductionResult:
     """Reduce in a fork of the forkserver, never in one of this process, which has threads.
 
     Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
@@ -238,13 +238,13 @@ def reduced_elsewhere(
     return written_by(done)
 
 
-def written_by(done: workers.ChildResult) -> Written:
+def written_by(done: workers.ChildResult) -> ReductionResult:
     """The answer of a reducing process. Raises MinidbgError that says how it ended when there is none."""
     value = done.value
     if isinstance(value, dict) and "refused" in value:
         raise MinidbgError(str(value["refused"]))
     if isinstance(value, dict):
-        return Written.from_json(value)
+        return ReductionResult.from_json(value)
     if done.timed_out:
         raise MinidbgError(f"the reducing process was ended after {done.seconds:.0f} s")
     last = (done.error or done.stderr_tail).strip().splitlines()[-1:] or ["no message"]

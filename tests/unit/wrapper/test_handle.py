@@ -17,7 +17,7 @@ from torch import fx
 from minidbg import workers
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.reduction.result import Written
+from minidbg.reduction.result import ReductionResult
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, MinidbgError
 from minidbg.words.outcome import Kind, Signature, Verdict
@@ -373,7 +373,7 @@ def test_a_capture_that_could_not_be_reduced_is_named(
 def test_a_reduction_without_a_verified_repro_names_the_capture_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path | None
 ) -> None:
-    written = Written(path, 3, 1, 7, 2.0, True, Verdict.REPRODUCES)
+    written = ReductionResult(path, 3, 1, 7, 2.0, True, Verdict.REPRODUCES)
     monkeypatch.setattr(handle, "reduced_elsewhere", lambda *_: written)
     case, capture = case_for(tmp_path)
     report = handle.reduced_or_why_not(case, capture, Settings(reduce=Reduce.NOW), Deadline.after(9.0))
