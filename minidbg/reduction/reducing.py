@@ -30,8 +30,9 @@ from minidbg.fx.effects import is_call
 from minidbg.fx.ranks import on_its_rank
 from minidbg.judge import harness
 from minidbg.judge.agreement import margin_for
-from minidbg.reduction import core, surroundings
+from minidbg.reduction import context_passes, core
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
+from minidbg.reduction.hints import first_differing, hints_from_error
 from minidbg.reduction.publishing import (
     SHOWN,
     VERIFY_SECONDS,
@@ -255,7 +256,7 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool 
     session.best = simpler = smallest
     try:
         session.phase = "settings"
-        simpler = surroundings.simplify(smallest, session.fails_the_same, session.remaining)
+        simpler = context_passes.simplify(smallest, session.fails_the_same, session.remaining)
     except KeyboardInterrupt:
         session.interrupted = True
     notes = ("interrupted by Ctrl-C",) if session.interrupted else ()
@@ -368,7 +369,7 @@ def reduce_graph_of(
     """The smallest graph that fails as ``case`` does. Raises SeenEarlier."""
     strays = 0
     start = call_nodes(case.graph_module)
-    first_wrong = surroundings.first_differing(case) if case.spec.traits.compares else ""
+    first_wrong = first_differing(case) if case.spec.traits.compares else ""
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
@@ -394,7 +395,7 @@ def reduce_graph_of(
         case.graph_module,
         case.inputs,
         ask,
-        hints=surroundings.hints(case),
+        hints=hints_from_error(case),
         frames=lambda: session.suspects or case_suspects,
         limits=session.limits_left() if may_run_together(case) else replace(session.limits_left(), jobs=1),
         on_progress=lambda phase, nodes, rest_calls: session.tell(phase, nodes, start, rest_calls),

@@ -23,7 +23,7 @@ from minidbg.judge.compare import Difference
 from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
 from minidbg.judge.randomness import Derandomized, feed_recorded
 from minidbg.judge.snapshot import CannotCompare
-from minidbg.reduction.surroundings import FIRST_DIFFERING
+from minidbg.reduction.hints import FIRST_DIFFERING
 from minidbg.source.names import readable
 from minidbg.torch_internals.devices import generator_states
 from minidbg.words.errors import AccuracyError

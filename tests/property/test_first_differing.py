@@ -15,7 +15,7 @@ from torch import fx
 
 import minidbg
 from minidbg import AccuracyError
-from minidbg.reduction.surroundings import FIRST_DIFFERING
+from minidbg.reduction.hints import FIRST_DIFFERING
 from minidbg.wrapper.capture import place_of_input
 from minidbg.wrapper.first_wrong import on_the_way
 
