@@ -220,9 +220,9 @@ def polish(problem: ReductionProblem, then: Passes = ()) -> None:
 def run_each(problem: ReductionProblem, passes: Passes, if_same: Passes, if_smaller: Passes) -> None:
     """The passes in order. What comes after them, once ``best`` is the same or has become smaller, is foreseen only."""
     before = problem.best
-    for place, (name, reduction_pass) in enumerate(passes):
+    for index, (name, reduction_pass) in enumerate(passes):
 
-        def coming(left: Passes = passes[place:]) -> Passes:
+        def coming(left: Passes = passes[index:]) -> Passes:
             return (*left, *(if_same if problem.best is before else if_smaller))
 
         problem.foresee = partial(asked_after, coming)

@@ -133,24 +133,24 @@ def is_as_full(before: Recording, after: Recording) -> bool:
     again = {node.name: node for node in after.nodes}
     pairs = [(node, again[node.name]) for node in before.nodes if is_call(node) and node.name in again]
     try:
-        sides = [_by_place(run, [pair[side] for pair in pairs]) for side, run in enumerate((before, after))]
+        sides = [_by_index(run, [pair[side] for pair in pairs]) for side, run in enumerate((before, after))]
     except EagerFailure:
         return False
     return all(
         _is_as_full(one, two)
-        for place in sides[0].keys() & sides[1].keys()
-        for one, two in zip(sides[0][place], sides[1][place], strict=False)
+        for index in sides[0].keys() & sides[1].keys()
+        for one, two in zip(sides[0][index], sides[1][index], strict=False)
     )
 
 
-def _by_place(recording: Recording, nodes: Sequence[fx.Node]) -> dict[int, list[Tensor]]:
+def _by_index(recording: Recording, nodes: Sequence[fx.Node]) -> dict[int, list[Tensor]]:
     known = [
-        (place, node)
-        for place, node in enumerate(nodes)
+        (index, node)
+        for index, node in enumerate(nodes)
         if node in recording.facts and recording.facts[node].kind is not FactKind.OPAQUE
     ]
     values = recording.values([(recording.index[node] + 1, node) for _, node in known])
-    return {place: list(tensors_in([value])) for (place, _), value in zip(known, values, strict=True)}
+    return {index: list(tensors_in([value])) for (index, _), value in zip(known, values, strict=True)}
 
 
 def _is_as_full(before: Tensor, after: Tensor) -> bool:

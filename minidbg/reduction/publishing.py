@@ -492,12 +492,12 @@ def differences(smallest: Case, neighbour: Case) -> Iterator[str]:
         yield "passes with plainer arguments of the same calls"
     lacking: dict[Any, Any] = _by_name(neighbour) if further else dict(enumerate(neighbour.inputs))
     asks_for_gradients = smallest.signature is not None and smallest.signature.direction is Direction.BACKWARD
-    for place, (name, has) in enumerate(_by_name(smallest).items()):
-        lacks = lacking.get(name if further else place, has)
+    for index, (name, has) in enumerate(_by_name(smallest).items()):
+        lacks = lacking.get(name if further else index, has)
         if asks_for_gradients and _needs_gradient(has) and not _needs_gradient(lacks):
             return
         if _told(has) != _told(lacks):
-            yield f"passes when input {place} is {_told(lacks)} instead of {_told(has)}"
+            yield f"passes when input {index} is {_told(lacks)} instead of {_told(has)}"
     yield "passes with plainer values in its inputs"
 
 

@@ -273,16 +273,16 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool 
 
 def as_defined(case: Case, reduced: core.Minimized) -> core.Minimized:
     """``reduced``, which ends in its smallest step in which torch leaves no more open than in ``case``."""
-    for place in reversed(range(len(reduced.steps))):
-        graph_module, inputs = reduced.steps[place]
+    for index in reversed(range(len(reduced.steps))):
+        graph_module, inputs = reduced.steps[index]
         if not newly_open(case.with_graph(graph_module, inputs), case):
-            if place == len(reduced.steps) - 1:
+            if index == len(reduced.steps) - 1:
                 break
             return replace(
                 reduced,
                 graph_module=graph_module,
                 inputs=inputs,
-                steps=reduced.steps[: place + 1],
+                steps=reduced.steps[: index + 1],
                 certified=False,
                 neighbour=None,
             )
@@ -300,12 +300,12 @@ def made_sure(case: Case, reduced: core.Minimized, session: Session) -> tuple[co
     known = reliability(steps[-1], session)
     if not known.is_flaky:
         return reduced, known
-    place = last_sure(steps, session)
-    if place is None:
+    index = last_sure(steps, session)
+    if index is None:
         session.repeats = known.repeats
         again = reduce_graph_of(steps[-1], session)
         return replace(again, steps=(*reduced.steps, *again.steps)), known
-    again, before = reduce_graph_of(steps[place], session, simplify=False), reduced.steps[: place + 1]
+    again, before = reduce_graph_of(steps[index], session, simplify=False), reduced.steps[: index + 1]
     if again.steps and reliability(case.with_graph(*again.steps[-1]), session).is_flaky:
         graph_module, inputs = before[-1]
         again = replace(

@@ -206,9 +206,9 @@ def input_in_words(value: Any) -> str:
 
 
 def aliases(inputs: tuple[Any, ...]) -> list[int]:
-    """For each input the place of the first one that shares its storage."""
+    """For each input the index of the first one that shares its storage."""
     first: dict[Any, int] = {}
     return [
-        first.setdefault(storage_key(value) if isinstance(value, torch.Tensor) else place, place)
-        for place, value in enumerate(inputs)
+        first.setdefault(storage_key(value) if isinstance(value, torch.Tensor) else index, index)
+        for index, value in enumerate(inputs)
     ]

@@ -165,8 +165,8 @@ def _lines_of(form: Form, case: Case, header: str, model: str, plain_backend: st
     if form is Form.HANDS_OVER:
         return selfcheck.lines_that_show(read, model=model, plain_backend=plain_backend)
     has_numbers = any(type(value) is int for value in case.inputs)
-    for place in mutated_placeholders(case.graph_module) if case.spec.backward else ():
-        if isinstance(value := case.inputs[place], Tensor) and value.requires_grad and not value.is_leaf:
+    for index in mutated_placeholders(case.graph_module) if case.spec.backward else ():
+        if isinstance(value := case.inputs[index], Tensor) and value.requires_grad and not value.is_leaf:
             raise selfcheck.NoShortForm(
                 "gradients of a value that the graph writes to are those from before the write"
             )

@@ -1,4 +1,4 @@
-"""The collectives of one call: heard while the backend runs it, answered from memory while eager runs beside it.
+"""The collectives of one call: recorded while the backend runs it, replayed from memory while eager runs beside it.
 
 No rank takes part in a collective twice, and none waits for another. What a rank gives to a collective counts among its results, so that a
 wrong value is told where it arises: the ranks that received it computed rightly with what they got.
@@ -94,9 +94,9 @@ class CollectiveRecorder(CollectiveMode):
         result = func(*args, **kwargs)
         self.record.quietly_move(Step.RUN)
         if name == WAIT:
-            one, place = self.pending.pop(result.data_ptr(), (None, 0))
+            one, index = self.pending.pop(result.data_ptr(), (None, 0))
             if one is not None:
-                one.results[place] = self.kept(result)
+                one.results[index] = self.kept(result)
             return result
         self.remember(Collective(name, key_of(name, args, kwargs), given, []), func, result)
         return result
@@ -112,7 +112,7 @@ class CollectiveRecorder(CollectiveMode):
         one.single = isinstance(result, Tensor)
         one.results = [None if is_awaited else self.kept(out) for out in outs]
         if is_awaited:
-            self.pending |= {out.data_ptr(): (one, place) for place, out in enumerate(outs)}
+            self.pending |= {out.data_ptr(): (one, index) for index, out in enumerate(outs)}
         self.collectives.append(one)
 
     def kept(self, value: Tensor) -> Tensor:
@@ -152,8 +152,8 @@ class Replay:
         """The last of so many ``outputs``, which ``run`` has added, by the comparison's name for them, in words."""
         names = [one.name for one in self.taken for _ in one.given]
         return {
-            f"output {outputs - len(names) + place}": f"what this rank gives to {name} (collective {place + 1} of {len(names)})"
-            for place, name in enumerate(names)
+            f"output {outputs - len(names) + index}": f"what this rank gives to {name} (collective {index + 1} of {len(names)})"
+            for index, name in enumerate(names)
         }
 
 

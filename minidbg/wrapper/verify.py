@@ -33,7 +33,7 @@ from minidbg.words.outcome import Direction
 from minidbg.words.run_spec import CompiledFn, RunSpec
 from minidbg.words.settings import Layout, Settings, Verify
 from minidbg.wrapper import first_wrong, handle, verify_runs
-from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, place_of_input
+from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
 from minidbg.wrapper.causes import is_of_a_signal_handler, is_out_of_memory
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.collectives import CollectiveRecorder, Replay, single_rank_graph
@@ -198,8 +198,8 @@ class Verification:
             return False
         other = self.with_numbers(drawn)
         expected = other.before.eager(backward=bool(actual["gradients"]), may_refuse=True)
-        for place in range(len(self.before.inputs), len(drawn.inputs)):
-            expected["inputs_after"].pop(str(place), None)
+        for index in range(len(self.before.inputs), len(drawn.inputs)):
+            expected["inputs_after"].pop(str(index), None)
         return other.difference(compared(other.before, self.spec, actual, expected)) is None
 
     def drawn_wrong(self, seen: verify_runs.ImpossibleDraws) -> Failure:
@@ -283,18 +283,18 @@ class Verification:
 
     def in_words(self, where: str) -> str:
         """``where`` of a difference, with the name that the input has in the repro."""
-        place = place_of_input(where)
-        if where in self.names or place is None:
+        index = index_of_input(where)
+        if where in self.names or index is None:
             return self.names.get(where, where)
-        name = readable(str(self.before.graph.graph.find_nodes(op="placeholder")[place].target))[0]
-        named = where.replace(f"input {place}", f"input {place} ({name})", 1)
+        name = readable(str(self.before.graph.graph.find_nodes(op="placeholder")[index].target))[0]
+        named = where.replace(f"input {index}", f"input {index} ({name})", 1)
         spoilt = ", which eager leaves as it is," if self.is_spoilt(where) else AFTER_THE_CALL
         return named.replace(AFTER_THE_CALL, spoilt)
 
     def is_spoilt(self, where: str) -> bool:
         """Whether ``where`` is an input after the call that eager does not write to."""
-        place = place_of_input(where)
-        return where.endswith(AFTER_THE_CALL) and place is not None and place not in self.before.written
+        index = index_of_input(where)
+        return where.endswith(AFTER_THE_CALL) and index is not None and index not in self.before.written
 
     def by_design(self, found: Difference, runs: Comparison) -> str:
         """A line that names the lower precision whose arithmetic gives such errors, where there is one."""

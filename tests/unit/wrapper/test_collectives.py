@@ -1,4 +1,4 @@
-"""Collectives of a call are heard once and answered from memory afterwards: eager beside the backend asks no other rank."""
+"""Collectives of a call are recorded once and replayed from memory afterwards: eager beside the backend asks no other rank."""
 
 from __future__ import annotations
 
