@@ -15,7 +15,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import capture_by_dynamo, copy_graph_module
 from minidbg.reduction import importers, publishing, reducing
-from minidbg.reduction.result import Limits, Listener, Written, silent
+from minidbg.reduction.result import Limits, Listener, ReductionResult, silent
 from minidbg.words import settings
 from minidbg.words.errors import NotReproduced
 from minidbg.words.outcome import Outcome, Verdict
@@ -83,7 +83,7 @@ def reduced(
     folder: Path | None = None,
     listener: Listener = silent,
     executor: asking.Executor | None = None,
-) -> Written:
+) -> ReductionResult:
     """As ``reduce``, but also returns a result without a verified repro. ``executor`` runs the questions."""
     forms = forms_of(what, backend)
     if forms is None:

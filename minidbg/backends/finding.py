@@ -14,7 +14,7 @@ from typing import Any
 
 from minidbg import torch_internals
 from minidbg.backends.locations import NEEDS, entry_point, import_for, location_of, registering_module
-from minidbg.backends.ref_builder import NoWay, RefBuilder, expression_for
+from minidbg.backends.ref_builder import NotReferable, RefBuilder, expression_for
 from minidbg.python_text.modules import finds_again, is_foreign
 from minidbg.python_text.source_text import read_statements
 from minidbg.words.errors import BackendUnreachable, NothingLeadsThere, UnknownBackend
@@ -137,7 +137,7 @@ def _expression(
         return names[0], _registered(names[0], statements, builder)
     try:
         expression = expression_for(backend, builder)
-    except NoWay as error:
+    except NotReferable as error:
         raise unreachable(backend, error, f"the backend {name_of(backend)}") from error
     return name_of(backend), expression
 
@@ -198,7 +198,7 @@ def _by_itself(
         return repr(name)
     try:
         return expression_for(compiler_fn, builder)
-    except NoWay as error:
+    except NotReferable as error:
         if is_foreign(defined) and finds_again(defined):
             builder.import_module(defined, f'defines "{name}"')
             return repr(name)
@@ -223,7 +223,7 @@ def _is_loaded_from(module: str, compiler_fn: object, attribute: str) -> bool:
         return False
 
 
-def unreachable(backend: object, error: NoWay, what: str) -> NothingLeadsThere:
+def unreachable(backend: object, error: NotReferable, what: str) -> NothingLeadsThere:
     """The refusal: what cannot be found again, why, and the exact words that would help."""
     return NothingLeadsThere(
         f"{what} cannot be found again by a fresh process: {error}. "

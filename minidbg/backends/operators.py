@@ -18,7 +18,7 @@ from minidbg import torch_internals
 from minidbg.backends.copied_source import NotSelfContained
 from minidbg.backends.finding import as_statements
 from minidbg.backends.locations import device_types, location_of, plugins_of_devices
-from minidbg.backends.ref_builder import NoWay, RefBuilder, check_loadable, expression_for
+from minidbg.backends.ref_builder import NotReferable, RefBuilder, check_loadable, expression_for
 from minidbg.python_text.modules import (
     file_of,
     finds_again,
@@ -254,7 +254,7 @@ def _with_part(
     try:
         with builder.attempt():
             add(part, builder)
-    except (NoWay, NotSelfContained) as error:
+    except (NotReferable, NotSelfContained) as error:
         if not given:
             raise BackendUnreachable(
                 f"{what} in the failing graph cannot be found again by a fresh process: {error}. Define it in a "

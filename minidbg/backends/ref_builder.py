@@ -1,4 +1,4 @@
-"""An expression that gives an object back: by an import, by copied source, or by the path of its script; and ``RefBuilder``, which collects what it needs."""
+"""Find the expression that gives an object back (an import, copied source, the path of its script), and collect what it needs: ``RefBuilder``."""
 
 from __future__ import annotations
 
@@ -228,16 +228,16 @@ class RefBuilder:
         return "\n\n".join(texts)
 
 
-class NoWay(Exception):
+class NotReferable(Exception):
     """No fresh process gets an object back; the text is a clause: ``it is a closure over level``."""
 
 
-class NotDefined(NoWay):
+class NotDefined(NotReferable):
     """The name that holds the object is no definition of it: a loop variable, or source that nobody kept."""
 
 
 def from_script(location: Location, value: object, builder: RefBuilder) -> str:
-    """The expression for a global of a module that no import finds. Raises NoWay."""
+    """The expression for a global of a module that no import finds. Raises NotReferable."""
     file = getattr(getattr(value, "__code__", None), "co_filename", None)
     if location.module != "__main__" and file_of(location.module) is not None:
         # it was loaded by path before, under a name that its frames have in signatures
@@ -256,34 +256,34 @@ def from_script(location: Location, value: object, builder: RefBuilder) -> str:
 
 
 def from_function(function: types.FunctionType, builder: RefBuilder) -> str:
-    """The expression for a local function that uses nothing local: its source is copied. Raises NoWay."""
+    """The expression for a local function that uses nothing local: its source is copied. Raises NotReferable."""
     path = [part for part in function.__qualname__.split(".") if part != "<locals>"]
     if function.__module__ != "__main__":
-        raise NoWay(f"it is a local function of {function.__module__}.{path[0]}")
+        raise NotReferable(f"it is a local function of {function.__module__}.{path[0]}")
     try:
         with builder.attempt():
             copy = builder.copy_of("__main__", function.__code__.co_filename)
             copy.add_function(function)
             block_of(copy)
     except NotSelfContained as error:
-        raise NoWay(f"it is a local function, and its source cannot be copied: {error}") from error
+        raise NotReferable(f"it is a local function, and its source cannot be copied: {error}") from error
     return path[0] + "()" * (len(path) - 1)
 
 
 def check_loadable(module: str, name: str, copied: str) -> None:
-    """Raise NoWay where running a script again would do more than define ``name``, or not define it.
+    """Raise NotReferable where running a script again would do more than define ``name``, or not define it.
 
     ``copied`` is a clause that says why its source is not copied.
     """
     if file_of(module) is None:
-        raise NoWay(f"{copied}, and {module} has no file")
+        raise NotReferable(f"{copied}, and {module} has no file")
     if not has_main_block(module):
-        raise NoWay(
+        raise NotReferable(
             f"{copied}, and loading its script would run the whole of it: there is no "
             f'`if __name__ == "__main__":` block'
         )
     if name in guarded_names(module):
-        raise NoWay(f"{copied}, and it is defined in the `__main__` block, which is not run again")
+        raise NotReferable(f"{copied}, and it is defined in the `__main__` block, which is not run again")
 
 
 def _by_file(location: Location, why: str, builder: RefBuilder, name: str = "") -> str:
@@ -307,7 +307,7 @@ def expression_for(value: Any, builder: RefBuilder) -> str:
     """The expression for ``value``; what it needs first goes on the ``builder``.
 
     In this order: a location that an import reaches, its parts put together anew, its source.
-    Raises NoWay, and the builder is as it was before.
+    Raises NotReferable, and the builder is as it was before.
     """
     location = location_of(value)
     with builder.attempt():
@@ -317,7 +317,7 @@ def expression_for(value: Any, builder: RefBuilder) -> str:
         try:
             with builder.attempt():
                 return _rebuilt(value, builder)
-        except NoWay as error:
+        except NotReferable as error:
             return _from_source(value, location, error, builder)
 
 
@@ -331,12 +331,12 @@ def _rebuilt(value: Any, builder: RefBuilder) -> str:
         return _call("functools.partial", value.args, value.keywords, builder, first=function)
     arguments = torch_internals.aot_autograd_arguments(value)
     if arguments is None:
-        raise NoWay(_why_not(value))
+        raise NotReferable(_why_not(value))
     builder.setup["from torch._dynamo.backends.common import aot_autograd"] = None
     return _call("aot_autograd", (), arguments, builder)
 
 
-def _from_source(value: Any, location: Location | None, error: NoWay, builder: RefBuilder) -> str:
+def _from_source(value: Any, location: Location | None, error: NotReferable, builder: RefBuilder) -> str:
     """By copied source or by the path of a script; ``error`` is why nothing else worked."""
     if location is not None:
         with contextlib.suppress(NotDefined):
@@ -374,11 +374,11 @@ def _argument(value: object, part: str, builder: RefBuilder) -> str:
         return write_literal(value)
     except NotALiteral as error:
         if not callable(value):
-            raise NoWay(f"{part} is no literal: {error}") from None
+            raise NotReferable(f"{part} is no literal: {error}") from None
     try:
         return expression_for(value, builder)
-    except NoWay as error:
-        raise NoWay(f"{part} cannot be found again: {error}") from None
+    except NotReferable as error:
+        raise NotReferable(f"{part} cannot be found again: {error}") from None
 
 
 def _why_not(value: Any) -> str:

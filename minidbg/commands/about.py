@@ -57,12 +57,12 @@ def doctor(internals: bool, as_json: bool) -> None:
     if internals:
         list_internals(as_json=as_json)
         return
-    from minidbg.commands.doctor import Condition, examine
+    from minidbg.commands.doctor import Severity, examine
 
-    worst = Condition.FINE
+    worst = Severity.FINE
     for finding in examine():
-        if finding.state is Condition.BROKEN:
-            worst = Condition.BROKEN
+        if finding.state is Severity.BROKEN:
+            worst = Severity.BROKEN
         if as_json:
             print_json(asdict(finding))
             continue
@@ -70,7 +70,7 @@ def doctor(internals: bool, as_json: bool) -> None:
         click.echo(f"{state}  {finding.name}: {finding.found}")
         if finding.advice:
             click.echo(f"{'':<9}{finding.advice}")
-    sys.exit(CANNOT_JUDGE if worst is Condition.BROKEN else 0)
+    sys.exit(CANNOT_JUDGE if worst is Severity.BROKEN else 0)
 
 
 def list_internals(*, as_json: bool) -> None:

@@ -31,8 +31,8 @@ QUESTION_S = 60.0
 """For one answer of the forkserver, its imports included."""
 
 
-class Condition(enum.StrEnum):
-    """How it is."""
+class Severity(enum.StrEnum):
+    """How bad a finding is."""
 
     FINE = "fine"
     MISSING = "missing"
@@ -46,17 +46,17 @@ class Finding:
     """What was looked at, what was found, and what to do about it."""
 
     name: str
-    state: Condition
+    state: Severity
     found: str
     advice: str = ""
 
 
 def fine(name: str, found: str) -> Finding:
-    return Finding(name, Condition.FINE, found)
+    return Finding(name, Severity.FINE, found)
 
 
 def missing(name: str, found: str, advice: str) -> Finding:
-    return Finding(name, Condition.MISSING, found, advice)
+    return Finding(name, Severity.MISSING, found, advice)
 
 
 def enough(is_enough: bool, name: str, found: str, advice: str) -> Finding:
@@ -64,7 +64,7 @@ def enough(is_enough: bool, name: str, found: str, advice: str) -> Finding:
 
 
 def broken(name: str, found: str, advice: str) -> Finding:
-    return Finding(name, Condition.BROKEN, found, advice)
+    return Finding(name, Severity.BROKEN, found, advice)
 
 
 GIB = 1 << 30

@@ -105,12 +105,12 @@ def lines_of(error: BaseException) -> list[str]:
     """What ``print_error`` prints."""
     verbose = VERBOSITY.get() > 0 and not isinstance(error, click.ClickException)
     before = ["".join(traceback.format_exception(error)).rstrip()] if verbose else []
-    return [*before, *map(printable, told(error))]
+    return [*before, *map(printable, error_lines(error))]
 
 
-def told(error: BaseException) -> list[str]:
+def error_lines(error: BaseException) -> list[str]:
     if isinstance(error, click.ClickException):
-        return told_usage(error)
+        return usage_lines(error)
     if isinstance(error, MinidbgError):
         what, advice = error.in_two()
         return [f"minidbg: {what}", f"  {advice or '-v shows where this came from'}"]
@@ -123,7 +123,7 @@ def told(error: BaseException) -> list[str]:
     ]
 
 
-def told_usage(error: click.ClickException) -> list[str]:
+def usage_lines(error: click.ClickException) -> list[str]:
     """The lines for a command that was given something it does not take."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "minidbg"

@@ -36,7 +36,7 @@ from minidbg.words.errors import MinidbgError
 
 if TYPE_CHECKING:
     from minidbg import asking
-    from minidbg.reduction.result import Listener, Written
+    from minidbg.reduction.result import Listener, ReductionResult
 
 
 @click.command()
@@ -164,7 +164,7 @@ def reduced(argument: Mapping[str, Any], _: object) -> dict[str, Any]:
     return {"written": written.to_json(), "line": written.line}
 
 
-def reduced_here(argument: Mapping[str, Any]) -> Written:
+def reduced_here(argument: Mapping[str, Any]) -> ReductionResult:
     from minidbg import library
     from minidbg.reduction.result import Limits
     from minidbg.words import settings

@@ -99,8 +99,8 @@ def _of_any(node: fx.Node, graphs: _Graphs) -> Iterator[Slot]:
     given = len(operand_leaves(node))
     if len(counts) == 1 and (count := counts.pop()) <= given:
         rows = len(node.args[1]) if op_name(node).startswith("map") else 0  # type: ignore[arg-type]
-        for place in range(count):
-            yield Slot(given - count + place, {path: [place] for path in graphs}, in_rows=place < rows)
+        for index in range(count):
+            yield Slot(given - count + index, {path: [index] for path in graphs}, in_rows=index < rows)
     yield from _results(graphs)
 
 
@@ -109,29 +109,29 @@ def _results(graphs: _Graphs, first: int = 0) -> Iterator[Slot]:
     returned = [_returned(graph) for graph in graphs.values()]
     if not all(isinstance(one, tuple | list) for one in returned) or len({len(one) for one in returned}) > 1:
         return
-    for place in range(first, len(returned[0])):
-        yield Slot(outputs=dict.fromkeys(graphs, (place,)), result=place)
+    for index in range(first, len(returned[0])):
+        yield Slot(outputs=dict.fromkeys(graphs, (index,)), result=index)
 
 
 def _of_loop(node: fx.Node, graphs: _Graphs) -> Iterator[Slot]:
     """``while_loop(condition, body, carried, additional)``."""
     _, body = map(str, (one.target for one in node.args[:2]))  # type: ignore[union-attr]
     carried = len(node.args[2])  # type: ignore[arg-type]
-    for place in range(len(operand_leaves(node))):
-        inputs = {path: [place] for path in graphs}
-        is_carried = place < carried
-        yield Slot(place, inputs, {body: (place,)} if is_carried else {}, place if is_carried else None)
+    for index in range(len(operand_leaves(node))):
+        inputs = {path: [index] for path in graphs}
+        is_carried = index < carried
+        yield Slot(index, inputs, {body: (index,)} if is_carried else {}, index if is_carried else None)
 
 
 def _of_scan(node: fx.Node, graphs: _Graphs) -> Iterator[Slot]:
     """``scan(combine, init, xs, additional)``: new carried values come back, then a row of each result."""
     (path,) = graphs
     carried, rows = len(node.args[1]), len(node.args[2])  # type: ignore[arg-type]
-    for place in range(len(operand_leaves(node))):
-        if place < carried:
-            yield Slot(place, {path: [place]}, {path: (place,)}, place)
+    for index in range(len(operand_leaves(node))):
+        if index < carried:
+            yield Slot(index, {path: [index]}, {path: (index,)}, index)
         else:
-            yield Slot(place, {path: [place]}, in_rows=place < carried + rows)
+            yield Slot(index, {path: [index]}, in_rows=index < carried + rows)
     yield from _results(graphs, carried)
 
 
@@ -139,11 +139,11 @@ def _of_associative_scan(node: fx.Node, graphs: _Graphs) -> Iterator[Slot]:
     """``associative_scan(combine, xs, additional)``: two rows of each go in, one comes back."""
     (path,) = graphs
     rows = len(node.args[1])  # type: ignore[arg-type]
-    for place in range(len(operand_leaves(node))):
-        if place < rows:
-            yield Slot(place, {path: [place, rows + place]}, {path: (place,)}, place, in_rows=True)
+    for index in range(len(operand_leaves(node))):
+        if index < rows:
+            yield Slot(index, {path: [index, rows + index]}, {path: (index,)}, index, in_rows=True)
         else:
-            yield Slot(place, {path: [rows + place]})
+            yield Slot(index, {path: [rows + index]})
 
 
 SCORE_INPUTS, MASK_INPUTS = 5, 4
@@ -157,10 +157,10 @@ def _of_attention(node: fx.Node, graphs: _Graphs) -> Iterator[Slot]:
     first = leaves - of_score - of_mask
     by_graph = {id(graph): path for path, graph in graphs.items()}
     score, mask = (by_graph[id(graph)] for graph in nested_graphs(node))
-    for place in range(of_score):
-        yield Slot(first + place, {score: [SCORE_INPUTS + place]})
-    for place in range(of_mask):
-        yield Slot(first + of_score + place, {mask: [MASK_INPUTS + place]})
+    for index in range(of_score):
+        yield Slot(first + index, {score: [SCORE_INPUTS + index]})
+    for index in range(of_mask):
+        yield Slot(first + of_score + index, {mask: [MASK_INPUTS + index]})
 
 
 def _of_autograd_function(node: fx.Node, graphs: _Graphs) -> Iterator[Slot]:
@@ -169,14 +169,14 @@ def _of_autograd_function(node: fx.Node, graphs: _Graphs) -> Iterator[Slot]:
     results, saved = map(len, _returned(graphs[forward]))
     if len(_inputs(graphs[backward])) != results + saved:
         return
-    for place in range(len(operand_leaves(node))):
-        yield Slot(place, {forward: [place]}, {backward: (place,)})
-    for place in range(results):
-        inputs = {backward: [place]}
-        yield Slot(None, inputs, {forward: (0, place)}, place, lists={"non_differentiable_idx": place})
-    for place in range(saved):
-        inputs = {backward: [results + place]}
-        yield Slot(None, inputs, {forward: (1, place)}, lists={"saved_for_backward_idx": place})
+    for index in range(len(operand_leaves(node))):
+        yield Slot(index, {forward: [index]}, {backward: (index,)})
+    for index in range(results):
+        inputs = {backward: [index]}
+        yield Slot(None, inputs, {forward: (0, index)}, index, lists={"non_differentiable_idx": index})
+    for index in range(saved):
+        inputs = {backward: [results + index]}
+        yield Slot(None, inputs, {forward: (1, index)}, lists={"saved_for_backward_idx": index})
 
 
 FORMS = {
@@ -199,14 +199,14 @@ def spare_slots(graph_module: fx.GraphModule, node: fx.Node, *, is_whole: bool) 
     """
     known = slots(node)
     needed = {
-        place
-        for place, slot in enumerate(known)
+        index
+        for index, slot in enumerate(known)
         if slot.result is not None
         and any(_is_needed(one, slot.result, is_whole) for one in _sharers(graph_module, node))
     }
     found = []
-    for place in range(len(known)):
-        together = _dependent(node, known, place)
+    for index in range(len(known)):
+        together = _dependent(node, known, index)
         if together is not None and not together & needed:
             found.append(together)
     return found
@@ -233,10 +233,10 @@ def _sharers(graph_module: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
     return [one for one in holders(graph_module) if paths & {path for path, _ in branches(one)}]
 
 
-def _dependent(node: fx.Node, known: Sequence[Slot], place: int) -> frozenset[int] | None:
-    """The slots computed from the one at ``place``, itself among them; None where something else is."""
+def _dependent(node: fx.Node, known: Sequence[Slot], index: int) -> frozenset[int] | None:
+    """The slots computed from the one at ``index``, itself among them; None where something else is."""
     slot_of = {(path, at): number for number, slot in enumerate(known) for path, at in slot.outputs.items()}
-    found, edge = {place}, [place]
+    found, edge = {index}, [index]
     while edge:
         slot = known[edge.pop()]
         for path, graph in branches(node):
@@ -270,7 +270,7 @@ def without_slots(
     All calls that run the same graphs lose them. What was computed for their operands alone goes too.
     """
     known = slots(node)
-    gone = [known[place] for place in sorted(chosen)]
+    gone = [known[index] for index in sorted(chosen)]
     results = {slot.result for slot in gone if slot.result is not None}
     if not gone or (results and results == {slot.result for slot in known if slot.result is not None}):
         return None

@@ -31,8 +31,8 @@ def collector_paused() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def collector_spared_what_is_there() -> Iterator[None]:
-    """A block in which the collector of cycles looks only at what is made in it: a large graph and torch itself are many objects."""
+def gc_frozen() -> Iterator[None]:
+    """Freeze the objects that exist, so that gc scans only new ones in the block: a large graph and torch itself are many."""
     if gc.get_freeze_count():  # somebody else's, who may not want it undone
         yield
         return

@@ -186,8 +186,8 @@ class _Extraction:
         if fact.kind is FactKind.OPAQUE:
             raise CannotExtract(f"{key[0].name} has no form as an input")
         if fact.kind is FactKind.TUPLE:
-            for place, part in enumerate(fact.parts):
-                self._need_part((key[0], key[1], (*key[2], place)), part, position)
+            for index, part in enumerate(fact.parts):
+                self._need_part((key[0], key[1], (*key[2], index)), part, position)
         elif _becomes_input(key[0], fact):
             self.lifted.setdefault(key, position)
 
@@ -326,16 +326,16 @@ class _Extraction:
     def _argument_part(self, key: Key, fact: Fact) -> Any:
         if fact.kind is FactKind.TUPLE:
             return tuple(
-                self._argument_part((key[0], key[1], (*key[2], place)), part)
-                for place, part in enumerate(fact.parts)
+                self._argument_part((key[0], key[1], (*key[2], index)), part)
+                for index, part in enumerate(fact.parts)
             )
         return self.new_parts.get(key, fact.plain)
 
     def _unpack(self, node: fx.Node, path: Path) -> fx.Node:
         """The part of a tuple value at ``path``, by the getitems that the whole graph has for it, or new ones."""
         new = self.new[node]
-        for place in path:
-            new = self.graph.call_function(operator.getitem, (new, place))
+        for index in path:
+            new = self.graph.call_function(operator.getitem, (new, index))
         new.meta = meta_of_part(node.meta, path)
         return new
 

@@ -1,4 +1,4 @@
-"""What a node does besides giving a value (modes, blocks, graphs of its own), and what a value is, without the value."""
+"""Side effects of a node: modes, blocks, graphs of its own. And the shape, dtype and kind of a value, without the value."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def _given(node: fx.Node, path: str, branch: fx.GraphModule) -> list[tuple[Any, 
         if slot.operand is not None:
             found |= dict.fromkeys(slot.inputs.get(path, ()), (leaves[slot.operand], slot.in_rows))
     if len(found) == len(branch.graph.find_nodes(op="placeholder")):
-        return [found[place] for place in range(len(found))]
+        return [found[index] for index in range(len(found))]
     given = operands(node, branch)
     return None if given is None else [(value, False) for value in given]
 
@@ -149,9 +149,9 @@ def simpler_constants(node: fx.Node) -> Iterator[tuple[Any, Any]]:
     """``node``'s arguments with one number nearer to 0 or 1: the smallest first."""
     if torch_internals.is_kernel_launch(node):
         return
-    for place, value in enumerate(node.args):
+    for index, value in enumerate(node.args):
         for other in _simpler(value):
-            yield (*node.args[:place], other, *node.args[place + 1 :]), node.kwargs
+            yield (*node.args[:index], other, *node.args[index + 1 :]), node.kwargs
     for key, value in node.kwargs.items():
         for other in _simpler(value):
             yield node.args, {**node.kwargs, key: other}

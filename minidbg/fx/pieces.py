@@ -180,17 +180,17 @@ def _without(argument: Any, gone: Set[fx.Node]) -> Any:
 
 def first_tensor(fact: Fact) -> Path | None:
     """Where the first tensor of a tuple value is."""
-    for place, part in enumerate(fact.parts):
+    for index, part in enumerate(fact.parts):
         if part.kind is FactKind.TENSOR:
-            return (place,)
+            return (index,)
         if part.kind is FactKind.TUPLE and (path := first_tensor(part)) is not None:
-            return (place, *path)
+            return (index, *path)
     return None
 
 
 def part_of(value: Any, path: Path) -> Any:
-    for place in path:
-        value = value[place]
+    for index in path:
+        value = value[index]
     return value
 
 

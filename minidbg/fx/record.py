@@ -16,9 +16,18 @@ from torch import Tensor, fx
 
 from minidbg.fx.effects import Fact, Mode, fact_of, is_call, mode_of
 from minidbg.fx.mutation import written_arguments
-from minidbg.fx.runs import Around, Cut, EagerFailure, Moment, Runs, StorageSerials, Survey, standing_alone
+from minidbg.fx.runs import (
+    Cut,
+    EagerFailure,
+    ModeContext,
+    NodeAt,
+    Runs,
+    StorageSerials,
+    ValueFacts,
+    standing_alone,
+)
 
-__all__ = ["Around", "Moment", "Recording", "runs_in_eager"]
+__all__ = ["ModeContext", "NodeAt", "Recording", "runs_in_eager"]
 
 UNKNOWN = object()
 """Stands for a value that has to be computed."""
@@ -40,7 +49,7 @@ class Recording:
         *,
         parent: Recording | None = None,
         same_values: bool = False,
-        around: Around = nullcontext,
+        around: ModeContext = nullcontext,
         loop_seconds: float | None = None,
     ) -> None:
         self.graph_module = graph_module
@@ -58,7 +67,7 @@ class Recording:
             and (targets := list(dict.fromkeys(written_arguments(graph_module, node))))
         }
         """Nodes that may write to values that they did not make, with the nodes of those values."""
-        self._around: Around = parent._around if parent else around
+        self._around: ModeContext = parent._around if parent else around
         with self._around():
             self.grad: bool = parent.grad if parent else torch.is_grad_enabled()
         """Grad mode before the first node."""
@@ -66,62 +75,64 @@ class Recording:
         self._runs = Runs(
             graph_module, self.inputs, self.writing, self._around, grad=self.grad, loop_seconds=loop_seconds
         )
-        self._in_use: dict[Moment, weakref.ref[Tensor]] = {}
-        self._survey_done: Survey | None = None
+        self._in_use: dict[NodeAt, weakref.ref[Tensor]] = {}
+        self._value_facts_done: ValueFacts | None = None
         if parent is not None and same_values:
-            self._survey_done = self._inherited(parent)
+            self._value_facts_done = self._inherited(parent)
 
     # --- what is known about the nodes ---
 
     @property
     def facts(self) -> dict[fx.Node, Fact]:
         """What the value of each node is; nodes after an eager failure are missing."""
-        return self._survey.facts
+        return self._value_facts.facts
 
     @property
     def failure(self) -> EagerFailure | None:
         """Where the graph fails in eager, if it does."""
-        return self._survey.failure
+        return self._value_facts.failure
 
-    def _inherited(self, parent: Recording) -> Survey | None:
+    def _inherited(self, parent: Recording) -> ValueFacts | None:
         """What the same nodes of ``parent`` showed; None when one is not known there."""
         at = {node.name: position for position, node in enumerate(self.nodes)}
         known = {node.name: node for node in parent.facts}
         wanted = (node.name for node in self.nodes[:-1] if node.op != "placeholder" or self.writing)
         if not known.keys() >= set(wanted):
             return None
-        survey = Survey()
+        gathered = ValueFacts()
         for node in self.nodes[:-1]:
             is_input = node.op == "placeholder"
-            survey.facts[node] = fact_of(self.input_of[node]) if is_input else parent.facts[known[node.name]]
+            gathered.facts[node] = (
+                fact_of(self.input_of[node]) if is_input else parent.facts[known[node.name]]
+            )
             if self.writing:
-                survey.storages[node] = parent.storages[known[node.name]]
+                gathered.storages[node] = parent.storages[known[node.name]]
         for storage, positions in parent.writes.items():
             names = (parent.nodes[position].name for position in positions)
             if here := [at[name] for name in names if name in at]:
-                survey.writes[storage] = here
-        return survey
+                gathered.writes[storage] = here
+        return gathered
 
     @property
     def storages(self) -> dict[fx.Node, frozenset[int]]:
         """Serial numbers of the storages behind each value; empty when nothing is ever written."""
-        return self._survey.storages
+        return self._value_facts.storages
 
     @property
     def writes(self) -> dict[int, list[int]]:
         """Serial number of a storage to the positions that write to it."""
-        return self._survey.writes
+        return self._value_facts.writes
 
     def writes_to(self, node: fx.Node, before: int) -> list[fx.Node]:
         """The nodes before position ``before`` that write to the value of ``node``."""
-        survey = self._survey
-        if not survey.writes:
+        gathered = self._value_facts
+        if not gathered.writes:
             return []
         first = self.index[node]
         positions = {
             position
-            for storage in survey.storages.get(node, frozenset())
-            for position in survey.writes.get(storage, ())
+            for storage in gathered.storages.get(node, frozenset())
+            for position in gathered.writes.get(storage, ())
             if first < position < before
         }
         return [self.nodes[position] for position in sorted(positions)]
@@ -133,7 +144,7 @@ class Recording:
 
     # --- values ---
 
-    def values(self, wanted: Sequence[Moment]) -> list[Any]:
+    def values(self, wanted: Sequence[NodeAt]) -> list[Any]:
         """The value for each moment wanted. Tensors share storage as they did then, and nobody else's if written later.
 
         Raises EagerFailure when the graph fails before it has them all.
@@ -145,7 +156,7 @@ class Recording:
             found |= self._replay(missing)
         return [found[moment] for moment in moments]
 
-    def _clamped(self, moment: Moment) -> Moment:
+    def _clamped(self, moment: NodeAt) -> NodeAt:
         """The earliest moment with the same value, so that a run can stop early; always one at which it is alive."""
         position, node = moment
         first = self.index[node] + 1
@@ -153,7 +164,7 @@ class Recording:
             return first, node
         return max(first, min(position, self._runs.last_use[node])), node
 
-    def _known(self, moment: Moment) -> Any:
+    def _known(self, moment: NodeAt) -> Any:
         """The value where no run is needed: an input that nothing can have written to, or a value still in use."""
         position, node = moment
         if node.op == "placeholder" and not (self.writing and self.writes_to(node, position)):
@@ -162,12 +173,12 @@ class Recording:
         value = recorded() if recorded is not None else None
         return UNKNOWN if value is None else value
 
-    def _replay(self, wanted: Sequence[Moment]) -> dict[Moment, Any]:
+    def _replay(self, wanted: Sequence[NodeAt]) -> dict[NodeAt, Any]:
         by_position: dict[int, list[fx.Node]] = {}
         for position, node in wanted:
             by_position.setdefault(position, []).append(node)
         stop = max(by_position)
-        held: dict[Moment, Any] = {}
+        held: dict[NodeAt, Any] = {}
 
         def hold(position: int, env: dict[fx.Node, Any]) -> None:
             for node in by_position.get(position, ()):
@@ -179,7 +190,7 @@ class Recording:
         self._in_use |= {moment: weakref.ref(value) for moment, value in tensors}
         return found
 
-    def _take_cut(self, wanted: Sequence[Moment]) -> Cut | None:
+    def _take_cut(self, wanted: Sequence[NodeAt]) -> Cut | None:
         """The last cut, if all that is wanted comes after it. It is given away: what is dead after it need not be kept."""
         cut, self._runs.cut = self._runs.cut, None
         if cut is None:
@@ -188,13 +199,13 @@ class Recording:
         return cut if all(position >= at and alive_at(node, at) for position, node in wanted) else None
 
     @property
-    def _survey(self) -> Survey:
-        if self._survey_done is None:
-            self._survey_done = self._take_survey()
-        return self._survey_done
+    def _value_facts(self) -> ValueFacts:
+        if self._value_facts_done is None:
+            self._value_facts_done = self._gather_value_facts()
+        return self._value_facts_done
 
-    def _take_survey(self) -> Survey:
-        survey = Survey()
+    def _gather_value_facts(self) -> ValueFacts:
+        gathered = ValueFacts()
         storages = StorageSerials()
 
         def look(position: int, env: dict[fx.Node, Any]) -> None:
@@ -202,25 +213,27 @@ class Recording:
                 return
             node = self.nodes[position - 1]
             value = env[node]
-            survey.facts[node] = fact_of(value)
+            gathered.facts[node] = fact_of(value)
             if self.writing:
-                survey.storages[node] = storages.serials(value)
+                gathered.storages[node] = storages.serials(value)
 
         def wrote(position: int, tensors: Iterable[Tensor]) -> None:
             for serial in storages.serials(list(tensors)):
-                survey.writes.setdefault(serial, []).append(position)
+                gathered.writes.setdefault(serial, []).append(position)
 
         try:
             self._runs.run(len(self.nodes) - 1, look, {}, None, wrote)
         except EagerFailure as failure:
-            survey.failure = failure
-        return survey
+            gathered.failure = failure
+        return gathered
 
 
 LOOP_SECONDS = 2.0
 """What a loop of a candidate may take: an edit may have taken away what ends it."""
 
 
-def runs_in_eager(graph_module: fx.GraphModule, inputs: Sequence[Any], around: Around = nullcontext) -> bool:
+def runs_in_eager(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], around: ModeContext = nullcontext
+) -> bool:
     """Whether the graph runs to its end on ``inputs``, which are only read."""
     return Recording(graph_module, inputs, around=around, loop_seconds=LOOP_SECONDS).failure is None

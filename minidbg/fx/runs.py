@@ -45,8 +45,8 @@ class EagerFailure(Exception):
 
 
 @dataclass(slots=True)
-class Survey:
-    """What one whole run showed."""
+class ValueFacts:
+    """What one whole run showed of each node's value, and of the writes to it."""
 
     facts: dict[fx.Node, Fact] = field(default_factory=dict)
     storages: dict[fx.Node, frozenset[int]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ def written(node: fx.Node, before: Iterable[tuple[Tensor, Any]]) -> Iterator[Ten
             yield tensor
 
 
-Moment: TypeAlias = tuple[int, fx.Node]
+NodeAt: TypeAlias = tuple[int, fx.Node]
 """A position in the graph and the node whose value is wanted as it is just before that position runs."""
 
 Env: TypeAlias = dict[fx.Node, Any]
@@ -112,7 +112,7 @@ Env: TypeAlias = dict[fx.Node, Any]
 Visit: TypeAlias = Callable[[int, Env], None]
 Wrote: TypeAlias = Callable[[int, Iterable[Tensor]], None]
 
-Around: TypeAlias = Callable[[], AbstractContextManager[Any]]
+ModeContext: TypeAlias = Callable[[], AbstractContextManager[Any]]
 """Makes the block in which a graph runs."""
 
 FREE_TURNS = 1000
@@ -153,7 +153,7 @@ class Runs:
         graph_module: fx.GraphModule,
         inputs: Sequence[Any],
         writing: Mapping[fx.Node, Sequence[fx.Node]],
-        around: Around,
+        around: ModeContext,
         *,
         grad: bool,
         loop_seconds: float | None = None,
@@ -191,7 +191,7 @@ class Runs:
     # --- running ---
 
     def run(
-        self, stop: int, visit: Visit, held: dict[Moment, Any], cut: Cut | None, wrote: Wrote | None = None
+        self, stop: int, visit: Visit, held: dict[NodeAt, Any], cut: Cut | None, wrote: Wrote | None = None
     ) -> None:
         """Run from ``cut``, or the start, up to ``stop``; ``visit`` sees each position's values before it runs.
 
@@ -208,7 +208,7 @@ class Runs:
         return self._run(stop, visit, held, cut, wrote)
 
     def _run(
-        self, stop: int, visit: Visit, held: dict[Moment, Any], cut: Cut | None, wrote: Wrote | None
+        self, stop: int, visit: Visit, held: dict[NodeAt, Any], cut: Cut | None, wrote: Wrote | None
     ) -> None:
         start, env = (cut.position, cut.env) if cut else (0, {})
         with self._surroundings(cut, env):
@@ -278,7 +278,7 @@ class Runs:
                     own.setdefault(storage_key(tensor), set()).add(node.name)
         return own
 
-    def _protect(self, node: fx.Node, env: Env, held: dict[Moment, Any], own: dict[int, set[str]]) -> None:
+    def _protect(self, node: fx.Node, env: Env, held: dict[NodeAt, Any], own: dict[int, set[str]]) -> None:
         """Before ``node`` writes: held values that share a storage with its arguments move to one of their own."""
         touched = {
             storage_key(tensor) for argument in self.writing[node] for tensor in tensors_in(env[argument])

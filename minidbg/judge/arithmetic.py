@@ -60,7 +60,7 @@ def wrong_elements(
     else:
         category, worst = "float" if _has_floats(expected) else "integer", wrong
         category = "bool" if expected.dtype is torch.bool else category
-    at = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst.place), expected.shape))
+    at = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst.index), expected.shape))
     found, wanted = actual[at], expected[at]
     if category == "inf" and (found.isnan() or wanted.isnan()):
         category = "nan"
@@ -79,13 +79,13 @@ class _Count:
     """How many elements exceed the margin, and which one the most."""
 
     def __init__(self) -> None:
-        self.number, self.place, self.most = 0, 0, 0.0
+        self.number, self.index, self.most = 0, 0, 0.0
 
     def add(self, start: int, excess: torch.Tensor, margin: float) -> None:
         self.number += int((excess > margin).sum())
-        place = int(excess.argmax())
-        if excess[place] > self.most:
-            self.place, self.most = start + place, float(excess[place])
+        index = int(excess.argmax())
+        if excess[index] > self.most:
+            self.index, self.most = start + index, float(excess[index])
 
 
 def _errors(runs: Any, near: tuple[float, float], factor: float) -> dict[str, float]:

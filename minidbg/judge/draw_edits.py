@@ -64,8 +64,8 @@ def inputs_of(graph: fx.GraphModule) -> list[fx.Node]:
 def add_inputs(graph: fx.GraphModule, drawn: Sequence[Drawn]) -> None:
     """Give ``graph`` an input more for each value; nothing uses it."""
     with graph.graph.inserting_before(next(node for node in graph.graph.nodes if node.op != "placeholder")):
-        for place, one in enumerate(drawn):
-            graph.graph.placeholder(f"unused_{place}").meta["example_value"] = one.value
+        for index, one in enumerate(drawn):
+            graph.graph.placeholder(f"unused_{index}").meta["example_value"] = one.value
     graph.recompile()
 
 
@@ -105,17 +105,17 @@ def give_mask(
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     defaults = {"attn_mask": None, "is_causal": False}
-    given = [argument_of(node, name, place, defaults.get(name)) for place, name in enumerate(names)]
+    given = [argument_of(node, name, index, defaults.get(name)) for index, name in enumerate(names)]
     rest = {name: node.kwargs[name] for name in ("scale", "enable_gqa") if node.kwargs.get(name)}
     call, method, inside = gm.graph.call_function, gm.graph.call_method, mask.value.dtype
     given[4] = 0.0
     with gm.graph.inserting_before(node):
-        for place, value in enumerate(given[:4]):
+        for index, value in enumerate(given[:4]):
             if not isinstance(value, fx.Node):
                 continue
             if getattr(value.meta.get("example_value"), "dtype", None) is torch.bool:  # those that count
                 value = call(torch.where, (value, 0.0, -math.inf))
-            given[place] = method("to", (method("to", (value, dtype)), inside))
+            given[index] = method("to", (method("to", (value, dtype)), inside))
         values = given[2]
         enter, leave = torch_internals.autocast_functions()
         block = call(enter, (mask.value.device.type, None, False, None)) if autocast else None
@@ -153,23 +153,23 @@ def overwrite(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInp
 
 
 def set_argument(
-    keyword: str, place: int, value: Any, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
+    keyword: str, index: int, value: Any, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
 ) -> None:
-    if place < len(node.args):
-        node.update_arg(place, value)
+    if index < len(node.args):
+        node.update_arg(index, value)
     else:
         node.update_kwarg(keyword, value)
 
 
 def put_inside(
-    place: int,
+    index: int,
     branch: fx.GraphModule,
     values: Sequence[Drawn],
     gm: fx.GraphModule,
     node: fx.Node,
     new_input: NewInput,
 ) -> None:
-    name = put_graph(branch, place, gm, node)
+    name = put_graph(branch, index, gm, node)
     if op_name(node) == "invoke_subgraph":
         node.update_arg(1, f"{node.args[1]}_{name}")  # what is compiled is kept by this identifier
     node.args = (*node.args, *map(new_input, values))
@@ -201,7 +201,7 @@ def place_inputs_before(graph: fx.GraphModule, further: int, drawn: int) -> None
 
 def put_graphs(
     graphs: Sequence[fx.GraphModule],
-    places: Sequence[int],
+    indices: Sequence[int],
     operands: int,
     values: Sequence[Drawn],
     gm: fx.GraphModule,
@@ -209,19 +209,19 @@ def put_graphs(
     new_input: NewInput,
 ) -> None:
     """Let ``node`` run these graphs, and give it ``values`` after the operands, a list or tuple among the arguments."""
-    for graph, place in zip(graphs, places, strict=True):
-        put_graph(graph, place, gm, node)
+    for graph, index in zip(graphs, indices, strict=True):
+        put_graph(graph, index, gm, node)
     given: Any = node.args[operands]
     node.update_arg(operands, type(given)((*given, *map(new_input, values))))
 
 
-def put_graph(graph: fx.GraphModule, place: int, gm: fx.GraphModule, node: fx.Node) -> str:
+def put_graph(graph: fx.GraphModule, index: int, gm: fx.GraphModule, node: fx.Node) -> str:
     """Let ``node`` run this graph, under a name of its own, since other nodes may run the old one; gives the name."""
-    old: Any = node.args[place]
+    old: Any = node.args[index]
     name = f"{str(old.target).replace('.', '_')}_fed_{node.name}"
     setattr(gm, name, graph)
     with gm.graph.inserting_before(node):
-        node.update_arg(place, gm.graph.get_attr(name))
+        node.update_arg(index, gm.graph.get_attr(name))
     if not old.users:
         gm.graph.erase_node(old)
     return name
@@ -241,12 +241,12 @@ def takes_a_part(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[1], int)
 
 
-def dropout_place(node: fx.Node) -> int | None:
-    lists = [place for place, value in enumerate(node.args) if isinstance(value, list | tuple)]
-    place = lists[-1] + 3 if lists else len(node.args)
-    return place if place + 1 < len(node.args) else None
+def dropout_index(node: fx.Node) -> int | None:
+    lists = [index for index, value in enumerate(node.args) if isinstance(value, list | tuple)]
+    index = lists[-1] + 3 if lists else len(node.args)
+    return index if index + 1 < len(node.args) else None
 
 
-def argument_of(node: fx.Node, keyword: str, place: int, default: Any = None) -> Any:
-    """The argument of ``node`` given by that keyword or at that place."""
-    return node.kwargs[keyword] if keyword in node.kwargs else (*node.args, *[default] * (place + 1))[place]
+def argument_of(node: fx.Node, keyword: str, index: int, default: Any = None) -> Any:
+    """The argument of ``node`` given by that keyword or at that index."""
+    return node.kwargs[keyword] if keyword in node.kwargs else (*node.args, *[default] * (index + 1))[index]

@@ -130,10 +130,10 @@ SUPPORTS: dict[str, Callable[[DrawingCall, Tensor], Support | None]] = {
 }
 
 
-def _argument(call: DrawingCall, keyword: str, place: int, default: Any) -> Any:
+def _argument(call: DrawingCall, keyword: str, index: int, default: Any) -> Any:
     if keyword in call.kwargs:
         return call.kwargs[keyword]
-    return call.args[place] if len(call.args) > place else default
+    return call.args[index] if len(call.args) > index else default
 
 
 def is_possible(drawn: Drawn, value: Any) -> bool:

@@ -261,7 +261,7 @@ def left_by_run(
 def left_behind(
     outputs: Any, model: Any, inputs: tuple[Any, ...], gradients: dict[str, Any]
 ) -> dict[str, Any]:
-    after = {str(place): value for place, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+    after = {str(index): value for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
     after |= {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {"outputs": outputs, "inputs_after": after, "gradients": gradients}
 
@@ -271,7 +271,7 @@ def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
 
     Afterwards the tensor stands for its new value: in eager that has a gradient, in a graph of AOTAutograd it is outside.
     """
-    values = {f"input {place}": value for place, value in enumerate(inputs)} | dict(model.named_parameters())
+    values = {f"input {index}": value for index, value in enumerate(inputs)} | dict(model.named_parameters())
     edge = torch.autograd.graph.get_gradient_edge
     return {
         name: value if value.is_leaf else edge(value)
@@ -284,10 +284,10 @@ def gradients_of(
     outputs: Any, sources: dict[str, Any], goes_on: Callable[[], bool] = lambda: True
 ) -> dict[str, Any]:
     """Gradients of ``sources``, for cotangents that are the same in each run, whatever that run draws; none unless it ``goes_on``."""
-    roots = [(place, root) for place, root in enumerate(leaves_of(outputs)) if needs_gradient(root)]
+    roots = [(index, root) for index, root in enumerate(leaves_of(outputs)) if needs_gradient(root)]
     if not (roots and sources):
         return {}
-    cotangents = [cotangent_for(root, place) for place, root in roots]
+    cotangents = [cotangent_for(root, index) for index, root in roots]
     if not goes_on():
         return {}
     found = torch.autograd.grad(
@@ -296,12 +296,12 @@ def gradients_of(
     return dict(zip(sources, found, strict=True))
 
 
-def cotangent_for(root: torch.Tensor, place: int) -> torch.Tensor:
+def cotangent_for(root: torch.Tensor, index: int) -> torch.Tensor:
     if root.layout is torch.jagged:  # a ragged size is no number
         made = torch.zeros_like(root.detach())
-        made.values().copy_(cotangent_for(made.values(), place))
+        made.values().copy_(cotangent_for(made.values(), index))
         return made
-    random = torch.Generator().manual_seed(SEED + place)
+    random = torch.Generator().manual_seed(SEED + index)
     values = torch.randn(root.shape, generator=random, dtype=torch.float32, device="cpu")
     return values.to(root.device, root.dtype)
 

@@ -276,10 +276,10 @@ class MonteCarloArithmetic(RoundingNoise):  # type: ignore[no-untyped-call]
         if not (isinstance(terms, torch.Tensor) and terms.dtype in NOISY_BITS):
             return result
         sums = result if isinstance(result, (tuple, list)) else (result,)
-        for place, one in enumerate(sums):
+        for index, one in enumerate(sums):
             if has_plain_memory(one) and one.dtype in NOISY_BITS and 0 < 2 * one.numel() <= terms.numel():
                 again = func(self.shaken(terms, terms.numel() / one.numel()), *args[1:], **kwargs)
-                one.copy_(again[place] if isinstance(again, (tuple, list)) else again)
+                one.copy_(again[index] if isinstance(again, (tuple, list)) else again)
         return result
 
     def shaken(self, terms: torch.Tensor, number: float) -> torch.Tensor:

@@ -145,7 +145,7 @@ def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | N
         return placeholders[len(inputs) - 1]
 
     tensors = [one for call in calls for one in tensors_in(call)]
-    placeholders = [graph.placeholder(f"argument_{place}") for place in range(len(tensors))]
+    placeholders = [graph.placeholder(f"argument_{index}") for index in range(len(tensors))]
     for node, value in zip(placeholders, tensors, strict=True):
         node.meta["example_value"] = value
     nodes: dict[DrawingCall | None, fx.Node] = {}
@@ -239,8 +239,8 @@ class _Recorder(fx.Interpreter):
         if plain in SWITCHES:
             return partial(edits.set_argument, *SWITCHES[plain])
         if plain in RECURRENT:
-            place = edits.dropout_place(node)
-            return None if place is None else partial(edits.set_argument, "dropout", place, 0.0)
+            index = edits.dropout_index(node)
+            return None if index is None else partial(edits.set_argument, "dropout", index, 0.0)
         if name in WRAPPERS and len(branches(node)) == 1:
             return self._inside(node, args)
         if name == "cond":
@@ -271,8 +271,8 @@ class _Recorder(fx.Interpreter):
         [(path, branch)] = branches(node)
         first = len(args) - len(inputs_of(branch))
         fed = self.fed_inside(node, branch, args[first:])
-        place = next(at for at, value in enumerate(node.args) if getattr(value, "target", None) == path)
-        return partial(edits.put_inside, place, fed.graph_module, fed.drawn) if fed.fed else None
+        index = next(at for at, value in enumerate(node.args) if getattr(value, "target", None) == path)
+        return partial(edits.put_inside, index, fed.graph_module, fed.drawn) if fed.fed else None
 
     def fed_inside(self, node: fx.Node, graph: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
         """A graph that ``node`` runs, fed; what cannot be is noted under the name of ``node``."""
@@ -317,8 +317,8 @@ class _Recorder(fx.Interpreter):
         values, turns = [value for one in carried for value in one], list[Derandomized]()
         if len(rows[0]) > MOST_TURNS:
             return None
-        for place in range(len(rows[0])):
-            given = (*values, *(one[place] for one in rows), *further)
+        for index in range(len(rows[0])):
+            given = (*values, *(one[index] for one in rows), *further)
             turns.append(feed_recorded(body, given, is_nested=True))
             results = body(*clone_values(given))  # moves the generators: each step draws other numbers
             values = clone_values(results[: len(values)])

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
-from minidbg.fx.copying import clone_values, collector_spared_what_is_there
+from minidbg.fx.copying import clone_values, gc_frozen
 from minidbg.reduction import edits
 from minidbg.reduction.candidate import (
     Ask,
@@ -89,7 +89,7 @@ ALONG_A_CHAIN: Passes = tuple(
 AT_ONCE: tuple[str, Pass] = ("all at once", simplify_inputs_at_once)
 
 
-@collector_spared_what_is_there()
+@gc_frozen()
 def reduce_graph(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
@@ -220,9 +220,9 @@ def polish(problem: ReductionProblem, then: Passes = ()) -> None:
 def run_each(problem: ReductionProblem, passes: Passes, if_same: Passes, if_smaller: Passes) -> None:
     """The passes in order. What comes after them, once ``best`` is the same or has become smaller, is foreseen only."""
     before = problem.best
-    for place, (name, reduction_pass) in enumerate(passes):
+    for index, (name, reduction_pass) in enumerate(passes):
 
-        def coming(left: Passes = passes[place:]) -> Passes:
+        def coming(left: Passes = passes[index:]) -> Passes:
             return (*left, *(if_same if problem.best is before else if_smaller))
 
         problem.foresee = partial(asked_after, coming)

@@ -101,7 +101,7 @@ class _Window:
         if self.fails(self.low, self.high):
             return True
         self.subsets.problem.confirm_whole(doubtful=True)  # all that was asked passed: does anything fail?
-        last_that_holds(lambda place: self.fails(*self.assumed[place]), -1, len(self.assumed) - 1)
+        last_that_holds(lambda index: self.fails(*self.assumed[index]), -1, len(self.assumed) - 1)
         return False
 
 
@@ -249,13 +249,13 @@ def _keep_needed(subsets: Subsets, rest: list[int], kept: list[int]) -> None:
         needed = _Search(subsets, rest, kept, gap).next_needed()
         if needed is None:
             return
-        place = rest.index(needed)
-        gap = max(1, 2 * (len(rest) - 1 - place))
-        close = close + 1 if len(rest) - 1 - place <= CLOSE else 0
+        index = rest.index(needed)
+        gap = max(1, 2 * (len(rest) - 1 - index))
+        close = close + 1 if len(rest) - 1 - index <= CLOSE else 0
         if close == 2:
             drop_chunks(subsets.problem)
             return
-        kept, rest = [*kept, needed], rest[:place]
+        kept, rest = [*kept, needed], rest[:index]
 
 
 class _Search:

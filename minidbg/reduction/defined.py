@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.fx.copying import clone_values
 from minidbg.fx.effects import Fact, FactKind, is_call, is_graph, op_name, tensors_in
-from minidbg.fx.record import LOOP_SECONDS, Around, Recording
+from minidbg.fx.record import LOOP_SECONDS, ModeContext, Recording
 from minidbg.fx.runs import EagerFailure, with_limited_loops
 from minidbg.judge.ensemble import same_but_for_rounding
 from minidbg.judge.undefined import RULES, UndefinedResults
@@ -54,7 +54,7 @@ def writes_twice(name: str, given: dict[str, Any]) -> bool:
 
 
 def open_points(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], around: Around = nullcontext
+    graph_module: fx.GraphModule, inputs: Sequence[Any], around: ModeContext = nullcontext
 ) -> frozenset[str]:
     """What torch leaves open in eager's results for these inputs, by the rules by which ``wrap`` leaves undefined results out.
 
@@ -133,24 +133,24 @@ def is_as_full(before: Recording, after: Recording) -> bool:
     again = {node.name: node for node in after.nodes}
     pairs = [(node, again[node.name]) for node in before.nodes if is_call(node) and node.name in again]
     try:
-        sides = [_by_place(run, [pair[side] for pair in pairs]) for side, run in enumerate((before, after))]
+        sides = [_by_index(run, [pair[side] for pair in pairs]) for side, run in enumerate((before, after))]
     except EagerFailure:
         return False
     return all(
         _is_as_full(one, two)
-        for place in sides[0].keys() & sides[1].keys()
-        for one, two in zip(sides[0][place], sides[1][place], strict=False)
+        for index in sides[0].keys() & sides[1].keys()
+        for one, two in zip(sides[0][index], sides[1][index], strict=False)
     )
 
 
-def _by_place(recording: Recording, nodes: Sequence[fx.Node]) -> dict[int, list[Tensor]]:
+def _by_index(recording: Recording, nodes: Sequence[fx.Node]) -> dict[int, list[Tensor]]:
     known = [
-        (place, node)
-        for place, node in enumerate(nodes)
+        (index, node)
+        for index, node in enumerate(nodes)
         if node in recording.facts and recording.facts[node].kind is not FactKind.OPAQUE
     ]
     values = recording.values([(recording.index[node] + 1, node) for _, node in known])
-    return {place: list(tensors_in([value])) for (place, _), value in zip(known, values, strict=True)}
+    return {index: list(tensors_in([value])) for (index, _), value in zip(known, values, strict=True)}
 
 
 def _is_as_full(before: Tensor, after: Tensor) -> bool:

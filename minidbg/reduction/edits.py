@@ -169,11 +169,11 @@ def merge_alike_inputs(problem: ReductionProblem) -> None:
 def merged(problem: ReductionProblem, stand_ins: Mapping[fx.Node, fx.Node]) -> Candidate:
     """``best`` with one placeholder in the place of another, for each pair."""
     best = problem.best
-    left = [place for place, node in enumerate(problem.recording.placeholders) if node not in stand_ins]
+    left = [index for index, node in enumerate(problem.recording.placeholders) if node not in stand_ins]
     return Candidate(
         OwnGraph(pieces.rewritten(best.graph_module, stand_ins=stand_ins)),
-        tuple(best.inputs[place] for place in left),
-        tuple(best.tokens[place] for place in left),
+        tuple(best.inputs[index] for index in left),
+        tuple(best.tokens[index] for index in left),
         epoch=best.epoch,
         variant=None,
     )
@@ -307,10 +307,10 @@ def drop_operands_at_once(problem: ReductionProblem) -> None:
 def drop_operands(problem: ReductionProblem) -> None:
     """Try without each value that a higher-order op carries: operand, inputs of its graphs and result at once. Cost: one call for each."""
     for route, name in _holders(problem):
-        for place in reversed(range(len(_spare_slots(problem, route, name)))):
+        for index in reversed(range(len(_spare_slots(problem, route, name)))):
             found = _spare_slots(problem, route, name)  # fewer after each that went
-            if place < len(found):
-                problem.consider(_without_slots(problem, route, name, found[place]))
+            if index < len(found):
+                problem.consider(_without_slots(problem, route, name, found[index]))
 
 
 def _holders(problem: ReductionProblem) -> list[tuple[nested.Route, str]]:

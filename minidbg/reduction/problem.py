@@ -15,7 +15,7 @@ from torch import fx
 from minidbg.fx.edit import extract
 from minidbg.fx.effects import open_levels
 from minidbg.fx.pieces import CannotExtract
-from minidbg.fx.record import LOOP_SECONDS, Around, Recording, runs_in_eager
+from minidbg.fx.record import LOOP_SECONDS, ModeContext, Recording, runs_in_eager
 from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import (
     Ask,
@@ -83,7 +83,7 @@ class ReductionProblem:
     on_progress: OnProgress = lambda phase, nodes, rest_calls: None
     whole_is_known: bool = True
     """Whether the whole was just seen to fail, so that it need not be asked."""
-    around: Around = nullcontext
+    around: ModeContext = nullcontext
     """The modes in which the graph runs in eager."""
     is_deadly: bool = False
     """Whether the failure ends its process: where in memory a read is deadly is chance, so no size is searched for exactly."""

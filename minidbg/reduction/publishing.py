@@ -21,7 +21,7 @@ from minidbg.fx.ranks import on_its_rank, what_was_needed
 from minidbg.judge import harness
 from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.defined import open_points
-from minidbg.reduction.result import Written
+from minidbg.reduction.result import ReductionResult
 from minidbg.reduction.session import Session
 from minidbg.reduction.simplify import flagged_as
 from minidbg.repro import Exactness
@@ -72,7 +72,9 @@ class ScriptForm:
     note: str = ""
 
 
-def publish_first_that_fails(original: Case, found: Reduced, folder: Path, session: Session) -> Written:
+def publish_first_that_fails(
+    original: Case, found: Reduced, folder: Path, session: Session
+) -> ReductionResult:
     """Write the first form that fails the same way in a fresh interpreter; forms go from short to faithful.
 
     Where the budget is over before one has, nothing is announced: the smallest case stays, unverified, beside its log.
@@ -88,7 +90,7 @@ def publish_first_that_fails(original: Case, found: Reduced, folder: Path, sessi
 
 def published(
     original: Case, found: Reduced, folder: Path, session: Session, tried: list[Outcome]
-) -> Written:
+) -> ReductionResult:
     """``publish_first_that_fails``; ``tried`` gets the outcome of each form. Raises BudgetSpent."""
     start = call_nodes(original.graph_module)
     for form in forms(found, original):
@@ -441,11 +443,13 @@ def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
             )
 
 
-def written(path: Path | None, case: Case, original: Case, last: Outcome, session: Session) -> Written:
+def written(
+    path: Path | None, case: Case, original: Case, last: Outcome, session: Session
+) -> ReductionResult:
     notes = case.provenance.notes if path else (*case.provenance.notes, why_not(last))
     if last.verdict is Verdict.FLAKY and last.runs and last.reproduced != last.runs:
         notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")
-    return Written(
+    return ReductionResult(
         path=path,
         lacking=case.backend.fill_in if path else "",
         nodes_before=call_nodes(original.graph_module),
@@ -488,12 +492,12 @@ def differences(smallest: Case, neighbour: Case) -> Iterator[str]:
         yield "passes with plainer arguments of the same calls"
     lacking: dict[Any, Any] = _by_name(neighbour) if further else dict(enumerate(neighbour.inputs))
     asks_for_gradients = smallest.signature is not None and smallest.signature.direction is Direction.BACKWARD
-    for place, (name, has) in enumerate(_by_name(smallest).items()):
-        lacks = lacking.get(name if further else place, has)
+    for index, (name, has) in enumerate(_by_name(smallest).items()):
+        lacks = lacking.get(name if further else index, has)
         if asks_for_gradients and _needs_gradient(has) and not _needs_gradient(lacks):
             return
         if _told(has) != _told(lacks):
-            yield f"passes when input {place} is {_told(lacks)} instead of {_told(has)}"
+            yield f"passes when input {index} is {_told(lacks)} instead of {_told(has)}"
     yield "passes with plainer values in its inputs"
 
 

@@ -30,8 +30,9 @@ from minidbg.fx.effects import is_call
 from minidbg.fx.ranks import on_its_rank
 from minidbg.judge import harness
 from minidbg.judge.agreement import margin_for
-from minidbg.reduction import core, surroundings
+from minidbg.reduction import context_passes, core
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
+from minidbg.reduction.hints import first_differing, hints_from_error
 from minidbg.reduction.publishing import (
     SHOWN,
     VERIFY_SECONDS,
@@ -41,13 +42,13 @@ from minidbg.reduction.publishing import (
     with_failure,
 )
 from minidbg.reduction.replay import last_result, open_log
-from minidbg.reduction.result import Limits, Listener, Progress, Written, on_stream, silent
+from minidbg.reduction.result import Limits, Listener, Progress, ReductionResult, on_stream, silent
 from minidbg.reduction.session import (
     ANSWERS,
     BEST_FILE,
     RUNS_OF_WHOLE,
     AnswersAreStale,
-    InterpretersAhead,
+    PrestartedInterpreters,
     Reliability,
     Session,
     last_sure,
@@ -77,7 +78,7 @@ def reduce_and_publish(
     listener: Listener = silent,
     just_seen: bool = False,
     executor: asking.Executor | None = None,
-) -> Written:
+) -> ReductionResult:
     """Reduce ``case`` and leave a verified repro in ``folder``.
 
     A reduction of the same case that was ended before its end goes on where it was. Several processes may reduce the same case
@@ -94,7 +95,7 @@ def reduce_and_publish(
             if published is not None:
                 return published
         log = open_log(place, case, just_seen=just_seen)
-        with InterpretersAhead(case) as ahead:
+        with PrestartedInterpreters(case) as ahead:
             ahead.start()  # for the script by itself
             for _ in range(2):
                 session = Session(
@@ -136,7 +137,7 @@ def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> I
         lock.release()
 
 
-def still_reproduces(place: Path, deadline: Deadline) -> Written | None:
+def still_reproduces(place: Path, deadline: Deadline) -> ReductionResult | None:
     """The result of an earlier reduction of this very case, when its repro is there, certified, and fails now, before ``deadline``."""
     written = last_result(place)
     if written is None or written.path is None or not written.certified or not written.path.is_file():
@@ -150,7 +151,7 @@ def still_reproduces(place: Path, deadline: Deadline) -> Written | None:
     return replace(written, known_before=True)
 
 
-def reduced_and_published(case: Case, folder: Path, session: Session, *, just_seen: bool) -> Written:
+def reduced_and_published(case: Case, folder: Path, session: Session, *, just_seen: bool) -> ReductionResult:
     try:
         found = reduce_case(case, session, just_seen=just_seen)
         written = None
@@ -256,7 +257,7 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool 
     session.best = simpler = smallest
     try:
         session.phase = "settings"
-        simpler = surroundings.simplify(smallest, session.fails_the_same, session.remaining)
+        simpler = context_passes.simplify(smallest, session.fails_the_same, session.remaining)
     except KeyboardInterrupt:
         session.interrupted = True
     notes = ("interrupted by Ctrl-C",) if session.interrupted else ()
@@ -273,16 +274,16 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool 
 
 def as_defined(case: Case, reduced: core.Minimized) -> core.Minimized:
     """``reduced``, which ends in its smallest step in which torch leaves no more open than in ``case``."""
-    for place in reversed(range(len(reduced.steps))):
-        graph_module, inputs = reduced.steps[place]
+    for index in reversed(range(len(reduced.steps))):
+        graph_module, inputs = reduced.steps[index]
         if not newly_open(case.with_graph(graph_module, inputs), case):
-            if place == len(reduced.steps) - 1:
+            if index == len(reduced.steps) - 1:
                 break
             return replace(
                 reduced,
                 graph_module=graph_module,
                 inputs=inputs,
-                steps=reduced.steps[: place + 1],
+                steps=reduced.steps[: index + 1],
                 certified=False,
                 neighbour=None,
             )
@@ -300,12 +301,12 @@ def made_sure(case: Case, reduced: core.Minimized, session: Session) -> tuple[co
     known = reliability(steps[-1], session)
     if not known.is_flaky:
         return reduced, known
-    place = last_sure(steps, session)
-    if place is None:
+    index = last_sure(steps, session)
+    if index is None:
         session.repeats = known.repeats
         again = reduce_graph_of(steps[-1], session)
         return replace(again, steps=(*reduced.steps, *again.steps)), known
-    again, before = reduce_graph_of(steps[place], session, simplify=False), reduced.steps[: place + 1]
+    again, before = reduce_graph_of(steps[index], session, simplify=False), reduced.steps[: index + 1]
     if again.steps and reliability(case.with_graph(*again.steps[-1]), session).is_flaky:
         graph_module, inputs = before[-1]
         again = replace(
@@ -369,7 +370,7 @@ def reduce_graph_of(
     """The smallest graph that fails as ``case`` does. Raises SeenEarlier."""
     strays = 0
     start = call_nodes(case.graph_module)
-    first_wrong = surroundings.first_differing(case) if case.spec.traits.compares else ""
+    first_wrong = first_differing(case) if case.spec.traits.compares else ""
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
@@ -395,7 +396,7 @@ def reduce_graph_of(
         case.graph_module,
         case.inputs,
         ask,
-        hints=surroundings.hints(case),
+        hints=hints_from_error(case),
         frames=lambda: session.suspects or case_suspects,
         limits=session.limits_left() if may_run_together(case) else replace(session.limits_left(), jobs=1),
         on_progress=lambda phase, nodes, rest_calls: session.tell(phase, nodes, start, rest_calls),
@@ -518,7 +519,7 @@ def reduce_path(
     folder: Path | None = None,
     listener: Listener = silent,
     executor: asking.Executor | None = None,
-) -> Written:
+) -> ReductionResult:
     """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
 
     ``backend`` is for a script whose own is to be filled in, and refused for others: BadSetting.

@@ -22,7 +22,7 @@ import torch
 from minidbg import torch_internals
 from minidbg.fx.case import Case
 from minidbg.fx.copying import storage_key
-from minidbg.reduction.result import Written
+from minidbg.reduction.result import ReductionResult
 from minidbg.source.size import canonical_text
 from minidbg.words.files import LOG_LIMIT_BYTES, read_regular, replace_file
 from minidbg.words.outcome import Outcome
@@ -142,12 +142,12 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
     return (found[0] if found else {}), found[1:], complaint
 
 
-def last_result(folder: Path) -> Written | None:
+def last_result(folder: Path) -> ReductionResult | None:
     """What the reduction in ``folder`` ended with, if it came to an end."""
     _, entries, _ = read_log(folder / FILE)
     for entry in entries[-1:]:
         with contextlib.suppress(KeyError, TypeError, ValueError):
-            return Written.from_json(entry["written"])
+            return ReductionResult.from_json(entry["written"])
     return None
 
 
@@ -185,7 +185,7 @@ def digest_of(case: Case) -> str:
                 case.spec.context.deterministic,
             )
         ),
-        *map(told, case.inputs),
+        *map(input_in_words, case.inputs),
         repr(aliases(case.inputs)),
     ]
     for part in parts:
@@ -193,7 +193,7 @@ def digest_of(case: Case) -> str:
     return digest.hexdigest()
 
 
-def told(value: Any) -> str:
+def input_in_words(value: Any) -> str:
     """An input in words that are the same in every process."""
     if not isinstance(value, torch.Tensor):
         return f"{type(value).__name__} {value!r}" if isinstance(value, int | float | bool | None) else ""
@@ -206,9 +206,9 @@ def told(value: Any) -> str:
 
 
 def aliases(inputs: tuple[Any, ...]) -> list[int]:
-    """For each input the place of the first one that shares its storage."""
+    """For each input the index of the first one that shares its storage."""
     first: dict[Any, int] = {}
     return [
-        first.setdefault(storage_key(value) if isinstance(value, torch.Tensor) else place, place)
-        for place, value in enumerate(inputs)
+        first.setdefault(storage_key(value) if isinstance(value, torch.Tensor) else index, index)
+        for index, value in enumerate(inputs)
     ]

@@ -46,7 +46,7 @@ UNLIMITED = Limits(seconds=math.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ReductionResult:
     """What became of a case: the verified repro, or why there is none."""
 
     path: Path | None
@@ -98,7 +98,7 @@ class Written:
         return data if self.lacking else {name: data[name] for name in data if name != "lacking"}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Written:
+    def from_json(cls, data: Mapping[str, Any]) -> ReductionResult:
         """Read ``to_json`` back. Raises KeyError, TypeError or ValueError on a damaged object."""
         fields = dict(data)
         fields["path"] = Path(fields["path"]) if fields["path"] else None

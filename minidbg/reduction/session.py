@@ -48,7 +48,7 @@ class AnswersAreStale(Exception):
     """What the replay log says failed does not fail any more: the backend has changed since."""
 
 
-class InterpretersAhead(contextlib.ExitStack):
+class PrestartedInterpreters(contextlib.ExitStack):
     """Interpreters that import torch while the search runs; the block's end ends them."""
 
     def __init__(self, case: Case) -> None:
@@ -105,7 +105,7 @@ class Session:
     """The nodes that the frames of its failure held."""
     last_shown: Outcome | None = None
     """Of the last question that showed the failure."""
-    ahead: InterpretersAhead | None = None
+    ahead: PrestartedInterpreters | None = None
     """Interpreters for scripts that are run by themselves."""
     executor: asking.Executor | None = None
     """Who runs the questions; None: forks of this process's forkserver."""
@@ -375,15 +375,15 @@ NODES_FOR_SURE = 2
 
 
 def last_sure(steps: Sequence[Case], session: Session) -> int | None:
-    """The place of the last step that fails in each run, the very last being flaky; None when those with about its nodes all are."""
+    """The index of the last step that fails in each run, the very last being flaky; None when those with about its nodes all are."""
     most = call_nodes(steps[-1].graph_module) + NODES_FOR_SURE
     flaky = len(steps) - 1
-    sure = next(place for place, step in enumerate(steps) if call_nodes(step.graph_module) <= most)
+    sure = next(index for index, step in enumerate(steps) if call_nodes(step.graph_module) <= most)
     if sure == flaky or reliability(steps[sure], session).is_flaky:
         return None
 
-    def is_sure(place: int) -> bool:
-        return session.remaining() > 0 and not reliability(steps[place], session).is_flaky
+    def is_sure(index: int) -> bool:
+        return session.remaining() > 0 and not reliability(steps[index], session).is_flaky
 
     return last_that_holds(is_sure, sure, flaky)
 

@@ -51,18 +51,18 @@ def with_inputs(
     how: Hashable,
     graph_module: fx.GraphModule | None = None,
 ) -> Candidate:
-    """``best`` with other values for the inputs at these places; ``how`` tells what was done from other ways to do it."""
+    """``best`` with other values for the inputs at these indices; ``how`` tells what was done from other ways to do it."""
     best = problem.best
-    inputs = tuple(changes.get(place, value) for place, value in enumerate(best.inputs))
+    inputs = tuple(changes.get(index, value) for index, value in enumerate(best.inputs))
     prefix = how if isinstance(how, tuple) else (how,)
-    tokens = tuple((*prefix, token) if place in changes else token for place, token in enumerate(best.tokens))
+    tokens = tuple((*prefix, token) if index in changes else token for index, token in enumerate(best.tokens))
     graph = OwnGraph(graph_module or best.graph_module)
     return Candidate(graph, inputs, tokens, epoch=best.epoch, variant=None)
 
 
 def _tensors(problem: ReductionProblem) -> list[tuple[int, Tensor]]:
-    """The plain tensors among the inputs, with their places."""
-    return [(place, value) for place, value in enumerate(problem.best.inputs) if _is_plain(value)]
+    """The plain tensors among the inputs, with their indices."""
+    return [(index, value) for index, value in enumerate(problem.best.inputs) if _is_plain(value)]
 
 
 def _is_plain(value: Any) -> bool:
@@ -93,8 +93,8 @@ def plain_kinds(problem: ReductionProblem) -> None:
     """Try plain tensors for those of a subclass, local shards for DTensors; all at once, then one by one."""
     inputs = problem.best.inputs
     changes = {
-        place: flagged_as(value, plain)
-        for place, value in enumerate(inputs)
+        index: flagged_as(value, plain)
+        for index, value in enumerate(inputs)
         if is_constructed(value) and (plain := plain_stand_in(value)) is not None
     }
     _try_all_then_each(problem, changes, "plain")
@@ -102,8 +102,8 @@ def plain_kinds(problem: ReductionProblem) -> None:
 
 def _try_all_then_each(problem: ReductionProblem, changes: Mapping[int, Any], how: str) -> None:
     if changes and not problem.consider(with_inputs(problem, changes, how)):
-        for place in changes if len(changes) > 1 else ():
-            problem.consider(with_inputs(problem, {place: changes[place]}, how))
+        for index in changes if len(changes) > 1 else ():
+            problem.consider(with_inputs(problem, {index: changes[index]}, how))
 
 
 def flatten_modules(problem: ReductionProblem) -> None:
@@ -205,14 +205,14 @@ def _resized(problem: ReductionProblem, old: int, new: int) -> Candidate | None:
 def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidate | None:
     changes: dict[int, Any] = {}
     starts = {old: _start_of_window(problem, old, new) for old, new in sizes.items()}
-    for place, value in enumerate(problem.best.inputs):
+    for index, value in enumerate(problem.best.inputs):
         if _is_plain(value) and any(size in sizes for size in value.shape):
             try:
-                changes[place] = _cropped(value, sizes, starts)
+                changes[index] = _cropped(value, sizes, starts)
             except RuntimeError:  # a sparse tensor has no corner
                 return None
         elif type(value) is int and value in sizes:
-            changes[place] = sizes[value]
+            changes[index] = sizes[value]
     graph_module = _with_arguments(problem, lambda value: nested.with_sizes(value, sizes))
     return with_inputs(problem, changes, ("cropped", tuple(sorted(sizes.items()))), graph_module)
 
@@ -274,8 +274,8 @@ def plain_dtypes(problem: ReductionProblem) -> None:
 
 def _with_dtype(problem: ReductionProblem, old: torch.dtype) -> Candidate:
     changes = {
-        place: flagged_as(value, value.detach().to(torch.float32))
-        for place, value in _tensors(problem)
+        index: flagged_as(value, value.detach().to(torch.float32))
+        for index, value in _tensors(problem)
         if value.dtype is old
     }
     graph_module = _with_arguments(problem, lambda value: nested.with_dtype(value, old, torch.float32))
@@ -288,7 +288,7 @@ def plain_tensors(problem: ReductionProblem) -> None:
     if torch_internals.has_kernel_launch(problem.best.graph_module):  # strides are among its arguments
         changing.pop()
     for change, how in changing:
-        changes = {place: made for place, value in _tensors(problem) if (made := change(value)) is not None}
+        changes = {index: made for index, value in _tensors(problem) if (made := change(value)) is not None}
         _try_all_then_each(problem, changes, how)
 
 
@@ -314,25 +314,25 @@ def _is_plainly_laid(value: Tensor) -> bool:
 def plain_values(problem: ReductionProblem) -> None:
     """Try values that need no data: all inputs at once, then each. Cost: up to four calls, and up to four for each input."""
     for name in MAKERS:
-        places = [
-            place for place, _ in _tensors(problem) if _rank(problem.best.tokens[place]) > _rank((name,))
+        indices = [
+            index for index, _ in _tensors(problem) if _rank(problem.best.tokens[index]) > _rank((name,))
         ]
-        if places and problem.consider(_with_values(problem, places, name)):
+        if indices and problem.consider(_with_values(problem, indices, name)):
             break
-    for place, _ in _tensors(problem):
+    for index, _ in _tensors(problem):
         for name in MAKERS:
-            is_plainer = _rank(problem.best.tokens[place]) > _rank((name,))
-            if not is_plainer or problem.consider(_with_values(problem, [place], name)):
+            is_plainer = _rank(problem.best.tokens[index]) > _rank((name,))
+            if not is_plainer or problem.consider(_with_values(problem, [index], name)):
                 break
 
 
-def _with_values(problem: ReductionProblem, places: Sequence[int], name: str) -> Candidate | None:
+def _with_values(problem: ReductionProblem, indices: Sequence[int], name: str) -> Candidate | None:
     changes: dict[int, Any] = {}
-    for place in places:
-        value = problem.best.inputs[place]
+    for index in indices:
+        value = problem.best.inputs[index]
         make = MAKERS["arange" if are_distinct(value) else name]
         try:
-            changes[place] = flagged_as(value, _laid_as(value, make(value.detach())))
+            changes[index] = flagged_as(value, _laid_as(value, make(value.detach())))
         except (RuntimeError, NotImplementedError):  # a dtype or layout for which there is no such value
             return None
     candidate = with_inputs(problem, changes, name)
@@ -394,7 +394,7 @@ def simplify_inputs_at_once(problem: ReductionProblem) -> None:
     steps = steps_if_nothing_mattered(problem)
     if len(steps) < 2 or problem.consider(steps[-1]):
         return
-    last_that_holds(lambda place: problem.consider(steps[place]), -1, len(steps) - 1)
+    last_that_holds(lambda index: problem.consider(steps[index]), -1, len(steps) - 1)
 
 
 def steps_if_nothing_mattered(problem: ReductionProblem) -> list[Candidate]:

@@ -28,9 +28,9 @@ from minidbg.repro.header import header_of, write_header
 from minidbg.repro.templates import fill
 from minidbg.repro.wording import docstring
 from minidbg.source import describing, module_text, origins, tensors
-from minidbg.source.contents import WITH_CARE, ValueReader
+from minidbg.source.contents import EXACT_READER, ValueReader
 from minidbg.source.expressions import quoted
-from minidbg.source.fills import How
+from minidbg.source.fills import FillKind
 from minidbg.source.module_text import write_graph_builder
 from minidbg.source.node_list import node_lines
 from minidbg.source.specs import Exactness, InputSpec
@@ -90,7 +90,7 @@ def render(
     *,
     exactness: Exactness = Exactness.SEEDED,
     value_limit_bytes: int = VALUE_LIMIT_BYTES,
-    contents: ValueReader = WITH_CARE,
+    contents: ValueReader = EXACT_READER,
     kind: Kind | None = None,
     remark: str = "",
     with_nodes: bool = False,
@@ -146,7 +146,7 @@ def render(
     text = fill(form.value, variables)
     if with_nodes:
         text += f"\n{node_lines(case.graph_module, model.node_names, case.inputs)}"
-    if contents is WITH_CARE:  # not for a record of a flight: the check takes longer than all the rest
+    if contents is EXACT_READER:  # not for a record of a flight: the check takes longer than all the rest
         _check(text)
     return Script(text, stored)
 
@@ -165,8 +165,8 @@ def _lines_of(form: Form, case: Case, header: str, model: str, plain_backend: st
     if form is Form.HANDS_OVER:
         return selfcheck.lines_that_show(read, model=model, plain_backend=plain_backend)
     has_numbers = any(type(value) is int for value in case.inputs)
-    for place in mutated_placeholders(case.graph_module) if case.spec.backward else ():
-        if isinstance(value := case.inputs[place], Tensor) and value.requires_grad and not value.is_leaf:
+    for index in mutated_placeholders(case.graph_module) if case.spec.backward else ():
+        if isinstance(value := case.inputs[index], Tensor) and value.requires_grad and not value.is_leaf:
             raise selfcheck.NoShortForm(
                 "gradients of a value that the graph writes to are those from before the write"
             )
@@ -254,7 +254,7 @@ def constant_expression(
     (spec,) = describing.describe([plain], ["value"], faithful)
     if spec.places or spec.is_inference:
         (spec,) = describing.describe([plain.clone()], ["value"], Exactness.EXACT)
-    if spec.fill.how is How.WRITTEN:
+    if spec.fill.kind is FillKind.WRITTEN:
         return spec.fill.text.removeprefix("value = ")
     text = tensors.expression(spec, device="", explicit=explicit)
     if spec.stored:

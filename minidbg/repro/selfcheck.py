@@ -58,7 +58,7 @@ def lines_for(
     ``plain_backend`` is a backend's name in quotes, or the global name of its function; empty where ``backend()`` gives it.
     ``has_numbers``: there may be plain integers among the inputs. ``lies_oddly``: a plain ``double()`` would lay an input otherwise in memory.
     """
-    case = _Judged(header, model, plain_backend, has_numbers)
+    case = _ScriptJudge(header, model, plain_backend, has_numbers)
     if why := case.beyond_a_few_lines():
         raise NoShortForm(why)
     case.lies_oddly = lies_oddly
@@ -77,7 +77,7 @@ def lines_for(
 
 def lines_that_show(header: Header, *, model: str, plain_backend: str) -> dict[str, Any]:
     """The variables of ``hands_over.py.j2``: one run in eager and one through the backend; none where that would end the process."""
-    case = _Judged(header, model, plain_backend, has_numbers=True)
+    case = _ScriptJudge(header, model, plain_backend, has_numbers=True)
     if case.kind.traits.dies:
         return {"functions": [], "shown": []}
     shown = [case.call(case.compiled_model())]
@@ -92,15 +92,15 @@ def lines_that_show(header: Header, *, model: str, plain_backend: str) -> dict[s
     return {"functions": functions_of(case, check=False), "shown": shown}
 
 
-def functions_of(case: _Judged, *, check: bool) -> list[str]:
+def functions_of(case: _ScriptJudge, *, check: bool) -> list[str]:
     """The text of the functions that the lines call."""
     needed = {"run": case.needs_run, "compiled": case.is_direct, "check": check}
     text = templates.environment().get_template("judge.py.j2").module
     return [getattr(text, name)(case).strip("\n") for name, wanted in needed.items() if wanted]
 
 
-class _Judged:
-    """What the text of the lines depends on, for one header."""
+class _ScriptJudge:
+    """What the text of a script's own judge depends on, for one header."""
 
     def __init__(self, header: Header, model: str, plain_backend: str, has_numbers: bool) -> None:
         self.header, self.spec, self.kind = header, header.spec, header.spec.expected.kind

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minidbg import torch_internals
 from minidbg.source.expressions import number, quoted
-from minidbg.source.fills import Fill, How, fit, is_opaque, literal_fill
+from minidbg.source.fills import Fill, FillKind, fit, is_opaque, literal_fill
 from minidbg.source.specs import Exactness, StridedLayout, ViewExpression
 from minidbg.torch_internals.devices import BROKEN
 
@@ -21,7 +21,7 @@ SMALL_ELEMENTS = 64
 FEW_PLACES = 8
 """NaN and infinities up to this number are written one by one, more of them as a stored mask."""
 
-_EXACT_AS_FITTED = (How.FULL, How.LOWER, How.UPPER, How.LITERAL)
+_EXACT_AS_FITTED = (FillKind.FULL, FillKind.LOWER, FillKind.UPPER, FillKind.LITERAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,15 @@ def has_data(value: Tensor) -> bool:
     )
 
 
-SEEN_BEFORE: dict[int, Tensor] = {}
-"""Values on the CPU for tensors of a device in error, by the identity of their storage, as somebody has read them before the error."""
+RESCUED_VALUES: dict[int, Tensor] = {}
+"""Values on the CPU for tensors of a device in error, by the identity of their storage, as a flight record holds them from before the error."""
 
 
 def in_place_of(value: Tensor) -> Tensor | None:
     """A tensor of the same layout that can be read: ``value``, or what was seen of it; None where there is none."""
     if has_data(value):
         return value
-    seen = SEEN_BEFORE.get(torch_internals.storage_identity(value)) if value.device in BROKEN else None
+    seen = RESCUED_VALUES.get(torch_internals.storage_identity(value)) if value.device in BROKEN else None
     fits = seen is not None and (seen.shape, seen.stride()) == (value.shape, value.stride())
     return seen if fits else None
 
@@ -77,12 +77,12 @@ def wanted_exact(value: Tensor, exactness: Exactness) -> bool:
 def content_without_data(dtype: torch.dtype) -> Content:
     """For a fake or meta tensor: standard normal numbers, integers 0 and 1 (a safe index)."""
     if is_opaque(dtype):
-        return Content(Fill(How.BYTES))
+        return Content(Fill(FillKind.BYTES))
     if dtype is torch.bool:
-        return Content(Fill(How.BOOLS, (0.5,)))
+        return Content(Fill(FillKind.BOOLS, (0.5,)))
     if dtype.is_floating_point or dtype.is_complex:
-        return Content(Fill(How.NORMAL, (0.0, 1.0)))
-    return Content(Fill(How.INTEGERS, (0, 2)))
+        return Content(Fill(FillKind.NORMAL, (0.0, 1.0)))
+    return Content(Fill(FillKind.INTEGERS, (0, 2)))
 
 
 def fitted_content(value: Tensor, view: ViewExpression, layout: StridedLayout, key: str) -> Content:
@@ -90,7 +90,7 @@ def fitted_content(value: Tensor, view: ViewExpression, layout: StridedLayout, k
     seen = _seen_base(value, view, layout)
     is_small = math.prod(view.base) <= SMALL_ELEMENTS
     fill = fit(seen, literal=is_small) if seen is not None else fit(value, structured=False, literal=is_small)
-    if fill.how is How.LITERAL or (is_small and value.numel() <= FEW_PLACES and not all_finite(value)):
+    if fill.kind is FillKind.LITERAL or (is_small and value.numel() <= FEW_PLACES and not all_finite(value)):
         return Content(literal_fill(base_data(value, view, layout)))
     if _holds_all(fill, value):
         return Content(fill)
@@ -113,7 +113,7 @@ def exact_content(data: Tensor, key: str) -> Content:
     if is_opaque(data.dtype):
         return stored_content(data, key)
     fill = fit(data)
-    ruled = fill.how in _EXACT_AS_FITTED or (fill.how is How.COUNT and not data.is_floating_point())
+    ruled = fill.kind in _EXACT_AS_FITTED or (fill.kind is FillKind.COUNT and not data.is_floating_point())
     if ruled and not _has_negative_zero(data) and _holds_all(fill, data):
         return Content(fill)
     return Content(literal_fill(data)) if data.numel() <= SMALL_ELEMENTS else stored_content(data, key)
@@ -215,7 +215,7 @@ def _has_negative_zero(data: Tensor) -> bool:
     return bool((wide.signbit() & (wide == 0)).any())
 
 
-WITH_CARE = ValueReader(exact_content, fitted_content)
+EXACT_READER = ValueReader(exact_content, fitted_content)
 """Short texts, fitted distributions, NaN and infinities in their places."""
 
 
@@ -225,7 +225,7 @@ LOOKED_AT = 32
 
 def stored_content(data: Tensor, key: str) -> Content:
     """The bytes of ``data``."""
-    return Content(Fill(How.STORED, text=key), stored={key: as_bytes(data)})
+    return Content(Fill(FillKind.STORED, text=key), stored={key: as_bytes(data)})
 
 
 def glanced_content(value: Tensor, view: ViewExpression, layout: StridedLayout, key: str) -> Content:
@@ -236,13 +236,13 @@ def glanced_content(value: Tensor, view: ViewExpression, layout: StridedLayout, 
     numbers = [float(abs(one)) if isinstance(one, complex) else float(one) for one in some]
     finite = [one for one in numbers if math.isfinite(one)]
     if len(finite) < len(numbers):
-        return Content(Fill(How.NORMAL, (0.0, 1.0)) if finite else Fill(How.FULL, (numbers[0],)))
+        return Content(Fill(FillKind.NORMAL, (0.0, 1.0)) if finite else Fill(FillKind.FULL, (numbers[0],)))
     if min(finite) == max(finite) and not value.is_complex():
-        return Content(Fill(How.FULL, (finite[0],)))
+        return Content(Fill(FillKind.FULL, (finite[0],)))
     scale = float(f"{math.sqrt(sum(one * one for one in finite) / len(finite)):.1e}")
     if min(finite) >= 0 and not value.is_complex():
-        return Content(Fill(How.MAGNITUDE, (scale,)))
-    return Content(Fill(How.NORMAL, (0.0, scale)))
+        return Content(Fill(FillKind.MAGNITUDE, (scale,)))
+    return Content(Fill(FillKind.NORMAL, (0.0, scale)))
 
 
 def elements(value: Tensor) -> list[float | complex]:
@@ -257,7 +257,7 @@ def elements(value: Tensor) -> list[float | complex]:
     return list((found.float() if found.dtype.itemsize < 4 else found).tolist())
 
 
-AT_A_GLANCE = ValueReader(stored_content, glanced_content)
+SAMPLED_READER = ValueReader(stored_content, glanced_content)
 
 
 def shown_content(data: Tensor, key: str) -> Content:
@@ -265,7 +265,7 @@ def shown_content(data: Tensor, key: str) -> Content:
     if data.device.type != "cpu" or not data.is_contiguous() or not torch_internals.has_plain_memory(data):
         return stored_content(data, key)
     flat = data.detach().reshape(-1).view(torch.uint8) if data.numel() else torch.empty(0, dtype=torch.uint8)
-    return Content(Fill(How.STORED, text=key), stored={key: flat})
+    return Content(Fill(FillKind.STORED, text=key), stored={key: flat})
 
 
 IN_PLACE = ValueReader(shown_content, glanced_content)

@@ -15,8 +15,8 @@ from minidbg import torch_internals
 from minidbg.fx.ranks import imports_of, shared_text
 from minidbg.source import origins
 from minidbg.source.contents import (
+    EXACT_READER,
     SMALL_ELEMENTS,
-    WITH_CARE,
     Content,
     ValueReader,
     base_data,
@@ -27,7 +27,7 @@ from minidbg.source.contents import (
     wanted_exact,
 )
 from minidbg.source.expressions import literal
-from minidbg.source.fills import Fill, How
+from minidbg.source.fills import Fill, FillKind
 from minidbg.source.specs import (
     CROP_BYTES,
     Exactness,
@@ -55,7 +55,7 @@ def describe(
     stored_sink: MutableMapping[str, Tensor] | None = None,
     *,
     dynamic_dims: Sequence[Sequence[int]] = (),
-    contents: ValueReader = WITH_CARE,
+    contents: ValueReader = EXACT_READER,
 ) -> tuple[InputSpec, ...]:
     """A spec for each value, in order; the values are only read. ``contents`` says how they are looked at.
 
@@ -112,7 +112,7 @@ class _Look:
     def content(self, value: Tensor, view: ViewExpression, layout: StridedLayout, key: str) -> Content:
         """What the base of ``value`` is filled with; ``key`` is for values that are stored."""
         if torch_internals.is_zero_tensor(value):
-            return Content(Fill(How.NO_MEMORY))
+            return Content(Fill(FillKind.NO_MEMORY))
         readable = in_place_of(value)
         if readable is None:
             return content_without_data(value.dtype)
@@ -136,7 +136,7 @@ def _describe_all(
         if not isinstance(value, Tensor):
             try:
                 text = known[0] if (known := shared_text(value)) else literal(value)
-                yield InputSpec(name, Fill(How.PYTHON, text=text), imports=imports_of([value]))
+                yield InputSpec(name, Fill(FillKind.PYTHON, text=text), imports=imports_of([value]))
             except CannotWrite as refusal:
                 raise CannotWrite(f"input {name}", f"it holds {refusal.part}") from refusal
             continue
@@ -148,7 +148,7 @@ def _describe_all(
             yield _member(facts, value, shared[index])
         elif (recipe := look.recipe(value)) is not None:
             text = "\n".join(recipe.named(name).statements)
-            yield replace(facts, fill=Fill(How.WRITTEN, text=text), imports=all_imports_of([value]))
+            yield replace(facts, fill=Fill(FillKind.WRITTEN, text=text), imports=all_imports_of([value]))
         elif is_constructed(value):
             yield _constructed(facts, value, names, look, made)
         else:
@@ -163,7 +163,7 @@ def _facts(name: str, value: Tensor) -> InputSpec:
     """All but the values. Raises CannotWrite for what no script could make."""
     facts = InputSpec(
         name=name,
-        fill=Fill(How.CONSTRUCTED),
+        fill=Fill(FillKind.CONSTRUCTED),
         dtype=value.dtype,
         device=_device(value.device),
         requires_grad=value.requires_grad,
@@ -179,7 +179,7 @@ def _facts(name: str, value: Tensor) -> InputSpec:
     layout = _layout(value)
     return replace(
         facts,
-        fill=Fill(How.FULL, (0,)),
+        fill=Fill(FillKind.FULL, (0,)),
         shape=layout.shape,
         stride=layout.stride,
         storage_offset=layout.offset,
@@ -206,7 +206,7 @@ def _constructed(
             part_look = replace(look, exactness=exactness_of_part(part, look.exactness))
             parts += _describe_all([part], [variables[name]], part_look, {})
     stored = {key: data for part in parts for key, data in part.stored.items()}
-    fill = Fill(How.CONSTRUCTED, text=construction.text.format(**variables))
+    fill = Fill(FillKind.CONSTRUCTED, text=construction.text.format(**variables))
     imports = all_imports_of([value])
     return replace(facts, fill=fill, parts=tuple(parts), imports=imports, stored=stored)
 

@@ -30,7 +30,7 @@ _OPAQUE = {getattr(torch, name) for name in _OPAQUE_NAMES if hasattr(torch, name
 """Dtypes without numbers: made from bytes."""
 
 
-class How(enum.StrEnum):
+class FillKind(enum.StrEnum):
     """The ways to make values; ``Fill.numbers`` holds what each needs."""
 
     NORMAL = "normal"
@@ -80,7 +80,7 @@ class How(enum.StrEnum):
 class Fill:
     """How values are made: a way, its numbers, or its text."""
 
-    how: How
+    kind: FillKind
     numbers: tuple[complex, ...] = ()
     text: str = ""
 
@@ -92,7 +92,7 @@ def is_opaque(dtype: torch.dtype) -> bool:
 
 def literal_fill(value: Tensor) -> Fill:
     """Every value of ``value``, kept in the text."""
-    return Fill(How.LITERAL, text=tensor_literal(value))
+    return Fill(FillKind.LITERAL, text=tensor_literal(value))
 
 
 @torch.no_grad()
@@ -104,26 +104,26 @@ def fit(value: Tensor, *, structured: bool = True, literal: bool = True) -> Fill
     """
     value = value.detach()
     if value.dtype in _OPAQUE:
-        return Fill(How.BYTES)
+        return Fill(FillKind.BYTES)
     if value.numel() == 0:
-        return Fill(How.FULL, (False if value.dtype is torch.bool else 0,))
+        return Fill(FillKind.FULL, (False if value.dtype is torch.bool else 0,))
     if value.numel() == 1:
-        return Fill(How.FULL, (value.item(),)) if value.ndim or not literal else literal_fill(value)
+        return Fill(FillKind.FULL, (value.item(),)) if value.ndim or not literal else literal_fill(value)
     if literal and value.numel() <= FEW and not value.is_floating_point() and not value.is_complex():
         first = value.flatten()[0]
-        return literal_fill(value) if bool((value != first).any()) else Fill(How.FULL, (first.item(),))
+        return literal_fill(value) if bool((value != first).any()) else Fill(FillKind.FULL, (first.item(),))
     if value.dtype is torch.bool:
         return _fit_bools(value, structured)
     if value.is_complex():
-        return Fill(How.NORMAL, (0.0, _simple(_root_mean_square(_sample(value).abs()))))
+        return Fill(FillKind.NORMAL, (0.0, _simple(_root_mean_square(_sample(value).abs()))))
     return (_fit_floats if value.is_floating_point() else _fit_integers)(value, structured)
 
 
 def _fit_bools(value: Tensor, structured: bool) -> Fill:
     share = value.float().mean().item()
     if share in (0.0, 1.0):
-        return Fill(How.FULL, (share == 1.0,))
-    return (_triangle(value, True) if structured else None) or Fill(How.BOOLS, (_share(share),))
+        return Fill(FillKind.FULL, (share == 1.0,))
+    return (_triangle(value, True) if structured else None) or Fill(FillKind.BOOLS, (_share(share),))
 
 
 def _share(share: float) -> float:
@@ -135,13 +135,13 @@ def _fit_integers(value: Tensor, structured: bool) -> Fill:
     wide = value if value.dtype in (torch.int32, torch.int64) else value.to(torch.int64)
     low, high = (int(bound) for bound in wide.aminmax())
     if value.dtype is torch.uint64 and low < 0:
-        return Fill(How.INTEGERS, (0, 2**63 - 1))
+        return Fill(FillKind.INTEGERS, (0, 2**63 - 1))
     if low == high:
-        return Fill(How.FULL, (low,))
+        return Fill(FillKind.FULL, (low,))
     found = (_count(wide) or _permutation(wide, low, high)) if structured else None
     if found is None and _are_distinct_on_purpose(wide, high - low + 1):
-        found = Fill(How.DISTINCT, (low, high + 1))
-    return found or Fill(How.INTEGERS, (low, high + 1))
+        found = Fill(FillKind.DISTINCT, (low, high + 1))
+    return found or Fill(FillKind.INTEGERS, (low, high + 1))
 
 
 def _are_distinct_on_purpose(value: Tensor, choices: int) -> bool:
@@ -159,13 +159,13 @@ def _count(value: Tensor) -> Fill | None:
     rows = value.reshape(-1, value.shape[-1])
     if not bool((rows == rows[0]).all()) or int(steps.flatten()[0]) == 0:
         return None
-    return Fill(How.COUNT, (int(rows[0, 0]), int(steps.flatten()[0])))
+    return Fill(FillKind.COUNT, (int(rows[0, 0]), int(steps.flatten()[0])))
 
 
 def _permutation(value: Tensor, low: int, high: int) -> Fill | None:
     if value.ndim != 1 or low != 0 or high != value.numel() - 1:
         return None
-    return Fill(How.PERMUTATION) if torch.unique(value).numel() == value.numel() else None
+    return Fill(FillKind.PERMUTATION) if torch.unique(value).numel() == value.numel() else None
 
 
 def _fit_floats(value: Tensor, structured: bool) -> Fill:
@@ -176,16 +176,16 @@ def _fit_floats(value: Tensor, structured: bool) -> Fill:
             return found
     sample = sample[sample.isfinite()]
     if sample.numel() == 0 or bool((sample == sample[0]).all()):
-        return Fill(How.FULL, (sample[0].item() if sample.numel() else 0.0,))
+        return Fill(FillKind.FULL, (sample[0].item() if sample.numel() else 0.0,))
     return (_probabilities(value, sample) if structured else None) or _distribution(sample)
 
 
 def _fit_few_values(value: Tensor, structured: bool) -> Fill | None:
     if bool(value.isnan().all()):
-        return Fill(How.FULL, (math.nan,))
+        return Fill(FillKind.FULL, (math.nan,))
     distinct = _few_values(value)
     if len(distinct) == 1:
-        return Fill(How.FULL, (distinct[0],))
+        return Fill(FillKind.FULL, (distinct[0],))
     if len(distinct) != 2:
         return None
     first, second = distinct
@@ -193,7 +193,7 @@ def _fit_few_values(value: Tensor, structured: bool) -> Fill | None:
         return found
     if value.numel() < 16 or not (math.isfinite(first) and math.isfinite(second)):
         return None
-    return Fill(How.TWO_VALUES, (_share((value == first).double().mean().item()), first, second))
+    return Fill(FillKind.TWO_VALUES, (_share((value == first).double().mean().item()), first, second))
 
 
 def _few_values(value: Tensor) -> list[float]:
@@ -211,9 +211,9 @@ def _triangle(value: Tensor, inside: complex) -> Fill | None:
     offset = value.shape[-1] - value.shape[-2]
     for diagonal in dict.fromkeys((0, 1, -1, offset, offset + 1)):
         if torch.equal(full.tril(diagonal), value):
-            return Fill(How.LOWER, (diagonal, inside))
+            return Fill(FillKind.LOWER, (diagonal, inside))
         if torch.equal(full.triu(diagonal), value):
-            return Fill(How.UPPER, (diagonal, inside))
+            return Fill(FillKind.UPPER, (diagonal, inside))
     return None
 
 
@@ -225,7 +225,7 @@ def _probabilities(value: Tensor, sample: Tensor) -> Fill | None:
             sums = value.select(0, 0).unsqueeze(0).double() if dim != 0 and value.ndim > 1 else value.double()
             sums = sums.sum(dim)
             if bool((sums - 1).abs().max() < max(1e-3, 4 * torch.finfo(value.dtype).eps)):
-                return Fill(How.PROBABILITIES, (dim,))
+                return Fill(FillKind.PROBABILITIES, (dim,))
     return None
 
 
@@ -237,10 +237,10 @@ def _distribution(sample: Tensor) -> Fill:
         return _fit_one_sign(sample, low, high)
     mean, deviation = sample.mean().item(), sample.std(correction=0).item()
     if n >= ENOUGH and _kurtosis(sample) < 2.2:
-        return Fill(How.UNIFORM, (_two_digits(low), _two_digits(high)))
+        return Fill(FillKind.UNIFORM, (_two_digits(low), _two_digits(high)))
     if abs(mean) <= max(0.1, 3 / math.sqrt(n)) * deviation:
         mean = 0.0
-    return Fill(How.NORMAL, (_two_digits(mean), _simple(deviation, 3 / math.sqrt(2 * n))))
+    return Fill(FillKind.NORMAL, (_two_digits(mean), _simple(deviation, 3 / math.sqrt(2 * n))))
 
 
 def _fit_one_sign(sample: Tensor, low: float, high: float) -> Fill:
@@ -248,12 +248,12 @@ def _fit_one_sign(sample: Tensor, low: float, high: float) -> Fill:
     size = sample.abs()
     zeros = (size == 0).double().mean().item()
     if sign > 0 and 0.2 < zeros < 0.8:
-        return Fill(How.RECTIFIED, (_simple(_root_mean_square(size[size > 0])),))
+        return Fill(FillKind.RECTIFIED, (_simple(_root_mean_square(size[size > 0])),))
     if sign > 0 and high <= 1 and high > 0.8 and low < 0.2 and _kurtosis(sample) < 2.2:
-        return Fill(How.UNIFORM, (0.0, 1.0))
+        return Fill(FillKind.UNIFORM, (0.0, 1.0))
     if size.min() > 0.2 * size.max() or (_kurtosis(sample) < 2.2 and sample.numel() >= ENOUGH):
-        return Fill(How.UNIFORM, (_two_digits(low), _two_digits(high)))
-    return Fill(How.MAGNITUDE, (sign * _simple(_root_mean_square(size)),))
+        return Fill(FillKind.UNIFORM, (_two_digits(low), _two_digits(high)))
+    return Fill(FillKind.MAGNITUDE, (sign * _simple(_root_mean_square(size)),))
 
 
 def _kurtosis(sample: Tensor) -> float:

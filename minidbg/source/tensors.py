@@ -22,7 +22,7 @@ from minidbg import torch_internals
 from minidbg.python_text.source_text import edited
 from minidbg.source import origins
 from minidbg.source.expressions import number, quoted, rounded
-from minidbg.source.fills import Fill, How
+from minidbg.source.fills import Fill, FillKind
 from minidbg.source.specs import InputSpec
 from minidbg.torch_internals.devices import generators_put_back, in_use
 
@@ -44,7 +44,7 @@ def expression(spec: InputSpec, device: str = "device", *, explicit: bool = Fals
 
     ``device`` is the text of an expression; ``explicit`` writes float32 out, for scripts with another default dtype.
     """
-    if spec.dtype is None or spec.fill.how is How.WRITTEN:
+    if spec.dtype is None or spec.fill.kind is FillKind.WRITTEN:
         return spec.fill.text
     return _finished(spec, _base_expression(spec, device, explicit=explicit), is_new=True)
 
@@ -76,13 +76,13 @@ def imports_for(specs: Sequence[InputSpec]) -> tuple[str, ...]:
 
 
 def _statements_of(spec: InputSpec, main: str, explicit: bool) -> Iterator[str]:
-    if spec.fill.how is How.WRITTEN and not spec.same_as:
+    if spec.fill.kind is FillKind.WRITTEN and not spec.same_as:
         yield from _split(spec.fill.text)
     elif spec.dtype is None:
         yield f"{spec.name} = {spec.fill.text}"
     elif spec.same_as:
         yield f"{spec.name} = {spec.same_as}"
-    elif spec.fill.how is How.CONSTRUCTED:
+    elif spec.fill.kind is FillKind.CONSTRUCTED:
         for part in spec.parts:
             yield from _statements_of(part, main, explicit)
         yield f"{spec.name} = {_finished(spec, spec.fill.text, is_new=True)}"
@@ -126,7 +126,9 @@ def _finished(spec: InputSpec, text: str, *, is_new: bool) -> str:
     """
     view = spec.view + (".conj()" if spec.is_conj else "")
     if spec.requires_grad and not spec.is_leaf:
-        if not is_new or spec.fill.how is How.NO_MEMORY:  # a view of a leaf, in the memory that it shares
+        if (
+            not is_new or spec.fill.kind is FillKind.NO_MEMORY
+        ):  # a view of a leaf, in the memory that it shares
             return f"{_with_grad(f'{text}.detach()')}{view or f'.view({_sizes(spec.shape)})'}"
         if view and not _outlives_an_op(spec):  # a view of a leaf: eager writes to none
             return f"{grouped(_with_grad(text))}{view}"
@@ -174,51 +176,55 @@ def fill_expression(
     float32, for scripts whose default dtype is another.
     """
     target = _Target(size, dtype, device, explicit)
-    parts: tuple[Any, ...] = (fill.how, *fill.numbers)
+    parts: tuple[Any, ...] = (fill.kind, *fill.numbers)
     match parts:
-        case How.NORMAL, mean, deviation:
+        case FillKind.NORMAL, mean, deviation:
             text = target.scaled("", deviation)
             if mean != 0:
                 text += f" {'-' if mean.real < 0 else '+'} {rounded(abs(mean))}"
             return target.cast(text)
-        case How.UNIFORM, 0, 1:
+        case FillKind.UNIFORM, 0, 1:
             return target.cast(target.floats("rand"))
-        case How.UNIFORM, low, high:
+        case FillKind.UNIFORM, low, high:
             return target.cast(
                 f"{target.floats('empty')}.uniform_({rounded(low.real)}, {rounded(high.real)})"
             )
-        case How.MAGNITUDE, scale:
+        case FillKind.MAGNITUDE, scale:
             return target.cast(target.scaled(".abs()", scale))
-        case How.RECTIFIED, scale:
+        case FillKind.RECTIFIED, scale:
             return target.cast(target.scaled(".relu()", scale))
-        case How.PROBABILITIES, dim:
+        case FillKind.PROBABILITIES, dim:
             return target.cast(f"{target.floats('randn')}.softmax({int(dim.real)})")
-        case How.TWO_VALUES, share, first, second:
+        case FillKind.TWO_VALUES, share, first, second:
             text = f"torch.where({target.mask(share)}, {number(first, dtype)}, {number(second, dtype)})"
             return text if dtype is torch.float32 and not explicit else f"{text}.to({dtype})"
-        case How.LOWER, diagonal, inside:
+        case FillKind.LOWER, diagonal, inside:
             return f"{target.full(inside)}.tril({int(diagonal.real) or ''})"
-        case How.UPPER, diagonal, inside:
+        case FillKind.UPPER, diagonal, inside:
             return f"{target.full(inside)}.triu({int(diagonal.real) or ''})"
-        case How.DISTINCT, low, high if math.prod(size) <= high.real - low.real:
+        case FillKind.DISTINCT, low, high if math.prod(size) <= high.real - low.real:
             return target.distinct(int(low.real), int(high.real))
-        case ((How.INTEGERS | How.DISTINCT), low, high):  # a base may have more elements than the input
+        case (
+            (FillKind.INTEGERS | FillKind.DISTINCT),
+            low,
+            high,
+        ):  # a base may have more elements than the input
             return target.call("randint", f"{int(low.real)}, {int(high.real)}, {size}", dtype, torch.int64)
-        case How.BOOLS, share:
+        case FillKind.BOOLS, share:
             return target.mask(share)
-        case How.FULL, value:
+        case FillKind.FULL, value:
             return target.full(value)
-        case (How.NO_MEMORY,):
+        case (FillKind.NO_MEMORY,):
             return target.call("_efficientzerotensor", str(size), dtype)
-        case How.COUNT, start, step:
+        case FillKind.COUNT, start, step:
             return target.count(int(start.real), int(step.real))
-        case (How.PERMUTATION,):
+        case (FillKind.PERMUTATION,):
             return target.call("randperm", str(size[0]), dtype, torch.int64)
-        case (How.BYTES,):
+        case (FillKind.BYTES,):
             return target.bytes()
-        case (How.LITERAL,):
+        case (FillKind.LITERAL,):
             return target.tensor(fill.text)
-        case (How.STORED,):
+        case (FillKind.STORED,):
             text = f"stored({', '.join([quoted(fill.text), str(dtype), *([device] if device else [])])})"
             return text if len(size) == 1 else f"{text}.view({', '.join(map(str, size)) or '()'})"
     return fill.text

@@ -18,7 +18,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.ranks import with_group
 from minidbg.python_text.run import run_as_module
 from minidbg.source import describing, origins, tensors
-from minidbg.source.contents import IN_PLACE, WITH_CARE
+from minidbg.source.contents import EXACT_READER, IN_PLACE
 from minidbg.source.module_text import by_name, write_graph_builder
 from minidbg.source.names import identifier
 from minidbg.source.specs import Exactness
@@ -68,7 +68,9 @@ def pack(case: Case, *, room_bytes: int = UNLIMITED) -> Parcel:
     )
     sent = exactness is Exactness.EXACT
     storages: dict[str, Tensor] = {}
-    specs = describing.describe(values, names, exactness, storages, contents=IN_PLACE if sent else WITH_CARE)
+    specs = describing.describe(
+        values, names, exactness, storages, contents=IN_PLACE if sent else EXACT_READER
+    )
     owners = owners_of(storages, [*case.inputs, *graph.constants.values()])
     device = tensors.main_device(specs)
     table = {

@@ -81,8 +81,8 @@ def with_symbolic_sizes(
     fake_mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     shapes: Any = fake_mode.shape_env
     fakes = []
-    for place, (value, dims) in enumerate(zip(inputs, dynamic_dims, strict=True)):
-        source: Any = LocalSource(f"input_{place}")
+    for index, (value, dims) in enumerate(zip(inputs, dynamic_dims, strict=True)):
+        source: Any = LocalSource(f"input_{index}")
         if isinstance(value, torch.Tensor):
             kinds = [DimDynamic.DUCK if dim in dims else DimDynamic.STATIC for dim in range(value.dim())]
             context: Any = StatelessSymbolicContext(dynamic_sizes=kinds, constraint_sizes=[None] * len(kinds))

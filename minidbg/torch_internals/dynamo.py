@@ -121,10 +121,10 @@ def backend_compiler_failed(backend: object, error: Exception, first_useful_fram
 
 
 @seen("2.11", "2.15")
-def settled_forward(compiled_fn: Any) -> Any:
+def without_lazy_recompile(compiled_fn: Any) -> Any:
     """``compiled_fn``, or the compiled forward behind it when it is a lazily compiled GraphModule's.
 
-    Dynamo does the same to what a backend returns, and cannot once it is wrapped.
+    Dynamo does the same to what a backend returns (torch's name for it is ``_LazyGraphModule.force_recompile``), and cannot once it is wrapped.
     """
     from torch.fx._lazy_graph_module import _LazyGraphModule
 

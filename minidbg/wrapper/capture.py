@@ -196,17 +196,17 @@ def unlike_the_rest(graph_module: fx.GraphModule, spoilt: Sequence[str]) -> Susp
     return (group,) if 0 < len(group) < len(spoilt) else ()
 
 
-def place_of_input(where: str) -> int | None:
+def index_of_input(where: str) -> int | None:
     """The number of the input that ``where`` of a difference is about; None where it is about none, or tells its name."""
     found = INPUT.search(where)
     return int(found["place"]) if found else None
 
 
 def takers_of_input(graph_module: fx.GraphModule, where: str) -> Suspects:
-    place = place_of_input(where)
-    if place is None or not where.endswith(AFTER_THE_CALL):
+    index = index_of_input(where)
+    if index is None or not where.endswith(AFTER_THE_CALL):
         return ()
-    takers = graph_module.graph.find_nodes(op="placeholder")[place].users
+    takers = graph_module.graph.find_nodes(op="placeholder")[index].users
     return telling([{node.name for node in takers if is_call(node)}], call_nodes(graph_module))
 
 

@@ -1,4 +1,4 @@
-"""The collectives of one call: heard while the backend runs it, answered from memory while eager runs beside it.
+"""The collectives of one call: recorded while the backend runs it, replayed from memory while eager runs beside it.
 
 No rank takes part in a collective twice, and none waits for another. What a rank gives to a collective counts among its results, so that a
 wrong value is told where it arises: the ranks that received it computed rightly with what they got.
@@ -57,7 +57,7 @@ class Collective:
         return made[0] if self.single else made
 
 
-class Listening(torch_internals.DispatchMode):
+class CollectiveMode(torch_internals.DispatchMode):
     """Sees each collective of a run, those inside operations on DTensors too."""
 
     def __torch_dispatch__(
@@ -74,7 +74,7 @@ class Listening(torch_internals.DispatchMode):
         raise NotImplementedError
 
 
-class Heard(Listening):
+class CollectiveRecorder(CollectiveMode):
     """The backend's run: every collective takes place, and is remembered. The flight record says meanwhile that the rank waits."""
 
     def __init__(self, record: Record, limit_bytes: int) -> None:
@@ -94,9 +94,9 @@ class Heard(Listening):
         result = func(*args, **kwargs)
         self.record.quietly_move(Step.RUN)
         if name == WAIT:
-            one, place = self.pending.pop(result.data_ptr(), (None, 0))
+            one, index = self.pending.pop(result.data_ptr(), (None, 0))
             if one is not None:
-                one.results[place] = self.kept(result)
+                one.results[index] = self.kept(result)
             return result
         self.remember(Collective(name, key_of(name, args, kwargs), given, []), func, result)
         return result
@@ -112,7 +112,7 @@ class Heard(Listening):
         one.single = isinstance(result, Tensor)
         one.results = [None if is_awaited else self.kept(out) for out in outs]
         if is_awaited:
-            self.pending |= {out.data_ptr(): (one, place) for place, out in enumerate(outs)}
+            self.pending |= {out.data_ptr(): (one, index) for index, out in enumerate(outs)}
         self.collectives.append(one)
 
     def kept(self, value: Tensor) -> Tensor:
@@ -131,18 +131,18 @@ class Heard(Listening):
 class Replay:
     """Runs of eager on one rank: each collective gets what the backend's run got from the others."""
 
-    heard: Heard
+    recorder: CollectiveRecorder
     taken: list[Collective] = field(default_factory=list)
     """In the order in which eager asks for them, known after its first run."""
 
     def run(self, function: Any, inputs: Sequence[Any]) -> Any:
         """Outputs of ``function``, and what it gave to collectives. Raises CannotCompare where the backend's collectives are others."""
-        if self.heard.lost:
-            raise CannotCompare(self.heard.lost)
-        with Answering(self.heard.collectives, self.taken) as answering:
+        if self.recorder.lost:
+            raise CannotCompare(self.recorder.lost)
+        with CollectiveReplay(self.recorder.collectives, self.taken) as replay:
             outputs = function(*inputs)
-            self.taken = answering.taken
-            return with_given(outputs, answering.given)
+            self.taken = replay.taken
+            return with_given(outputs, replay.given)
 
     def of_backend(self, outputs: Any) -> Any:
         """The same of the backend's run, in eager's order."""
@@ -152,18 +152,18 @@ class Replay:
         """The last of so many ``outputs``, which ``run`` has added, by the comparison's name for them, in words."""
         names = [one.name for one in self.taken for _ in one.given]
         return {
-            f"output {outputs - len(names) + place}": f"what this rank gives to {name} (collective {place + 1} of {len(names)})"
-            for place, name in enumerate(names)
+            f"output {outputs - len(names) + index}": f"what this rank gives to {name} (collective {index + 1} of {len(names)})"
+            for index, name in enumerate(names)
         }
 
 
-class Answering(Listening):
+class CollectiveReplay(CollectiveMode):
     """Eager's run: no collective takes place."""
 
-    def __init__(self, heard: Sequence[Collective], order: Sequence[Collective]) -> None:
+    def __init__(self, recorded: Sequence[Collective], order: Sequence[Collective]) -> None:
         super().__init__()
-        self.unused, self.order = list(heard), list(order)
-        self.heard = tuple(heard)
+        self.unused, self.order = list(recorded), list(order)
+        self.recorded = tuple(recorded)
         self.taken: list[Collective] = []
         self.given: list[Tensor] = []
 
@@ -179,7 +179,7 @@ class Answering(Listening):
     def same_as(self, key: tuple[Any, ...], name: str, given: Sequence[Tensor]) -> Collective:
         """The collective of the backend's run that this one is; of several, the one that was given the same."""
         alike = [one for one in self.unused if one.key == key]
-        again = [one for one in self.heard if one.key == key and are_equal(one.given, given)]
+        again = [one for one in self.recorded if one.key == key and are_equal(one.given, given)]
         if not alike and not again:  # a compiler may merge two that are the same
             raise CannotCompare(f"the backend exchanges other values between ranks than eager does in {name}")
         found = next((one for one in alike if are_equal(one.given, given)), (alike or again)[0])
@@ -241,7 +241,9 @@ def key_of(name: str, args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[Any,
     return name, *known
 
 
-def alone(graph: fx.GraphModule, inputs: Sequence[Any], taken: Sequence[Collective]) -> Derandomized | None:
+def single_rank_graph(
+    graph: fx.GraphModule, inputs: Sequence[Any], taken: Sequence[Collective]
+) -> Derandomized | None:
     """``graph`` without its collectives: their results are inputs, and what the rank gives to them are outputs.
 
     None where the graph does not hold each of them as a node of its own.

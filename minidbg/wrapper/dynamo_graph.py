@@ -132,7 +132,7 @@ class DynamoGraph(GraphState):
         """Answer what the compiled backward of this graph will raise; whether it has one."""
 
         def on_failure(error: Exception, phase: str) -> None:
-            if own_report(error) is None and not handle.is_answering():
+            if own_report(error) is None and not handle.is_handling():
                 failure = made_of(error, phase)
                 report = self.report_on(failure)
                 add_line(error, report)

@@ -26,7 +26,7 @@ from minidbg.judge import agreement, compare
 from minidbg.judge.agreement import Comparison
 from minidbg.judge.ensemble import left_by
 from minidbg.words.run_spec import RunSpec
-from minidbg.wrapper.capture import place_of_input
+from minidbg.wrapper.capture import index_of_input
 from minidbg.wrapper.causes import is_of_a_signal_handler
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.rollback import tensors_in
@@ -54,7 +54,7 @@ def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) 
 
 def on_the_way(graph: fx.GraphModule, where: str) -> list[fx.Node]:
     """The calls that what differs at ``where`` depends on, be it only by what they write; none where it is no output or input."""
-    output, place = re.match(r"output (\d+)", where), place_of_input(where)
+    output, index = re.match(r"output (\d+)", where), index_of_input(where)
     end = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
     memory: set[object] = set()
     wanted: set[fx.Node] = set()
@@ -62,8 +62,8 @@ def on_the_way(graph: fx.GraphModule, where: str) -> list[fx.Node]:
         outputs = end.args[0] if isinstance(end.args[0], tuple | list) else end.args
         wanted = set(nodes_in(outputs[int(output[1])]))
         memory.update(*map(memory_of_node, wanted))
-    elif place is not None:
-        memory = memory_of_node(graph.graph.find_nodes(op="placeholder")[place])
+    elif index is not None:
+        memory = memory_of_node(graph.graph.find_nodes(op="placeholder")[index])
     found = []
     for node in reversed(graph.graph.nodes):
         if not is_call(node):
@@ -100,13 +100,13 @@ def where_gradients_go_wrong(
     Gradients come from the end of the graph: between the two they are spoilt. Nothing where none after it is right.
     """
     calls = calls_of(graph)
-    position = {node: place for place, node in enumerate(calls)}
+    position = {node: index for index, node in enumerate(calls)}
     placeholders = graph.graph.find_nodes(op="placeholder")
     by_use: dict[int, float] = {}
     with left_out_where_it_fails():
         for name, gradient in expected.items():
-            place = place_of_input(name)
-            users = () if place is None else placeholders[place].users
+            index = index_of_input(name)
+            users = () if index is None else placeholders[index].users
             uses = [position[user] for user in users if user in position]
             if uses and gradient is not None:
                 one, other = (
@@ -240,4 +240,4 @@ def with_taps(graph: fx.GraphModule, way: Set[str]) -> tuple[fx.GraphModule, dic
     output = next(node for node in reversed(tapped.graph.nodes) if node.op == "output")
     output.args = (tuple(nodes),)
     tapped.recompile()
-    return tapped, {f"output {place}": node for place, node in enumerate(nodes)}
+    return tapped, {f"output {index}": node for index, node in enumerate(nodes)}

@@ -1,4 +1,4 @@
-"""The flight recorder: what a backend is about to do is on disk, since a process that dies in it can tell nobody.
+"""The flight recorder: write each graph to disk before it is compiled, so that a process that dies leaves a record.
 
 Before a graph is compiled, its record is written: the graph, what its inputs look like, and the values of integers,
 booleans and small tensors. While nothing happens with the graph the record is renamed to say so, and when the graph
@@ -35,7 +35,7 @@ from minidbg.repro import Exactness, Form, flights, render
 from minidbg.repro.flights import RecordName, Step
 from minidbg.repro.folder import as_safetensors
 from minidbg.repro.loading import inputs_on
-from minidbg.source.contents import AT_A_GLANCE, SEEN_BEFORE
+from minidbg.source.contents import RESCUED_VALUES, SAMPLED_READER
 from minidbg.torch_internals import devices
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import for_its_owner
@@ -96,7 +96,7 @@ class Record:
                 Form.CAPTURE,
                 exactness=Exactness.SMALL,
                 value_limit_bytes=VALUE_LIMIT_BYTES,
-                contents=AT_A_GLANCE,
+                contents=SAMPLED_READER,
                 kind=Kind.CRASH,
                 with_nodes=True,
             )
@@ -209,7 +209,7 @@ def remember(values: Sequence[Any], record: Path) -> None:
         torch.manual_seed = seed
     for value, known in zip(values, seen, strict=False):
         if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor):
-            SEEN_BEFORE[torch_internals.storage_identity(value)] = known
+            RESCUED_VALUES[torch_internals.storage_identity(value)] = known
 
 
 def case_about_to_run(

@@ -28,12 +28,12 @@ from minidbg.wrapper import flight, handle, verify
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.causes import is_of_a_signal_handler
 from minidbg.wrapper.chain import Link, compile_at_run_time
-from minidbg.wrapper.collectives import Heard
+from minidbg.wrapper.collectives import CollectiveRecorder
 from minidbg.wrapper.process import PROCESS
 from minidbg.wrapper.reports import Report, add_line, own_report, set_report
 from minidbg.wrapper.rollback import NOTHING, Kept, capturing_device_graph, keep, tensors_in
 
-NOT_HEARD = contextlib.nullcontext()
+NOT_RECORDED = contextlib.nullcontext()
 ABSENT_RANK = (
     "a collective of this graph waited in vain for another rank, which is no failure of the backend; "
     "what that rank printed, or its record in .minidbg/flight, says why it did not come"
@@ -128,7 +128,7 @@ class GraphState:
         if torch_internals.is_serializable_callable(compiled_fn):
             self.facts.not_verified("dynamo stores what the backend gave for other processes, by its type")
             return compiled_fn
-        self.compiled_fn = torch_internals.settled_forward(compiled_fn)
+        self.compiled_fn = torch_internals.without_lazy_recompile(compiled_fn)
         self.boxed = self.level is Level.ATEN and bool(getattr(compiled_fn, "_boxed_call", False))
 
         def run_boxed_graph(args: list[Any]) -> Any:
@@ -155,7 +155,7 @@ class GraphState:
         """The untouched graph itself, from now on, with its inputs one by one."""
         self.position = len(self.links)
         self.settled = True
-        forward: CompiledFn = torch_internals.settled_forward(self.untouched.forward)
+        forward: CompiledFn = torch_internals.without_lazy_recompile(self.untouched.forward)
         self.compiled_fn = (lambda args: forward(*args)) if self.boxed else forward
         return forward
 
@@ -168,26 +168,26 @@ class GraphState:
     def careful_call(self, args: list[Any]) -> Any:
         """A call of a graph that has not yet run well."""
         values = tuple(args)  # the callee may clear the list
-        if handle.is_answering() or any(torch_internals.is_fake(value) for value in values):
+        if handle.is_handling() or any(torch_internals.is_fake(value) for value in values):
             return self.call(args)  # our own work, or a tracer above us asks for shapes and nothing runs
-        at_rest(values)  # an error of what ran before is not one of this graph
+        synchronize_devices(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
-        verification, heard = None, self.heard(values)
+        verification, recorder = None, self.recorder(values)
         put_state_back = torch_internals.state_of_thread()
         try:
-            verification = self.verification(values, kept, heard)
-            if heard is not None and verification is None:
-                heard.left_bytes = 0
-            with self.record.during(Step.RUN, self.links[self.position], values), heard or NOT_HEARD:
+            verification = self.verification(values, kept, recorder)
+            if recorder is not None and verification is None:
+                recorder.left_bytes = 0
+            with self.record.during(Step.RUN, self.links[self.position], values), recorder or NOT_RECORDED:
                 result = self.call(args)
-                at_rest(values, result)
+                synchronize_devices(values, result)
         except Exception as error:
             as_left = torch_internals.state_of_thread()
             put_state_back()  # a level of vmap that it has left open would have a part in all that follows
-            again = self.after_failure(error, values, kept, heard)
+            again = self.after_failure(error, values, kept, recorder)
             if again is None:
                 as_left()
-                del kept, verification, values, heard  # the traceback holds this frame
+                del kept, verification, values, recorder  # the traceback holds this frame
                 raise
         else:
             failure = self.judged(verification, result, values) if verification is not None else None
@@ -195,19 +195,19 @@ class GraphState:
                 self.went_well(result, values)
                 return result
             verification.before.put_back(values)
-            again = self.after_wrong_results(failure, result, values, kept, heard)
+            again = self.after_wrong_results(failure, result, values, kept, recorder)
         finally:
             self.comparing.discard(threading.get_ident())
         del kept, verification
         return again(*values)
 
-    def heard(self, args: tuple[Any, ...]) -> Heard | None:
-        """What will hear the collectives of this call; None for a graph that talks to no other rank."""
+    def recorder(self, args: tuple[Any, ...]) -> CollectiveRecorder | None:
+        """The recorder of this call's collectives; None for a graph that talks to no other rank."""
         talks = talks_to_others(self.untouched, args) != "" and self.position < len(self.links)
-        return Heard(self.record, self.settings.value_limit_bytes) if talks else None
+        return CollectiveRecorder(self.record, self.settings.value_limit_bytes) if talks else None
 
     def verification(
-        self, args: tuple[Any, ...], kept: Kept, heard: Heard | None
+        self, args: tuple[Any, ...], kept: Kept, recorder: CollectiveRecorder | None
     ) -> verify.Verification | None:
         """What will judge this call; None when it is not compared, or another thread is at it."""
         most = verify.calls_compared(self.settings.verify)
@@ -220,7 +220,7 @@ class GraphState:
         own, link = self.settings, self.links[self.position]
         with self.record.during(Step.RUN, link, args):
             return verify.begin(
-                self.untouched, self.call, link, args, self.mutated, kept, own, self.facts, heard
+                self.untouched, self.call, link, args, self.mutated, kept, own, self.facts, recorder
             )
 
     def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:
@@ -237,7 +237,12 @@ class GraphState:
         self.settled = verify.is_settled(self.good_calls, self.settings.verify)
 
     def after_wrong_results(
-        self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept, heard: Heard | None
+        self,
+        failure: Failure,
+        result: Any,
+        args: tuple[Any, ...],
+        kept: Kept,
+        recorder: CollectiveRecorder | None,
     ) -> CompiledFn:
         """What to call instead. Raises the failure's error when nothing is left, or may run on what the call has left."""
         error, report = failure.error, self.report_on(failure)
@@ -245,7 +250,7 @@ class GraphState:
         if not self.can_go_on():
             self.say_why_it_is_raised(error, report)
             raise error
-        if heard is not None:
+        if recorder is not None:
             handle.warn_going_on(failure, report, f"these results, {IN_STEP}")
             self.went_well(result, args)
             return lambda *args: result
@@ -260,21 +265,25 @@ class GraphState:
         return again
 
     def after_failure(
-        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, heard: Heard | None = None
+        self,
+        error: Exception,
+        args: tuple[Any, ...],
+        kept: Kept | None,
+        recorder: CollectiveRecorder | None = None,
     ) -> CompiledFn | None:
         """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph."""
-        if self.position >= len(self.links) or handle.is_answering():
+        if self.position >= len(self.links) or handle.is_handling():
             return None
         if torch_internals.is_of_a_saved_tensor_hook(error) or is_of_a_signal_handler(error):
             return None
         left = self.keep(args) if kept is not None else NOTHING
-        again = self.instead(error, args, kept, heard)
+        again = self.instead(error, args, kept, recorder)
         if again is None:
             self.put_back(left)  # whoever catches the error finds what the backend has left, as without us
         return again
 
     def instead(
-        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, heard: Heard | None
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, recorder: CollectiveRecorder | None
     ) -> CompiledFn | None:
         """What to call after a failure that is told about, or None. What the graph writes to may be as before the call."""
         restored = self.put_back(kept)
@@ -288,7 +297,7 @@ class GraphState:
             if blameless:
                 return None
         report = self.report_on(failure)
-        if not (restored and self.can_go_on()) or (heard is not None and heard.begun):
+        if not (restored and self.can_go_on()) or (recorder is not None and recorder.begun):
             self.say_why_it_is_raised(error, report)
             return None
         self.warn(failure, report)
@@ -325,7 +334,7 @@ class GraphState:
         self.say_why_it_is_raised(error, own_report(error) or Report("no link of the chain works"))
         return None
 
-    # ---- answering
+    # ---- handling
 
     def can_go_on(self) -> bool:
         """Whether something is left to go on with when the link in use fails."""
@@ -339,7 +348,7 @@ class GraphState:
         report = own_report(failure.error)
         if report is None:
             self.facts.failed = True
-            report = handle.answer(failure, self.settings)
+            report = handle.handle(failure, self.settings)
             set_report(failure.error, report)
         return report
 
@@ -365,10 +374,10 @@ G = TypeVar("G", bound=GraphState)
 def state_of(make: Callable[[], G]) -> G | None:
     """The state of a graph; None while minidbg itself is at work, and after a warning where the state cannot be made.
 
-    The user's backend is then called as if we were not here: a bug of ours must not keep him from compiling.
+    The backend is then called unwrapped: a bug of ours must not keep the user's program from compiling.
     """
     try:
-        return None if handle.is_answering() else make()
+        return None if handle.is_handling() else make()
     except Exception as trouble:  # whatever it is, it is not the user's
         if is_of_a_signal_handler(trouble):
             raise
@@ -377,7 +386,7 @@ def state_of(make: Callable[[], G]) -> G | None:
         return None
 
 
-def at_rest(args: Sequence[Any], result: Any = ()) -> None:
+def synchronize_devices(args: Sequence[Any], result: Any = ()) -> None:
     """Wait for the devices of a call, which may raise late; not while a device graph is recorded."""
     values = tensors_in([args, result])
     if any(value.device.type != "cpu" for value in values) and not capturing_device_graph():

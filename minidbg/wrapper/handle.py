@@ -1,4 +1,4 @@
-"""Handling a failure: capture it, have it reduced in another process, and tell the user on his own exception.
+"""Capture a failure, have it reduced in another process, and attach the result to the user's exception.
 
 Nothing here may hide that exception. Whatever goes wrong on our side becomes a report that says so. Of a failure that no script can
 hold, a text is written with the graph, the inputs, the backend and the error.
@@ -25,7 +25,7 @@ from minidbg import asking, repro, torch_internals, workers
 from minidbg.fx.case import Case
 from minidbg.fx.context import default_device, enabled_autocasts
 from minidbg.reduction import reducing
-from minidbg.reduction.result import Limits, Written
+from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.repro import known_workaround
 from minidbg.words import environment
 from minidbg.words.deadline import Deadline
@@ -47,26 +47,26 @@ SHARE = 0.5
 """Of what is free, memory or disk: what the values of the inputs may take on their way to the reduction."""
 
 
-ANSWERING: ContextVar[bool] = ContextVar("minidbg_answering", default=False)
+HANDLING: ContextVar[bool] = ContextVar("minidbg_handling", default=False)
 
 
-def is_answering() -> bool:
-    """Whether the caller is minidbg itself at work on a failure, so that a wrapper must not answer again."""
-    return ANSWERING.get() or environment.is_judging()
+def is_handling() -> bool:
+    """Whether the caller is minidbg itself at work on a failure, so that a wrapper must not handle one again."""
+    return HANDLING.get() or environment.is_judging()
 
 
-def answer(failure: Failure, settings: Settings) -> Report:
+def handle(failure: Failure, settings: Settings) -> Report:
     """What became of ``failure``; the listeners hear it. Never raises an ordinary exception."""
-    report = report_of_failure(failure, settings)
+    report = handle_quietly(failure, settings)
     for listener in PROCESS.listeners:
         listener(failure, report)
     return report
 
 
-def report_of_failure(failure: Failure, settings: Settings) -> Report:
-    """What became of ``failure``, as ``answer`` gives it."""
+def handle_quietly(failure: Failure, settings: Settings) -> Report:
+    """What became of ``failure``, as ``handle`` gives it."""
     try:
-        with answering(failure.inputs):
+        with handling(failure.inputs):
             return capture_and_reduce(failure, settings)
     except MinidbgError as refusal:
         return kept_in_words(failure, refusal, settings)
@@ -83,7 +83,7 @@ def report_of_failure(failure: Failure, settings: Settings) -> Report:
 def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> Report:
     """The report on a failure that no script can hold."""
     path = None
-    with contextlib.suppress(TorchNameMissing), answering(failure.inputs):
+    with contextlib.suppress(TorchNameMissing), handling(failure.inputs):
         path = keep_what_there_is(failure, refusal, settings)
     kept = f"; the graph and what else is known are in {path}" if path else ""
     if path is not None and path.suffix == ".py":
@@ -92,14 +92,14 @@ def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> R
 
 
 @contextlib.contextmanager
-def answering(values: Sequence[Any]) -> Iterator[None]:
-    """A block of our own work on ``values``: no live tracing context, no wrapper that answers, the program's random numbers as before."""
-    token = ANSWERING.set(True)
+def handling(values: Sequence[Any]) -> Iterator[None]:
+    """A block of our own work on ``values``: no live tracing context, no wrapper that handles a failure, the program's random numbers as before."""
+    token = HANDLING.set(True)
     try:
         with torch_internals.random_numbers_put_back(values), torch_internals.outside_tracing():
             yield
     finally:
-        ANSWERING.reset(token)
+        HANDLING.reset(token)
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def plain_modes() -> Iterator[None]:
 
 
 def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
-    """Capture ``failure`` and have it answered, unless this very one was before."""
+    """Capture ``failure`` and have it handled, unless this very one was before."""
     case = case_of(failure, settings)
     key = (case.signature, case.backend.name, digest(failure), settings)
     known = PROCESS.reports.get(key)
@@ -214,7 +214,7 @@ def not_sent(left_out_bytes: int) -> str:
 
 def reduced_elsewhere(
     case: Case, package: Mapping[str, Any], settings: Settings, deadline: Deadline
-) -> Written:
+) -> ReductionResult:
     """Reduce in a fork of the forkserver, never in one of this process, which has threads.
 
     Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
@@ -238,13 +238,13 @@ def reduced_elsewhere(
     return written_by(done)
 
 
-def written_by(done: workers.ChildResult) -> Written:
+def written_by(done: workers.ChildResult) -> ReductionResult:
     """The answer of a reducing process. Raises MinidbgError that says how it ended when there is none."""
     value = done.value
     if isinstance(value, dict) and "refused" in value:
         raise MinidbgError(str(value["refused"]))
     if isinstance(value, dict):
-        return Written.from_json(value)
+        return ReductionResult.from_json(value)
     if done.timed_out:
         raise MinidbgError(f"the reducing process was ended after {done.seconds:.0f} s")
     last = (done.error or done.stderr_tail).strip().splitlines()[-1:] or ["no message"]
@@ -313,13 +313,13 @@ def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
     if not failure.kind.traits.raises_when_run or is_out_of_memory(failure.error) or several_ranks(environ):
         return False
     try:
-        with answering(failure.inputs):
+        with handling(failure.inputs):
             inputs = [
                 value.clone() if isinstance(value, torch.Tensor) and value.grad_fn is not None else value
                 for value in failure.inputs
             ]
             # a lazy forward would print what is raised
-            torch_internals.settled_forward(failure.graph_module.forward)(*inputs)
+            torch_internals.without_lazy_recompile(failure.graph_module.forward)(*inputs)
     except Exception as error:
         if is_of_a_signal_handler(error):
             raise
@@ -343,7 +343,7 @@ def warn_of_layout(failure: Failure, settings: Settings) -> None:
             "minidbg: %s; the program goes on with this result (layout=%s). %s",
             failure.error,
             '"raise" makes it a failure, "ignore" is silent',
-            report_of_failure(failure, settings).line,
+            handle_quietly(failure, settings).line,
         )
 
 

@@ -23,7 +23,7 @@ from minidbg.judge.compare import Difference
 from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
 from minidbg.judge.randomness import Derandomized, feed_recorded
 from minidbg.judge.snapshot import CannotCompare
-from minidbg.reduction.surroundings import FIRST_DIFFERING
+from minidbg.reduction.hints import FIRST_DIFFERING
 from minidbg.source.names import readable
 from minidbg.torch_internals.devices import generator_states
 from minidbg.words.errors import AccuracyError
@@ -33,10 +33,10 @@ from minidbg.words.outcome import Direction
 from minidbg.words.run_spec import CompiledFn, RunSpec
 from minidbg.words.settings import Layout, Settings, Verify
 from minidbg.wrapper import first_wrong, handle, verify_runs
-from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, place_of_input
+from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
 from minidbg.wrapper.causes import is_of_a_signal_handler, is_out_of_memory
 from minidbg.wrapper.chain import Link, compile_at_run_time
-from minidbg.wrapper.collectives import Heard, Replay, alone
+from minidbg.wrapper.collectives import CollectiveRecorder, Replay, single_rank_graph
 from minidbg.wrapper.process import PROCESS, GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_in
 from minidbg.wrapper.verify_refusals import refusal
@@ -99,7 +99,7 @@ class Verification:
     def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
         """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
         try:
-            with handle.answering(args), quiet():
+            with handle.handling(args), quiet():
                 failure = self.judged(result, args)
             if failure is not None and handle.is_layout_alone(failure.error, self.settings):
                 handle.warn_of_layout(failure, self.settings)
@@ -150,7 +150,7 @@ class Verification:
         """The failure of a graph that talks to other ranks: what this rank computes alone, where it fails alone."""
         inside = self.before
         self.names = replay.names_of_given(len(runs.expected["outputs"]))
-        fed = alone(inside.graph, inside.inputs, replay.taken)
+        fed = single_rank_graph(inside.graph, inside.inputs, replay.taken)
         if fed is not None:
             with contextlib.suppress(CannotCompare):
                 failure = self.with_numbers(fed).compiled_anew(ALONE)
@@ -198,8 +198,8 @@ class Verification:
             return False
         other = self.with_numbers(drawn)
         expected = other.before.eager(backward=bool(actual["gradients"]), may_refuse=True)
-        for place in range(len(self.before.inputs), len(drawn.inputs)):
-            expected["inputs_after"].pop(str(place), None)
+        for index in range(len(self.before.inputs), len(drawn.inputs)):
+            expected["inputs_after"].pop(str(index), None)
         return other.difference(compared(other.before, self.spec, actual, expected)) is None
 
     def drawn_wrong(self, seen: verify_runs.ImpossibleDraws) -> Failure:
@@ -283,18 +283,18 @@ class Verification:
 
     def in_words(self, where: str) -> str:
         """``where`` of a difference, with the name that the input has in the repro."""
-        place = place_of_input(where)
-        if where in self.names or place is None:
+        index = index_of_input(where)
+        if where in self.names or index is None:
             return self.names.get(where, where)
-        name = readable(str(self.before.graph.graph.find_nodes(op="placeholder")[place].target))[0]
-        named = where.replace(f"input {place}", f"input {place} ({name})", 1)
+        name = readable(str(self.before.graph.graph.find_nodes(op="placeholder")[index].target))[0]
+        named = where.replace(f"input {index}", f"input {index} ({name})", 1)
         spoilt = ", which eager leaves as it is," if self.is_spoilt(where) else AFTER_THE_CALL
         return named.replace(AFTER_THE_CALL, spoilt)
 
     def is_spoilt(self, where: str) -> bool:
         """Whether ``where`` is an input after the call that eager does not write to."""
-        place = place_of_input(where)
-        return where.endswith(AFTER_THE_CALL) and place is not None and place not in self.before.written
+        index = index_of_input(where)
+        return where.endswith(AFTER_THE_CALL) and index is not None and index not in self.before.written
 
     def by_design(self, found: Difference, runs: Comparison) -> str:
         """A line that names the lower precision whose arithmetic gives such errors, where there is one."""
@@ -327,7 +327,7 @@ def begin(
     kept: Kept,
     settings: Settings,
     facts: GraphFacts,
-    heard: Heard | None = None,
+    recorder: CollectiveRecorder | None = None,
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
 
@@ -340,9 +340,9 @@ def begin(
     try:
         with torch_internals.outside_tracing():
             state = verify_runs.before(graph, args, mutated)
-            state = state if heard is None else replace(state, replay=Replay(heard))
+            state = state if recorder is None else replace(state, replay=Replay(recorder))
             verification = Verification(state, link, settings, facts)
-        if state.wants_backward() and heard is not None:
+        if state.wants_backward() and recorder is not None:
             facts.leave_out(GRADIENTS_SHARED)
         elif state.wants_backward():
             with torch_internals.random_numbers_put_back(args):

@@ -42,7 +42,7 @@ def refusal(
 def too_large(
     graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], settings: Settings
 ) -> str | None:
-    copies = bytes_of(tensors_in(args[place] for place in sharing_memory(args, mutated)))
+    copies = bytes_of(tensors_in(args[index] for index in sharing_memory(args, mutated)))
     if copies > settings.value_limit_bytes:
         return (
             f"copies of what it writes to would take {copies / 1e6:.0f} MB, "
@@ -57,12 +57,12 @@ def too_large(
 
 
 def sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> list[int]:
-    """``chosen``, and the places of tensors that share a storage with one of them."""
-    storages = {storage_key(one) for place in chosen for one in tensors_in([values[place]])}
+    """``chosen``, and the indices of tensors that share a storage with one of them."""
+    storages = {storage_key(one) for index in chosen for one in tensors_in([values[index]])}
     return [
-        place
-        for place, value in enumerate(values)
-        if place in chosen or any(storage_key(one) in storages for one in tensors_in([value]))
+        index
+        for index, value in enumerate(values)
+        if index in chosen or any(storage_key(one) in storages for one in tensors_in([value]))
     ]
 
 
@@ -73,18 +73,18 @@ def bytes_of_a_run(graph: fx.GraphModule) -> int:
     """
     keeps = torch.is_grad_enabled()
     nodes = list(graph.graph.nodes)
-    at = {node: place for place, node in enumerate(nodes)}
+    at = {node: index for index, node in enumerate(nodes)}
     ends: dict[int, int] = {}
     alive = most = 0
-    for place, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         if node.op.startswith("call"):
             size = bytes_of_example(node.meta.get("example_value"))
             alive += size
             most = max(most, alive)
             if not keeps:
-                last = max((at[user] for user in node.users), default=place)
+                last = max((at[user] for user in node.users), default=index)
                 ends[last] = ends.get(last, 0) + size
-        alive -= ends.pop(place, 0)
+        alive -= ends.pop(index, 0)
     return most
 
 

@@ -85,8 +85,8 @@ class Before:
 
     def put_back(self, args: Sequence[Any]) -> None:
         """Undo what a backend has written to inputs that the graph does not write to."""
-        for place in sorted(self.copied - self.written):
-            value, copied = args[place], self.inputs[place]
+        for index in sorted(self.copied - self.written):
+            value, copied = args[index], self.inputs[index]
             plain = isinstance(value, Tensor) and value.layout is torch.strided and not is_constructed(value)
             if plain and not are_close(value.detach(), copied.detach(), 0.0, 0.0):
                 with torch.no_grad(), torch_internals.same_versions([value]):
@@ -140,10 +140,10 @@ def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) 
 
 def with_copies(values: Sequence[Any], chosen: frozenset[int]) -> tuple[Any, ...]:
     """``values``: copies of the chosen ones, which alias among themselves as before; aliases of the others."""
-    places = sorted(chosen)
+    indices = sorted(chosen)
     with torch.inference_mode(False):
-        clones = dict(zip(places, clone_values([values[place] for place in places]), strict=True))
-        return tuple(clones[place] if place in clones else alias(value) for place, value in enumerate(values))
+        clones = dict(zip(indices, clone_values([values[index] for index in indices]), strict=True))
+        return tuple(clones[index] if index in clones else alias(value) for index, value in enumerate(values))
 
 
 def alias(value: Any) -> Any:

@@ -103,12 +103,12 @@ backend = "inductor"
 if tool == "minidbg":
     import minidbg
     from minidbg.wrapper import handle
-    answer = handle.answer
+    handle_failure = handle.handle
     def timed(failure, settings):
         if failure.kind in ("compile", "runtime"):
             found["failed_at"] = time.perf_counter() - began
-        return answer(failure, settings)
-    handle.answer = timed
+        return handle_failure(failure, settings)
+    handle.handle = timed
     backend = minidbg.wrap(backend)
 compiled = torch.compile(model, backend=backend, dynamic={dynamic!r})
 began = time.perf_counter()

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import minidbg
 from minidbg import asking, backends, repro, torch_internals
 from minidbg.fx.case import Case
-from minidbg.reduction import surroundings
+from minidbg.reduction import context_passes
 from minidbg.words.outcome import Direction, Kind, Verdict
 from minidbg.words.run_spec import RunSpec
 from minidbg.wrapper import wrap
@@ -110,7 +110,7 @@ def test_what_needs_neither_backward_nor_gradients_loses_them() -> None:
     def fails(candidate: Case) -> bool:
         return asking.submit(candidate, seconds=60).verdict is Verdict.REPRODUCES
 
-    simple = surroundings.simplify(case, fails, lambda: 60.0)
+    simple = context_passes.simplify(case, fails, lambda: 60.0)
     assert not simple.spec.backward
     assert not simple.inputs[0].requires_grad
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from minidbg.fx.copying import NoGraph, capture_by_dynamo
-from minidbg.source.fills import Fill, How
+from minidbg.source.fills import Fill, FillKind
 from minidbg.source.module_text import instantiate, write_module
 from minidbg.source.specs import InputSpec
 from minidbg.source.tensors import statements
@@ -20,7 +20,7 @@ def test_inputs_keep_the_index_of_their_device() -> None:
     """test_dump_state_preserves_device_index; no such device is needed."""
     spec = InputSpec(
         "x",
-        Fill(How.FULL, (0,)),
+        Fill(FillKind.FULL, (0,)),
         shape=(2, 3),
         stride=(3, 1),
         dtype=torch.float32,

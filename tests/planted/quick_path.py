@@ -26,7 +26,7 @@ from minidbg.judge import command
 from minidbg.judge.script import outcome_of
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits
-from minidbg.reduction.session import InterpretersAhead
+from minidbg.reduction.session import PrestartedInterpreters
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.wrapper.process import PROCESS
 
@@ -42,7 +42,7 @@ def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "submit", ask_here)
     monkeypatch.setattr(repro, "run", judge_in_fork)
     monkeypatch.setattr(repro, "run_alone", run_in_fork)
-    monkeypatch.setattr(InterpretersAhead, "start", lambda *_: None)
+    monkeypatch.setattr(PrestartedInterpreters, "start", lambda *_: None)
 
 
 def not_packed(case: Case, **limits: Any) -> Any:

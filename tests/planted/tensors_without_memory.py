@@ -136,7 +136,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "keep": lambda value: rollback.keep([value], [0], [], limit_bytes=1 << 30).restore(),
     "fact": effects.fact_of,
     "hash": size._tensor_text,
-    "told": replay.told,
+    "told": replay.input_in_words,
 }
 NO_LOOK = {("modes", "freed"), ("compare", "freed"), ("largest", "freed")}
 """The program's own ops on them end the process; verification refuses such calls before."""

@@ -15,8 +15,8 @@ from torch import fx
 
 import minidbg
 from minidbg import AccuracyError
-from minidbg.reduction.surroundings import FIRST_DIFFERING
-from minidbg.wrapper.capture import place_of_input
+from minidbg.reduction.hints import FIRST_DIFFERING
+from minidbg.wrapper.capture import index_of_input
 from minidbg.wrapper.first_wrong import on_the_way
 
 GRID = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -76,7 +76,7 @@ class Changed(fx.Interpreter):
 def left_at(where: str, run: Callable[..., Any], inputs: list[torch.Tensor]) -> torch.Tensor:
     inputs = [value.clone() for value in inputs]
     outputs = run(*inputs)
-    place = place_of_input(where)
+    place = index_of_input(where)
     found: torch.Tensor = inputs[place] if place is not None else outputs[int(where.removeprefix("output "))]
     return found
 

@@ -40,7 +40,7 @@ def header_of_failure(error: BaseException, message: str) -> Header:
 def test_a_pattern_is_found_in_the_text_that_it_was_made_of(kind: type[Exception], said: str) -> None:
     error = kind(said)
     header = header_of_failure(error, first_lines(error))
-    judged = selfcheck._Judged(header, "", '"x"', has_numbers=False)
+    judged = selfcheck._ScriptJudge(header, "", '"x"', has_numbers=False)
     pattern = eval(selfcheck.written_pattern(judged.pattern()))
     names = {"re": re, "said": eval(judged.said(), {"re": re, "error": error})}
     searched = eval(judged.searched, names)

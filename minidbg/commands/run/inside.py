@@ -69,12 +69,12 @@ def wrapped(backend: Any, orders: Orders) -> Any:
     """What torch.compile is to use where the program asked for ``backend``."""
     from minidbg import torch_internals
     from minidbg.backends import named
-    from minidbg.wrapper.handle import is_answering
+    from minidbg.wrapper.handle import is_handling
     from minidbg.wrapper.process import PROCESS
     from minidbg.wrapper.wrapper import OWN_NAME, WrappedBackend, wrap
 
     asked, options, mode = torch_internals.as_given_to_compile(backend)
-    if is_answering() or not torch_internals.is_backend_of_a_program(backend):
+    if is_handling() or not torch_internals.is_backend_of_a_program(backend):
         return backend
     if listener not in PROCESS.listeners:
         PROCESS.listeners.append(listener)

@@ -22,7 +22,7 @@ import torch
 
 from minidbg import workers
 from minidbg.extras.hunt.candidates import Plan, Wanted, about, name_of, untried
-from minidbg.extras.hunt.states import Fate, HuntFolder, append
+from minidbg.extras.hunt.states import CellState, HuntFolder, append
 from minidbg.reduction.importers import backend_named
 from minidbg.reduction.result import Limits
 from minidbg.torch_internals import OP_SAMPLES
@@ -121,7 +121,7 @@ class Hunt:
                     under_way[pool.submit(self.batch, batch, next(numbers))] = about(batch)
                 elif to_reduce:
                     # hangs come last: each of their questions takes the whole time limit
-                    key = min(to_reduce, key=lambda key: self.store.found[key].state is Fate.HANGS)
+                    key = min(to_reduce, key=lambda key: self.store.found[key].state is CellState.HANGS)
                     self.reductions_begun.add(key)
                     under_way[pool.submit(self.reduce, key)] = f"reducing {self.store.found[key].first}"
                 else:
@@ -250,7 +250,7 @@ class Hunt:
         told = self.asked("keep_death", argument, self.wanted.call_seconds * 2)
         if not told.answered:
             record = {
-                "candidate": candidate, "id": name_of(candidate), "state": Fate.SKIPPED,
+                "candidate": candidate, "id": name_of(candidate), "state": CellState.SKIPPED,
                 "reason": "ends the process, and cannot be rebuilt",
             }  # fmt: skip
             append(self.store.results_file, record)
@@ -264,7 +264,7 @@ class Hunt:
             call_seconds=self.wanted.call_seconds,
             value_limit_bytes=self.wanted.value_limit_bytes,
         )
-        if found.state is Fate.HANGS:  # each question that shows it costs the whole time limit
+        if found.state is CellState.HANGS:  # each question that shows it costs the whole time limit
             short = min(self.wanted.call_seconds, HANG_SECONDS)
             limits = dataclasses.replace(limits, max_calls=HANGS_ASKED, call_seconds=short)
         argument = {"path": str(found.capture), "limits": dataclasses.asdict(limits)}

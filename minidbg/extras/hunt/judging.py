@@ -31,7 +31,7 @@ from minidbg.asking.execute import ANOTHER_GRAPH, execute
 from minidbg.asking.oracle_calls import outcome_of
 from minidbg.extras.hunt import programs, samples
 from minidbg.extras.hunt.candidates import Candidate, built_case, joined, may_join, name_of, used_backend
-from minidbg.extras.hunt.states import Fate, append, write_at_once
+from minidbg.extras.hunt.states import CellState, append, write_at_once
 from minidbg.fx.case import Case
 from minidbg.reduction import reducing
 from minidbg.reduction.importers import UsedBackend
@@ -70,7 +70,7 @@ def run_batch(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
                 if first and time.monotonic() > ends:
                     return {"done": done}
                 batch.judge(untried[first : first + batch.most_together])
-            batch.write(items[done], time.perf_counter(), state=Fate.NONE)
+            batch.write(items[done], time.perf_counter(), state=CellState.NONE)
             done += 1
         else:
             samples_next = list(itertools.takewhile(lambda one: "graphs" not in one, items[done:]))
@@ -124,7 +124,7 @@ class Batch:
     def build(self, candidate: Candidate) -> Built | None:
         """The candidate with its case; None after a record that says why there is none."""
         began = time.perf_counter()
-        why_none: dict[str, Any] = {"state": Fate.NONE}
+        why_none: dict[str, Any] = {"state": CellState.NONE}
         with self.begin(candidate):
             try:
                 case = built_case(candidate, self.backend, self.argument["seed"], by_dynamo=False)
@@ -132,7 +132,7 @@ class Batch:
                 raise
             except BaseException as error:  # noqa: BLE001 - what torch or dynamo refuses says nothing about the backend
                 said = f"no graph: {type(error).__name__}: {error}".partition("\n")[0][:200]
-                case, why_none = None, {"state": Fate.SKIPPED, "reason": said}
+                case, why_none = None, {"state": CellState.SKIPPED, "reason": said}
         if case is not None:
             return candidate, case, time.perf_counter() - began
         self.write(candidate, began, **why_none)
@@ -144,11 +144,11 @@ class Batch:
         with self.begin(together(group)):
             outcome = execute(joined([case for _, case, _ in group]), note=self.note)
         torch.compiler.reset()
-        if state_of(outcome) is not Fate.OK:
+        if state_of(outcome) is not CellState.OK:
             return False
         now = time.perf_counter()
         for candidate, _, building in group:
-            self.write(candidate, now - (now - began) / len(group) - building, state=Fate.OK)
+            self.write(candidate, now - (now - began) / len(group) - building, state=CellState.OK)
         return True
 
     def judge_alone(self, candidate: Candidate, case: Case, building: float = 0.0) -> bool:
@@ -164,7 +164,7 @@ class Batch:
                 case, outcome = as_dynamo_has_it(
                     case, outcome, candidate, self.backend, self.argument["seed"]
                 )
-            said = told(case, outcome, candidate, self.argument, self.known, lazy)
+            said = record_of(case, outcome, candidate, self.argument, self.known, lazy)
         torch.compiler.reset()
         if "key" in said or "together" not in candidate:
             self.write(candidate, began - building, **said)
@@ -215,7 +215,7 @@ def carried_out(value: torch.Tensor) -> torch.Tensor:
     return value.detach().resolve_neg().resolve_conj().requires_grad_(value.requires_grad)
 
 
-def told(
+def record_of(
     case: Case,
     outcome: Outcome,
     candidate: Candidate,
@@ -228,7 +228,7 @@ def told(
     record: dict[str, Any] = {"state": state}
     if outcome.reason:
         record["reason"] = outcome.reason[:300]
-    if state.is_failure or state is Fate.UNSUPPORTED:
+    if state.is_failure or state is CellState.UNSUPPORTED:
         record["message"] = outcome.message[:600]
     if not state.is_failure:
         return record
@@ -262,10 +262,10 @@ def keep_death(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
         case = built_case(candidate, used_backend(argument["backend"]), argument["seed"])
     if case is None:
         how = "does not end" if done.timed_out else "ends the process"
-        record |= {"state": Fate.SKIPPED, "reason": f"{how} before the backend is called"}
+        record |= {"state": CellState.SKIPPED, "reason": f"{how} before the backend is called"}
     else:
         outcome = outcome_of(case, done)
-        record |= told(case, outcome, candidate, argument, set(argument["known"]))
+        record |= record_of(case, outcome, candidate, argument, set(argument["known"]))
     append(Path(argument["results"]), record)
     return record
 
@@ -282,22 +282,22 @@ def reduced(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
 # ---- what an outcome says
 
 
-def state_of(outcome: Outcome) -> Fate:
+def state_of(outcome: Outcome) -> CellState:
     """The state of the table that the outcome of a case without expectations means."""
     if outcome.verdict is Verdict.GONE:
         if "fallback: " in outcome.reason:
-            return Fate.HANDED_BACK
-        return Fate.SKIPPED if "eager differs from itself" in outcome.reason else Fate.OK
+            return CellState.HANDED_BACK
+        return CellState.SKIPPED if "eager differs from itself" in outcome.reason else CellState.OK
     if outcome.signature is None:
         # a graph that reached the backend in another form has run and agreed all the same
         agreed = outcome.reason.startswith(ANOTHER_GRAPH)
-        return Fate.OK if agreed else Fate.SKIPPED
+        return CellState.OK if agreed else CellState.SKIPPED
     kind = outcome.signature.kind
     if any(name.rpartition(".")[2] in CONTROL_FLOW for name in outcome.signature.types):
-        return Fate.HANDED_BACK  # in a program dynamo goes on in eager there, as wrap lets it
+        return CellState.HANDED_BACK  # in a program dynamo goes on in eager there, as wrap lets it
     if kind.traits.raises:
-        return Fate.UNSUPPORTED if says_unsupported(outcome) else Fate.FAILS
-    return {Kind.ACCURACY: Fate.WRONG, Kind.CRASH: Fate.CRASHED, Kind.HANG: Fate.HANGS}[kind]
+        return CellState.UNSUPPORTED if says_unsupported(outcome) else CellState.FAILS
+    return {Kind.ACCURACY: CellState.WRONG, Kind.CRASH: CellState.CRASHED, Kind.HANG: CellState.HANGS}[kind]
 
 
 def says_unsupported(outcome: Outcome) -> bool:

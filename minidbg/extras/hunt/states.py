@@ -31,7 +31,7 @@ from minidbg.words.run_spec import BackendRef
 MOST_IN_CORPUS = 500
 
 
-class Fate(enum.StrEnum):
+class CellState(enum.StrEnum):
     """What became of a candidate; in a cell of the table the worst of its samples stands."""
 
     OK = "ok"
@@ -52,14 +52,14 @@ class Fate(enum.StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        return self.rank >= RANKS.index(Fate.FAILS)
+        return self.rank >= RANKS.index(CellState.FAILS)
 
 
 RANKS = [
-    Fate.NONE, Fate.SKIPPED, Fate.OK, Fate.HANDED_BACK, Fate.UNSUPPORTED, Fate.FAILS, Fate.WRONG, Fate.HANGS,
-    Fate.CRASHED,
+    CellState.NONE, CellState.SKIPPED, CellState.OK, CellState.HANDED_BACK, CellState.UNSUPPORTED, CellState.FAILS, CellState.WRONG, CellState.HANGS,
+    CellState.CRASHED,
 ]  # fmt: skip
-SHOWN = [state for state in Fate if state is not Fate.NONE]
+SHOWN = [state for state in CellState if state is not CellState.NONE]
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class DistinctFailure:
     """Failures that are one: the first that was met, and what its reduction gave."""
 
     key: str
-    state: Fate
+    state: CellState
     message: str
     first: str
     """The candidate that showed it first."""
@@ -160,7 +160,7 @@ class HuntFolder:
 
     def begin_anew(self, head: Mapping[str, Any]) -> None:
         """Forget the results; the candidates that failed become the corpus."""
-        failing = [one["candidate"] for one in self.results.values() if Fate(one["state"]).is_failure]
+        failing = [one["candidate"] for one in self.results.values() if CellState(one["state"]).is_failure]
         older = read_object(self.place / "corpus.json").get("candidates", [])
         self.corpus = unique([*failing, *older])[:MOST_IN_CORPUS]
         replace_file(self.place / "corpus.json", json.dumps({"candidates": self.corpus}).encode())
@@ -197,7 +197,7 @@ class HuntFolder:
         for record in self.new_records():
             self.results[record["id"]] = record
             self.seconds += record.get("seconds", 0.0)
-            if record["state"] == Fate.NONE and "op" in record["candidate"]:
+            if record["state"] == CellState.NONE and "op" in record["candidate"]:
                 op, dtype, device, number, *_ = record["candidate"].values()
                 self.ends[op, dtype, device] = min(number, self.ends.get((op, dtype, device), number))
             if "key" in record:
@@ -228,7 +228,7 @@ class HuntFolder:
             return
         self.found[record["key"]] = DistinctFailure(
             key=record["key"],
-            state=Fate(record["state"]),
+            state=CellState(record["state"]),
             message=record.get("message", ""),
             first=record["id"],
             ops={name: None},
@@ -294,11 +294,11 @@ class HuntFolder:
         """Whether no form of it failed again in a process of its own: then it does not count as a failure."""
         return found.settled and not found.confirmed
 
-    def state(self, record: Mapping[str, Any]) -> Fate:
+    def state(self, record: Mapping[str, Any]) -> CellState:
         """The state of a candidate, in the light of what the reduction of its failure said."""
-        state = Fate(record["state"])
+        state = CellState(record["state"])
         found = self.found.get(record.get("key", ""))
-        return Fate.SKIPPED if found is not None and self.is_refuted(self.final(found)) else state
+        return CellState.SKIPPED if found is not None and self.is_refuted(self.final(found)) else state
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:

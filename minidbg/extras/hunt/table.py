@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minidbg.extras.hunt.samples import DTYPES
-from minidbg.extras.hunt.states import SHOWN, DistinctFailure, Fate, HuntFolder
+from minidbg.extras.hunt.states import SHOWN, CellState, DistinctFailure, HuntFolder
 from minidbg.repro import templates
 from minidbg.repro.header import write_lines
 from minidbg.words.errors import BadSetting
@@ -28,12 +28,12 @@ class OpCell:
     op: str
     dtype: str
     device: str
-    counts: Counter[Fate] = field(default_factory=Counter)
+    counts: Counter[CellState] = field(default_factory=Counter)
     text: str = ""
     """What was said about the worst of them."""
 
     @property
-    def state(self) -> Fate:
+    def state(self) -> CellState:
         return max(self.counts, key=lambda state: state.rank)
 
     def to_json(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def cells_of(store: HuntFolder) -> list[OpCell]:
     cells: dict[tuple[str, str, str], OpCell] = {}
     for record in store.results.values():
         candidate, state = record["candidate"], store.state(record)
-        if state is Fate.NONE:
+        if state is CellState.NONE:
             continue
         if "op" in candidate:
             key = (candidate["op"], candidate["dtype"], candidate["device"])
@@ -63,7 +63,7 @@ def cells_of(store: HuntFolder) -> list[OpCell]:
     return sorted(cells.values(), key=lambda cell: (cell.op, cell.device, places.get(cell.dtype, 99)))
 
 
-def totals(cells: Sequence[OpCell]) -> dict[Fate, int]:
+def totals(cells: Sequence[OpCell]) -> dict[CellState, int]:
     """How many cells are in each state, those that occur."""
     counts = Counter(cell.state for cell in cells if cell.op != GRAPHS)
     return {state: counts[state] for state in SHOWN if counts[state]}
@@ -105,7 +105,7 @@ def heat_map(store: HuntFolder, title: str, facts: Mapping[str, str]) -> str:
     )
 
 
-def slug(state: Fate) -> str:
+def slug(state: CellState) -> str:
     return str(state).replace(" ", "-")
 
 
@@ -140,7 +140,7 @@ def write_baseline(path: Path, store: HuntFolder, backend: str) -> None:
     """Write what is known now: each cell that is not ok, and each distinct failure. Raises OSError."""
     known: dict[str, dict[str, str]] = {}
     for cell in cells_of(store):
-        if cell.op != GRAPHS and cell.state.rank > Fate.OK.rank:
+        if cell.op != GRAPHS and cell.state.rank > CellState.OK.rank:
             known.setdefault(cell.op, {})[place_of(cell)] = str(cell.state)
     failures = {found.key: f"{found.state}: {found.text}"[:200] for found in store.cases()}
     lines = [
@@ -156,7 +156,9 @@ def compare(path: Path, store: HuntFolder, backend: str) -> Compared:
     """The hunt against the baseline at ``path``. Only what was tried counts. Raises BadSetting."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        known = {op: {place: Fate(state) for place, state in row.items()} for op, row in table["ops"].items()}
+        known = {
+            op: {place: CellState(state) for place, state in row.items()} for op, row in table["ops"].items()
+        }
         failures = dict(table["failures"])
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, ValueError, AttributeError) as error:
         raise BadSetting(
@@ -170,11 +172,11 @@ def compare(path: Path, store: HuntFolder, backend: str) -> Compared:
     return Compared([*worse(cells, known), *unknown(store, failures)], list(better(cells, known)))
 
 
-def worse(cells: Sequence[OpCell], known: Mapping[str, Mapping[str, Fate]]) -> Iterator[str]:
+def worse(cells: Sequence[OpCell], known: Mapping[str, Mapping[str, CellState]]) -> Iterator[str]:
     """Cells whose state is worse than it was: handed back and unsupported too, where the op used to work."""
     for cell in cells:
-        before = known.get(cell.op, {}).get(place_of(cell), Fate.OK)
-        if cell.op != GRAPHS and cell.state.rank > max(before.rank, Fate.OK.rank):
+        before = known.get(cell.op, {}).get(place_of(cell), CellState.OK)
+        if cell.op != GRAPHS and cell.state.rank > max(before.rank, CellState.OK.rank):
             yield f"{cell.op} {place_of(cell)}: {cell.state}, was {before}: {cell.text}"
 
 
@@ -186,12 +188,12 @@ def unknown(store: HuntFolder, failures: Mapping[str, str]) -> Iterator[str]:
             yield f"new failure ({', '.join(list(found.ops)[:3])}): {found.state}: {found.text}{where}"
 
 
-def better(cells: Sequence[OpCell], known: Mapping[str, Mapping[str, Fate]]) -> Iterator[str]:
+def better(cells: Sequence[OpCell], known: Mapping[str, Mapping[str, CellState]]) -> Iterator[str]:
     now = {(cell.op, place_of(cell)): cell.state for cell in cells}
     for op, row in known.items():
         for place, before in row.items():
             state = now.get((op, place))
-            if state is not None and state is not Fate.SKIPPED and state.rank < before.rank:
+            if state is not None and state is not CellState.SKIPPED and state.rank < before.rank:
                 yield f"{op} {place}: {state}, was {before}"
 
 

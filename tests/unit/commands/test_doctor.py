@@ -10,23 +10,23 @@ import pytest
 
 from minidbg import commands
 from minidbg.commands import doctor
-from minidbg.commands.doctor import Condition, examined, fine
+from minidbg.commands.doctor import Severity, examined, fine
 
 
 @pytest.mark.parametrize(
     ("check", "variable", "value", "state", "said", "advice"),
     [
-        (doctor.compiler, "CXX", "no-such-compiler", Condition.MISSING, "no-such-compiler", "g++"),
-        (doctor.compiler, "CXX", "false", Condition.MISSING, "", ""),
-        (doctor.caches, "TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere", Condition.MISSING, "/proc/nowhere", ""),
-        (doctor.configuration, "MINIDBG_VERIFI", "first", Condition.BROKEN, "'verify'", ""),
+        (doctor.compiler, "CXX", "no-such-compiler", Severity.MISSING, "no-such-compiler", "g++"),
+        (doctor.compiler, "CXX", "false", Severity.MISSING, "", ""),
+        (doctor.caches, "TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere", Severity.MISSING, "/proc/nowhere", ""),
+        (doctor.configuration, "MINIDBG_VERIFI", "first", Severity.BROKEN, "'verify'", ""),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(
     check: Any,
     variable: str,
     value: str,
-    state: Condition,
+    state: Severity,
     said: str,
     advice: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -43,8 +43,8 @@ def test_torch_compile_switched_off_is_the_first_thing_to_mend(monkeypatch: pyte
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     monkeypatch.setenv("TORCH_LOGS", "dynamo")
     found = {one.name: one.state for one in doctor.switches()}
-    assert found["TORCH_COMPILE_DISABLE"] is Condition.BROKEN
-    assert found["TORCH_LOGS"] is Condition.FINE
+    assert found["TORCH_COMPILE_DISABLE"] is Severity.BROKEN
+    assert found["TORCH_LOGS"] is Severity.FINE
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_an_entry_point_is_imported_in_a_child_and_what_fails_is_told(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     entry = doctor.metadata.EntryPoint("broken", "broken_backend:thing", "torch_dynamo_backends")
     found = examined("broken", entry)
-    assert found.state is Condition.MISSING
+    assert found.state is Severity.MISSING
     assert said in found.found
 
 
@@ -76,7 +76,7 @@ def test_a_check_that_breaks_does_not_end_the_others(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(doctor, "CHECKS", (breaks, lambda: iter([fine("after", "it")])))
     first, second = doctor.examine()
-    assert first.state is Condition.BROKEN
+    assert first.state is Severity.BROKEN
     assert "no such machine" in first.found
     assert second.name == "after"
 

@@ -18,7 +18,7 @@ from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.reduction import publishing, reducing, session
 from minidbg.reduction.candidate import BudgetSpent
-from minidbg.reduction.result import Limits, Written
+from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.words.deadline import Deadline
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
@@ -90,11 +90,11 @@ def silent_about_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any
     return graph_module.forward
 
 
-def reduced_in(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> Written:
+def reduced_in(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> ReductionResult:
     monkeypatch.setattr(session.asking, "submit", world.submit)
     monkeypatch.setattr(publishing, "judged", world.judged)
     monkeypatch.setattr(publishing.repro, "run_alone", world.run_alone)
-    monkeypatch.setattr(session.InterpretersAhead, "start", lambda *_: None)
+    monkeypatch.setattr(session.PrestartedInterpreters, "start", lambda *_: None)
     monkeypatch.setattr(reducing, "Session", partial(session.Session, clock=world.clock, started=0.0))
     given = Limits(seconds=BUDGET_S, due=BUDGET_S, **limits)
     return reducing.reduce_and_publish(failing_case(), folder, limits=given)

@@ -14,7 +14,7 @@ from minidbg.fx.effects import tensors_in
 from minidbg.reduction.core import Minimized, minimize
 from minidbg.reduction.defined import open_points
 from minidbg.source.describing import describe
-from minidbg.source.fills import How, fit
+from minidbg.source.fills import FillKind, fit
 from minidbg.source.specs import Exactness
 from minidbg.source.tensors import materialise
 
@@ -185,7 +185,7 @@ def test_what_the_program_left_open_may_stay_open() -> None:
 @pytest.mark.parametrize("size", [(20,), (4, 5)])
 def test_distinct_integers_are_made_anew_as_distinct_ones(dtype: torch.dtype, size: tuple[int, ...]) -> None:
     value = (torch.randperm(60, generator=torch.Generator().manual_seed(0))[:20] + 7).to(dtype).reshape(size)
-    assert fit(value).how is How.DISTINCT
+    assert fit(value).kind is FillKind.DISTINCT
     (made,) = materialise(describe((value,), ["i"], Exactness.SEEDED))
     assert (made.dtype, made.shape) == (value.dtype, value.shape)
     assert torch.unique(made).numel() == 20

@@ -31,7 +31,7 @@ from minidbg.asking.execute import ANOTHER_GRAPH, execute
 from minidbg.fx.case import Case
 from minidbg.judge.harness import NOT_CALLED
 from minidbg.reduction import problem, publishing, reducing, session
-from minidbg.reduction.result import Limits, Written
+from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.source.size import call_nodes, call_targets
 from minidbg.watch.idle_work import reduced_digest
 from minidbg.words.errors import CannotWrite, Interrupted, NotReproduced
@@ -65,7 +65,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     monkeypatch.setattr(session.asking, "submit", submit)
     monkeypatch.setattr(publishing, "judged", judged)
     monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
-    monkeypatch.setattr(session.InterpretersAhead, "start", lambda *_: None)
+    monkeypatch.setattr(session.PrestartedInterpreters, "start", lambda *_: None)
     # no two questions at once, whose order would be chance
     monkeypatch.setattr(reducing.os, "cpu_count", lambda: 1)
     return asked
@@ -108,7 +108,7 @@ def case() -> Case:
     return with_its_failure(failing_case())
 
 
-def reduced(case: Case, folder: Path, **limits: Any) -> Written:
+def reduced(case: Case, folder: Path, **limits: Any) -> ReductionResult:
     return reducing.reduce_and_publish(case, folder, limits=Limits(**limits))
 
 
@@ -147,7 +147,7 @@ def test_the_log_has_each_question_and_the_end(tmp_path: Path, oracle: list[Case
     assert head["just_seen"] is False
     assert len(answers) == len(oracle) == written.oracle_calls
     assert {answer["phase"] for answer in answers} >= {"islands", "all at once"}
-    assert Written.from_json(end["written"]).path == written.path
+    assert ReductionResult.from_json(end["written"]).path == written.path
     assert not list(tmp_path.glob(".minidbg/reductions/*/best.py")), "the verified repro is in its place"
 
 
@@ -667,13 +667,13 @@ def test_a_reduction_without_a_repro_says_what_its_last_run_showed(
 def asks() -> Iterator[session.Session]:
     """A session with an interpreter ahead that has nothing to import."""
     case = failing_case(signature=Signature(Kind.COMPILE))
-    with session.InterpretersAhead(case) as ahead:
+    with session.PrestartedInterpreters(case) as ahead:
         ahead.ahead = workers.Ahead((), os.environ)
         START_AHEAD(ahead)
         yield session.Session(Limits(), ahead=ahead)
 
 
-START_AHEAD = session.InterpretersAhead.start
+START_AHEAD = session.PrestartedInterpreters.start
 """Before a fixture has taken it away."""
 
 
@@ -875,9 +875,11 @@ def test_the_line_names_the_repro_as_it_is_typed_from_here(
     monkeypatch.chdir(tmp_path)
     figures: Any = {"nodes_before": 3, "nodes_after": 1, "oracle_calls": 5, "seconds": 1.0, "certified": True}
     for path in (Path("repros/r.py"), tmp_path / "repros/r.py"):
-        line = Written(path, **figures, verdict=Verdict.REPRODUCES).line
+        line = ReductionResult(path, **figures, verdict=Verdict.REPRODUCES).line
         assert line == "3 -> 1 nodes, 5 runs, 1.0 s; run: python repros/r.py"
-    elsewhere = Written(Path("/elsewhere/r.py"), **figures, verdict=Verdict.REPRODUCES, known_before=True)
+    elsewhere = ReductionResult(
+        Path("/elsewhere/r.py"), **figures, verdict=Verdict.REPRODUCES, known_before=True
+    )
     assert elsewhere.line.endswith("run: python /elsewhere/r.py")
 
 
@@ -886,14 +888,14 @@ def test_a_script_that_lacks_its_backend_is_announced_as_that(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     figures: Any = {"nodes_before": 3, "nodes_after": 1, "oracle_calls": 5, "seconds": 1.0, "certified": True}
-    written = Written(
+    written = ReductionResult(
         Path("to/s.py"), **figures, verdict=Verdict.REPRODUCES, lacking="a closure of train.py:4"
     )
     assert written.line == (
         "3 -> 1 nodes, 5 runs, 1.0 s; a reduced graph whose backend is to be filled in, a closure of train.py:4: "
         "edit backend() in to/s.py, or give it one: minidbg reduce to/s.py --backend MODULE:EXPRESSION"
     )
-    assert Written.from_json(written.to_json()) == written
+    assert ReductionResult.from_json(written.to_json()) == written
     assert "lacking" not in replace(written, lacking="").to_json()
     assert "run: python to/s.py" in replace(written, known_before=True).line
 

@@ -13,11 +13,11 @@ from torch import fx
 
 from minidbg.fx.case import Case
 from minidbg.reduction.replay import FILE, ReplayLog, digest_of, last_result, open_log, read_log
-from minidbg.reduction.result import Written
+from minidbg.reduction.result import ReductionResult
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 
-WRITTEN = Written(Path("r.py"), 20, 1, 7, 2.0, True, Verdict.REPRODUCES)
+WRITTEN = ReductionResult(Path("r.py"), 20, 1, 7, 2.0, True, Verdict.REPRODUCES)
 
 
 def case_of(*inputs: Any, **spec: Any) -> Case:

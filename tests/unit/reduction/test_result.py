@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from minidbg.reduction.result import Limits, Progress, Written, on_stream
+from minidbg.reduction.result import Limits, Progress, ReductionResult, on_stream
 from minidbg.words.outcome import Verdict
 
-WRITTEN = Written(Path("r.py"), 812, 1, 14, 3.21, True, Verdict.REPRODUCES)
+WRITTEN = ReductionResult(Path("r.py"), 812, 1, 14, 3.21, True, Verdict.REPRODUCES)
 NOTHING = replace(WRITTEN, path=None, verdict=Verdict.GONE)
 RUN = "run: python r.py"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -55,13 +55,13 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
         ),
     ],
 )
-def test_the_line_says_what_became_of_the_failure(written: Written, line: str) -> None:
+def test_the_line_says_what_became_of_the_failure(written: ReductionResult, line: str) -> None:
     assert written.line == line
 
 
 @pytest.mark.parametrize("written", [WRITTEN, replace(NOTHING, notes=("a", "b"))], ids=["a repro", "none"])
-def test_a_result_is_read_back_from_its_json(written: Written) -> None:
-    assert Written.from_json(written.to_json()) == written
+def test_a_result_is_read_back_from_its_json(written: ReductionResult) -> None:
+    assert ReductionResult.from_json(written.to_json()) == written
 
 
 def test_seconds_that_have_begun_do_not_begin_again() -> None:

@@ -26,7 +26,7 @@ from minidbg.reduction.reducing import (
     still_reproduces,
 )
 from minidbg.reduction.replay import open_log
-from minidbg.reduction.result import Limits, Written
+from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.reduction.session import BEST_FILE, Session
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import MinidbgError, NotReproduced
@@ -134,7 +134,7 @@ def test_an_earlier_result_answers_where_its_repro_is_certified_and_fails_now(
 ) -> None:
     script = tmp_path / "r.py"
     script.touch()
-    result = replace(Written(script, 9, 1, 7, 2.0, True, Verdict.REPRODUCES), **changes)
+    result = replace(ReductionResult(script, 9, 1, 7, 2.0, True, Verdict.REPRODUCES), **changes)
     open_log(tmp_path, case_of(), just_seen=False).append({"end": "published", "written": result.to_json()})
     monkeypatch.setattr(repro, "run", lambda path, seconds: Outcome(verdict))
     found = still_reproduces(tmp_path, Deadline.after(9.0))
@@ -148,7 +148,7 @@ def test_an_earlier_repro_that_is_gone_or_cannot_be_run_answers_nothing(
         raise MinidbgError("no script")
 
     script = tmp_path / "r.py"
-    result = Written(script, 9, 1, 7, 2.0, True, Verdict.REPRODUCES)
+    result = ReductionResult(script, 9, 1, 7, 2.0, True, Verdict.REPRODUCES)
     open_log(tmp_path, case_of(), just_seen=False).append({"end": "published", "written": result.to_json()})
     monkeypatch.setattr(repro, "run", lambda path, seconds: FAILS)
     assert still_reproduces(tmp_path, Deadline.after(9.0)) is None

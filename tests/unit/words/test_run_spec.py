@@ -43,7 +43,7 @@ OTHER_WORDS = {
     ("judge/precision.py", "autocast"): "names of torch's own ops",
     ("report/forms.py", "remarks"): "a variable of the template of issues",
     **{
-        ("reduction/surroundings.py", name): "a field that is tried at its default"
+        ("reduction/context_passes.py", name): "a field that is tried at its default"
         for name in ("autocast", "deterministic", "default_dtype", "matmul_precision")
     },
 }

@@ -25,7 +25,7 @@ from minidbg.wrapper.capture import (
     case_to_fill_in,
     digest,
     first_lines,
-    place_of_input,
+    index_of_input,
     real_value,
     reference_to,
 )
@@ -213,7 +213,7 @@ def test_ops_that_have_right_gradients_elsewhere_are_suspected_last() -> None:
     ],
 )
 def test_the_number_of_the_input_is_read_from_where_results_differ(where: str, place: int | None) -> None:
-    assert place_of_input(where) == place
+    assert index_of_input(where) == place
 
 
 def test_a_freed_tensor_is_stood_in_for_and_that_is_said() -> None:

@@ -1,4 +1,4 @@
-"""Collectives of a call are heard once and answered from memory afterwards: eager beside the backend asks no other rank."""
+"""Collectives of a call are recorded once and replayed from memory afterwards: eager beside the backend asks no other rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import minidbg
 from minidbg.fx.ranks import collective_name
 from minidbg.judge.snapshot import CannotCompare
 from minidbg.words.settings import Settings
-from minidbg.wrapper.collectives import Heard, Replay, alone
+from minidbg.wrapper.collectives import CollectiveRecorder, Replay, single_rank_graph
 from minidbg.wrapper.flight import Record
 
 
@@ -35,9 +35,9 @@ def group() -> Iterator[None]:
 
 
 @pytest.fixture
-def heard(tmp_path: Path) -> Heard:
+def recorder(tmp_path: Path) -> CollectiveRecorder:
     record = Record(fx.GraphModule({}, fx.Graph()), Settings(repro_dir=tmp_path, flight_recorder=False))
-    return Heard(record, limit_bytes=1 << 20)
+    return CollectiveRecorder(record, limit_bytes=1 << 20)
 
 
 def summed(x: torch.Tensor) -> torch.Tensor:
@@ -51,82 +51,88 @@ def largest(x: torch.Tensor) -> torch.Tensor:
 X = torch.arange(3.0)
 
 
-def call(heard: Heard, function: Any, x: Any = X) -> Replay:
-    with heard:
+def call(recorder: CollectiveRecorder, function: Any, x: Any = X) -> Replay:
+    with recorder:
         function(x)
-    return Replay(heard)
+    return Replay(recorder)
 
 
-def test_eager_gets_what_the_others_gave_to_the_backend_and_its_own_part_is_a_result(heard: Heard) -> None:
-    replay = call(heard, summed)
-    heard.collectives[0].results = [torch.tensor([10.0, 20, 30])]  # what a real sum over ranks might be
+def test_eager_gets_what_the_others_gave_to_the_backend_and_its_own_part_is_a_result(
+    recorder: CollectiveRecorder,
+) -> None:
+    replay = call(recorder, summed)
+    recorder.collectives[0].results = [torch.tensor([10.0, 20, 30])]  # what a real sum over ranks might be
     output, given = replay.run(summed, (X,))
     assert output.tolist() == [11, 21, 31]
     assert given.tolist() == [0, 2, 4]
     assert "gives to all_reduce (collective 1 of 1)" in replay.names_of_given(2)["output 1"]
 
 
-def test_a_run_in_float64_is_answered_in_float64(heard: Heard) -> None:
-    replay = call(heard, summed)
+def test_a_run_in_float64_is_answered_in_float64(recorder: CollectiveRecorder) -> None:
+    replay = call(recorder, summed)
     replay.run(summed, (X,))
     assert {one.dtype for one in replay.run(summed, (X.double(),))} == {torch.float64}
 
 
-def test_collectives_other_than_the_backends_are_not_compared(heard: Heard) -> None:
-    replay = call(heard, summed)
+def test_collectives_other_than_the_backends_are_not_compared(recorder: CollectiveRecorder) -> None:
+    replay = call(recorder, summed)
     with pytest.raises(
         CannotCompare, match="exchanges other values between ranks than eager does in all_reduce"
     ):
         replay.run(largest, (X,))
 
 
-def test_a_collective_that_the_backend_merged_with_its_twin_answers_both(heard: Heard) -> None:
+def test_a_collective_that_the_backend_merged_with_its_twin_answers_both(
+    recorder: CollectiveRecorder,
+) -> None:
     def twice(x: torch.Tensor) -> torch.Tensor:
         return summed(x) - summed(x)
 
-    (output, *given) = call(heard, summed).run(twice, (X,))
+    (output, *given) = call(recorder, summed).run(twice, (X,))
     assert output.tolist() == [0, 0, 0]
     assert len(given) == 2
 
 
-def test_of_two_alike_each_gets_the_answer_to_what_it_gave(heard: Heard) -> None:
-    with heard:
+def test_of_two_alike_each_gets_the_answer_to_what_it_gave(recorder: CollectiveRecorder) -> None:
+    with recorder:
         later, first = summed(X + 5), summed(X)  # a compiler may reorder them
 
     def both(x: torch.Tensor) -> Any:
         return summed(x), summed(x + 5)
 
-    assert [one.tolist() for one in Replay(heard).run(both, (X,))[:2]] == [first.tolist(), later.tolist()]
+    assert [one.tolist() for one in Replay(recorder).run(both, (X,))[:2]] == [first.tolist(), later.tolist()]
 
 
-def test_collectives_inside_operations_on_dtensors_are_heard_and_answered(heard: Heard) -> None:
+def test_collectives_inside_operations_on_dtensors_are_heard_and_answered(
+    recorder: CollectiveRecorder,
+) -> None:
     mesh = DeviceMesh("cpu", [0, 1])
     sharded = DTensor.from_local(X, mesh, [Shard(0)], run_check=False)
 
     def whole(x: DTensor) -> torch.Tensor:
         return (x + 1).redistribute(placements=[Replicate()]).to_local()
 
-    replay = call(heard, whole, sharded)
-    assert [one.name for one in heard.collectives] == ["all_gather_into_tensor"]
-    heard.collectives[0].results = [torch.arange(6.0)]
+    replay = call(recorder, whole, sharded)
+    assert [one.name for one in recorder.collectives] == ["all_gather_into_tensor"]
+    recorder.collectives[0].results = [torch.arange(6.0)]
     output, given = replay.run(whole, (sharded,))
     assert output.tolist() == [0, 1, 2, 3, 4, 5]
     assert given.tolist() == [1, 2, 3]
 
 
-def test_what_is_too_large_to_remember_is_not_compared(heard: Heard) -> None:
-    heard.left_bytes = 8
+def test_what_is_too_large_to_remember_is_not_compared(recorder: CollectiveRecorder) -> None:
+    recorder.left_bytes = 8
     with pytest.raises(CannotCompare, match="value_limit_bytes"):
-        call(heard, summed).run(summed, (X,))
+        call(recorder, summed).run(summed, (X,))
 
 
-def test_an_operator_that_writes_or_gives_no_tensor_is_not_compared(heard: Heard) -> None:
+def test_an_operator_that_writes_or_gives_no_tensor_is_not_compared(recorder: CollectiveRecorder) -> None:
     def in_place(x: torch.Tensor) -> torch.Tensor:
         distributed.all_reduce(x)
         return x
 
     with pytest.raises(CannotCompare, match="cannot be answered from memory"):
-        call(heard, in_place, X.clone()).run(in_place, (X,))
+        call(recorder, in_place, X.clone()).run(in_place, (X,))
 
 
 @pytest.mark.parametrize(
@@ -201,11 +207,13 @@ def test_arithmetic_that_moved_across_a_collective_is_no_alarm(
     assert "moved arithmetic from one side of a collective to the other" in caplog.text
 
 
-def test_without_its_collectives_a_graph_takes_their_results_and_returns_what_it_gave(heard: Heard) -> None:
+def test_without_its_collectives_a_graph_takes_their_results_and_returns_what_it_gave(
+    recorder: CollectiveRecorder,
+) -> None:
     module = graph_of_a_sum()
-    replay = call(heard, module.forward)
+    replay = call(recorder, module.forward)
     replay.run(module.forward, (X,))
-    fed = alone(module, (X,), replay.taken)
+    fed = single_rank_graph(module, (X,), replay.taken)
     assert not [node for node in fed.graph_module.graph.nodes if collective_name(node.target)]
     output, given = fed.graph_module(X, torch.zeros(3))
     assert (output.tolist(), given.tolist()) == ([1, 1, 1], [0, 2, 4])

@@ -35,7 +35,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[Failure]:
         found.append(failure)
         return REPORT
 
-    monkeypatch.setattr(handle, "answer", answer)
+    monkeypatch.setattr(handle, "handle", answer)
     return found
 
 
@@ -333,10 +333,10 @@ def test_a_boxed_function_that_fails_is_replaced_by_eager_in_its_own_convention(
 
 def test_a_call_of_our_own_work_is_not_answered(answered: list[Failure]) -> None:
     run = compiled(state(plus_one(), fails_in_call(1), **FALLBACK), torch.ones(2))
-    with handle.answering([]), pytest.raises(Broken):
+    with handle.handling([]), pytest.raises(Broken):
         run(torch.ones(2))
     assert answered == []
-    with handle.answering([]):
+    with handle.handling([]):
         assert state_of(lambda: state(plus_one(), eager)) is None
 
 

@@ -68,7 +68,7 @@ class TimeIsUp(Exception):
     """What the handler of a program's own alarm raises."""
 
 
-@pytest.mark.parametrize("where", ["compiling", "running", "comparing", "answering"])
+@pytest.mark.parametrize("where", ["compiling", "running", "comparing", "handling"])
 def test_what_a_signal_handler_raises_is_nobodys_failure(
     where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -82,7 +82,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
 
     def backend(gm: torch.fx.GraphModule, _: object) -> object:
         def run(*args: torch.Tensor) -> object:
-            if where == "answering":
+            if where == "handling":
                 raise RuntimeError("the backend's own")
             if where == "running":
                 alarm()
@@ -92,7 +92,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
             alarm()
         return run
 
-    ours = {"comparing": (verify_runs.Before, "eager"), "answering": (handle, "capture_and_reduce")}
+    ours = {"comparing": (verify_runs.Before, "eager"), "handling": (handle, "capture_and_reduce")}
     if where in ours:
         monkeypatch.setattr(*ours[where], alarm)
     before = signal.signal(signal.SIGUSR1, out_of_time)

@@ -17,7 +17,7 @@ from torch import fx
 from minidbg import workers
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.reduction.result import Written
+from minidbg.reduction.result import ReductionResult
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, MinidbgError
 from minidbg.words.outcome import Kind, Signature, Verdict
@@ -160,7 +160,7 @@ def test_another_layout_is_no_failure_unless_it_is_asked_for(
 def test_another_layout_is_told_once_for_each_graph(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(handle, "report_of_failure", lambda *_: Report("kept"))
+    monkeypatch.setattr(handle, "handle_quietly", lambda *_: Report("kept"))
     for _ in range(2):
         handle.warn_of_layout(failure(stride_error(), Kind.ACCURACY), Settings())
     (said,) = warnings_of(caplog)
@@ -223,7 +223,7 @@ def hidden() -> Any:
 def test_the_graph_of_a_backend_that_nothing_leads_to_is_kept_for_its_backend_to_be_filled_in(
     tmp_path: Path,
 ) -> None:
-    report = handle.report_of_failure(failure(backend=hidden()), Settings(repro_dir=tmp_path))
+    report = handle.handle_quietly(failure(backend=hidden()), Settings(repro_dir=tmp_path))
     assert report.capture is not None
     assert report.capture.suffix == ".py"
     assert "edit backend() in" in report.line
@@ -280,10 +280,10 @@ def test_our_own_trouble_becomes_a_report(
         raise trouble
 
     monkeypatch.setattr(handle, "capture_and_reduce", raises)
-    assert re.match(line, handle.report_of_failure(failure(), Settings()).line)
+    assert re.match(line, handle.handle_quietly(failure(), Settings()).line)
 
 
-# ---- answering
+# ---- handling
 
 
 @pytest.fixture
@@ -341,7 +341,7 @@ def test_who_listens_hears_each_failure_with_what_became_of_it(
     heard: list[Any] = []
     handle.PROCESS.listeners.append(lambda *told: heard.append(told))
     failed = failure()
-    report = handle.answer(failed, Settings())
+    report = handle.handle(failed, Settings())
     assert heard == [(failed, report)]
 
 
@@ -374,7 +374,7 @@ def test_a_capture_that_could_not_be_reduced_is_named(
 def test_a_reduction_without_a_verified_repro_names_the_capture_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path | None
 ) -> None:
-    written = Written(path, 3, 1, 7, 2.0, True, Verdict.REPRODUCES)
+    written = ReductionResult(path, 3, 1, 7, 2.0, True, Verdict.REPRODUCES)
     monkeypatch.setattr(handle, "reduced_elsewhere", lambda *_: written)
     case, capture = case_for(tmp_path)
     report = handle.reduced_or_why_not(case, capture, Settings(reduce=Reduce.NOW), Deadline.after(9.0))

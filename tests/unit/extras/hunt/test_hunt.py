@@ -14,7 +14,7 @@ from command_line import python
 from torch.fx import symbolic_trace
 
 from minidbg.extras.hunt import candidates, judging, programs, samples, states, table
-from minidbg.extras.hunt.states import RANKS, Fate, HuntFolder
+from minidbg.extras.hunt.states import RANKS, CellState, HuntFolder
 from minidbg.fx.case import Case
 from minidbg.source.size import call_targets
 from minidbg.words.errors import BadSetting
@@ -25,7 +25,7 @@ BACKEND = BackendRef("toy", '"toy"')
 HEAD = {"backend": "toy", "seed": 0}
 
 
-def record(op: str, state: Fate, dtype: str = "float32", number: int = 0, **more: Any) -> dict[str, Any]:
+def record(op: str, state: CellState, dtype: str = "float32", number: int = 0, **more: Any) -> dict[str, Any]:
     candidate = {"op": op, "dtype": dtype, "device": "cpu", "number": number}
     return {
         "candidate": candidate,
@@ -38,7 +38,7 @@ def record(op: str, state: Fate, dtype: str = "float32", number: int = 0, **more
 
 def failing(op: str, key: str, dtype: str = "float32", **more: Any) -> dict[str, Any]:
     more = {"message": "wrong: 3", "family": "f", "targets": [op], "capture": f"/captures/{key}.py", **more}
-    return record(op, Fate.WRONG, dtype, key=key, **more)
+    return record(op, CellState.WRONG, dtype, key=key, **more)
 
 
 def store_with(folder: Path, *records: dict[str, Any]) -> HuntFolder:
@@ -59,26 +59,32 @@ def outcome(kind: Kind = Kind.COMPILE, message: str = "", types: tuple[str, ...]
 @pytest.mark.parametrize(
     ("found", "state"),
     [
-        (Outcome(Verdict.GONE), Fate.OK),
-        (Outcome(Verdict.GONE, reason="fallback: the backend gave the graph back"), Fate.HANDED_BACK),
-        (Outcome(Verdict.GONE, reason="output 0 is not judged: eager differs from itself"), Fate.SKIPPED),
-        (Outcome(Verdict.INVALID, reason="eager itself fails: RuntimeError"), Fate.SKIPPED),
-        (Outcome(Verdict.INVALID, reason="dynamo handed another graph to the backend: 1"), Fate.OK),
-        (outcome(Kind.COMPILE, "KeyError: 'x'", ("KeyError",)), Fate.FAILS),
-        (outcome(Kind.COMPILE, "KeyError: 'x'", ("NotImplementedError",)), Fate.UNSUPPORTED),
-        (outcome(Kind.RUNTIME, "RuntimeError: dtype bool is not supported"), Fate.UNSUPPORTED),
-        (outcome(types=("torch._subclasses.fake_tensor.DataDependentOutputException",)), Fate.HANDED_BACK),
-        (outcome(Kind.ACCURACY, "output: float"), Fate.WRONG),
-        (outcome(Kind.CRASH), Fate.CRASHED),
-        (outcome(Kind.HANG), Fate.HANGS),
+        (Outcome(Verdict.GONE), CellState.OK),
+        (Outcome(Verdict.GONE, reason="fallback: the backend gave the graph back"), CellState.HANDED_BACK),
+        (
+            Outcome(Verdict.GONE, reason="output 0 is not judged: eager differs from itself"),
+            CellState.SKIPPED,
+        ),
+        (Outcome(Verdict.INVALID, reason="eager itself fails: RuntimeError"), CellState.SKIPPED),
+        (Outcome(Verdict.INVALID, reason="dynamo handed another graph to the backend: 1"), CellState.OK),
+        (outcome(Kind.COMPILE, "KeyError: 'x'", ("KeyError",)), CellState.FAILS),
+        (outcome(Kind.COMPILE, "KeyError: 'x'", ("NotImplementedError",)), CellState.UNSUPPORTED),
+        (outcome(Kind.RUNTIME, "RuntimeError: dtype bool is not supported"), CellState.UNSUPPORTED),
+        (
+            outcome(types=("torch._subclasses.fake_tensor.DataDependentOutputException",)),
+            CellState.HANDED_BACK,
+        ),
+        (outcome(Kind.ACCURACY, "output: float"), CellState.WRONG),
+        (outcome(Kind.CRASH), CellState.CRASHED),
+        (outcome(Kind.HANG), CellState.HANGS),
     ],
 )
-def test_each_outcome_is_one_state_of_the_table(found: Outcome, state: Fate) -> None:
+def test_each_outcome_is_one_state_of_the_table(found: Outcome, state: CellState) -> None:
     assert judging.state_of(found) is state
 
 
 def test_every_state_has_a_rank() -> None:
-    assert sorted(RANKS) == sorted(Fate)
+    assert sorted(RANKS) == sorted(CellState)
 
 
 def test_a_name_stands_for_its_variants_and_a_wrong_one_is_answered_with_the_nearest() -> None:
@@ -136,13 +142,13 @@ def test_a_failure_that_does_not_show_again_is_none(tmp_path: Path) -> None:
     store.settle("a", {"refused": "the case does not show its failure here: gone"})
     assert store.cases() == []
     assert [one.first for one in store.refuted()] == ["add float32 cpu 0"]
-    assert [cell.state for cell in table.cells_of(store)] == [Fate.SKIPPED]
+    assert [cell.state for cell in table.cells_of(store)] == [CellState.SKIPPED]
 
 
 def test_a_random_graph_with_every_call_of_a_known_repro_is_that_failure_again(tmp_path: Path) -> None:
     store = store_with(tmp_path, failing("add", "a"))
     store.settle("a", {"path": "/repros/one.py", "targets": ["add"]})
-    graph = {"candidate": {"program": {}}, "id": "graph 1", "state": Fate.WRONG, "family": "f"}
+    graph = {"candidate": {"program": {}}, "id": "graph 1", "state": CellState.WRONG, "family": "f"}
     states.append(store.results_file, {**graph, "key": "g", "targets": ["relu", "add"]})
     states.append(store.results_file, {**graph, "id": "graph 2", "key": "h", "targets": ["relu"]})
     store.read()
@@ -150,7 +156,7 @@ def test_a_random_graph_with_every_call_of_a_known_repro_is_that_failure_again(t
 
 
 def test_a_hunt_that_was_killed_goes_on_and_a_complete_one_begins_with_what_failed(tmp_path: Path) -> None:
-    store = store_with(tmp_path, record("add", Fate.OK), failing("sub", "a"))
+    store = store_with(tmp_path, record("add", CellState.OK), failing("sub", "a"))
     store.settle("a", {"path": "/repros/one.py"})
     with open(store.results_file, "ab") as file:
         file.write(b'{"half a li')  # killed in a write
@@ -168,7 +174,7 @@ def test_a_changed_backend_is_hunted_anew(tmp_path: Path) -> None:
     source = tmp_path / "toy.py"
     source.write_text("one")
     backend = BackendRef("toy", "toy", files=(str(source),))
-    states.append(HuntFolder.open(tmp_path, backend, HEAD).results_file, record("add", Fate.OK))
+    states.append(HuntFolder.open(tmp_path, backend, HEAD).results_file, record("add", CellState.OK))
     assert HuntFolder.open(tmp_path, backend, HEAD).resumed
     source.write_text("another")
     assert not HuntFolder.open(tmp_path, backend, HEAD).resumed
@@ -179,10 +185,10 @@ def test_a_changed_backend_is_hunted_anew(tmp_path: Path) -> None:
 
 def test_a_cell_shows_the_worst_of_its_samples_and_the_page_all_cells(tmp_path: Path) -> None:
     worse = failing("add", "a") | {"id": "add float32 cpu 1"}
-    store = store_with(tmp_path, record("add", Fate.OK), worse, record("<mul>", Fate.OK))
+    store = store_with(tmp_path, record("add", CellState.OK), worse, record("<mul>", CellState.OK))
     cells = {cell.op: cell for cell in table.cells_of(store)}
-    assert cells["add"].state is Fate.WRONG
-    assert table.totals(table.cells_of(store)) == {Fate.OK: 1, Fate.WRONG: 1}
+    assert cells["add"].state is CellState.WRONG
+    assert table.totals(table.cells_of(store)) == {CellState.OK: 1, CellState.WRONG: 1}
     page = table.heat_map(store, "toy", {"torch": "2"})
     assert "add float32: wrong: wrong: 3" in page
     assert "&lt;mul&gt;" in page
@@ -190,13 +196,13 @@ def test_a_cell_shows_the_worst_of_its_samples_and_the_page_all_cells(tmp_path: 
 
 
 def test_a_baseline_tells_new_worse_and_fixed(tmp_path: Path) -> None:
-    others = record("mul", Fate.UNSUPPORTED), record("sub", Fate.OK)
+    others = record("mul", CellState.UNSUPPORTED), record("sub", CellState.OK)
     before = store_with(tmp_path / "1", failing("add", "a"), *others)
     file = tmp_path / "hunt.toml"
     table.write_baseline(file, before, "toy")
     same = table.compare(file, before, "toy")
     assert (list(same.new), list(same.fixed)) == ([], [])
-    fixed = record("add", Fate.OK), record("mul", Fate.FAILS)
+    fixed = record("add", CellState.OK), record("mul", CellState.FAILS)
     after = store_with(tmp_path / "2", *fixed, failing("sub", "b", message="now wrong"))
     compared = table.compare(file, after, "toy")
     new = [text.partition(":")[0] for text in compared.new]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch._inductor.config as inductor_config
 from torch import fx
 
 from minidbg.fx.case import Case
-from minidbg.reduction.surroundings import hints, simplify
-from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance, RunSpec
+from minidbg.reduction.context_passes import simplify
+from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 
 INDUCTOR = "torch._inductor.config"
 BUG = "cpp.inject_relu_bug_TESTING_ONLY"
@@ -32,18 +30,6 @@ def case_with(context: Context, inputs: int = 1) -> Case:
 
 def simplified(case: Case, fails: Callable[[Case], bool]) -> Case:
     return simplify(case, fails, lambda: 1.0)
-
-
-def test_a_wrong_result_hints_at_the_node_that_differs_and_at_no_word_of_the_comparison() -> None:
-    case = case_with(Context()).with_spec(signature=Signature(Kind.ACCURACY, message="input: float"))
-    for more, expected in (("", ()), ("\nfirst differing node: add_2\nas float16 would", ("add_2",))):
-        message = f"b gives wrong results: input 3 after the call differs{more}"
-        assert hints(replace(case, provenance=Provenance(message=message))) == expected
-    refused = Signature(Kind.COMPILE, message="no relu")
-    assert hints(replace(case.with_spec(signature=refused), provenance=Provenance(message="lowering"))) == (
-        "lowering",
-        "relu",
-    )
 
 
 def test_an_option_is_tried_at_its_default_since_this_process_still_has_it() -> None:
