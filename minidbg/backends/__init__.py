@@ -4,11 +4,10 @@ from minidbg.backends.finding import find, name_of
 from minidbg.backends.operators import with_operators
 from minidbg.backends.pickled import is_pickled, to_fill_in, to_keep
 from minidbg.backends.resolving import (
-    Hooks,
     avoid_names,
     backend_function,
     compiler_fn,
-    hooks,
+    hook,
     load_by_path,
     named,
     resolve,
@@ -29,8 +28,7 @@ __all__ = [
     "backend_function",
     "avoid_names",
     "compiler_fn",
-    "hooks",
-    "Hooks",
+    "hook",
     "load_by_path",
     "named",
     "write_literal",

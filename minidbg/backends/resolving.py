@@ -11,8 +11,8 @@ import importlib.util
 import itertools
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,21 +111,16 @@ def compiler_fn(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """What torch.compile asks of a backend beside the call; None where the backend does not have it."""
+def hook(compiler: CompilerFn, name: str) -> Any:
+    """What torch.compile asks of a backend beside the call, of the one behind its keyword arguments; None where it has none.
 
-    reset: Callable[[], Any] | None = None
-    get_compiler_config: Callable[[], Any] | None = None
-
-
-def hooks(compiler: CompilerFn) -> Hooks:
-    """The hooks of what ``compiler_fn`` returned, of the backend behind its keyword arguments."""
+    ``compiler`` is what ``compiler_fn`` returned, ``name`` one of ``torch_internals.BACKEND_HOOKS``.
+    """
     inner: Any = compiler
     # functools.partial holds the keyword arguments
-    while isinstance(inner, functools.partial) and not hasattr(inner, "reset"):
+    while isinstance(inner, functools.partial) and not hasattr(inner, name):
         inner = inner.func
-    return Hooks(getattr(inner, "reset", None), getattr(inner, "get_compiler_config", None))
+    return getattr(inner, name, None)
 
 
 def resolve(ref: BackendRef) -> str | CompilerFn:

@@ -186,8 +186,8 @@ def noting_passthrough(compiler: Any, notes: list[str]) -> Any:
             notes.append("fallback: the backend gave the graph back as it was, so eager ran it")
         return compiled_fn
 
-    for name in ("get_compiler_config", "reset", "__name__"):
-        if hasattr(called, name):
+    for name in (*torch_internals.BACKEND_HOOKS, "__name__"):
+        if getattr(called, name, None) is not None:
             setattr(call_backend_and_look, name, getattr(called, name))
     return call_backend_and_look
 

@@ -18,6 +18,11 @@ import torch
 
 from minidbg.torch_internals.private_names import seen
 
+BACKEND_INIT = "_dynamo_backend_init"
+"""Of a backend: called whenever torch.compile finds it, before its first graph (2.15)."""
+BACKEND_HOOKS = ("reset", "get_compiler_config", BACKEND_INIT)
+"""Attributes that torch.compile looks for on a backend."""
+
 
 def known_backends() -> list[str]:
     """Every name that torch.compile knows, debugging ones and entry points included."""

@@ -28,8 +28,6 @@ from minidbg.wrapper.reports import Report, add_line, own_report, set_report
 
 log = logging.getLogger("minidbg")
 OWN_NAME = "minidbg"
-FORWARDED = ("reset", "get_compiler_config")
-"""Attributes that dynamo looks for on a backend; ours has those that the wrapped one has."""
 
 
 class WrappedBackend:
@@ -115,10 +113,14 @@ class WrappedBackend:
             raise outer from None
 
     def __getattr__(self, name: str) -> Any:
-        if name in FORWARDED:
-            found = getattr(backends.hooks(self.links[0].compiler), name)
-            if found is not None:
-                return found
+        """Hooks that torch.compile looks for on a backend: ours has those of the wrapped one, and begins each link of a chain."""
+        if name in torch_internals.BACKEND_HOOKS:
+            links = self.links if name == torch_internals.BACKEND_INIT else self.links[:1]
+            found = [hook for link in links if (hook := backends.hook(link.compiler, name)) is not None]
+            if len(links) == 1 and found:
+                return found[0]
+            if found:
+                return lambda: [begin() for begin in found]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __eq__(self, other: object) -> bool:

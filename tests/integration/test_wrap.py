@@ -373,9 +373,32 @@ def test_reset_and_compiler_config_are_forwarded() -> None:
     assert wrapper.get_compiler_config() == {"level": 3}
 
 
+class BeginsOnce:
+    """A backend of torch 2.15: it is told before its first graph that somebody wants it."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def _dynamo_backend_init(self) -> None:
+        self.begun += 1
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return gm.forward
+
+
+def test_a_backend_that_is_to_be_begun_is_begun_as_without_the_wrapper() -> None:
+    bare, wrapped, second = BeginsOnce(), BeginsOnce(), BeginsOnce()
+    torch.compile(double, backend=bare)(torch.ones(2))
+    torch.compile(double, backend=wrap(wrapped))(torch.ones(2))
+    assert wrapped.begun == bare.begun
+    torch.compile(double, backend=wrap([wrapped, second]))(torch.ones(2))
+    assert (wrapped.begun, second.begun) == (2 * bare.begun, bare.begun)
+
+
 def test_what_the_wrapped_backend_has_not_the_wrapper_has_not() -> None:
     assert not hasattr(wrap("eager"), "reset")
     assert not hasattr(wrap("eager"), "get_compiler_config")
+    assert not hasattr(wrap("eager"), "_dynamo_backend_init")
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,9 @@ def check_reads(folder: Path) -> object:
 
 
 def watch_reads(folder: Path) -> object:
-    from minidbg.watch.background import read_capture
-
     from minidbg.history import open_or_begin_anew
     from minidbg.watch import settings
+    from minidbg.watch.idle_work import read_capture
     from minidbg.watch.repros import find_repros, hidden_path, read_repros, stamp_of
 
     settings.load({})

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch._dynamo.backends import registry
 
-from minidbg.backends import Hooks, compiler_fn, hooks, named
+from minidbg.backends import compiler_fn, hook, named
+from minidbg.torch_internals import BACKEND_HOOKS
 from minidbg.words.errors import UnknownBackend
 
 
@@ -100,16 +101,19 @@ def test_hooks_are_those_of_the_backend_behind_its_arguments() -> None:
 
         def get_compiler_config(self) -> None: ...
 
+        def _dynamo_backend_init(self) -> None: ...
+
     backend = Backend()
-    found = hooks(compiler_fn(functools.partial(backend, more=1), options={"level": 2}))
-    assert found == Hooks(backend.reset, backend.get_compiler_config)
+    behind = compiler_fn(functools.partial(backend, more=1), options={"level": 2})
+    for name in BACKEND_HOOKS:
+        assert hook(behind, name) == getattr(backend, name)
 
 
 def test_plain_function_has_no_hooks() -> None:
-    assert hooks(compiler_fn(keeps, mode="fast")) == Hooks(reset=None, get_compiler_config=None)
+    assert [hook(compiler_fn(keeps, mode="fast"), name) for name in BACKEND_HOOKS] == [None] * 3
 
 
 def test_hooks_of_inductor_know_its_options() -> None:
-    found = hooks(compiler_fn("inductor", options={"max_autotune": True}))
-    assert found.reset
-    assert found.get_compiler_config()["max_autotune"] is True
+    inductor = compiler_fn("inductor", options={"max_autotune": True})
+    assert hook(inductor, "reset")
+    assert hook(inductor, "get_compiler_config")()["max_autotune"] is True
