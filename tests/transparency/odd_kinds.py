@@ -26,8 +26,10 @@ class TextIsANumber(Exception):
 
 
 class TextAsksForItself(Exception):
+    """As one whose text is made of itself; a real recursion ends some interpreters, by the depth that a debugger or a test has left."""
+
     def __str__(self) -> str:
-        return str(self)
+        raise RecursionError("maximum recursion depth exceeded while getting the str of an object")
 
 
 class Text(str):
