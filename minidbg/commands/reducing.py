@@ -171,7 +171,7 @@ def reduced_here(argument: Mapping[str, Any]) -> ReductionResult:
 
     path, folder = Path(argument["path"]), argument["folder"]
     cluster = Cluster(**argument["cluster"]) if argument["cluster"] is not None else None
-    limits = Limits(**argument["limits"], value_limit_bytes=settings.load().value_limit_bytes)
+    limits = Limits(**argument["limits"], value_limit_bytes=settings.load().value_limit_bytes).begun()
     with (
         listener_on_stderr(argument["events"]) as listener,
         machines(cluster, path, argument["limits"].get("jobs")) as (jobs, executor),

@@ -65,7 +65,8 @@ def outcome_of_death(ended: ChildResult, spec: RunSpec, *, tells_phases: bool = 
         last_words(stderr),
         stderr[-STDERR_KEPT:],
     )
-    if not phase and by.startswith(EXIT):
+    was_ended = ended.signal is not None or ended.timed_out or ended.out_of_memory
+    if not phase and not was_ended:
         last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
         reason = f"{by} without a verdict{': ' if last else ''}{last}"[:300]
         verdict = Verdict.SKIPPED if ended.exit_status == 125 else Verdict.INVALID

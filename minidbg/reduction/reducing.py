@@ -52,12 +52,12 @@ from minidbg.reduction.session import (
     Reliability,
     Session,
     last_sure,
+    may_run_together,
     measured,
     reliability,
     runs_worth_having,
 )
 from minidbg.source.size import call_nodes
-from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
 from minidbg.words.files import replace_file
@@ -325,8 +325,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
         other for other in CallPath if other is not case.spec.call and case.spec.level is not Level.ATEN
     ]
     calls = (case.with_spec(call=call) for call in (case.spec.call, *others))
-    candidates = [*calls, on_its_rank(case), with_the_programs_threads(case)]
-    for candidate in filter(None, candidates):
+    for candidate in filter(None, [*calls, on_its_rank(case)]):
         outcome = session.ask(candidate)
         if ANSWERS[outcome.verdict] is OracleAnswer.INTERESTING:
             if candidate.backend is not case.backend:
@@ -343,6 +342,9 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
             return case, known
         if known.failed:
             raise NotReproduced(f"it {known}: too rarely for a reduction, so it is kept whole", said)
+        threaded = with_the_programs_threads(case)
+        if threaded is not None and all(session.fails_the_same(threaded) for _ in range(RUNS_WITH_THREADS)):
+            return threaded, Reliability(1, 1)
     if said.verdict is Verdict.INVALID and said.reason.startswith("eager itself fails"):
         raise NotReproduced(f"this is no failure of the backend: {said.reason}", said)
     raise NotReproduced(
@@ -360,6 +362,8 @@ def with_the_programs_threads(case: Case) -> Case | None:
     return case.with_spec(context=replace(context, threads_matter=True))
 
 
+RUNS_WITH_THREADS = 3
+"""Of a case that no run with one thread has shown: that all of these do is no chance."""
 STRAYS = 3
 """Questions that dynamo did not hand to the backend as they were, before any failed, after which a whole that was believed is asked itself."""
 
@@ -409,11 +413,6 @@ def reduce_graph_of(
     )
     session.interrupted |= reduced.interrupted
     return reduced
-
-
-def may_run_together(case: Case) -> bool:
-    """Whether two runs at the same time say what each says alone: not where a time limit is the answer, or both would fill one accelerator."""
-    return not case.spec.traits.endless and not devices_of(case.inputs)
 
 
 def gives_wrong_value(outcome: Outcome) -> bool:

@@ -43,25 +43,23 @@ class ReplayLog:
     """Answers of the reduction that this one goes on from."""
     complaint: str = ""
     """What was wrong with the file that was there."""
-    position: int = 0
-    """How many of ``entries`` were used."""
-
-    @property
-    def is_replaying(self) -> bool:
-        """Whether answers of an earlier reduction are left."""
-        return self.position < len(self.entries)
+    used: set[int] = field(default_factory=set)
+    """Which of ``entries`` were an answer."""
+    is_replaying: bool = True
+    """Whether all questions so far were answered by it."""
 
     def recorded(self, digest: str) -> Outcome | None:
-        """The answer that the log has for the next question, or None. Another question ends the replay."""
-        if not self.is_replaying:
-            return None
-        entry = self.entries[self.position]
-        if entry["digest"] != digest:
-            del self.entries[self.position :]
-            self.write_anew()
-            return None
-        self.position += 1
-        return Outcome.from_json(entry["outcome"])
+        """The answer that the log has for the question, or None.
+
+        Questions may come in another order than they were asked: what is asked ahead depends on how long questions take. One that is asked
+        several times has its answers in their order.
+        """
+        for index, entry in enumerate(self.entries):
+            if entry["digest"] == digest and index not in self.used:
+                self.used.add(index)
+                return Outcome.from_json(entry["outcome"])
+        self.is_replaying = False
+        return None
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Put one answer on disk. A full disk or a read-only folder only costs the ability to go on later."""
@@ -87,7 +85,7 @@ class ReplayLog:
 
     def start_over(self) -> None:
         """Forget all answers: they are about a backend that has changed."""
-        self.entries, self.position = [], 0
+        self.entries, self.used, self.is_replaying = [], set(), True
         self.write_anew()
 
 

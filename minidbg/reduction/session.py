@@ -15,11 +15,15 @@ import torch.compiler.config as compiler_config
 
 from minidbg import asking, repro, workers
 from minidbg.fx.case import Case
+from minidbg.fx.copying import bytes_of
+from minidbg.fx.effects import tensors_in
 from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer, last_that_holds
+from minidbg.reduction.problem import MOST_BYTES_AHEAD
 from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits, Listener, Progress, silent
 from minidbg.source.size import call_nodes
+from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Outcome, Verdict
@@ -157,12 +161,17 @@ class Session:
         """One run of each case, out of the log where it has it; new ones at the same time, and logged in the order given."""
         slow = [self.is_too_slow(case) for case in cases]
         asked = [case for case, hopeless in zip(cases, slow, strict=True) if not hopeless]
+        was_replaying = self.log.is_replaying and bool(self.log.entries)
         known = [self.log.recorded(digest_of(case)) for case in asked]
         new = [case for case, before in zip(asked, known, strict=True) if before is None]
-        if new and self.log.entries and self.log.position == self.oracle_calls:
+        if new and was_replaying:
             self.make_sure_of_the_log()
         with ThreadPoolExecutor(max(1, len(new))) as pool:  # one alone runs in this thread
-            runs = iter(list((pool.map if len(new) > 1 else map)(self.run, new)))
+            try:
+                runs = iter(list((pool.map if len(new) > 1 else map)(self.run, new)))
+            except BaseException:  # Ctrl-C: the other one is not waited for
+                workers.interrupt_questions()
+                raise
         too_slow = Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
         outcomes = []
         for case, before in zip(asked, known, strict=True):
@@ -211,7 +220,8 @@ class Session:
     def was_cut_off(self, outcome: Outcome, deadline: Deadline) -> bool:
         """Whether a run ended by the deadline and not by a time limit of its own, or may have."""
         ended = outcome.signature is not None and outcome.signature.kind.traits.endless
-        return deadline.is_over and (ended or outcome.verdict is Verdict.TIMEOUT)
+        # invalid is one of which nobody has heard in which phase it was
+        return deadline.is_over and (ended or outcome.verdict in (Verdict.TIMEOUT, Verdict.INVALID))
 
     def remembering_graphs(self, case: Case) -> Case:
         """``case``, with inductor's cache of graphs: questions of this session that differ in values alone are compiled once.
@@ -302,7 +312,7 @@ class Session:
         self.phase = phase
         rest = None
         if rest_calls is not None and self.oracle_calls:
-            rest = rest_calls * self.elapsed() / max(1, self.oracle_calls - self.log.position)
+            rest = rest_calls * self.elapsed() / max(1, self.oracle_calls - len(self.log.used))
         self.listener(Progress(phase, nodes, start_nodes, self.oracle_calls, self.elapsed(), rest))
 
 
@@ -344,12 +354,18 @@ class Reliability:
         return f"fails in {self.failed} of {self.runs} runs"
 
 
+def may_run_together(case: Case) -> bool:
+    """Whether two runs at the same time say what each says alone: not where a time limit is the answer, or both would fill the memory."""
+    is_small = bytes_of(tensors_in(case.inputs)) <= MOST_BYTES_AHEAD
+    return not case.spec.traits.endless and not devices_of(case.inputs) and is_small
+
+
 def measured(case: Case, session: Session, *, failed: int, runs: int, more: int) -> Reliability:
     """The reliability of ``case`` after ``more`` further runs, of which ``failed`` of ``runs`` are already known.
 
     Two at a time where there are two cores. Ends early when no run says anything new: an invalid case stays invalid.
     """
-    together = min(2, os.cpu_count() or 1)
+    together = min(2, session.limits.jobs) if may_run_together(case) else 1
     for begun in range(0, more, together):
         outcomes = session.ask_together([case] * min(together, more - begun))
         answers = [ANSWERS[outcome.verdict] for outcome in outcomes]

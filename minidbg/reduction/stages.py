@@ -201,7 +201,9 @@ def reported(case: Case, until: Deadline, run: Callable[[str | None], Outcome]) 
     own = case.backend.name
     for name in (*EARLIER, own):
         if name not in verdicts and (name == own or not until.is_over):
-            verdicts[name] = run(name if name != own else None).verdict
+            verdict = run(name if name != own else None).verdict
+            late = verdict is Verdict.TIMEOUT and not case.spec.traits.endless  # slow, or a busy machine
+            verdicts[name] = Verdict.SKIPPED if late else verdict
     return StageReport(verdicts, own, torch=torch.__version__)
 
 

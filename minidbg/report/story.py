@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minidbg import repro
-from minidbg.history import NAME, DamagedHistory, Flip, History, Observation, State
+from minidbg.history import NAME, Flip, History, Observation, State
 from minidbg.reduction.stages import StageReport, stages_of
 from minidbg.report.marked_nodes import left_in
 from minidbg.repro.folder import HIDDEN
@@ -20,8 +20,8 @@ from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.known_workaround import best_of
 from minidbg.repro.loading import Parts, read_parts
 from minidbg.source.node_list import without_nodes
-from minidbg.words.errors import UnreadableRepro
-from minidbg.words.files import LOG_LIMIT_BYTES, read_regular
+from minidbg.words.errors import MinidbgError, UnreadableRepro
+from minidbg.words.files import LOG_LIMIT_BYTES, glob, is_file, read_regular
 from minidbg.words.json_lines import json_objects
 from minidbg.words.run_spec import Provenance
 from minidbg.words.text import display_path, moment, plural
@@ -176,9 +176,9 @@ def capture_of(path: Path, header: Header, home: Path) -> Path | None:
     if path.absolute().parent == folder.absolute():
         return path
     log = log_of(path, None, home)
-    if log is not None and (folder / f"{log.parent.name}.py").is_file():
+    if log is not None and is_file(folder / f"{log.parent.name}.py"):
         return folder / f"{log.parent.name}.py"
-    return next((found for found in sorted(folder.glob("*.py")) if is_capture_of(found, header)), None)
+    return next((found for found in glob(folder, "*.py") if is_capture_of(found, header)), None)
 
 
 def is_capture_of(candidate: Path, header: Header) -> bool:
@@ -199,9 +199,9 @@ def is_capture_of(candidate: Path, header: Header) -> bool:
 def log_of(path: Path, capture: Path | None, home: Path) -> Path | None:
     """The replay log of the reduction that ended with the repro at ``path``, or that reduces this capture."""
     folder = home / HIDDEN / "reductions"
-    if capture is not None and (folder / capture.stem / "replay.jsonl").is_file():
+    if capture is not None and is_file(folder / capture.stem / "replay.jsonl"):
         return folder / capture.stem / "replay.jsonl"
-    logs = sorted(folder.glob("*/replay.jsonl"))
+    logs = glob(folder, "*/replay.jsonl")
     return next((log for log in logs if Path(str(result_in(log).get("path", ""))).name == path.name), None)
 
 
@@ -256,9 +256,9 @@ def past_of(path: Path, home: Path) -> Past:
     name = str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
     try:
         opened = History.open(home / HIDDEN / NAME, readonly=True)
-    except (FileNotFoundError, DamagedHistory):
+    except (OSError, MinidbgError):
         return Past()
-    with opened, contextlib.suppress(DamagedHistory):
+    with opened, contextlib.suppress(MinidbgError):
         states = tuple(state for (one, _), state in sorted(opened.states().items()) if one == name)
         return Past(
             states,

@@ -23,7 +23,7 @@ from minidbg.watch.runner import PROBE_SCRIPT
 from minidbg.watch.settings import Column
 from minidbg.watch.watched import Mark, Watched
 from minidbg.words.cluster_address import Cluster
-from minidbg.words.files import NOTE_LIMIT_BYTES, read_regular
+from minidbg.words.files import NOTE_LIMIT_BYTES, glob, read_regular
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import LAYOUT
 from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
@@ -51,7 +51,7 @@ class Flights:
 
     def due(self, now: float) -> bool:
         """Whether somebody should find out if the process of a record has died. ``now`` in seconds of any clock."""
-        names = {path.name for path in (self.folder / HIDDEN / FOLDER).glob("*.py")}
+        names = {path.name for path in glob(self.folder / HIDDEN / FOLDER, "*.py")}
         self.first_seen = {name: self.first_seen.get(name, now) for name in names}
         oldest = min(self.first_seen.values(), default=now)
         if now - self.asked < ASK_AGAIN_S or now - oldest < UNTOUCHED_S:
@@ -130,7 +130,7 @@ class IdleWork:
 
     def next_capture(self, repros: Iterable[Repro]) -> Waiting | None:
         """A capture that has not been tried as it is now and whose failure no repro shows yet, the oldest first."""
-        stamps = {path: stamp_of(path) for path in (self.folder / HIDDEN / "captures").glob("*.py")}
+        stamps = {path: stamp_of(path) for path in glob(self.folder / HIDDEN / "captures", "*.py")}
         oldest_first = sorted(stamps, key=lambda path: stamps[path][1])
         captures = [(path, read_capture(path, stamps[path])) for path in oldest_first]
         known = self.history.background() if captures else {}

@@ -27,7 +27,7 @@ import psutil
 
 from minidbg.watch.snapshot import stamp
 from minidbg.words.errors import MinidbgError, UnreadableRepro
-from minidbg.words.files import NOTE_LIMIT_BYTES, open_regular, read_regular, replace_file
+from minidbg.words.files import NOTE_LIMIT_BYTES, is_file, open_regular, read_regular, replace_file
 from minidbg.words.outcome import Verdict
 from minidbg.words.records import damage_in_words
 from minidbg.words.run_spec import DAMAGE, BackendRef, Provenance, RunSpec
@@ -229,7 +229,7 @@ def module_names(path: str) -> list[str]:
 def find_repro(text: Path, folder: Path) -> Path:
     """The script that a person means by ``text``: a path, or enough of a name in ``folder``. Raises MinidbgError."""
     for candidate in (text, folder / text, folder / f"{text}.py", folder / HIDDEN / "captures" / text):
-        if candidate.is_file():
+        if is_file(candidate):
             return candidate
     names = [path.stem for path in find_repros([folder])]
     matches = [name for name in names if str(text) in name]

@@ -71,7 +71,7 @@ def summaries(paths: Sequence[Path], home: Path) -> dict[str, tuple[Path, Summar
         found[name] = path, summary
         # times of both files; what could not be read may be readable the next time
         is_young = now_ns - max(stamp[1], stamp[2], stamp[5], stamp[6]) < RACY_NS
-        if summary.digest and not is_young:
+        if summary.digest and not summary.damage and not is_young:
             kept[name] = [stamp, [getattr(summary, one.name) for one in fields(Summary)]]
     if fresh and len(kept) >= KEPT_FROM:
         keep(home, kept)

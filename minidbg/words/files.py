@@ -44,6 +44,22 @@ def read_regular(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
     return content
 
 
+def glob(folder: Path, pattern: str) -> list[Path]:
+    """What ``folder`` has of that pattern, in order; nothing where it may not be looked into: somebody else's hidden folder."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file; False also where nobody may look."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """Give a file a second name, or a copy where links do not reach. Raises OSError."""
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import socket
 import sys
@@ -66,6 +67,9 @@ class InterpreterAhead:
 
         The function waits for its end, at most ``seconds`` from now; None where the interpreter was ended under it.
         """
+        was_ended = bool(
+            select.select([self.asked], [], [], 0)[0]
+        )  # while it waited: that says nothing of the script
         os.write(self.order, json.dumps({"argv": list(argv)}).encode() + b"\n")
         began = time.monotonic()
 
@@ -75,7 +79,9 @@ class InterpreterAhead:
                 self.cancel()
                 return ChildResult(timed_out=True, seconds=seconds)
             taken = time.monotonic() - began
-            return None if answer is None else ChildResult(**{**answer, "seconds": taken})
+            if was_ended or answer is None or answer["error"]:
+                return None
+            return ChildResult(**{**answer, "seconds": taken})
 
         return end
 

@@ -39,6 +39,8 @@ MEMORY = Path("/dev/shm")
 """A folder that is memory, where there is one."""
 LEAST_ROOM_BYTES = 1 << 30
 RUN_IN_FORK = "minidbg.workers.server:run_in_fork"
+LATE_ANSWER_S = 4.0
+"""Beyond a question's end: for its last words, and for the supervisor to say how it ended."""
 START_LIMIT_S = 300.0
 """For the imports; the time limit of a question begins after them."""
 SERVERS: dict[int, ForkServer] = {}
@@ -63,7 +65,7 @@ class Preparation:
         """With the folder, ``sys.path`` and, as far as a judge is to have it, the environment of this process of now."""
         return {
             "call": self.function, "imports": list(self.imports), "warm": self.warm, "ahead": None,
-            "cwd": os.getcwd(), "path": sys.path, "environ": environment.for_judge(environment.FORKABLE),
+            "cwd": os.getcwd(), "path": [one for one in sys.path if isinstance(one, str)], "environ": environment.for_judge(environment.FORKABLE),
         }  # fmt: skip
 
 
@@ -101,11 +103,12 @@ def call_in_server(
     last_words = ""
     for _ in range(2):  # a server that somebody has killed is started once more
         server = start_server()
-        answer = server.ask(question, stream, until, on_interrupt)
+        answer = server.ask(question, stream, until + LATE_ANSWER_S, on_interrupt)
         if answer is not None:
             return ChildResult(**answer)
         last_words = server.last_words()
-        end_server()
+        if not deadline.is_over or has_ended(server.pid):
+            end_server(server)
         if deadline.is_over:
             return ChildResult(timed_out=True, seconds=time.monotonic() - began, stderr_tail=last_words)
     raise OSError(f"a fresh interpreter gave no answer{last_words}")
@@ -138,7 +141,7 @@ def start_server() -> ForkServer:
     with STARTING:
         server = SERVERS.get(os.getpid())
         if server is None or has_ended(server.pid):
-            end_server()
+            _end(server)
             server = SERVERS[os.getpid()] = ForkServer()
         return server
 
@@ -146,7 +149,7 @@ def start_server() -> ForkServer:
 def branch_off() -> None:
     """In a child of a server, before it has used anything: a server of its own at once, a fork with all imports made."""
     with STARTING:
-        end_server()
+        _end(SERVERS.get(os.getpid()))
         SERVERS[os.getpid()] = ForkServer(branch=True)
 
 
@@ -174,11 +177,25 @@ def let_go_of_what_was_ahead() -> None:
 
 
 @atexit.register
-def end_server() -> None:
-    """End this process's server, if it has one, and whatever it is asked."""
-    server = SERVERS.pop(os.getpid(), None)
+def end_server(server: ForkServer | None = None) -> None:
+    """End this process's server, if it has one, and whatever it is asked; only ``server``, where another thread may have replaced it."""
+    with STARTING:
+        present = SERVERS.get(os.getpid())
+        if server is None or server is present:
+            _end(present)
+
+
+def _end(server: ForkServer | None) -> None:
+    SERVERS.pop(os.getpid(), None)
     if server is not None:
         server.end()
+
+
+def interrupt_questions() -> None:
+    """End what this process has asked, whose threads then get a KeyboardInterrupt."""
+    server = SERVERS.get(os.getpid())
+    if server is not None:
+        server.interrupt()
 
 
 class ForkServer:
@@ -186,6 +203,8 @@ class ForkServer:
 
     def __init__(self, *, branch: bool = False) -> None:
         """``branch``: of this process, not of a fresh interpreter."""
+        self.under_way: set[socket.socket] = set()
+        self.interrupted: set[socket.socket] = set()
         self.control, theirs = socket.socketpair()
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
         roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= LEAST_ROOM_BYTES
@@ -210,8 +229,9 @@ class ForkServer:
     ) -> dict[str, Any] | None:
         """The parts of the result; None when the server has ended, or does not answer long after the question's time limit."""
         with put(self.control, question, stream) as asked:
+            self.under_way.add(asked)
             try:
-                return received(asked, deadline)
+                answer = received(asked, deadline)
             except KeyboardInterrupt:
                 if on_interrupt is None:
                     raise
@@ -219,6 +239,18 @@ class ForkServer:
                 with contextlib.suppress(OSError):
                     asked.sendall(b"!")
                 return received(asked, deadline)
+            finally:
+                self.under_way.discard(asked)
+            if answer is None and asked in self.interrupted:
+                raise KeyboardInterrupt
+            return answer
+
+    def interrupt(self) -> None:
+        """End the questions of other threads."""
+        for asked in list(self.under_way):
+            self.interrupted.add(asked)
+            with contextlib.suppress(OSError):
+                asked.sendall(b"!")
 
     def tell(self, question: Question) -> None:
         """Put what has no answer; a server that has ended is found out by the next question."""
@@ -235,7 +267,9 @@ class ForkServer:
 
     def last_words(self) -> str:
         """The last line it wrote, as the end of a sentence; nothing when it wrote none."""
-        lines = end_of(self.stderr, 2000).strip().splitlines()[-1:]
+        lines: list[str] = []
+        with contextlib.suppress(ValueError):  # another thread has ended it
+            lines = end_of(self.stderr, 2000).strip().splitlines()[-1:]
         return f": {lines[0]}" if lines else ""
 
 

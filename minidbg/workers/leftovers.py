@@ -19,6 +19,10 @@ SAME_START_S = 5.0
 """Two readings of a process's start time differ by less; the system's clock may have been set in between."""
 
 
+SURELY_ANOTHER_S = 3600.0
+"""Where a living process could lose its folder: a clock that was set moves the start of each."""
+
+
 @functools.cache
 def this_place() -> str:
     """A short text that differs between machines, and between containers on one."""
@@ -37,14 +41,14 @@ def started_ms(pid: int) -> int:
     return int(psutil.Process(pid).create_time() * 1000)
 
 
-def has_ended(pid: int, started_ms: int) -> bool:
-    """Whether the process of this number that started then, here, has ended."""
+def has_ended(pid: int, started_ms: int, same_start_s: float = SAME_START_S) -> bool:
+    """Whether the process of this number that started then, here, has ended. Starts that differ by less than that are the same."""
     import psutil
 
     try:
         process = psutil.Process(pid)
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
-        return is_zombie or abs(process.create_time() - started_ms / 1000) > SAME_START_S
+        return is_zombie or abs(process.create_time() - started_ms / 1000) > same_start_s
     except (psutil.NoSuchProcess, OverflowError):
         return True
     except psutil.Error:
@@ -71,5 +75,5 @@ def remove_those_of_the_dead(kind: str, parent: Path) -> None:
     for place in places:
         found = name.fullmatch(place.name)
         # a link would lead elsewhere
-        if found and not place.is_symlink() and has_ended(int(found[1]), int(found[2])):
+        if found and not place.is_symlink() and has_ended(int(found[1]), int(found[2]), SURELY_ANOTHER_S):
             shutil.rmtree(place, ignore_errors=True)

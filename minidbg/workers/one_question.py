@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from minidbg.words.json_lines import last_json
-from minidbg.workers.child import JSON, ChildResult
+from minidbg.workers.child import JSON, ChildResult, die_with_parent
 from minidbg.workers.interpreter import run_python
 
 
@@ -24,15 +26,23 @@ def call_in_interpreter(
     """``function(argument, note)`` in a fresh interpreter; the seconds begin with its first note. Raises OSError when no process can be made."""
     with tempfile.TemporaryDirectory(prefix="minidbg-question-") as folder:
         file = Path(folder, "argument.json")
-        file.write_text(json.dumps({"path": sys.path, "argument": dict(argument)}))
+        path = [one for one in sys.path if isinstance(one, str)]
+        question = {"path": path, "parent": os.getpid(), "argument": dict(argument)}
+        file.write_text(json.dumps(question))
         arguments = ["-m", __name__, function, str(file)]
         ended = run_python(arguments, seconds=seconds, memory_bytes=memory_bytes, begins_at="phase ")
     value = last_json(ended.stdout) if ended.exit_status == 0 else None
-    return replace(ended, value=value, answered=value is not None)
+    phases = (
+        line.removeprefix("phase ")
+        for line in reversed(ended.stdout.splitlines())
+        if line.startswith("phase ")
+    )
+    return replace(ended, value=value, answered=value is not None, note=next(phases, ""))
 
 
 def main(function: str, file: str) -> None:
     question = json.loads(Path(file).read_text())
+    die_with_parent(signal.SIGKILL, question["parent"])
     sys.path[:] = question["path"]
     module, _, name = function.partition(":")
     answer = getattr(importlib.import_module(module), name)

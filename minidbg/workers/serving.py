@@ -43,11 +43,11 @@ class Terminated(BaseException):
 
 def put(control: socket.socket, question: Question, stream: TextIO | None = None) -> socket.socket:
     """Put a question to the server, with a stream for its child. Its answer comes on this socket: the end, if the server has ended."""
+    text = json.dumps(question).encode()
     ours, theirs = socket.socketpair()
     with theirs, contextlib.suppress(OSError):
         descriptors = [theirs.fileno(), *([stream.fileno()] if stream is not None else [])]
         socket.send_fds(control, [b"?"], descriptors)
-    text = json.dumps(question).encode()
     with contextlib.suppress(OSError):
         ours.sendall(len(text).to_bytes(8, "big") + text)
     return ours

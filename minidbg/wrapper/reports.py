@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidbg.words.foreign import inner_of
 from minidbg.words.script_header import DIVIDER
 from minidbg.wrapper.causes import chain_of
 
@@ -68,10 +67,14 @@ def own_report(error: BaseException) -> Report | None:
 
 def set_report(error: BaseException, report: Report) -> None:
     """Make ``report`` readable from the exception that the user catches, and from the one that it wraps."""
-    for one in (error, inner_of(error)):
-        if one is not None:
-            # exceptions that are frozen dataclasses refuse a plain assignment
-            object.__setattr__(one, ATTRIBUTE, report)
+    inner = None
+    with contextlib.suppress(Exception):  # a foreign property
+        inner = getattr(error, "inner_exception", None)
+    for one in (error, inner):
+        if isinstance(one, BaseException):
+            with contextlib.suppress(Exception):  # a type that takes no attribute
+                # exceptions that are frozen dataclasses refuse a plain assignment
+                object.__setattr__(one, ATTRIBUTE, report)
 
 
 def add_line(error: BaseException, report: Report) -> None:

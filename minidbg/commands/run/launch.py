@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from minidbg.words import environment
+from minidbg.words.files import glob
 from minidbg.words.json_lines import json_objects, last_json
 from minidbg.words.run_spec import how_to_fill_in
 from minidbg.words.settings import Reduce, Settings
@@ -123,7 +124,7 @@ def summary_of(
     """
     events = list(json_objects(log.read_text(encoding="utf-8", errors="replace").splitlines()))
     lines = failure_lines(event for event in events if event.get("event") == "failure")
-    if any((settings.repro_dir / ".minidbg" / "flight").glob("*.py")):
+    if glob(settings.repro_dir / ".minidbg" / "flight", "*.py"):
         lines += deaths_since(began, settings, ending, say)
     graphs = graph_lines(event for event in events if event.get("event") == "graphs")
     return [*(lines or [nothing_failed(events)]), *graphs]

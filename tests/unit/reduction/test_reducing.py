@@ -327,7 +327,7 @@ def test_a_failure_in_one_of_two_runs_is_reduced_to_its_culprit(
 
     monkeypatch.setattr(publishing, "verify", verify)
     case = flaky_case(0.5, seed)
-    written = reduced(case, tmp_path)
+    written = reduced(case, tmp_path, jobs=1)
     assert targets_of(written.path) == ("torch.relu",)
     assert any(note.startswith("flaky: it fails in") for note in written.notes)
     assert repro.read_header(written.path).spec.attempts > 1
@@ -336,7 +336,7 @@ def test_a_failure_in_one_of_two_runs_is_reduced_to_its_culprit(
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_sizes_stay_at_which_it_fails_each_time(tmp_path: Path, oracle: list[Case], seed: int) -> None:
     """A read far beyond a tensor's end crashes; one just beyond it finds memory that is there, or does not."""
-    written = reduced(flaky_case(0.4, seed, surely_from=6), tmp_path)
+    written = reduced(flaky_case(0.4, seed, surely_from=6), tmp_path, jobs=1)
     assert targets_of(written.path) == ("torch.relu",)
     assert written.certified
     assert not any("flaky" in note for note in written.notes)

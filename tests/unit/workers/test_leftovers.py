@@ -38,7 +38,7 @@ def test_the_folder_of_a_killed_process_goes_with_the_next_start(tmp_path: Path,
 
 def test_a_reused_process_number_does_not_keep_it(tmp_path: Path) -> None:
     pid = os.getpid()
-    earlier = tmp_path / f"minidbg-server-{this_place()}-{pid}-{started_ms(pid) - 60_000}-abc"
+    earlier = tmp_path / f"minidbg-server-{this_place()}-{pid}-{started_ms(pid) - 7_200_000}-abc"
     earlier.mkdir()
     make_folder("server", tmp_path)
     assert not earlier.exists()
