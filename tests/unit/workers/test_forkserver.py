@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import textwrap
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch import fx
 
 from minidbg import asking, backends, torch_internals, workers
 from minidbg.fx.case import Case
+from minidbg.words.deadline import Deadline
 from minidbg.words.run_spec import RunSpec
 from minidbg.workers import forkserver
 
@@ -120,6 +123,38 @@ def test_hang_is_ended_and_the_next_question_is_answered(tmp_path: Path) -> None
 def test_a_server_that_was_killed_is_replaced() -> None:
     os.kill(workers.start_server().pid, signal.SIGKILL)
     assert workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": 3}, seconds=60).value[0] == 3
+
+
+def test_what_is_no_text_on_the_import_path_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python passes over it, and a program may have put a Path there."""
+    monkeypatch.syspath_prepend("here")
+    monkeypatch.setattr("sys.path", [Path("there"), *sys.path])
+    assert workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": 4}, seconds=60).value[0] == 4
+
+
+def test_questions_of_other_threads_can_be_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C in a reduction that asks two at a time does not wait for their time limits."""
+    question = {"pid_file": str(tmp_path / "pid")}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(
+            workers.call_in_server, workers.Preparation(HERE + "sleep"), question, seconds=300
+        )
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.01)
+        workers.interrupt_questions()
+        with pytest.raises(KeyboardInterrupt):
+            asked.result(timeout=60)
+    assert workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": 5}, seconds=60).value[0] == 5
+
+
+def test_a_question_that_its_deadline_cuts_off_leaves_the_server_to_the_next(tmp_path: Path) -> None:
+    workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": 6}, seconds=60)
+    pid = workers.start_server().pid
+    done = workers.call_in_server(
+        workers.Preparation(HERE + "sleep"), {"pid_file": str(tmp_path / "pid")}, seconds=1, deadline=Deadline.after(1.0)
+    )  # fmt: skip
+    assert (done.timed_out, done.note) == (True, "asleep")
+    assert workers.start_server().pid == pid
 
 
 def test_function_that_is_not_there_is_an_error_that_names_it() -> None:
