@@ -98,7 +98,7 @@ def test_ctrl_c_in_the_users_program_writes_the_best_and_raises_the_programs_err
 
 def test_a_killed_reduce_command_goes_on_and_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
     capture = capture_in(tmp_path)
-    command = [sys.executable, "-m", "minidbg", "reduce", str(capture), "--json"]
+    command = [sys.executable, "-m", "minidbg", "reduce", str(capture), "--json", "--jobs", "1"]
     alone = json.loads(python(*command[1:], "--dir", "alone", cwd=tmp_path, check=True).stdout)
     asked = 0
     for more in (2, 3):

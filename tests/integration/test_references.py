@@ -557,7 +557,7 @@ write(*answer)
 
     assert compiler["embedded"].startswith("LEVEL = 2")
     assert "compiled in a cell 2" in world.run(compiler).output
-    assert "BackendUnreachable" in refused["refused"]
+    assert "NothingLeadsThere" in refused["refused"]
 
 
 def test_script_that_is_loaded_by_path_runs_once_in_a_process(world: World) -> None:

@@ -51,7 +51,8 @@ def test_a_real_case_is_the_same_in_the_child(path: Path) -> None:
     [
         pytest.param(path, marks=() if path.stem in JUDGED else pytest.mark.slow, id=path.stem)
         for path in CASES
-        if not path.stem.startswith("crash")
+        # an operator that the file alone defines is nothing that these cases' backend brings along
+        if not path.stem.startswith("crash") and "custom_op" not in path.stem
     ],
 )
 def test_a_real_case_is_judged_in_the_child_as_here(path: Path) -> None:
