@@ -37,7 +37,7 @@ LEAST_SPARE_BYTES = 16 << 20
 FEW_CALLS = 16
 """Calls up to which a candidate with other values than recorded ones is held against what torch leaves undefined."""
 
-WORTH_LOOKING_AHEAD_S = 0.25
+WORTH_LOOKING_AHEAD_S = 0.5
 """Seconds of a question from which on it pays to find out what comes after it."""
 MOST_BYTES_AHEAD = 256 << 20
 """Of a question's inputs: two at the same time take twice the memory."""
@@ -225,7 +225,7 @@ class ReductionProblem:
         assert self.ask_together is not None
         began = time.monotonic()
         answers = self.ask_together([(one.graph.give_away(), one.inputs) for one in candidates])
-        seconds = (time.monotonic() - began) / len(candidates)
+        seconds = time.monotonic() - began
         for candidate, answer in zip(candidates, answers, strict=True):
             self._ahead[candidate.key] = answer, seconds
 

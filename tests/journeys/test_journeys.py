@@ -30,7 +30,9 @@ def f(x):
 torch.compile(f, {how})(torch.ones(3))
 """
 BARE = MODEL.format(more="", how='backend="my_backend"')
-LINE = re.compile(r"minidbg: 3 -> 1 nodes, 3 runs, [\d.]+ s; run: python (minidbg_repros/\w+\.py)")
+RUNS = "[34]"
+"""Where a busy machine makes a question take half a second, the one after it is asked beside it, needed or not."""
+LINE = re.compile(rf"minidbg: 3 -> 1 nodes, {RUNS} runs, [\d.]+ s; run: python (minidbg_repros/\w+\.py)")
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def test_run(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     assert journey.status == 1
     check_screen(journey)
     *_, failed, graphs = journey.stderr.splitlines()
-    assert failed.startswith("minidbg: my_backend, compile: 3 -> 1 nodes, 3 runs, ")
+    assert re.match(rf"minidbg: my_backend, compile: 3 -> 1 nodes, {RUNS} runs, ", failed)
     assert failed.endswith(f"run: python minidbg_repros/{journey.scripts[0].name}")
     assert graphs == "minidbg: 0 of 1 graphs that ran agree with eager"
     assert len(journey.started) == len(wrapped.started) + 1
@@ -141,7 +143,7 @@ def test_wrap_compiler(wrapped: Journey, travel: Callable[..., Journey]) -> None
     journey = travel("model.py", program=COMPILER)
     assert journey.status == 1
     assert len(journey.started) == len(wrapped.started)
-    assert journey.questions == 4
+    assert journey.questions in (4, 5)
     assert len(journey.script.splitlines()) <= MOST_LINES
     assert "torch.ops.aten.relu.default" in journey.script
     assert f"run: python minidbg_repros/{journey.scripts[0].name}" in journey.stderr
