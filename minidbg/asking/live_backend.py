@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from minidbg import workers
-from minidbg.asking.packing import IN_USE
+from minidbg.asking.packing import used
 from minidbg.backends import pickled
 from minidbg.fx.case import Case
 
@@ -25,10 +25,9 @@ def pickled_for_children(case: Case, *, limit_bytes: int = pickled.LIMIT_BYTES) 
         yield case
         return
     path = workers.start_server().folder / f"backend_{next(NUMBERS)}.pickle"
-    IN_USE[path.name] += 1  # a question that wants room leaves it there
-    try:
-        pickled.pickle_into(path, case.compiler, limit_bytes=limit_bytes)
-        yield case.with_spec(backend=pickled.at(path, case.backend))
-    finally:
-        path.unlink(missing_ok=True)
-        IN_USE[path.name] -= 1
+    with used(path):  # a question that wants room leaves it there
+        try:
+            pickled.pickle_into(path, case.compiler, limit_bytes=limit_bytes)
+            yield case.with_spec(backend=pickled.at(path, case.backend))
+        finally:
+            path.unlink(missing_ok=True)

@@ -23,6 +23,8 @@ from minidbg.backends.finding import as_statements, check_options, innermost, na
 from minidbg.backends.ref_builder import RefBuilder
 from minidbg.python_text.modules import finds_again, is_foreign
 from minidbg.words.errors import BackendUnreachable
+from minidbg.words.files import for_its_owner
+from minidbg.words.foreign import message_of
 from minidbg.words.run_spec import BackendRef, CompilerFn
 from minidbg.words.text import in_one_line
 
@@ -113,15 +115,13 @@ def pickle_into(path: Path, backend: str | CompilerFn, *, limit_bytes: int = LIM
     import cloudpickle  # late: few programs come here
 
     try:
-        with open(path, "xb", opener=for_this_user) as file:
+        with open(path, "xb", opener=for_its_owner) as file:
             cloudpickle.dump(live_object(backend), Limited(file, limit_bytes))
     except Exception as error:  # whatever the program's own objects raise when they are pickled
         path.unlink(missing_ok=True)
-        raise BackendUnreachable(f"it cannot be pickled: {type(error).__name__}: {error}") from error
-
-
-def for_this_user(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+        raise BackendUnreachable(
+            f"it cannot be pickled: {type(error).__name__}: {message_of(error)}"
+        ) from error
 
 
 class TooLarge(Exception):
@@ -154,7 +154,7 @@ def unpickled(path: str) -> Any:
             return pickle.load(file)
     except Exception as error:  # whatever the program's own objects raise when they are made again
         raise BackendUnreachable(
-            f"it cannot be unpickled in another process: {type(error).__name__}: {error}"
+            f"it cannot be unpickled in another process: {type(error).__name__}: {message_of(error)}"
         ) from error
 
 

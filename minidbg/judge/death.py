@@ -14,7 +14,7 @@ import sys
 from dataclasses import replace
 
 from minidbg.judge.signature import CALLS_BACKEND, CARRIERS, failure
-from minidbg.words.json_lines import last_json
+from minidbg.words.json_lines import last_json, last_phase
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
 from minidbg.words.run_spec import RunSpec
@@ -108,12 +108,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def last_phase(text: str) -> str:
-    """The last phase that a run has named on stdout; empty without one."""
-    phases = [line.removeprefix("phase ") for line in text.splitlines() if line.startswith("phase ")]
-    return phases[-1] if phases else ""
 
 
 def last_words(stderr: str) -> str:

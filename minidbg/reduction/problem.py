@@ -246,10 +246,10 @@ class ReductionProblem:
         """Whether questions take so long that it pays, and what comes next is soon found out."""
         if self.foresee is None:
             return False
-        *_, before, last = None, None, *self.history[-2:]
-        if last is None or last.seconds < WORTH_LOOKING_AHEAD_S:
+        latest = self.history[-2:]
+        if not latest or latest[-1].seconds < WORTH_LOOKING_AHEAD_S:
             return False
-        if before is not None and before.answer is last.answer is OracleAnswer.INTERESTING:
+        if len(latest) == 2 and all(attempt.answer is OracleAnswer.INTERESTING for attempt in latest):
             return False  # one that fails makes what comes after it another question
         return len(candidate.calls) <= FEW_CALLS and self._may_ask_together(candidate)
 

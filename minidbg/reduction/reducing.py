@@ -468,14 +468,20 @@ def call_elsewhere(
     )
 
 
-def reduce_elsewhere(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
-    """``reduce_on_stream`` in a child of the forkserver."""
+def sent_along(argument: Mapping[str, Any]) -> Case:
+    """The case that came with the question."""
+    return asking.unpacked(argument["case"])
+
+
+def reduce_elsewhere(
+    argument: Mapping[str, Any], note: object, case_of: Callable[[Mapping[str, Any]], Case] = sent_along
+) -> dict[str, Any]:
+    """``reduce_on_stream`` in a child of the forkserver, of the case that ``case_of`` gives there."""
     workers.branch_off()  # before the case uses a device, or starts a thread: no fork could after that
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
         limits = Limits(**argument["limits"])
         try:
-            at = argument.get("path")  # of a capture, else what came with the question
-            case = repro.load(at) if at else asking.unpacked(argument["case"])
+            case = case_of(argument)
         except BackendUnreachable as refused:  # pickled there, and not to be had back here
             return {"refused": str(refused)}
         return reduce_on_stream(case, Path(argument["folder"]), limits, stream)

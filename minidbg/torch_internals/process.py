@@ -137,19 +137,6 @@ def import_for_compiling(*, inductor: bool) -> None:
     leave_out_measurements()
 
 
-@seen("2.11", "2.15", otherwise=lambda: None)
-def look_at_the_machine() -> None:
-    """Have inductor find out what is true of all graphs, a second of work that forks need not do again.
-
-    Which vector instructions this CPU and its C++ compiler have, and the digest of torch's own files.
-    """
-    from torch._inductor.codecache import torch_key
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    pick_vec_isa()
-    torch_key()
-
-
 @seen("2.11", "2.15")
 @contextlib.contextmanager
 def without_graph_caches() -> Iterator[None]:

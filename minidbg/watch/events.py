@@ -36,8 +36,11 @@ class Event:
         return printable(self.words())
 
     def to_json(self) -> Json:
-        """Its fields as JSON values."""
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "at"}
+        """Its fields as JSON values; states as rows."""
+        found = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "at"}
+        if "states" in found:
+            found["states"] = [state.row() for state in found["states"]]
+        return found
 
 
 # The daemon, its machine, its page
@@ -63,9 +66,6 @@ class Started(Event):
             f"watching {plural(len(self.repros), 'repro')} in {display_path(self.home)} and {plural(self.files, 'file')} in "
             f"{sources} (process {self.pid})"
         )
-
-    def to_json(self) -> Json:
-        return {**Event.to_json(self), "states": [state.row() for state in self.states]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,6 @@ class Columns(Event):
         here = ", ".join(f"{place} ({plural(slots, 'run')} at a time)" for place, slots in places)
         left = f"; no longer there, and not judged: {', '.join(self.left)}" if self.left else ""
         return f"machines: {here or 'none'}{left}"
-
-    def to_json(self) -> Json:
-        return {**Event.to_json(self), "states": [state.row() for state in self.states]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def message_of(error: BaseException) -> str:
     """Its text; empty where there is none to be had."""
@@ -17,13 +19,15 @@ def first_line_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {message_of(error).strip().partition(chr(10))[0]}".rstrip(": ")
 
 
+def attribute_of(error: BaseException, name: str) -> Any:
+    """One of its attributes; None where there is none, or it raises."""
+    try:
+        return getattr(error, name, None)
+    except Exception:  # noqa: BLE001 - a foreign property
+        return None
+
+
 def inner_of(error: BaseException) -> BaseException | None:
     """What dynamo has wrapped in it, else what it was raised from."""
-    for name in ("inner_exception", "__cause__"):
-        try:
-            inner = getattr(error, name, None)
-        except Exception:  # noqa: BLE001 - a foreign property
-            continue
-        if isinstance(inner, BaseException):
-            return inner
-    return None
+    found = (attribute_of(error, name) for name in ("inner_exception", "__cause__"))
+    return next((inner for inner in found if isinstance(inner, BaseException)), None)

@@ -1,4 +1,4 @@
-"""JSON among other lines: what a process says to another one that reads its stdout, and logs."""
+"""JSON and phases among other lines: what a process says to another one that reads its stdout, and logs."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         if line.startswith("{"):
             with contextlib.suppress(ValueError, RecursionError):
                 yield json.loads(line)
+
+
+def last_phase(text: str) -> str:
+    """The last phase that a run has named on stdout, as ``phase compile forward``; empty without one."""
+    phases = [line.removeprefix("phase ") for line in text.splitlines() if line.startswith("phase ")]
+    return phases[-1] if phases else ""

@@ -45,9 +45,8 @@ class InterpreterAhead:
         """``where``: the folder of the server that starts it; ``put`` hands a question to that. Raises OSError."""
         self.folder = Path(tempfile.mkdtemp(prefix="ahead-", dir=where))
         os.mkfifo(self.folder / "order", 0o600)
-        self.order = os.open(
-            self.folder / "order", os.O_RDWR | os.O_CLOEXEC
-        )  # has a reader: a write never waits
+        # a pipe that has a reader: a write never waits
+        self.order = os.open(self.folder / "order", os.O_RDWR | os.O_CLOEXEC)
         seed = str(int.from_bytes(os.urandom(3)) + 1)
         env = {**ahead.env, "PYTHONHASHSEED": seed}
         question = {
@@ -67,9 +66,8 @@ class InterpreterAhead:
 
         The function waits for its end, at most ``seconds`` from now; None where the interpreter was ended under it.
         """
-        was_ended = bool(
-            select.select([self.asked], [], [], 0)[0]
-        )  # while it waited: that says nothing of the script
+        # while it waited: that says nothing of the script
+        was_ended = bool(select.select([self.asked], [], [], 0)[0])
         os.write(self.order, json.dumps({"argv": list(argv)}).encode() + b"\n")
         began = time.monotonic()
 

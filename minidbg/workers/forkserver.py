@@ -33,7 +33,7 @@ from minidbg.workers.ahead import Ahead, InterpreterAhead
 from minidbg.workers.child import JSON, ChildResult, end_of, has_ended, kill_group
 from minidbg.workers.fork import call_in_fork, fork
 from minidbg.workers.run_script import kept_from_the_collector
-from minidbg.workers.serving import Question, put, put_to_itself, received, serve
+from minidbg.workers.serving import Question, import_path, put, put_to_itself, received, serve
 
 MEMORY = Path("/dev/shm")
 """A folder that is memory, where there is one."""
@@ -65,7 +65,8 @@ class Preparation:
         """With the folder, ``sys.path`` and, as far as a judge is to have it, the environment of this process of now."""
         return {
             "call": self.function, "imports": list(self.imports), "warm": self.warm, "ahead": None,
-            "cwd": os.getcwd(), "path": [one for one in sys.path if isinstance(one, str)], "environ": environment.for_judge(environment.FORKABLE),
+            "cwd": os.getcwd(), "path": import_path(),
+            "environ": environment.for_judge(environment.FORKABLE),
         }  # fmt: skip
 
 
@@ -203,8 +204,8 @@ class ForkServer:
 
     def __init__(self, *, branch: bool = False) -> None:
         """``branch``: of this process, not of a fresh interpreter."""
-        self.under_way: set[socket.socket] = set()
-        self.interrupted: set[socket.socket] = set()
+        self.under_way: dict[socket.socket, bool] = {}
+        """By the socket of a question whether another thread has interrupted it."""
         self.control, theirs = socket.socketpair()
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
         roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= LEAST_ROOM_BYTES
@@ -229,7 +230,7 @@ class ForkServer:
     ) -> dict[str, Any] | None:
         """The parts of the result; None when the server has ended, or does not answer long after the question's time limit."""
         with put(self.control, question, stream) as asked:
-            self.under_way.add(asked)
+            self.under_way[asked] = False
             try:
                 answer = received(asked, deadline)
             except KeyboardInterrupt:
@@ -240,15 +241,15 @@ class ForkServer:
                     asked.sendall(b"!")
                 return received(asked, deadline)
             finally:
-                self.under_way.discard(asked)
-            if answer is None and asked in self.interrupted:
+                was_interrupted = self.under_way.pop(asked)
+            if answer is None and was_interrupted:
                 raise KeyboardInterrupt
             return answer
 
     def interrupt(self) -> None:
         """End the questions of other threads."""
         for asked in list(self.under_way):
-            self.interrupted.add(asked)
+            self.under_way[asked] = True
             with contextlib.suppress(OSError):
                 asked.sendall(b"!")
 

@@ -5,7 +5,6 @@ FILE holds the argument as JSON. Each text that the function notes is printed af
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -15,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from minidbg.words.json_lines import last_json
+from minidbg.words.json_lines import last_json, last_phase
 from minidbg.workers.child import JSON, ChildResult, die_with_parent
 from minidbg.workers.interpreter import run_python
+from minidbg.workers.serving import import_path, named
 
 
 def call_in_interpreter(
@@ -26,27 +26,19 @@ def call_in_interpreter(
     """``function(argument, note)`` in a fresh interpreter; the seconds begin with its first note. Raises OSError when no process can be made."""
     with tempfile.TemporaryDirectory(prefix="minidbg-question-") as folder:
         file = Path(folder, "argument.json")
-        path = [one for one in sys.path if isinstance(one, str)]
-        question = {"path": path, "parent": os.getpid(), "argument": dict(argument)}
+        question = {"path": import_path(), "parent": os.getpid(), "argument": dict(argument)}
         file.write_text(json.dumps(question))
         arguments = ["-m", __name__, function, str(file)]
         ended = run_python(arguments, seconds=seconds, memory_bytes=memory_bytes, begins_at="phase ")
     value = last_json(ended.stdout) if ended.exit_status == 0 else None
-    phases = (
-        line.removeprefix("phase ")
-        for line in reversed(ended.stdout.splitlines())
-        if line.startswith("phase ")
-    )
-    return replace(ended, value=value, answered=value is not None, note=next(phases, ""))
+    return replace(ended, value=value, answered=value is not None, note=last_phase(ended.stdout))
 
 
 def main(function: str, file: str) -> None:
     question = json.loads(Path(file).read_text())
     die_with_parent(signal.SIGKILL, question["parent"])
     sys.path[:] = question["path"]
-    module, _, name = function.partition(":")
-    answer = getattr(importlib.import_module(module), name)
-    said = answer(question["argument"], lambda text: print("phase", text, flush=True))
+    said = named(function)(question["argument"], lambda text: print("phase", text, flush=True))
     print("\n" + json.dumps(said), flush=True)
 
 

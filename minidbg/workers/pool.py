@@ -122,10 +122,7 @@ Listener = Callable[[Ended | Ready | Died], None]
 
 @dataclass(frozen=True, slots=True)
 class Preload:
-    """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch).
-
-    ``machine`` is inductor's look at the machine alone.
-    """
+    """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch)."""
 
     modules: tuple[str, ...] = (
         "torch", "safetensors.torch",

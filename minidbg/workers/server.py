@@ -108,8 +108,7 @@ def execute(request: Mapping[str, Any], folder: Path) -> NoReturn:
 def preload(names: Sequence[str], *, warm: str) -> None:
     """Import what every run needs, and compile once with torch (``warm``: aot, inductor, or empty for nothing).
 
-    ``warm`` may also be ``machine``: nothing is compiled, but inductor has looked at the machine. A name that cannot be imported
-    is left to the runs.
+    A name that cannot be imported is left to the runs.
     """
     for name in names:
         with contextlib.suppress(ImportError):
@@ -117,11 +116,7 @@ def preload(names: Sequence[str], *, warm: str) -> None:
     if warm and "torch" in sys.modules:
         from minidbg import torch_internals
 
-        if warm == "machine":
-            with contextlib.suppress(Exception):  # a compiler that is not there: the runs will say so
-                torch_internals.look_at_the_machine()
-        else:
-            torch_internals.warm_up_compiling(inductor=warm == "inductor")
+        torch_internals.warm_up_compiling(inductor=warm == "inductor")
 
 
 def fingerprints(files: Sequence[str]) -> dict[str, list[int]]:

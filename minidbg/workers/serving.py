@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TextIO
@@ -32,6 +33,18 @@ wants to know."""
 LAST_CHILDREN_S = 5.0
 GRACE_S = 2.0
 """For an orphan to end by itself: a server of the child's own removes its folder."""
+
+
+def named(function: str) -> Callable[..., Any]:
+    """What a question asks, by its name ``module:function``."""
+    module, _, name = function.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def import_path() -> list[str]:
+    """``sys.path`` for another process, without what Python passes over: a program may have put a Path there."""
+    return [one for one in sys.path if isinstance(one, str)]
 
 
 class Terminated(BaseException):
@@ -156,8 +169,7 @@ def supervise(question: Question, asker: socket.socket, server: int, stream: int
         signal.signal(signal.SIGTERM, terminated)
         die_with_parent(signal.SIGTERM, server)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        module, _, name = question["call"].partition(":")
-        function = getattr(importlib.import_module(module), name)
+        function = named(question["call"])
         note = Notes()
         result = call_in_fork(
             lambda: function({**question["argument"], "stream": stream}, note),

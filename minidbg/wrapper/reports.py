@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minidbg.words.foreign import attribute_of
 from minidbg.words.script_header import DIVIDER
 from minidbg.wrapper.causes import chain_of
 
@@ -59,18 +60,13 @@ def report_of(error: BaseException | None) -> Report | None:
 
 def own_report(error: BaseException) -> Report | None:
     """The report on ``error`` itself: what it was raised from may have failed, and been reported, before."""
-    report = None
-    with contextlib.suppress(Exception):  # a foreign __getattr__
-        report = getattr(error, ATTRIBUTE, None)
+    report = attribute_of(error, ATTRIBUTE)
     return report if isinstance(report, Report) else None
 
 
 def set_report(error: BaseException, report: Report) -> None:
     """Make ``report`` readable from the exception that the user catches, and from the one that it wraps."""
-    inner = None
-    with contextlib.suppress(Exception):  # a foreign property
-        inner = getattr(error, "inner_exception", None)
-    for one in (error, inner):
+    for one in (error, attribute_of(error, "inner_exception")):
         if isinstance(one, BaseException):
             with contextlib.suppress(Exception):  # a type that takes no attribute
                 # exceptions that are frozen dataclasses refuse a plain assignment
