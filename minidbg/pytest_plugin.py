@@ -29,7 +29,7 @@ from minidbg.words.files import read_regular
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.script_header import BLOCK, SCRIPT_LIMIT_BYTES, text_of
-from minidbg.workers.pool import preload_for
+from minidbg.workers.pool import Mode, preload_for
 from minidbg.workers.waiting import OneByOne
 
 CANNOT_JUDGE = (Verdict.SKIPPED, Verdict.INVALID)
@@ -175,7 +175,7 @@ class ReproItem(pytest.Item):
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         warm = len(repros) > WORTH_WARMING * workers
         pool = pool_of(self.config, {repro.spec.backend.name for repro in repros} if warm else None)
-        mode = mode_for(Workers.AUTO, self.device, fresh=False) if warm and not fresh else "prelude"
+        mode = mode_for(Workers.AUTO, self.device, fresh=False) if warm and not fresh else Mode.FRESH
         limit = self.config.getoption("minidbg_seconds")
         if self.repro.spec.expected.kind.traits.endless:
             limit = min(limit, self.repro.spec.time_limit_s)
@@ -204,7 +204,7 @@ def machine_here() -> Machine:
     """The devices of this machine, asked in a child: this process needs no torch."""
     pool = OneByOne(preload_for((), forks=False))
     try:
-        ended = pool.run((PROBE_SCRIPT, "devices"), "prelude", 120.0)
+        ended = pool.run((PROBE_SCRIPT, "devices"), Mode.FRESH, 120.0)
     finally:
         pool.close()
     try:

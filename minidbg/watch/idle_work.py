@@ -30,7 +30,7 @@ from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
 from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, nodes_in, text_of
 from minidbg.words.text import last_line
 from minidbg.workers.build import Build, Built
-from minidbg.workers.pool import NUMBERS, Ended, Order, Pool
+from minidbg.workers.pool import NUMBERS, Ended, Mode, Order, Pool
 
 FOLDER = "flight"
 UNTOUCHED_S = 10.0
@@ -126,7 +126,7 @@ class IdleWork:
         """Have it run; ``then`` hears of its end."""
         number = next(NUMBERS)
         self.running[number] = then
-        self.pool.run(Order(number, argv, "fresh", seconds, nice=LOWEST_PRIORITY, env=env))
+        self.pool.run(Order(number, argv, Mode.FRESH, seconds, nice=LOWEST_PRIORITY, env=env))
 
     def next_capture(self, repros: Iterable[Repro]) -> Waiting | None:
         """A capture that has not been tried as it is now and whose failure no repro shows yet, the oldest first."""

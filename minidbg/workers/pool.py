@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -41,17 +42,24 @@ NUMBERS = itertools.count(1)
 """For the orders of this process: two never have the same."""
 
 
+class Mode(StrEnum):
+    """How a run gets its process."""
+
+    FORK = "fork"
+    """A fork of the warm interpreter, which has compiled something: a tenth of a fresh one's time, and less."""
+    UNTOUCHED = "untouched"
+    """A fork of an interpreter in which nothing has happened but imports: two or three times as long."""
+    FRESH = "fresh"
+    """An interpreter of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One script to run.
-
-    ``mode``: ``fork`` of the warm interpreter, which has compiled something; fork of the ``untouched`` one, in which nothing has
-    happened but imports; ``prelude``, an interpreter of its own; ``fresh``, the same, and the script is any ``python`` arguments.
-    """
+    """One script to run: ``argv`` is what ``python`` would get, a script or ``-m`` and a module, and arguments."""
 
     id: int
     argv: tuple[str, ...]
-    mode: str
+    mode: Mode
     seconds: float
     memory_bytes: int | None = None
     pycache: str = ""
@@ -211,7 +219,7 @@ class ServerPool:
 
     def submit(self, order: Order) -> Future[Ended]:
         """Start a script; its end."""
-        which = "untouched" if order.mode == "untouched" else "warm"
+        which = "untouched" if order.mode is Mode.UNTOUCHED else "warm"
         return self.server_for(which, tuple(sorted(order.env.items()))).submit(order)
 
     def cancel(self, number: int) -> None:
@@ -296,10 +304,9 @@ class ServerProcess:
     def submit(self, order: Order) -> Future[Ended]:
         """Run the script; a server that has died ends it with ``lost``."""
         unset: list[str] = []
-        one_thread = order.one_thread or order.mode == "fork"
+        one_thread = order.one_thread or order.mode is Mode.FORK
         folder = self.folder / str(order.id)
-        mode = "fork" if order.mode == "untouched" else order.mode
-        request = {**asdict(order), "mode": mode, "env": {}, "unset": unset, "one_thread": one_thread}
+        request = {**asdict(order), "env": {}, "unset": unset, "one_thread": one_thread}
         if not one_thread:
             request["env"] = dict(self.fresh_env)
             unset += self.unset

@@ -49,7 +49,7 @@ class Base:
 
 
 def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
-    """Run the script as ``__main__`` in this process; its exit status. Writes which files it loaded to ``folder``."""
+    """Run the script, or ``-m`` a module, as ``__main__`` in this process; its exit status. Writes to ``folder`` which files it loaded."""
     faulthandler.enable(file=sys.stderr, all_threads=True)
     if request["pycache"]:
         sys.pycache_prefix, sys.dont_write_bytecode = request["pycache"], False
@@ -57,13 +57,18 @@ def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
     importlib.invalidate_caches()
     linecache.clearcache()
     sys.argv = list(request["argv"])
-    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    if sys.argv[0] != "-m":
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
     put_first(request.get("paths", ()))
     if request.get("one_thread") and (torch := sys.modules.get("torch")):
         torch.set_num_threads(1)  # a forked process hangs where its parent had more
     read = files_read()
     try:
-        run_as_main(sys.argv[0], Path(request["pycache"], SCRIPT_CODE) if request["pycache"] else None)
+        if sys.argv[0] == "-m":
+            del sys.argv[0]
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            run_as_main(sys.argv[0], Path(request["pycache"], SCRIPT_CODE) if request["pycache"] else None)
         return 0
     except SystemExit as ended:
         return exit_status(ended)

@@ -53,7 +53,7 @@ def run(argument: dict[str, Any], note: object) -> NoReturn:
     """Become the run of a script: its exit status is this process's."""
     folder = Path(argument["folder"])
     settle_in(argument, folder)
-    if argument["mode"] != "fork":
+    if argument["mode"] == "fresh":
         execute(argument, folder)
     end(run_script(argument, folder, PRELOADED[0][0]))
 
@@ -94,12 +94,8 @@ def execute(request: Mapping[str, Any], folder: Path) -> NoReturn:
     flags = ["-X", "faulthandler"]
     if request["pycache"]:
         flags += ["-X", f"pycache_prefix={request['pycache']}"]
-    if request["mode"] == "fresh":
-        command = [sys.executable, *flags, *request["argv"]]
-    else:
-        (folder / "request.json").write_text(json.dumps(request))
-        command = [sys.executable, "-P", *flags, RUN_SCRIPT, "--run", str(folder)]
-    os.execv(sys.executable, command)
+    (folder / "request.json").write_text(json.dumps(request))
+    os.execv(sys.executable, [sys.executable, "-P", *flags, RUN_SCRIPT, "--run", str(folder)])
 
 
 # Starting up
