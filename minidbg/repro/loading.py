@@ -6,7 +6,7 @@ import ast
 import contextlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +15,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, fx
 
-from minidbg import backends
+from minidbg import backends, torch_internals
 from minidbg.fx.case import Case
-from minidbg.fx.copying import capture_by_dynamo
+from minidbg.fx.copying import capture_by_dynamo, copy_graph_module
+from minidbg.judge.harness import entered_modes
 from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, OWN_NAMES, SCRIPT_IMPORTS
@@ -25,7 +26,6 @@ from minidbg.source import origins, tensors
 from minidbg.source.expressions import quoted
 from minidbg.source.module_text import by_name, write_graph_builder, write_module
 from minidbg.source.origins import comments_by_line, dedented, stack_trace
-from minidbg.source.parse import NotOurForm, read_module
 from minidbg.source.specs import all_imports_of
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import open_regular
@@ -79,11 +79,17 @@ def load(path: Path | str) -> Case:
     with stored_tensors(path), tensors.as_scripts_do([header.spec.device]):
         values = tuple(namespace["inputs"](header.spec.device))
     with stored_tensors(path), tensors.as_scripts_do():
-        graph_module, inputs = _graph(parts, header, namespace, values)
-    _remember_constants(parts.model, graph_module)
-    added = _added_imports(parts, graph_module, inputs, header.spec.call)
-    spec = replace(header.spec, backend=replace(reference, setup=(*added, *reference.setup)))
-    return Case(graph_module, inputs, spec, header.provenance, compiler)
+        made = (
+            _built(parts, header, namespace, values)
+            if "graph" in namespace
+            else _traced(parts, header, namespace, values)
+        )
+    added = _added_imports(parts, made, builds="graph" in namespace)
+    spec = replace(
+        header.spec, dynamic_dims=made.dynamic_dims or header.spec.dynamic_dims,
+        backend=replace(reference, setup=(*added, *reference.setup)),
+    )  # fmt: skip
+    return Case(made.graph_module, made.inputs, spec, header.provenance, compiler)
 
 
 def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any]:
@@ -92,32 +98,156 @@ def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any
     if reference.embedded:
         # Evaluated where resolve has run the embedded definitions, once: operators cannot be registered twice.
         known |= cast(Any, backends.resolve(replace(reference, setup=(), expression="dict(globals())")))
-    known |= {"__file__": str(path), "torch": torch}
+    known |= {"__file__": str(path), "torch": torch, "graph_module": torch_internals.lazy_graph_module}
     text = "\n\n".join([*parts.imports, parts.stored, parts.kernels, parts.model, parts.inputs])
-    return backends.run_as_module(f"minidbg_repro_{next(_numbers)}", text, **known)
+    return backends.run_as_module(f"minidbg_repro_{next(_numbers)}", text, **known, __source__=text)
 
 
-def _graph(
-    parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]
-) -> tuple[fx.GraphModule, tuple[Any, ...]]:
-    """The graph and the values of its placeholders: exactly as written where it is our form, else as dynamo sees it."""
-    if header.spec.call is CallPath.DIRECT:
-        graph_module: fx.GraphModule = namespace["graph"]()
-    else:
-        try:
-            graph_module = read_module(parts.model, namespace)
-        except NotOurForm:
-            return capture_by_dynamo(namespace["Repro"](), values, dynamic=header.spec.dynamic)
-    names = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The graph of a script, and the values of its placeholders."""
+
+    graph_module: fx.GraphModule
+    inputs: tuple[Any, ...]
+    dynamic_dims: tuple[tuple[int, ...], ...] = ()
+    """Of each input, where they are others than those of the header."""
+
+
+def _built(parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]) -> _Made:
+    """The graph that ``graph()`` builds, node by node as it was."""
+    graph_module: fx.GraphModule = namespace["graph"]()
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    _remember_inputs(parts.inputs, [node.name for node in placeholders], values, header.path)
+    _remember_parts(parts.model, graph_module)
+    return _Made(graph_module, values)
+
+
+def _traced(parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]) -> _Made:
+    """The graph of ``class Repro`` as dynamo sees it, which is what its backend gets; its nodes are called as in the text."""
+    names = _parameters(parts.model)
+    if names is not None:
+        _remember_inputs(parts.inputs, names, values, header.path)
+    module = namespace["Repro"]()
+    with entered_modes(header.spec.context):
+        graph_module, inputs = capture_by_dynamo(module, values, dynamic=header.spec.dynamic)
+    parts_of = {id(value): name for name, value in [*module.named_parameters(), *module.named_buffers()]}
+    own = list(enumerate(values))
+    given: list[tuple[int, fx.Node, Any]] = []
+    for node, value in zip(graph_module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        if id(value) in parts_of:
+            _read_from_module(graph_module, node, parts_of[id(value)], value)
+        elif not node.users and not isinstance(value, Tensor):
+            graph_module.graph.erase_node(node)  # a size that the graph does not ask for
+        else:
+            index = next((index for index, one in own if is_the_value(one, value)), len(values))
+            own = [one for one in own if one[0] != index]
+            given.append((index, node, value))
+    given.sort(key=lambda one: one[0])
+    _put_first(graph_module.graph, [node for _, node, _ in given])
+    called = {node: names[index] for index, node, _ in given if names and index < len(names)}
+    _as_written(graph_module, called, namespace["__source__"], namespace["__name__"])
+    dims = header.spec.dynamic_dims
+    return _Made(
+        copy_graph_module(graph_module),  # whose tables have the new names
+        tuple(value for _, _, value in given),
+        tuple(dims[index] if index < len(dims) else () for index, _, _ in given) if dims else (),
+    )
+
+
+def is_the_value(one: Any, other: Any) -> bool:
+    """Whether dynamo's input ``other`` is what the script gives: the same tensor, or the same number."""
+    return one is other or (not isinstance(one, Tensor) and type(one) is type(other) and bool(one == other))
+
+
+def _read_from_module(graph_module: fx.GraphModule, placeholder: fx.Node, name: str, value: Tensor) -> None:
+    """Have a part of the module, which dynamo makes an input, be the module's again."""
+    folder, _, last = name.rpartition(".")
+    if folder and _attribute(graph_module, folder) is None:
+        graph_module.add_submodule(folder, torch.nn.Module())
+    setattr(graph_module.get_submodule(folder), last, value)
+    with graph_module.graph.inserting_before(next(iter(placeholder.users))):
+        read = graph_module.graph.get_attr(name)
+    placeholder.replace_all_uses_with(read)
+    graph_module.graph.erase_node(placeholder)
+
+
+def _put_first(graph: fx.Graph, placeholders: Sequence[fx.Node]) -> None:
+    """Have the inputs in this order, before all else."""
+    for node in reversed(placeholders):
+        next(iter(graph.nodes)).prepend(node)
+
+
+def _parameters(model: str) -> list[str] | None:
+    """What ``forward`` takes; None where a person gave it another form."""
+    (definition,) = ast.parse(model).body
+    forward = [
+        node
+        for node in getattr(definition, "body", ())
+        if isinstance(node, ast.FunctionDef) and node.name == "forward"
+    ]
+    if not forward or any((forward[0].args.vararg, forward[0].args.kwarg, forward[0].args.kwonlyargs)):
+        return None
+    return [argument.arg for argument in forward[0].args.args[1:]]
+
+
+def _as_written(graph_module: fx.GraphModule, called: dict[fx.Node, str], text: str, module: str) -> None:
+    """Give nodes the names of the variables that the lines of ``text`` assign, and the user's lines in its comments."""
+    comments = comments_by_line(text)
+    assigned = {
+        node.lineno: node.targets[0].id
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    line_of = re.compile(rf'File "<{module}>", line (\d+)')
+    for nested in graph_module.modules():
+        if not isinstance(nested, fx.GraphModule):
+            continue
+        named: dict[int, fx.Node] = {}
+        for node in nested.graph.nodes:
+            trace = node.meta.get("stack_trace")
+            lines = (
+                line_of.findall(trace)
+                if isinstance(trace, str) and node.op not in ("placeholder", "output")
+                else []
+            )
+            if not lines:
+                continue
+            line = int(lines[-1])
+            # Dynamo puts arithmetic on sizes, and what takes a result apart, at the line of the call.
+            if (
+                line in assigned
+                and node.op != "get_attr"
+                and (line not in named or is_called(node, assigned[line]))
+            ):
+                named[line] = node
+            node.meta.pop("stack_trace")
+            if trace := stack_trace(comments.get(line, "")):
+                node.meta["stack_trace"] = trace
+        wanted = {node: assigned[line] for line, node in named.items()}
+        if nested is graph_module:
+            wanted |= called
+        _call(nested.graph.nodes, wanted)
+
+
+def is_called(node: fx.Node, name: str) -> bool:
+    """Whether the node has that name but for numbers."""
+    return node.name.rstrip("_0123456789") == name.rstrip("_0123456789")
+
+
+def _call(nodes: Iterable[fx.Node], wanted: Mapping[fx.Node, str]) -> None:
+    """Give the nodes of a graph the ``wanted`` names; all others keep theirs, or get a number where one of these has it."""
+    taken: set[str] = set()
+    for node in sorted(nodes, key=lambda node: node not in wanted):
+        name = wanted.get(node, node.name)
+        numbered = (f"{name}_{number}" for number in itertools.count(1))
+        node.name = next(one for one in itertools.chain([name], numbered) if one not in taken)
+        taken.add(node.name)
+
+
+def _remember_inputs(function: str, names: Sequence[str], values: Sequence[Any], path: Path) -> None:
+    """Keep the statements by which ``inputs()`` makes each value. Raises UnreadableRepro where the model takes another number of them."""
     if len(names) != len(values):
-        raise UnreadableRepro(
-            f"{header.path}: inputs() gives {len(values)} values, the model takes {len(names)}"
-        )
-    _remember_inputs(parts.inputs, names, values)
-    return graph_module, values
-
-
-def _remember_inputs(function: str, names: Sequence[str], values: Sequence[Any]) -> None:
+        raise UnreadableRepro(f"{path}: inputs() gives {len(values)} values, the model takes {len(names)}")
     made = origins.read_recipes(function, names)
     seen: set[int] = set()
     for name, value in zip(names, values, strict=True):
@@ -133,14 +263,13 @@ def _remember_inputs(function: str, names: Sequence[str], values: Sequence[Any])
         seen.add(id(value))
 
 
-def _remember_constants(model: str, graph_module: fx.GraphModule) -> None:
-    """Keep the expressions by which ``__init__``, or ``graph()``, makes tensors; and of ``graph()`` the comments."""
-    definition = ast.parse(model).body[0]
+def _remember_parts(model: str, graph_module: fx.GraphModule) -> None:
+    """Keep the expressions by which ``graph()`` makes tensors, and the user's lines in its comments."""
     comments = comments_by_line(model)
-    for prefix, maker, builds in _makers(definition, ""):
+    for prefix, builder, builds in _builders(ast.parse(model).body[0], ""):
         owner = _attribute(graph_module, prefix)
-        if isinstance(owner, fx.GraphModule) and isinstance(definition, ast.FunctionDef):
-            _remember_locations(maker, comments, owner)
+        if isinstance(owner, fx.GraphModule):
+            _remember_locations(builder, comments, owner)
         for name, expression, column in builds:
             value, text = _attribute(owner, name), origins.dedented(model, expression, column)
             if isinstance(value, Tensor) and "stored(" not in text:
@@ -154,11 +283,11 @@ def _attribute(owner: Any, path: str) -> Any:
 
 
 def _remember_locations(
-    maker: ast.FunctionDef, comments: Mapping[int, str], graph_module: fx.GraphModule
+    builder: ast.FunctionDef, comments: Mapping[int, str], graph_module: fx.GraphModule
 ) -> None:
     """Nodes that were built line by line know again which line of the user's they came from."""
     nodes = {node.name: node for node in graph_module.graph.nodes}
-    for statement in maker.body:
+    for statement in builder.body:
         call = getattr(statement, "value", None)
         name = call.args[-1] if isinstance(call, ast.Call) and call.args else None
         trace = stack_trace(comments.get(statement.end_lineno or 0, ""))
@@ -170,18 +299,16 @@ _Build = tuple[str, ast.expr, int]
 """Attribute path, the expression that makes it, and the column of its statement."""
 
 
-def _makers(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.FunctionDef, list[_Build]]]:
-    """For a class or a builder, and those nested in it: the path to its module, and the function that makes its parts.
+def _builders(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.FunctionDef, list[_Build]]]:
+    """For a builder, and those nested in it: the path to its module, the function, and what it puts on its ``root``.
 
-    Parts are made by ``self.a.b = value`` or ``self.a.register_buffer("b", value)``; in a builder ``root`` stands for ``self``.
+    Parts are made by ``root.a.b = value`` or ``root.a.register_buffer("b", value)``.
     """
-    body = definition.body if isinstance(definition, ast.ClassDef | ast.FunctionDef) else []
-    nested = {node.name: node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    maker = nested.get("__init__", definition)
-    if not isinstance(maker, ast.FunctionDef):
+    if not isinstance(definition, ast.FunctionDef):
         return
+    nested = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
     builds: list[_Build] = []
-    for statement in maker.body:
+    for statement in definition.body:
         match statement:
             case ast.Assign([ast.Attribute(owner, str(key)), *_], value):
                 pass
@@ -190,25 +317,23 @@ def _makers(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.Functi
             case _:
                 continue
         root, _, name = f"{ast.unparse(owner)}.{key}".partition(".")
-        if root not in ("self", "root"):
+        if root != "root":
             continue
         called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
-        inner = nested.get(called.rpartition(".")[2])
-        if inner is not None:
-            yield from _makers(inner, f"{prefix}.{name}".strip("."))
+        if called in nested:
+            yield from _builders(nested[called], f"{prefix}.{name}".strip("."))
             continue
         if isinstance(value, ast.Call) and called == "torch.nn.Parameter" and value.args:
             value = value.args[0]
         builds.append((name, value, statement.col_offset))
-    yield prefix, maker, builds
+    yield prefix, definition, builds
 
 
-def _added_imports(
-    parts: Parts, graph_module: fx.GraphModule, inputs: Sequence[Any], call: CallPath
-) -> tuple[str, ...]:
+def _added_imports(parts: Parts, made: _Made, *, builds: bool) -> tuple[str, ...]:
     """Imports at the top of the script that the text of model and inputs does not ask for: a person put them there."""
-    write = write_graph_builder if call is CallPath.DIRECT else write_module
-    needed = {*write(graph_module, constant_expression=by_name).imports, *all_imports_of(inputs)}
+    write = write_graph_builder if builds else write_module
+    imports = write(made.graph_module, constant_expression=by_name).imports
+    needed = {*imports, *all_imports_of(made.inputs)}
     return tuple(line for line in parts.imports if line not in needed)
 
 
@@ -238,9 +363,9 @@ def read_parts(text: str, header: Header) -> Parts:
     except DAMAGE as error:
         raise UnreadableRepro(f"{header.path}: {damage_in_words(error)}") from error
     named = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    wanted = "graph" if header.spec.call is CallPath.DIRECT else "Repro"
-    model, given = named.get(wanted), named.get("inputs")
+    model, given = named.get("graph") or named.get("Repro"), named.get("inputs")
     if model is None or given is None:
+        wanted = "graph" if header.spec.call is CallPath.DIRECT else "Repro"
         missing = "inputs" if model else wanted
         raise UnreadableRepro(f"{header.path}: no definition of {missing!r} is left in it")
     own = named.get("backend")  # none where the backend is a name, or one of the script's functions

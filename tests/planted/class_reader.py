@@ -1,7 +1,6 @@
-"""Our own straight-line source, read back into the very graph it was written from, by its syntax tree.
+"""Reads the class that ``write_module`` writes back into the very graph, by its syntax tree: what the writer is held against.
 
-Nothing is traced, so nothing is folded, dropped or reordered. Source that a person has edited beyond our
-form raises ``NotOurForm``; dynamo can capture that (``capture_by_dynamo``).
+Nothing is traced, so nothing is folded, dropped or reordered.
 """
 
 from __future__ import annotations
