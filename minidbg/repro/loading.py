@@ -6,7 +6,7 @@ import ast
 import contextlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,11 +17,10 @@ from torch import Tensor, fx
 
 from minidbg import backends, torch_internals
 from minidbg.fx.case import Case
-from minidbg.fx.copying import capture_by_dynamo, copy_graph_module
-from minidbg.judge.harness import entered_modes
 from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, OWN_NAMES, SCRIPT_IMPORTS
+from minidbg.repro.traced import Traced, forward_parameters, traced
 from minidbg.source import origins, tensors
 from minidbg.source.expressions import quoted
 from minidbg.source.module_text import by_name, write_graph_builder, write_module
@@ -103,145 +102,24 @@ def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any
     return backends.run_as_module(f"minidbg_repro_{next(_numbers)}", text, **known, __source__=text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """The graph of a script, and the values of its placeholders."""
-
-    graph_module: fx.GraphModule
-    inputs: tuple[Any, ...]
-    dynamic_dims: tuple[tuple[int, ...], ...] = ()
-    """Of each input, where they are others than those of the header."""
-
-
-def _built(parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]) -> _Made:
+def _built(parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]) -> Traced:
     """The graph that ``graph()`` builds, node by node as it was."""
     graph_module: fx.GraphModule = namespace["graph"]()
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     _remember_inputs(parts.inputs, [node.name for node in placeholders], values, header.path)
     _remember_parts(parts.model, graph_module)
-    return _Made(graph_module, values)
+    return Traced(graph_module, values)
 
 
-def _traced(parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]) -> _Made:
-    """The graph of ``class Repro`` as dynamo sees it, which is what its backend gets; its nodes are called as in the text."""
-    names = _parameters(parts.model)
+def _traced(parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]) -> Traced:
+    """The graph of ``class Repro`` as dynamo sees it, which is what its backend gets."""
+    names = forward_parameters(parts.model)
     if names is not None:
         _remember_inputs(parts.inputs, names, values, header.path)
-    module = namespace["Repro"]()
-    with entered_modes(header.spec.context):
-        graph_module, inputs = capture_by_dynamo(module, values, dynamic=header.spec.dynamic)
-    parts_of = {id(value): name for name, value in [*module.named_parameters(), *module.named_buffers()]}
-    own = list(enumerate(values))
-    given: list[tuple[int, fx.Node, Any]] = []
-    for node, value in zip(graph_module.graph.find_nodes(op="placeholder"), inputs, strict=True):
-        if id(value) in parts_of:
-            _read_from_module(graph_module, node, parts_of[id(value)], value)
-        elif not node.users and not isinstance(value, Tensor):
-            graph_module.graph.erase_node(node)  # a size that the graph does not ask for
-        else:
-            index = next((index for index, one in own if is_the_value(one, value)), len(values))
-            own = [one for one in own if one[0] != index]
-            given.append((index, node, value))
-    given.sort(key=lambda one: one[0])
-    _put_first(graph_module.graph, [node for _, node, _ in given])
-    called = {node: names[index] for index, node, _ in given if names and index < len(names)}
-    _as_written(graph_module, called, namespace["__source__"], namespace["__name__"])
-    dims = header.spec.dynamic_dims
-    return _Made(
-        copy_graph_module(graph_module),  # whose tables have the new names
-        tuple(value for _, _, value in given),
-        tuple(dims[index] if index < len(dims) else () for index, _, _ in given) if dims else (),
-    )
-
-
-def is_the_value(one: Any, other: Any) -> bool:
-    """Whether dynamo's input ``other`` is what the script gives: the same tensor, or the same number."""
-    return one is other or (not isinstance(one, Tensor) and type(one) is type(other) and bool(one == other))
-
-
-def _read_from_module(graph_module: fx.GraphModule, placeholder: fx.Node, name: str, value: Tensor) -> None:
-    """Have a part of the module, which dynamo makes an input, be the module's again."""
-    folder, _, last = name.rpartition(".")
-    if folder and _attribute(graph_module, folder) is None:
-        graph_module.add_submodule(folder, torch.nn.Module())
-    setattr(graph_module.get_submodule(folder), last, value)
-    with graph_module.graph.inserting_before(next(iter(placeholder.users))):
-        read = graph_module.graph.get_attr(name)
-    placeholder.replace_all_uses_with(read)
-    graph_module.graph.erase_node(placeholder)
-
-
-def _put_first(graph: fx.Graph, placeholders: Sequence[fx.Node]) -> None:
-    """Have the inputs in this order, before all else."""
-    for node in reversed(placeholders):
-        next(iter(graph.nodes)).prepend(node)
-
-
-def _parameters(model: str) -> list[str] | None:
-    """What ``forward`` takes; None where a person gave it another form."""
-    (definition,) = ast.parse(model).body
-    forward = [
-        node
-        for node in getattr(definition, "body", ())
-        if isinstance(node, ast.FunctionDef) and node.name == "forward"
-    ]
-    if not forward or any((forward[0].args.vararg, forward[0].args.kwarg, forward[0].args.kwonlyargs)):
-        return None
-    return [argument.arg for argument in forward[0].args.args[1:]]
-
-
-def _as_written(graph_module: fx.GraphModule, called: dict[fx.Node, str], text: str, module: str) -> None:
-    """Give nodes the names of the variables that the lines of ``text`` assign, and the user's lines in its comments."""
-    comments = comments_by_line(text)
-    assigned = {
-        node.lineno: node.targets[0].id
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    line_of = re.compile(rf'File "<{module}>", line (\d+)')
-    for nested in graph_module.modules():
-        if not isinstance(nested, fx.GraphModule):
-            continue
-        named: dict[int, fx.Node] = {}
-        for node in nested.graph.nodes:
-            trace = node.meta.get("stack_trace")
-            lines = (
-                line_of.findall(trace)
-                if isinstance(trace, str) and node.op not in ("placeholder", "output")
-                else []
-            )
-            if not lines:
-                continue
-            line = int(lines[-1])
-            # Dynamo puts arithmetic on sizes, and what takes a result apart, at the line of the call.
-            if (
-                line in assigned
-                and node.op != "get_attr"
-                and (line not in named or is_called(node, assigned[line]))
-            ):
-                named[line] = node
-            node.meta.pop("stack_trace")
-            if trace := stack_trace(comments.get(line, "")):
-                node.meta["stack_trace"] = trace
-        wanted = {node: assigned[line] for line, node in named.items()}
-        if nested is graph_module:
-            wanted |= called
-        _call(nested.graph.nodes, wanted)
-
-
-def is_called(node: fx.Node, name: str) -> bool:
-    """Whether the node has that name but for numbers."""
-    return node.name.rstrip("_0123456789") == name.rstrip("_0123456789")
-
-
-def _call(nodes: Iterable[fx.Node], wanted: Mapping[fx.Node, str]) -> None:
-    """Give the nodes of a graph the ``wanted`` names; all others keep theirs, or get a number where one of these has it."""
-    taken: set[str] = set()
-    for node in sorted(nodes, key=lambda node: node not in wanted):
-        name = wanted.get(node, node.name)
-        numbered = (f"{name}_{number}" for number in itertools.count(1))
-        node.name = next(one for one in itertools.chain([name], numbered) if one not in taken)
-        taken.add(node.name)
+    return traced(
+        namespace["Repro"](), values, header.spec, names=names or (),
+        text=namespace["__source__"], file=f"<{namespace['__name__']}>",
+    )  # fmt: skip
 
 
 def _remember_inputs(function: str, names: Sequence[str], values: Sequence[Any], path: Path) -> None:
@@ -329,7 +207,7 @@ def _builders(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.Func
     yield prefix, definition, builds
 
 
-def _added_imports(parts: Parts, made: _Made, *, builds: bool) -> tuple[str, ...]:
+def _added_imports(parts: Parts, made: Traced, *, builds: bool) -> tuple[str, ...]:
     """Imports at the top of the script that the text of model and inputs does not ask for: a person put them there."""
     write = write_graph_builder if builds else write_module
     imports = write(made.graph_module, constant_expression=by_name).imports
