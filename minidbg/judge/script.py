@@ -21,7 +21,7 @@ import torch
 from minidbg.judge.child import judge_in_child
 from minidbg.judge.harness import Runnable, brief, judge
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, Level, RunSpec
+from minidbg.words.run_spec import BackendRef, Level, RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +44,12 @@ class Script:
                 f"a compiler for aot_autograd is needed (module:attribute), and {compiler!r} is a backend"
             )
         make, inputs = self.definitions.get("graph") or self.definitions["Repro"], self.definitions["inputs"]
-        if "graph_module" in self.definitions:
-            make = program_of(self.definitions, self.spec.call)
         return Runnable(
             lambda: make().to(device) if device is not None else make(),
             lambda: tuple(inputs(device or self.spec.device)),
             compiler,
             self.spec,
         )
-
-
-def program_of(definitions: Mapping[str, Any], call: CallPath) -> Callable[[], Any]:
-    """What a capture's graph is judged as: the program that a script of it would hold."""
-    from minidbg import torch_internals
-    from minidbg.source.module_text import by_name, instantiate, write_module
-
-    # fx's own text of a graph cannot say all that ours can
-    definitions["graph"].__globals__["graph_module"] = torch_internals.lazy_graph_module
-    if call is CallPath.DIRECT:
-        build: Callable[[], Any] = definitions["graph"]
-        return build
-    return lambda: instantiate(write_module(definitions["graph"](), constant_expression=by_name))
 
 
 class Unavailable(Exception):

@@ -438,7 +438,7 @@ def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
             repro.write(
                 repro.to_keep(neighbour),
                 repro.neighbours(folder) / path.name,
-                repro.Form.NEIGHBOUR,
+                repro.Form.CAPTURE,
                 exactness=Exactness.SMALL,
             )
 

@@ -62,7 +62,7 @@ def keep_capture(
         exactness = Exactness.SEEDED
 
     def put(path: Path) -> Path:
-        script = render(case, Form.CAPTURE, exactness=exactness)
+        script = render(case, Form.CAPTURE, exactness=exactness, with_nodes=True)
         return write_script(script, path, private=True)
 
     return _placed(case, folder, captures(folder), put)

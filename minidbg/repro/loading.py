@@ -15,16 +15,17 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, fx
 
-from minidbg import backends, torch_internals
+from minidbg import backends
 from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, OWN_NAMES, SCRIPT_IMPORTS
-from minidbg.repro.traced import Traced, forward_parameters, traced
 from minidbg.source import origins, tensors
 from minidbg.source.expressions import quoted
 from minidbg.source.module_text import by_name, write_graph_builder, write_module
 from minidbg.source.origins import comments_by_line, dedented, stack_trace
+from minidbg.source.parse import NotOurForm, read_module
 from minidbg.source.specs import all_imports_of
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import open_regular
@@ -78,17 +79,11 @@ def load(path: Path | str) -> Case:
     with stored_tensors(path), tensors.as_scripts_do([header.spec.device]):
         values = tuple(namespace["inputs"](header.spec.device))
     with stored_tensors(path), tensors.as_scripts_do():
-        made = (
-            _built(parts, header, namespace, values)
-            if "graph" in namespace
-            else _traced(parts, header, namespace, values)
-        )
-    added = _added_imports(parts, made, builds="graph" in namespace)
-    spec = replace(
-        header.spec, dynamic_dims=made.dynamic_dims or header.spec.dynamic_dims,
-        backend=replace(reference, setup=(*added, *reference.setup)),
-    )  # fmt: skip
-    return Case(made.graph_module, made.inputs, spec, header.provenance, compiler)
+        graph_module, inputs = _graph(parts, header, namespace, values)
+    _remember_constants(parts.model, graph_module)
+    added = _added_imports(parts, graph_module, inputs, header.spec.call)
+    spec = replace(header.spec, backend=replace(reference, setup=(*added, *reference.setup)))
+    return Case(graph_module, inputs, spec, header.provenance, compiler)
 
 
 def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any]:
@@ -97,35 +92,32 @@ def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any
     if reference.embedded:
         # Evaluated where resolve has run the embedded definitions, once: operators cannot be registered twice.
         known |= cast(Any, backends.resolve(replace(reference, setup=(), expression="dict(globals())")))
-    known |= {"__file__": str(path), "torch": torch, "graph_module": torch_internals.lazy_graph_module}
+    known |= {"__file__": str(path), "torch": torch}
     text = "\n\n".join([*parts.imports, parts.stored, parts.kernels, parts.model, parts.inputs])
-    return backends.run_as_module(f"minidbg_repro_{next(_numbers)}", text, **known, __source__=text)
+    return backends.run_as_module(f"minidbg_repro_{next(_numbers)}", text, **known)
 
 
-def _built(parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]) -> Traced:
-    """The graph that ``graph()`` builds, node by node as it was."""
-    graph_module: fx.GraphModule = namespace["graph"]()
-    placeholders = graph_module.graph.find_nodes(op="placeholder")
-    _remember_inputs(parts.inputs, [node.name for node in placeholders], values, header.path)
-    _remember_parts(parts.model, graph_module)
-    return Traced(graph_module, values)
-
-
-def _traced(parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]) -> Traced:
-    """The graph of ``class Repro`` as dynamo sees it, which is what its backend gets."""
-    names = forward_parameters(parts.model)
-    if names is not None:
-        _remember_inputs(parts.inputs, names, values, header.path)
-    return traced(
-        namespace["Repro"](), values, header.spec, names=names or (),
-        text=namespace["__source__"], file=f"<{namespace['__name__']}>",
-    )  # fmt: skip
-
-
-def _remember_inputs(function: str, names: Sequence[str], values: Sequence[Any], path: Path) -> None:
-    """Keep the statements by which ``inputs()`` makes each value. Raises UnreadableRepro where the model takes another number of them."""
+def _graph(
+    parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]
+) -> tuple[fx.GraphModule, tuple[Any, ...]]:
+    """The graph and the values of its placeholders: exactly as written where it is our form, else as dynamo sees it."""
+    if header.spec.call is CallPath.DIRECT:
+        graph_module: fx.GraphModule = namespace["graph"]()
+    else:
+        try:
+            graph_module = read_module(parts.model, namespace)
+        except NotOurForm:
+            return capture_by_dynamo(namespace["Repro"](), values, dynamic=header.spec.dynamic)
+    names = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
     if len(names) != len(values):
-        raise UnreadableRepro(f"{path}: inputs() gives {len(values)} values, the model takes {len(names)}")
+        raise UnreadableRepro(
+            f"{header.path}: inputs() gives {len(values)} values, the model takes {len(names)}"
+        )
+    _remember_inputs(parts.inputs, names, values)
+    return graph_module, values
+
+
+def _remember_inputs(function: str, names: Sequence[str], values: Sequence[Any]) -> None:
     made = origins.read_recipes(function, names)
     seen: set[int] = set()
     for name, value in zip(names, values, strict=True):
@@ -141,13 +133,14 @@ def _remember_inputs(function: str, names: Sequence[str], values: Sequence[Any],
         seen.add(id(value))
 
 
-def _remember_parts(model: str, graph_module: fx.GraphModule) -> None:
-    """Keep the expressions by which ``graph()`` makes tensors, and the user's lines in its comments."""
+def _remember_constants(model: str, graph_module: fx.GraphModule) -> None:
+    """Keep the expressions by which ``__init__``, or ``graph()``, makes tensors; and of ``graph()`` the comments."""
+    definition = ast.parse(model).body[0]
     comments = comments_by_line(model)
-    for prefix, builder, builds in _builders(ast.parse(model).body[0], ""):
+    for prefix, maker, builds in _makers(definition, ""):
         owner = _attribute(graph_module, prefix)
-        if isinstance(owner, fx.GraphModule):
-            _remember_locations(builder, comments, owner)
+        if isinstance(owner, fx.GraphModule) and isinstance(definition, ast.FunctionDef):
+            _remember_locations(maker, comments, owner)
         for name, expression, column in builds:
             value, text = _attribute(owner, name), origins.dedented(model, expression, column)
             if isinstance(value, Tensor) and "stored(" not in text:
@@ -161,11 +154,11 @@ def _attribute(owner: Any, path: str) -> Any:
 
 
 def _remember_locations(
-    builder: ast.FunctionDef, comments: Mapping[int, str], graph_module: fx.GraphModule
+    maker: ast.FunctionDef, comments: Mapping[int, str], graph_module: fx.GraphModule
 ) -> None:
     """Nodes that were built line by line know again which line of the user's they came from."""
     nodes = {node.name: node for node in graph_module.graph.nodes}
-    for statement in builder.body:
+    for statement in maker.body:
         call = getattr(statement, "value", None)
         name = call.args[-1] if isinstance(call, ast.Call) and call.args else None
         trace = stack_trace(comments.get(statement.end_lineno or 0, ""))
@@ -177,16 +170,18 @@ _Build = tuple[str, ast.expr, int]
 """Attribute path, the expression that makes it, and the column of its statement."""
 
 
-def _builders(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.FunctionDef, list[_Build]]]:
-    """For a builder, and those nested in it: the path to its module, the function, and what it puts on its ``root``.
+def _makers(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.FunctionDef, list[_Build]]]:
+    """For a class or a builder, and those nested in it: the path to its module, and the function that makes its parts.
 
-    Parts are made by ``root.a.b = value`` or ``root.a.register_buffer("b", value)``.
+    Parts are made by ``self.a.b = value`` or ``self.a.register_buffer("b", value)``; in a builder ``root`` stands for ``self``.
     """
-    if not isinstance(definition, ast.FunctionDef):
+    body = definition.body if isinstance(definition, ast.ClassDef | ast.FunctionDef) else []
+    nested = {node.name: node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    maker = nested.get("__init__", definition)
+    if not isinstance(maker, ast.FunctionDef):
         return
-    nested = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
     builds: list[_Build] = []
-    for statement in definition.body:
+    for statement in maker.body:
         match statement:
             case ast.Assign([ast.Attribute(owner, str(key)), *_], value):
                 pass
@@ -195,23 +190,25 @@ def _builders(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.Func
             case _:
                 continue
         root, _, name = f"{ast.unparse(owner)}.{key}".partition(".")
-        if root != "root":
+        if root not in ("self", "root"):
             continue
         called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
-        if called in nested:
-            yield from _builders(nested[called], f"{prefix}.{name}".strip("."))
+        inner = nested.get(called.rpartition(".")[2])
+        if inner is not None:
+            yield from _makers(inner, f"{prefix}.{name}".strip("."))
             continue
         if isinstance(value, ast.Call) and called == "torch.nn.Parameter" and value.args:
             value = value.args[0]
         builds.append((name, value, statement.col_offset))
-    yield prefix, definition, builds
+    yield prefix, maker, builds
 
 
-def _added_imports(parts: Parts, made: Traced, *, builds: bool) -> tuple[str, ...]:
+def _added_imports(
+    parts: Parts, graph_module: fx.GraphModule, inputs: Sequence[Any], call: CallPath
+) -> tuple[str, ...]:
     """Imports at the top of the script that the text of model and inputs does not ask for: a person put them there."""
-    write = write_graph_builder if builds else write_module
-    imports = write(made.graph_module, constant_expression=by_name).imports
-    needed = {*imports, *all_imports_of(made.inputs)}
+    write = write_graph_builder if call is CallPath.DIRECT else write_module
+    needed = {*write(graph_module, constant_expression=by_name).imports, *all_imports_of(inputs)}
     return tuple(line for line in parts.imports if line not in needed)
 
 
@@ -241,9 +238,9 @@ def read_parts(text: str, header: Header) -> Parts:
     except DAMAGE as error:
         raise UnreadableRepro(f"{header.path}: {damage_in_words(error)}") from error
     named = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    model, given = named.get("graph") or named.get("Repro"), named.get("inputs")
+    wanted = "graph" if header.spec.call is CallPath.DIRECT else "Repro"
+    model, given = named.get(wanted), named.get("inputs")
     if model is None or given is None:
-        wanted = "graph" if header.spec.call is CallPath.DIRECT else "Repro"
         missing = "inputs" if model else wanted
         raise UnreadableRepro(f"{header.path}: no definition of {missing!r} is left in it")
     own = named.get("backend")  # none where the backend is a name, or one of the script's functions

@@ -1,4 +1,4 @@
-"""A case as the text of a script, in one of four forms, and the tensors that lie beside it."""
+"""A case as the text of a script, in one of three forms, and the tensors that lie beside it."""
 
 from __future__ import annotations
 
@@ -53,17 +53,7 @@ SCRIPT_IMPORTS = (
 """Imports that a script has for itself, or had until minidbg wrote it otherwise."""
 EMBEDDED_MARK = "# Copied from the program that failed:"
 KERNELS_MARK = "# Triton kernels that the graph launches:"
-OWN_NAMES = (
-    "backend",
-    "Repro",
-    "graph",
-    "graph_module",
-    "inputs",
-    "stored",
-    "test_repro",
-    "load_by_path",
-    *selfcheck.NAMES,
-)
+OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path", *selfcheck.NAMES)
 
 STORED = '''\
 def stored(key, dtype, device="cpu"):
@@ -83,14 +73,7 @@ class Form(enum.Enum):
     HANDS_OVER = "hands_over.py.j2"
     """Lines that show it and ask minidbg for the verdict, for a failure that a few lines cannot judge."""
     CAPTURE = "capture.py.j2"
-    """Nothing; its graph is code that builds it, exactly as it is, and its nodes follow as data: for tools only."""
-    NEIGHBOUR = "neighbour.py.j2"
-    """Nothing: a text to compare a published one with."""
-
-    @property
-    def runs(self) -> bool:
-        """Whether the script is to be run as it is."""
-        return self in (Form.SHORT, Form.HANDS_OVER)
+    """Nothing: for tools only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +93,12 @@ def render(
     contents: ValueReader = EXACT_READER,
     kind: Kind | None = None,
     remark: str = "",
+    with_nodes: bool = False,
 ) -> Script:
     """The script of ``case``; ``contents`` is how its inputs are looked at, with care or at a glance.
 
     ``kind`` is the one to expect of a case that has not failed yet; ``remark`` is one more sentence for the docstring.
+    ``with_nodes`` is for what is kept as a capture: its nodes follow as data.
     Raises CannotWrite naming the part of the case that has no form in a script, or values beyond ``value_limit_bytes``,
     and NoShortForm for a case that a short script cannot show.
     """
@@ -122,7 +107,7 @@ def render(
     case = with_group(case)
     stored: dict[str, Tensor] = {}
     explicit = case.spec.context.default_dtype != "torch.float32"
-    model = _model(case, form, exactness, stored, explicit=explicit)
+    model = _model(case, exactness, stored, explicit=explicit)
     if clashing := sorted(set(OWN_NAMES) & model.kernels.keys()):
         raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the script uses that name itself")
     taken = {*OWN_NAMES, *model.kernels}
@@ -137,7 +122,8 @@ def render(
     )
     device = tensors.main_device(specs)
     header = write_header(case, device=device, has_tensors=bool(stored), kind=kind)
-    plain_backend = plain_name(case.backend) or (function_name(case.backend) if form.runs else "")
+    runs = form is not Form.CAPTURE
+    plain_backend = plain_name(case.backend) or (function_name(case.backend) if runs else "")
     embedded = _embedded(case)
     kernels = f"{KERNELS_MARK}\n{joined(list(model.kernels.values()))}\n\n\n" if model.kernels else ""
     variables: dict[str, Any] = {
@@ -153,12 +139,12 @@ def render(
         "stored": STORED.rstrip("\n") if stored else "",
         "device": device,
         "header": header,
-        "paths": list(case.backend.paths) if form.runs else [],
+        "paths": list(case.backend.paths) if runs else [],
     }
-    if form.runs:
+    if runs:
         variables |= _lines_of(form, case, header, model.text, plain_backend)
     text = fill(form.value, variables)
-    if form is Form.CAPTURE:
+    if with_nodes:
         text += f"\n{node_lines(case.graph_module, model.node_names, case.inputs)}"
     if contents is EXACT_READER:  # not for a record of a flight: the check takes longer than all the rest
         _check(text)
@@ -241,17 +227,15 @@ def inputs_function(specs: Sequence[InputSpec], device: str, *, explicit: bool) 
 
 
 def _model(
-    case: Case, form: Form, exactness: Exactness, stored: dict[str, Tensor], *, explicit: bool
+    case: Case, exactness: Exactness, stored: dict[str, Tensor], *, explicit: bool
 ) -> module_text.ModuleSource:
     seeds = itertools.count(1)
 
     def expression(name: str, value: Tensor) -> str:
         return constant_expression(name, value, exactness, stored, seed=next(seeds), explicit=explicit)
 
-    if case.spec.call is CallPath.DIRECT or form is Form.CAPTURE:
-        return write_graph_builder(
-            case.graph_module, constant_expression=expression, own_names=form is Form.CAPTURE
-        )
+    if case.spec.call is CallPath.DIRECT:
+        return write_graph_builder(case.graph_module, constant_expression=expression)
     return module_text.write_module(case.graph_module, "Repro", constant_expression=expression)
 
 

@@ -61,8 +61,8 @@ def write_module(
 ) -> ModuleSource:
     """Source of a plain ``class name(torch.nn.Module)`` that computes what ``gm`` does, one statement a node.
 
-    ``constant_expression`` gives the expression that makes a tensor the module owns.
-    Raises CannotWrite naming the part that has no form.
+    ``constant_expression`` gives the expression that makes a tensor the module owns. ``parse.read_module`` gives the
+    graph back exactly. Raises CannotWrite naming the part that has no form.
     """
     writer = _ClassWriter(constant_expression)
     return writer.source(name, *writer.write(gm, name, ""))
@@ -286,28 +286,23 @@ _OWN_NAMES = ("root", "g", "graph_module")
 
 
 def write_graph_builder(
-    gm: fx.GraphModule,
-    *,
-    constant_expression: ConstantExpression = exact_literal,
-    own_names: bool = False,
-    comments: bool = True,
+    gm: fx.GraphModule, *, constant_expression: ConstantExpression = exact_literal, own_names: bool = False
 ) -> ModuleSource:
     """Source of ``def graph()``, which gives a GraphModule with exactly the nodes of ``gm``, called as in ``write_module``.
 
-    ``own_names``: for tools, so that nodes keep their names, and the text makes its modules by a function ``graph_module(root, g)``.
-    ``comments``: with the user's lines. Raises CannotWrite naming the part that has no form.
+    ``own_names``: for a process and no reader, so that nodes keep their names, no line has a comment, and the text makes
+    its modules by a function ``graph_module(root, g)``. Raises CannotWrite naming the part that has no form.
     """
-    writer = _BuilderWriter(constant_expression, own_names, comments)
+    writer = _BuilderWriter(constant_expression, own_names)
     return writer.source("graph", *writer.write(gm, "graph", ""))
 
 
 class _BuilderWriter(_Writer):
     """Writes a function and, inside it, the functions for nested graphs."""
 
-    def __init__(self, constant_expression: ConstantExpression, own_names: bool, comments: bool) -> None:
+    def __init__(self, constant_expression: ConstantExpression, own_names: bool) -> None:
         super().__init__(constant_expression)
         self._own_names = own_names
-        self._comments = comments
 
     def write(self, gm: fx.GraphModule, name: str, path: str) -> tuple[str, tuple[str, ...]]:
         attributes = self._attributes(gm, path, "root")
@@ -339,4 +334,4 @@ class _BuilderWriter(_Writer):
         arguments = f"{written}, {write.value(node.args)}, {write.keywords(node)}, {name!r}"
         line = f"g.create_node({node.op!r}, {arguments})"
         line = f"{variable} = {line}" if node.users else line
-        return _commented(line, node) if self._comments else line
+        return line if self._own_names else _commented(line, node)

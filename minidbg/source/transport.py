@@ -55,9 +55,7 @@ def pack(case: Case, *, room_bytes: int = UNLIMITED) -> Parcel:
     Raises CannotWrite naming the part of the case that has no text.
     """
     case = with_group(case)
-    graph = write_graph_builder(
-        case.graph_module, constant_expression=by_name, own_names=True, comments=False
-    )
+    graph = write_graph_builder(case.graph_module, constant_expression=by_name, own_names=True)
     if clashing := sorted(NAMES & graph.kernels.keys()):
         raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the text uses that name itself")
     # a constant and an input may share their memory

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from class_reader import read_module
 from torch import fx
 
 from minidbg import torch_internals
 from minidbg.source.attributes import by_name
 from minidbg.source.module_text import ModuleSource, write_graph_builder, write_module
+from minidbg.source.parse import read_module
 from minidbg.source.size import canonical_text
 
 

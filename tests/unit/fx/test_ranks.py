@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from class_reader import read_module
 from torch import distributed, fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -22,6 +21,7 @@ from minidbg.reduction.publishing import Reduced, forms
 from minidbg.repro import Form, render
 from minidbg.source import describing, tensors
 from minidbg.source.module_text import write_module
+from minidbg.source.parse import read_module
 from minidbg.source.specs import Exactness
 from minidbg.words.errors import CannotWrite
 from minidbg.words.run_spec import BackendRef, RunSpec
@@ -154,7 +154,7 @@ def test_placements_in_arguments_are_read_back_as_they_were_written() -> None:
 def test_a_script_makes_the_groups_that_its_collectives_name() -> None:
     name = distributed.new_group([0, 1]).group_name
     case = case_of(graph_of((all_reduce, ("sum", name))), torch.ones(2))
-    text = render(case, Form.NEIGHBOUR).text
+    text = render(case, Form.CAPTURE).text
     assert 'init_process_group("fake", rank=1, world_size=4' in text
     assert f'_register_process_group("{name}", distributed.new_group([0, 1]))' in text
 
@@ -179,7 +179,7 @@ def test_a_backend_that_asks_for_its_rank_finds_the_one_of_the_failure() -> None
     asked = ranks.on_its_rank(case)
     smaller = asked.with_graph(graph_of((torch.relu, ())), (torch.ones(2),))
     assert ranks.on_its_rank(smaller) is None
-    text = render(smaller, Form.NEIGHBOUR).text
+    text = render(smaller, Form.CAPTURE).text
     assert 'init_process_group("fake", rank=2, world_size=4' in text
     assert "the backend asks for its rank" in ranks.what_was_needed(case, smaller)
 

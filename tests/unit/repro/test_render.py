@@ -19,7 +19,7 @@ from minidbg.words.script_header import BLOCK
 
 def top_of(case, **arguments):
     """The parts of the failure: imports, backend, model and inputs."""
-    text = render(case, Form.NEIGHBOUR, **arguments).text.split('if __name__ == "__main__"')[0]
+    text = render(case, Form.CAPTURE, **arguments).text.split('if __name__ == "__main__"')[0]
     return text[text.index('"""\n') + 4 :]
 
 

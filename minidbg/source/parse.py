@@ -1,6 +1,7 @@
-"""Reads the class that ``write_module`` writes back into the very graph, by its syntax tree: what the writer is held against.
+"""Our own straight-line source, read back into the very graph it was written from, by its syntax tree.
 
-Nothing is traced, so nothing is folded, dropped or reordered.
+Nothing is traced, so nothing is folded, dropped or reordered. Source that a person has edited beyond our
+form raises ``NotOurForm``; dynamo can capture that (``capture_by_dynamo``).
 """
 
 from __future__ import annotations
