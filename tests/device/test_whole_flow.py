@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from watch_driver import WatchProcess
+from support.watch_driver import WatchProcess
 
 HERE = Path(__file__).parent
 STAND_IN = HERE.parent / "stand_ins" / "acme_device"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from new_process import Answers
+from support.new_process import Answers
 
 from minidbg.fx.case import Case
 from minidbg.wrapper import handle

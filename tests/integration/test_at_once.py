@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import python
+from support import PLANTED
+from support.command_line import python
 
 from minidbg import repro
 
 pytestmark = pytest.mark.slow
 
-PLANTED = Path(__file__).parents[1] / "planted"
 
 PROGRAM = """
 import os, torch

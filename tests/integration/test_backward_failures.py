@@ -10,7 +10,7 @@ import planted_backends as planted
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint

@@ -14,10 +14,10 @@ import pytest
 
 pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
 
-from cluster_driver import Cluster, Net, end, wait_until, why_no_hosts
-from command_line import cli, python
-from toy_repros import BROKEN, WORKS, Checkout, git, script
-from watch_driver import WatchProcess, watching
+from support.cluster_driver import Cluster, Net, end, wait_until, why_no_hosts
+from support.command_line import cli, python
+from support.toy_repros import BROKEN, WORKS, Checkout, git, script
+from support.watch_driver import WatchProcess, watching
 
 from minidbg.extras.cluster.code import MANIFEST
 

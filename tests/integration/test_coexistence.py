@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import python
+from support.command_line import python
 
 pytestmark = pytest.mark.slow
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import python
-from constructs import CONSTRUCTS, MIXED, TRACED_ONCE, Construct, sandwich
 from fails_on import name_of, raises_on
-from graphs_to_write import assert_round_trip
-from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
-from quick_path import failing_program, take_the_quick_path
+from support.command_line import python
+from support.constructs import CONSTRUCTS, MIXED, TRACED_ONCE, Construct, sandwich
+from support.graphs_to_write import assert_round_trip
+from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from support.quick_path import failing_program, take_the_quick_path
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing._internal.two_tensor import TwoTensor
 

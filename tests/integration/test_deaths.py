@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from command_line import python
+from support import PLANTED
+from support.command_line import python
 
 from minidbg import repro
 from minidbg.reduction import reducing
@@ -21,7 +22,6 @@ from minidbg.words.outcome import Verdict
 
 pytestmark = pytest.mark.slow
 
-PLANTED = Path(__file__).parents[1] / "planted"
 MEMORY = 1 << 30  # a fresh interpreter with a CUDA build of torch takes half of it
 
 PROGRAM = """

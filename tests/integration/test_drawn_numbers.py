@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from new_process import Answers
+from support.new_process import Answers
 from torch import Tensor, fx
 
 import minidbg
@@ -111,7 +111,7 @@ def test_healthy_random_numbers_pass(
 
 @pytest.mark.slow
 def test_inductor_promotes_a_normal_of_half_and_float(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from quick_path import failing_program, take_the_quick_path
+    from support.quick_path import failing_program, take_the_quick_path
 
     take_the_quick_path(monkeypatch)
     inputs = torch.ones(8, dtype=torch.float16), torch.ones(8)

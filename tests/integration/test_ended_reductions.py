@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import cli, python
+from support.command_line import cli, python
 
 import minidbg
 from minidbg import repro

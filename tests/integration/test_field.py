@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import python
+from support.command_line import python
 
-FIELD = Path(__file__).parents[1] / "surveys" / "field.py"
+FIELD = Path(__file__).parents[1] / "tools" / "surveys" / "field.py"
 DOZEN = [
     "GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM", "Gemma2ForCausalLM", "MambaForCausalLM",
     "BertForMaskedLM", "DebertaV2Model", "T5ForConditionalGeneration", "ViTForImageClassification", "SwinModel",

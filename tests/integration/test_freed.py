@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 

@@ -7,7 +7,7 @@ import logging
 import breaks_guards
 import pytest
 import torch
-from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
 
 from minidbg.asking.execute import execute

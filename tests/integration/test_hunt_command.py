@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import python
+from support import PLANTED
+from support.command_line import python
 
-PLANTED = Path(__file__).parents[1] / "planted"
 OPS = "cumsum,hypot,trunc,frac,erfinv,add,nn.functional.relu"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

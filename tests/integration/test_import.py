@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from command_line import python
+from support.command_line import python
 
 IMPORTS = (
     "import minidbg.wrapper, minidbg.wrapper.handle, minidbg.library, minidbg.report, minidbg.pytest_plugin"

@@ -14,7 +14,7 @@ import numpy
 import pytest
 import torch
 import wrong_results as planted
-from new_process import Answers, as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from support.new_process import Answers, as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
 from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.convert_frame import compile_lock

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import python
 from compiler_says import COMPILER_SAYS, refuses_relu_in
-from quick_path import failing_program, take_the_quick_path
+from support.command_line import python
+from support.quick_path import failing_program, take_the_quick_path
 
 MOST_LINES = 120
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import cli, python
+from support.command_line import cli, python
 
 import minidbg
 from minidbg.source.size import call_targets

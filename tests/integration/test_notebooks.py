@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import python
+from support.command_line import python
 
 pytest.importorskip("IPython", reason="IPython is not installed here: pip install ipython nbclient ipykernel")
 

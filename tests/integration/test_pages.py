@@ -6,16 +6,12 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from html import unescape
 from pathlib import Path
 
 import pytest
-from command_line import cli, python
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
-
-from lying_repro import lay, long_capture
+from support.command_line import cli, python
+from support.lying_repro import lay, long_capture
 
 from minidbg.report import story_of
 from minidbg.report.errors_along import ErrorsAlong

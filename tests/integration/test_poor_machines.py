@@ -9,11 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command_line import python
+from support import PLANTED
+from support.command_line import python
 
 pytestmark = pytest.mark.slow
 
-PLANTED = Path(__file__).parents[1] / "planted"
 
 PROGRAM = """
 import os, resource, sys, torch

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import python
+from support.command_line import python
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 NEEDED = {

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import python
-from toy_repros import BROKEN, WORKS, script, toy_package
+from support.command_line import python
+from support.toy_repros import BROKEN, WORKS, script, toy_package
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

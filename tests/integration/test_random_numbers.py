@@ -11,7 +11,7 @@ import numpy
 import planted_backends as planted
 import pytest
 import torch
-from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 
 import minidbg
 from minidbg import torch_internals

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import python
+from support.command_line import python
 
 CASES = Path(__file__).parents[1] / "cases"
 

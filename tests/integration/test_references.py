@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import python
 from fresh_interpreters import Ended, FreshInterpreters
+from support.command_line import python
 
 from minidbg.backends import load_by_path
 

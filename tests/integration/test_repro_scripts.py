@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import python
+from support.command_line import python
 
 from minidbg import asking, backends
 from minidbg.fx.case import Case

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import python
+from support import PLANTED
+from support.command_line import python
 
-PLANTED = Path(__file__).parents[1] / "planted"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import python
+from support.command_line import python
 
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo

@@ -10,7 +10,8 @@ import planted_backends as planted
 import psutil
 import pytest
 import torch
-from command_line import python
+from support import PLANTED
+from support.command_line import python
 
 from minidbg import asking, backends, workers
 from minidbg.asking.execute import execute
@@ -24,12 +25,10 @@ from minidbg.words.run_spec import RunSpec
 
 pytestmark = pytest.mark.slow
 
-PLANTED = str(Path(planted.__file__).parent)
-
 
 @pytest.fixture(autouse=True)
 def _spawned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("PYTHONPATH", PLANTED)
+    monkeypatch.setenv("PYTHONPATH", str(PLANTED))
     yield
     workers.end_server()
     assert psutil.Process().children(recursive=True) == []

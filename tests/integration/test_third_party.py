@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import python
+from support.command_line import python
 
 from minidbg import repro
 from minidbg.words.outcome import Verdict

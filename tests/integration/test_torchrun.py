@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import python, torchrun
 from ranks_program import SITUATIONS
+from support.command_line import python, torchrun
 
 from minidbg.repro import flights
 

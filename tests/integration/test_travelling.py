@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from constructs import CONSTRUCTS, Construct
-from travelled import assert_same_case, travelled
+from support.constructs import CONSTRUCTS, Construct
+from support.travelled import assert_same_case, travelled
 
 from minidbg import asking, backends
 from minidbg.asking.execute import execute

@@ -17,7 +17,7 @@ import pytest
 import torch
 import wrong_results as planted
 from functorch.compile import make_boxed_func
-from new_process import Answers, as_in_a_new_process, warnings_of  # noqa: F401 - a fixture for all tests here
+from support.new_process import Answers, as_in_a_new_process, warnings_of  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.overrides import TorchFunctionMode

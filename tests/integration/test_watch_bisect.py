@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from toy_repros import BROKEN, WORKS, git, script, toy_package
+from support.toy_repros import BROKEN, WORKS, git, script, toy_package
 
 from minidbg.commands.watching import bisect
 from minidbg.watch.bisecting import Bisection, CannotBisect

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import cli, python
-from toy_repros import Checkout, git, script
-from watch_driver import WatchProcess, steady, watching
+from support.command_line import cli, python
+from support.toy_repros import Checkout, git, script
+from support.watch_driver import WatchProcess, steady, watching
 
 pytestmark = [
     pytest.mark.slow,

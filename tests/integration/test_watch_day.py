@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from toy_repros import BROKEN, WORKS, WRONG, Checkout, git, script
-from watch_driver import WatchProcess, steady, watching
+from support.toy_repros import BROKEN, WORKS, WRONG, Checkout, git, script
+from support.watch_driver import WatchProcess, steady, watching
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

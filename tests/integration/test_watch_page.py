@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +18,10 @@ sync_api = pytest.importorskip(
 )
 pytest.importorskip("uvicorn", reason="the page needs its server: pip install 'minidbg[serve]'")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
-
 # ruff: noqa: E402 - what is missing is said first, aloud
-from lying_repro import lay
-from toy_repros import BROKEN, WORKS, Checkout, script
-from watch_driver import WatchProcess, free_port, watching
+from support.lying_repro import lay
+from support.toy_repros import BROKEN, WORKS, Checkout, script
+from support.watch_driver import WatchProcess, free_port, watching
 
 from minidbg.extras.serve.serving import WebServer
 from minidbg.history import State

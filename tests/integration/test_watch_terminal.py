@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from toy_repros import BROKEN, WORKS, Checkout, script
-from watch_driver import COMMAND
+from support.toy_repros import BROKEN, WORKS, Checkout, script
+from support.watch_driver import COMMAND
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

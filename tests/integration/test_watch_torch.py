@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import cli, python
-from watch_driver import WatchProcess, watching
+from support.command_line import cli, python
+from support.watch_driver import WatchProcess, watching
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

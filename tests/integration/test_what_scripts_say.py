@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from quick_path import failing_program, judge_in_fork, take_the_quick_path
+from support.quick_path import failing_program, judge_in_fork, take_the_quick_path
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 

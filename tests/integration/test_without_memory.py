@@ -6,9 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command_line import python
-
-PLANTED = Path(__file__).parents[1] / "planted"
+from support import PLANTED
+from support.command_line import python
 
 PROGRAM = """
 import sys

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import python
+from support.command_line import python
 
 from minidbg.asking import submit
 from minidbg.fx.case import Case

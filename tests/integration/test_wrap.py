@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch._functorch.config
 from functorch.compile import nop
-from new_process import Answers, as_in_a_new_process, warnings_of  # noqa: F401 - a fixture for all tests here
+from support.new_process import Answers, as_in_a_new_process, warnings_of  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import register_backend

@@ -11,7 +11,7 @@ from typing import Any
 import planted_compilers as planted
 import pytest
 import torch
-from new_process import Answers, as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from support.new_process import Answers, as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from command_line import python
+from support import PLANTED
+from support.command_line import python
 
 from minidbg import repro
 from minidbg.fx.effects import op_name
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.words.outcome import Verdict
-
-PLANTED = Path(__file__).parents[1] / "planted"
 
 PROGRAM = """
 import sys

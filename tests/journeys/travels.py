@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import python
+from support.command_line import python
 
 COUNTED = Path(__file__).parent / "counted"
 

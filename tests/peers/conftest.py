@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
-from quick_path import take_the_quick_path
+from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from support.quick_path import take_the_quick_path
 
 BOTH_WAYS = ["quick", pytest.param("fresh", marks=pytest.mark.slow)]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from quick_path import failing_program
+from support.quick_path import failing_program
 from torch import fx
 from torch.ao import quantization
 from torch.ao.nn.intrinsic import qat

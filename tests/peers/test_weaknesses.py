@@ -16,7 +16,7 @@ import planted_backends
 import pytest
 import torch
 from fails_on import raises_on
-from quick_path import failing_program, judge_in_fork, take_the_quick_path
+from support.quick_path import failing_program, judge_in_fork, take_the_quick_path
 
 import minidbg
 from minidbg.words.errors import NotReproduced

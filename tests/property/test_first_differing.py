@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch import fx
 
 import minidbg

@@ -7,9 +7,9 @@ import operator
 from typing import Any
 
 import torch
-from graphs_to_write import assert_round_trip
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.graphs_to_write import assert_round_trip
 from torch import Tensor, fx
 
 from minidbg import torch_internals

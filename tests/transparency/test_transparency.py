@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import python
+from support.command_line import python
 
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

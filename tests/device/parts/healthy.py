@@ -16,7 +16,7 @@ from acceptance import OVER, is_here
 
 from parts.context import Context, Failed, Figures, Row, Skipped
 
-FIELD = Path(__file__).resolve().parents[2] / "surveys" / "field.py"
+FIELD = Path(__file__).resolve().parents[2] / "tools" / "surveys" / "field.py"
 DOZEN = (
     "BertForSequenceClassification", "GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM", "T5ForConditionalGeneration",
     "ViTForImageClassification", "SwinModel", "Wav2Vec2Model", "timm/resnet18", "torch/TransformerEncoder", "torch/convolutions",

@@ -6,8 +6,8 @@ import operator
 
 import pytest
 import torch
-from constructs import arithmetic_of_sizes, square, views_and_writes
-from graphs_to_write import graph_of
+from support.constructs import arithmetic_of_sizes, square, views_and_writes
+from support.graphs_to_write import graph_of
 from torch import Tensor, fx, nn
 
 from minidbg import torch_internals

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs_to_write import graph_of
+from support.graphs_to_write import graph_of
 from torch import Tensor, fx, nn
 
 from minidbg.fx.copying import capture_by_dynamo

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import PLANTED
 
 from minidbg.judge import command
 from minidbg.judge.signature import failure
 from minidbg.words.outcome import EXIT_STATUS, Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, CallPath, RunSpec
 
-PLANTED = str(Path(__file__).parents[2] / "planted")
 MODEL = """
 class Repro(torch.nn.Module):
     def forward(self, x):
@@ -290,7 +290,7 @@ def test_a_judged_run_and_its_outcome_agree_on_what_is_the_same_failure() -> Non
 
 
 def run_there(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": PLANTED}
+    env = {**os.environ, "PYTHONPATH": str(PLANTED)}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd="/", env=env, check=False)
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import python
-from lying_repro import lay
+from support.command_line import python
+from support.lying_repro import lay
 
 from minidbg import commands
 from minidbg.report import forms, story_of

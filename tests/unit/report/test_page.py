@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lying_repro import NODES, lay, long_capture, node_list
+from support.lying_repro import NODES, lay, long_capture, node_list
 from torch import fx
 
 from minidbg.report import story_of

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from lying_repro import lay
+from support.lying_repro import lay
 
 from minidbg import commands
 from minidbg.report import glance, story_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graphs_to_write import graph_of
+from support.graphs_to_write import graph_of
 
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro import Exactness, load, render, write

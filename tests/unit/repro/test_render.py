@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 import torch
-from graphs_to_write import graph_of
+from support.graphs_to_write import graph_of
 from torch import fx
 
 from minidbg.repro import Exactness, Form, render, write

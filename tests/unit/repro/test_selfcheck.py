@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from command_line import python
 from compiler_says import COMPILER_SAYS, CppCompileError, compile_error
+from support.command_line import python
 from torch import fx
 
 from minidbg.fx.case import Case

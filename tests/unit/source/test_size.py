@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 
 import torch
-from graphs_to_write import graph_of, module_of
+from support.graphs_to_write import graph_of, module_of
 from torch import fx
 
 from minidbg.source.size import call_nodes, call_targets, canonical_text

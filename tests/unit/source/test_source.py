@@ -12,7 +12,7 @@ import typing
 
 import pytest
 import torch
-from graphs_to_write import assert_round_trip, forward_of, graph_of, module_of
+from support.graphs_to_write import assert_round_trip, forward_of, graph_of, module_of
 from torch import fx, nn
 
 from minidbg.source.module_text import instantiate, write_module

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.travelled import assert_same_case, described, travelled
 from torch import Tensor, distributed, fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
-from travelled import assert_same_case, described, travelled
 
 from minidbg.fx.case import Case
 from minidbg.source import transport

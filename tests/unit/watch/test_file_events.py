@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import python
+from support.command_line import python
 
 from minidbg.watch import file_events
 from minidbg.watch.file_events import FileEvents, folders_to_watch, limit_reached

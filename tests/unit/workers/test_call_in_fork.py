@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from command_line import python
+from support.command_line import python
 
 from minidbg.workers import ChildResult, Notes, call_in_fork
 

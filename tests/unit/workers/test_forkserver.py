@@ -16,7 +16,7 @@ import planted_backends as planted
 import psutil
 import pytest
 import torch
-from command_line import python
+from support.command_line import python
 from torch import fx
 
 from minidbg import asking, backends, torch_internals, workers

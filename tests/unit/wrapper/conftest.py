@@ -1,3 +1,3 @@
 from __future__ import annotations
 
-from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here

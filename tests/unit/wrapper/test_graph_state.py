@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from new_process import warnings_of
+from support.new_process import warnings_of
 from torch import fx
 
 from minidbg.fx.copying import copy_graph_module

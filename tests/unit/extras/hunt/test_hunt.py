@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import python
+from support.command_line import python
 from torch.fx import symbolic_trace
 
 from minidbg.extras.hunt import candidates, judging, programs, samples, states, table

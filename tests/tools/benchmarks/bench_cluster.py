@@ -1,6 +1,6 @@
 """How busy does ``minidbg watch --cluster`` keep many workers? Runs are replaced by sleeps, the repros and the workers are simulated.
 
-    python tests/benchmarks/bench_cluster.py [--repros 10000] [--columns 16] [--workers 64] [--seconds 600] [--faster 1]
+    python tests/tools/benchmarks/bench_cluster.py [--repros 10000] [--columns 16] [--workers 64] [--seconds 600] [--faster 1]
 
 The daemon is a real one: its sweep, its history and its client of Dask; so are Dask's scheduler and protocol. The workers are Dask
 workers in one process of their own, whose tasks sleep as long as a real run took (drawn from 100 runs of a custom backend and of
@@ -30,7 +30,7 @@ from typing import Any
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 REAL = (
     0.09, 0.10, 0.11, 0.12, 0.12, 0.13, 0.13, 0.14, 0.15, 0.17, 0.19, 0.21, 0.26, 0.31, 0.36, 0.41, 0.44, 0.52, 0.75, 1.4,
@@ -151,8 +151,8 @@ def main() -> None:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The figures."""
-    from cluster_driver import free_port
-    from toy_repros import WORKS, script, toy_package
+    from support.toy_repros import WORKS, script, toy_package
+    from support.watch_driver import free_port
 
     from minidbg.extras.cluster import judges
     from minidbg.extras.cluster.pool import ClusterPool

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from fails_on import DTYPES, raises_on, raises_where
 from functorch.experimental.control_flow import map as map_rows
-from quick_path import Found
 from torch import Tensor, nn
 from torch._higher_order_ops import scan, while_loop
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
+
+from support.quick_path import Found
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """From the exception to a repro, real failures of inductor inside real models: minidbg beside torch's launcher flow.
 
-Run as a program: ``python tests/benchmarks/bench_models.py [--bugs A,B] [--models C,D] [--torch-flow] [--cold] [--limit 300] [--json PATH]``:
+Run as a program: ``python tests/tools/benchmarks/bench_models.py [--bugs A,B] [--models C,D] [--torch-flow] [--cold] [--limit 300] [--json PATH]``:
 each bug of ``real_failures`` in each model, and the cases of ``tests/cases/models`` with ``--models cases``. Each run is a process of
 its own, as a user's would be; kernel caches are kept from run to run, or made anew with ``--cold``. No run of the program finds the graphs of
 an earlier one in a cache: a compile is what times are told in. ``compile`` is

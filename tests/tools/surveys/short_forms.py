@@ -1,4 +1,4 @@
-"""Which failures a short script cannot judge: ``python tests/surveys/short_forms.py [COUNT]`` asks of some 240, a third wrong results.
+"""Which failures a short script cannot judge: ``python tests/tools/surveys/short_forms.py [COUNT]`` asks of some 240, a third wrong results.
 
 The programs are the constructs of dynamo and torch's own operator samples between two other ops; each fails on one op in one of a
 dozen ways (it raises while it compiles, runs or is differentiated; gives wrong values, NaN, another dtype, another shape, wrong
@@ -25,12 +25,13 @@ import pytest
 import torch
 from torch import fx
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "planted"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "planted"))
 
-from constructs import CONSTRUCTS
 from fails_on import name_of
 from one_op import on_op
-from quick_path import failing_program, take_the_quick_path
+from support.constructs import CONSTRUCTS
+from support.quick_path import failing_program, take_the_quick_path
 
 from minidbg.extras.hunt.samples import operators
 

@@ -1,7 +1,7 @@
 """Failures across devices and ranks: each situation from the program to the script, as a table.
 
-    python tests/surveys/across.py                      # all; several minutes
-    python tests/surveys/across.py "ranks ddp" acme     # those whose names begin so
+    python tests/tools/surveys/across.py                      # all; several minutes
+    python tests/tools/surveys/across.py "ranks ddp" acme     # those whose names begin so
 
 A row runs its program in an empty folder (``torchrun`` where there are ranks, a stand-in device where it says acme), reduces what was
 captured and not reduced at once, and runs each repro by itself. Exit status 1 when a situation was not captured, or no script of it exits 1,
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TESTS / "planted"))
-from command_line import python, torchrun  # noqa: E402 - where the line above looks
+TESTS = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TESTS))
+from support.command_line import python, torchrun  # noqa: E402 - where the line above looks
 
 RANKS, DEVICE = TESTS / "integration/ranks_program.py", TESTS / "device/program.py"
 STAND_IN = TESTS / "stand_ins/acme_device"

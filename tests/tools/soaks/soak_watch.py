@@ -1,6 +1,6 @@
 """Many sweeps in a row: do memory, file descriptors, threads, processes and files of the daemon stay as they were?
 
-    python tests/soaks/soak_watch.py [--sweeps 1000] [--repros 5]
+    python tests/tools/soaks/soak_watch.py [--sweeps 1000] [--repros 5]
 
 The scripts need no torch, so that a sweep takes a fraction of a second: what is tried is the daemon. A save flips a repro in
 every tenth sweep. Prints a line of JSON now and then and one at the end; exits with 1 when something grew.
@@ -17,10 +17,10 @@ from pathlib import Path
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from toy_repros import BROKEN, WORKS, Checkout, script
-from watch_driver import WatchProcess
+from support.toy_repros import BROKEN, WORKS, Checkout, script
+from support.watch_driver import WatchProcess
 
 FLAT = {
     "daemon_mb": (1.1, 4.0), "server_mb": (1.1, 4.0), "descriptors": (1.0, 2), "threads": (1.0, 2),

@@ -1,6 +1,6 @@
 """Faults of a cluster, each again and again, with real processes on hosts that are network namespaces. Needs root and ``ip``.
 
-    python tests/soaks/soak_cluster.py [--times 20] [--faults worker,scheduler,cut,other,disk,watchers,loss] [--cut 60]
+    python tests/tools/soaks/soak_cluster.py [--times 20] [--faults worker,scheduler,cut,other,disk,watchers,loss] [--cut 60]
 
 One host has the scheduler, two have workers of one kind, one has a worker of another, one has ``minidbg watch``. A toy backend
 is saved again and again while the fault comes, so that which repro fails when is known. After each round every state must be
@@ -22,13 +22,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from cluster_driver import Cluster, Host, Net, end, wait_until, why_no_hosts
-from toy_repros import BROKEN, WORKS, Checkout, script
-from watch_driver import WatchProcess
+from support.cluster_driver import Cluster, Host, Net, end, wait_until, why_no_hosts
+from support.toy_repros import BROKEN, WORKS, Checkout, script
+from support.watch_driver import WatchProcess
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OPS = [f"op{number}" for number in range(6)]
 LASTS = "def {op}(value):\n    import time\n    time.sleep(0.3)\n"
 """So long does a run take that a fault can come in the middle."""

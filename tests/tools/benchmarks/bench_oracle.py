@@ -1,6 +1,6 @@
 """What one run costs in a child against in this process, and what the flight recorder costs for each compile.
 
-Run as a program: ``python tests/benchmarks/bench_oracle.py [--no-inductor] [--json]``. The smallest of several repetitions counts.
+Run as a program: ``python tests/tools/benchmarks/bench_oracle.py [--no-inductor] [--json]``. The smallest of several repetitions counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minidbg.words.settings import Settings
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.flight import Record
 
-GPT2 = Path(__file__).parents[1] / "cases" / "models" / "compile_193265_gpt2_step_schedule.py"
+GPT2 = Path(__file__).parents[2] / "cases" / "models" / "compile_193265_gpt2_step_schedule.py"
 
 
 def best(action: Callable[[], object], times: int, clock: Callable[[], float] = time.perf_counter) -> float:

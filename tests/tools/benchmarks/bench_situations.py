@@ -1,6 +1,6 @@
 """The situations of tests/peers/situations.py, with torch's own minifier and with minidbg, side by side.
 
-``python tests/benchmarks/bench_situations.py [NAME ...] [--seconds 100] [--only torch|minidbg]``. Torch's minifier is run as its
+``python tests/tools/benchmarks/bench_situations.py [NAME ...] [--seconds 100] [--only torch|minidbg]``. Torch's minifier is run as its
 documentation says: environment variables, the launcher that it writes, then the repro; nothing is edited by hand. A launcher gets
 ``--seconds``. Each row is printed when it is done.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "peers"))
 
 from situations import SITUATIONS, Ended, Situation, program, run, with_minidbg
 

@@ -27,7 +27,8 @@ from typing import Any
 
 import psutil
 from filelock import FileLock
-from watch_driver import free_port
+
+from support.watch_driver import free_port
 
 SCHEDULER = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--no-dashboard"]
 

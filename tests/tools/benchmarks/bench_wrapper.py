@@ -1,6 +1,6 @@
 """What wrapping costs a healthy model: CPU seconds for each compile and its verification, microseconds for each call.
 
-Run as a program: ``python tests/benchmarks/bench_wrapper.py [--json]``. Wrapped and unwrapped runs alternate in one
+Run as a program: ``python tests/tools/benchmarks/bench_wrapper.py [--json]``. Wrapped and unwrapped runs alternate in one
 process, and the smallest of several repetitions counts, so that a busy machine spoils the ratio as little as possible.
 """
 

@@ -1,6 +1,6 @@
 """Peak tensor bytes of a reduction beside one eager run of the same graph, both in this process.
 
-Run as a program: ``python tests/benchmarks/bench_memory.py [--nodes 1000] [--seed N]``. Counted are storages that torch's
+Run as a program: ``python tests/tools/benchmarks/bench_memory.py [--nodes 1000] [--seed N]``. Counted are storages that torch's
 ops make and the inputs, each once, while anything holds them; the predicate runs nothing, so that what is counted is
 the reducer's own. ``result`` is what the recorded values take that the result has as inputs: far-apart culprits each need theirs.
 """

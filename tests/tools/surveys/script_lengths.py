@@ -1,6 +1,6 @@
-"""How long published repros are: ``python tests/surveys/script_lengths.py`` prints lines for 23 plants, and the median.
+"""How long published repros are: ``python tests/tools/surveys/script_lengths.py`` prints lines for 23 plants, and the median.
 
-The plants fail to compile: twenty constructs of dynamo (``planted/constructs.py``) and three ways to raise. Each is captured,
+The plants fail to compile: twenty constructs of dynamo (``support/constructs.py``) and three ways to raise. Each is captured,
 reduced and verified as for a user, with the runs in forks of this process.
 """
 
@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "planted"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "planted"))
 
 import planted_backends
-from constructs import CONSTRUCTS, Construct, sandwich, square
 from fails_on import raises_on
-from quick_path import failing_program, take_the_quick_path
+from support.constructs import CONSTRUCTS, Construct, sandwich, square
+from support.quick_path import failing_program, take_the_quick_path
 
 NAMES = {
     "all_dynamic", "dynamic_not_needed", "item", "alone_in_a_branch", "in_a_branch", "in_a_map", "checkpoint", "in_an_autocast_block",

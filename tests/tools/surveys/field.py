@@ -1,9 +1,9 @@
 """The field trial: models that people run, compiled with and without minidbg. A healthy one must not notice it.
 
-    python tests/surveys/field.py --backends aot_eager --json field.jsonl
-    python tests/surveys/field.py --models GPT2LMHeadModel timm/resnet18 --modes train --jobs 2
-    python tests/surveys/field.py --backends aot_eager --plant          # each with a bug in its backend that must be found
-    python tests/surveys/field.py --device cuda --jobs 8                # on a GPU
+    python tests/tools/surveys/field.py --backends aot_eager --json field.jsonl
+    python tests/tools/surveys/field.py --models GPT2LMHeadModel timm/resnet18 --modes train --jobs 2
+    python tests/tools/surveys/field.py --backends aot_eager --plant          # each with a bug in its backend that must be found
+    python tests/tools/surveys/field.py --device cuda --jobs 8                # on a GPU
 
 Each trial is a model, a mode and a backend, in processes of their own with a time limit: one runs the bare backend, one the wrapped backend, each
 with empty inductor caches (``--kernels FOLDER``: compiled kernels are kept there for all trials, which leaves first calls out of the table and much

@@ -1,6 +1,6 @@
 """How soon after a save does ``minidbg watch`` know? Beside running each script with a fresh ``python repro.py``.
 
-    python tests/benchmarks/bench_watch.py [--repros 1,20,100] [--backends custom,inductor] [--baseline 10] [--hangs 5]
+    python tests/tools/benchmarks/bench_watch.py [--repros 1,20,100] [--backends custom,inductor] [--baseline 10] [--hangs 5]
 
 For each backend and number of repros: seconds from the save to the first and to the last verdict (median of several
 saves), seconds for all of them run one by one as ``python repro.py --json``, two at a time (measured on ``--baseline`` of
@@ -28,9 +28,9 @@ import psutil
 
 from minidbg.judge.command import JUDGE_SCRIPT
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from watch_driver import WatchProcess
+from support.watch_driver import WatchProcess
 
 OPS = ("relu", "sigmoid", "tanh", "sin", "cos", "exp", "erf", "abs", "neg", "floor")
 BROKEN = OPS[::2]

@@ -1,6 +1,6 @@
 """What a graph costs in a hunt's warm worker, several in one compilation, against a fresh process for each: CPU seconds.
 
-Run as a program: ``python tests/benchmarks/bench_hunt.py [--backend aot_eager] [--graphs 48] [--fresh 3]``. CPU seconds are those of
+Run as a program: ``python tests/tools/benchmarks/bench_hunt.py [--backend aot_eager] [--graphs 48] [--fresh 3]``. CPU seconds are those of
 a child and all that it started (C++ compilers too), so a busy machine changes them little; kernels are compiled anew in each run.
 """
 

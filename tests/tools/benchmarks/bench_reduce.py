@@ -1,6 +1,6 @@
 """minidbg.minimize beside torch's fx_minifier: same graphs, same inputs, same predicates, one process, one run.
 
-Run as a program: ``python tests/benchmarks/bench_reduce.py [--nodes 50,300,1000] [--limit 60] [--json PATH] [--seed N]``.
+Run as a program: ``python tests/tools/benchmarks/bench_reduce.py [--nodes 50,300,1000] [--limit 60] [--json PATH] [--seed N]``.
 A planted failure is an opaque predicate: the oracle says yes or no and nothing else, and costs nothing, so that calls and
 nodes compiled are what counts. ``--limit`` is the time limit of torch's minifier for one case, in seconds; what it has
 by then is its result, marked ``>``; with 0 it is left out. Torch's minifier is then started on our result: it must make no progress.

@@ -1,6 +1,6 @@
 """Hundreds of runs that pass, crash, hang, leak and fill the memory: what is left of them in this process.
 
-Run as a program: ``python tests/soaks/soak_oracle.py [--calls 300] [--json]``. The figures of the
+Run as a program: ``python tests/tools/soaks/soak_oracle.py [--calls 300] [--json]``. The figures of the
 second half must not grow: exit status 1 when they do.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import torch
 
-PLANTED = Path(__file__).parents[1] / "planted"
+PLANTED = Path(__file__).parents[2] / "planted"
 sys.path.insert(0, str(PLANTED))
 
 import planted_backends as planted  # noqa: E402 - found beside the tests
