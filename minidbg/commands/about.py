@@ -17,7 +17,10 @@ SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/comple
 @click.command()
 @JSON
 def demo(as_json: bool) -> None:
-    """Break a transformer in a small buggy backend and watch it being reduced. No download, GPU or compiler."""
+    """Break a transformer in a buggy backend, and see it reduced.
+
+    It needs no download, no GPU and no compiler.
+    """
     from rich.console import Console
 
     from minidbg.commands.demo import show
@@ -30,7 +33,7 @@ def demo(as_json: bool) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 def completion(shell: str) -> None:
-    """Print the shell code that completes minidbg's commands and options.
+    """Print the shell code that completes commands and options.
 
     For example, at the end of ~/.bashrc:  eval "$(minidbg completion bash)"
     """
@@ -50,9 +53,9 @@ STATE_STYLE = {"fine": "green", "missing": "yellow", "broken": "red"}
 @click.option("--internals", is_flag=True, help="List torch's private names that minidbg uses instead.")
 @JSON
 def doctor(internals: bool, as_json: bool) -> None:
-    """Look at what this machine has of what minidbg needs, and say what to do about the rest.
+    """Say what this machine lacks, and what to do about it.
 
-    Exit status 0, or 125 when something is broken without which nothing works.
+    Lists all that minidbg needs. Exit status 0, or 125 when something is broken without which nothing works.
     """
     if internals:
         list_internals(as_json=as_json)

@@ -64,7 +64,7 @@ def check(
     seconds: float,
     pythons: tuple[str, ...],
 ) -> None:
-    """Run repros, each in a fresh interpreter, and say which still fail.
+    """Run repros in fresh interpreters, and say which still fail.
 
     PATHS are scripts or folders of scripts. Exit status: the worst of 1 (reproduces), 3 (fails differently),
     125 (cannot be judged here), 0 (gone).

@@ -43,9 +43,9 @@ RUN = click.option("--run/--no-run", default=True, help="Run it first, to be sur
 )
 @JSON
 def show(repro: Path, html: Path | None, errors: bool, body: bool, as_json: bool) -> None:
-    """Show what is known about REPRO; nothing in it is run, unless --errors asks for it.
+    """Show what is known about REPRO, without running it.
 
-    REPRO is a script, or enough of a name in the repro folder.
+    Only --errors runs it. REPRO is a script, or enough of a name in the repro folder.
     """
     from minidbg import report
 
@@ -81,10 +81,11 @@ def write_page(story: Story, html: Path, *, errors: bool, body_only: bool = Fals
 @click.option("--seconds", default=120.0, show_default=True, help="Most seconds to spend.")
 @JSON
 def stages(path: Path, seconds: float, as_json: bool) -> None:
-    """Find out at which stage of compiling PATH's failure comes about; show, report and the page tell it from then on.
+    """Find the stage of compiling at which PATH's failure arises.
 
-    Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and bisects inductor's passes, lowerings
-    and options with torch's own bisector. Each run is a child process.
+    show, report and the page tell it from then on. Runs its graph through eager, aot_eager and
+    aot_eager_decomp_partition, and bisects inductor's passes, lowerings and options with torch's own bisector. Each
+    run is a child process.
     """
     from minidbg.reduction import stages as room
 
@@ -107,9 +108,10 @@ def stages(path: Path, seconds: float, as_json: bool) -> None:
 def report(
     repro: Path, output: Path | None, run: bool, keep_private: bool, versions: bool, as_json: bool
 ) -> None:
-    """Write a bug report for REPRO, as PyTorch's issue template asks for it, in Markdown.
+    """Write a bug report for REPRO, in Markdown.
 
-    Home and working folder, other private paths, user and host name are left out. Read it before you post it.
+    It has the form that PyTorch's issue template asks for. Home and working folder, other private paths, user and
+    host name are left out. Read it before you post it.
     """
     from minidbg.report import story_of
     from minidbg.report.forms import issue
@@ -131,7 +133,7 @@ def report(
 @RUN
 @JSON
 def export(repro: Path, output: Path | None, run: bool, as_json: bool) -> None:
-    """Write REPRO anew, also from a long script of an earlier version."""
+    """Write REPRO anew, also from a script of an earlier version."""
     from minidbg.report import forms, story_of
 
     story = story_of(repro_named(repro))

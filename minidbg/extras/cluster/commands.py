@@ -30,7 +30,7 @@ from minidbg.words.errors import MinidbgError
 @click.option("--cache", default="", metavar="FOLDER", help="Where the code under test is kept.")
 @tls_options
 def worker(cluster: Cluster, jobs: int, kind: str, cache: str) -> None:
-    """Let this machine run repros for 'minidbg watch --cluster' and 'minidbg reduce --cluster'.
+    """Run repros here for 'watch --cluster' and 'reduce --cluster'.
 
     ADDRESS is that of a Dask scheduler ('dask scheduler' starts one). Whoever reaches the scheduler runs code here as you.
     Ends with Ctrl-C; when the scheduler has gone it waits for it.

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from minidbg.commands.output import CANNOT_JUDGE, COUNT, JSON, note, print_json, repro_named
-from minidbg.words.text import printable
+from minidbg.words.text import plural, printable
 
 
 @click.command()
@@ -16,10 +16,10 @@ from minidbg.words.text import printable
 @click.option("--max-questions", default=10, show_default=True, type=COUNT, help="Most changes to try.")
 @JSON
 def workaround(path: Path, max_questions: int, as_json: bool) -> None:
-    """Find the smallest change of the program that avoids the failure of PATH, a repro or a capture.
+    """Find the smallest change of the program that avoids a failure.
 
-    Each change is tried on the unreduced capture, where that is still there, and counts when the backend then gives what
-    eager gives. Exit status 0, or 125 when nothing helps.
+    PATH is a repro or a capture. Each change is tried on the unreduced capture, where that is still there, and
+    counts when the backend then gives what eager gives. Exit status 0, or 125 when nothing helps.
     """
     from minidbg import report
     from minidbg.extras import workarounds
@@ -43,5 +43,6 @@ def workaround(path: Path, max_questions: int, as_json: bool) -> None:
         note(text)
     if search.found:
         nodes = search.found[0].nodes
-        note(f"tried on the graph of {nodes} nodes, {search.questions} questions, {search.seconds:.1f} s")
+        tried = f"{plural(nodes, 'node')}, {plural(search.questions, 'run')}, {search.seconds:.1f} s"
+        note(f"tried on the graph of {tried}")
     sys.exit(0 if search.found else CANNOT_JUDGE)

@@ -122,6 +122,16 @@ def test_help_lists_every_command_under_a_heading(capsys: pytest.CaptureFixture[
         assert f"\n  {name} " in said
 
 
+def test_no_description_of_a_command_is_cut_off_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert status_of() == 0
+    listed = capsys.readouterr().out.partition("From a failure")[2].splitlines()
+    assert len(listed) > len(COMMANDS)
+    assert [line for line in listed if line.endswith("...") or len(line) > 80] == []
+
+
 def test_no_color_takes_the_colours_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert output.colour() is None
