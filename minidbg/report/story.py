@@ -146,8 +146,8 @@ def story_of(path: Path) -> Story:
     header = header_of(text, path)
     parts = read_parts(text, header)
     home = repro.folder_of(path)
-    capture = capture_of(path, header, home)
-    log = log_of(path, capture, home)
+    log = log_of(path, header, home)
+    capture = capture_of(path, header, log, home)
     header = replace(header, provenance=with_statistics(header.provenance, log))
     return Story(
         path=path,
@@ -170,12 +170,11 @@ def as_table(value: object) -> Mapping[str, Any]:
 # --- what lies around it ---
 
 
-def capture_of(path: Path, header: Header, home: Path) -> Path | None:
-    """The capture that ``path`` was reduced from: the one its header names, else the one of the same failure."""
-    folder = home / HIDDEN / "captures"
-    if path.absolute().parent == folder.absolute():
+def capture_of(path: Path, header: Header, log: Path | None, home: Path) -> Path | None:
+    """The capture that ``path`` was reduced from: the one that its ``log`` is about, else the one of the same failure."""
+    folder = captures_in(home)
+    if path.absolute().parent == folder:
         return path
-    log = log_of(path, None, home)
     if log is not None and is_file(folder / f"{log.parent.name}.py"):
         return folder / f"{log.parent.name}.py"
     return next((found for found in glob(folder, "*.py") if is_capture_of(found, header)), None)
@@ -196,13 +195,25 @@ def is_capture_of(candidate: Path, header: Header) -> bool:
     )
 
 
-def log_of(path: Path, capture: Path | None, home: Path) -> Path | None:
-    """The replay log of the reduction that ended with the repro at ``path``, or that reduces this capture."""
+def captures_in(home: Path) -> Path:
+    return (home / HIDDEN / "captures").absolute()
+
+
+def log_of(path: Path, header: Header, home: Path) -> Path | None:
+    """The replay log of the reduction that wrote the repro at ``path``, or that reduces this capture.
+
+    A repro that was reduced again has a second log that ends with it, which began with another number of nodes.
+    """
     folder = home / HIDDEN / "reductions"
-    if capture is not None and is_file(folder / capture.stem / "replay.jsonl"):
-        return folder / capture.stem / "replay.jsonl"
-    logs = glob(folder, "*/replay.jsonl")
-    return next((log for log in logs if Path(str(result_in(log).get("path", ""))).name == path.name), None)
+    if path.absolute().parent == captures_in(home):
+        log = folder / path.stem / "replay.jsonl"
+        return log if is_file(log) else None
+    for log in glob(folder, "*/replay.jsonl"):
+        written = result_in(log)
+        names = Path(str(written.get("path", ""))).name, written.get("nodes_before")
+        if names == (path.name, header.provenance.nodes):
+            return log
+    return None
 
 
 def with_statistics(provenance: Provenance, log: Path | None) -> Provenance:
@@ -334,10 +345,13 @@ def reduction_line(figures: Mapping[str, Any]) -> str:
     if not figures["reduced"]:
         return f"no: {plural(figures['nodes'], 'node')}, {plural(figures['inputs'], 'input')}, as captured"
     proof = "no single one can be left out" if figures["certified"] else "perhaps more could be left out"
-    return (
-        f"{figures['nodes']} of {figures['nodes_before']} nodes, {figures['inputs']} of {figures['inputs_before']} inputs"
-        f" ({proof}); {figures['oracle_calls']} runs, {figures['seconds']:.1f} s"
+    text = (
+        f"{figures['nodes']} of {plural(figures['nodes_before'], 'node')},"
+        f" {figures['inputs']} of {plural(figures['inputs_before'], 'input')}"
+        f" ({proof})"
     )
+    runs = figures["oracle_calls"]
+    return f"{text}; {plural(runs, 'run')}, {figures['seconds']:.1f} s" if runs else text
 
 
 def past_lines(story: Story) -> Iterator[str]:

@@ -134,7 +134,7 @@ def lay(home: Path) -> Path:
     asked = {"phase": "suspects", "inputs": 1, "seconds": 0.1}
     for place, (nodes, answer) in enumerate(ANSWERS):
         lines.append({**asked, "nodes": nodes, "answer": answer, "digest": f"d{place}"})
-    lines += [{"end": "published", "written": {"path": str(repro)}}]
+    lines += [{"end": "published", "written": {"path": str(repro), "nodes_before": 5}}]
     log = hidden / "reductions" / capture.stem / "replay.jsonl"
     write(log, "\n".join(map(json.dumps, lines)) + "\n")
     watched(hidden, repro.name)

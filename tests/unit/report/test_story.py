@@ -55,6 +55,17 @@ def test_damaged_lines_of_a_replay_log_are_passed_over(repro: Path) -> None:
     assert len(story_of(repro).steps) == 6
 
 
+def test_a_repro_that_was_reduced_again_keeps_the_figures_of_the_reduction_that_wrote_it(repro: Path) -> None:
+    before = story_of(repro)
+    log = repro.parent / ".minidbg" / "reductions" / repro.stem / "replay.jsonl"
+    log.parent.mkdir()
+    again = {"path": str(repro), "nodes_before": 1, "oracle_calls": 3, "seconds": 14.7}
+    log.write_text("{}\n" + json.dumps({"end": "published", "written": again}) + "\n")
+    story = story_of(repro)
+    assert story.figures == before.figures
+    assert (story.capture, story.steps) == (before.capture, before.steps)
+
+
 def test_a_glance_shows_the_failure_the_figures_and_what_passes(repro: Path) -> None:
     text = glance(story_of(repro))
     assert "no kernel for relu" in text
@@ -79,5 +90,5 @@ def test_show_prints_json_with_the_same_facts(
 
 def test_a_repro_is_found_by_a_part_of_its_name_that_only_it_has(repro: Path) -> None:
     assert find_repro(Path("relu"), repro.parent) == repro
-    with pytest.raises(MinidbgError, match=r"no repro has that in their name; .*compile_relu_aaaaaa"):
+    with pytest.raises(MinidbgError, match=r"no repro's name .*compile_relu_aaaaaa"):
         find_repro(Path("cumsum"), repro.parent)
