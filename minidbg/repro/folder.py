@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import itertools
+import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,7 +27,9 @@ from minidbg.source import describing
 from minidbg.source.size import canonical_text
 from minidbg.source.specs import Exactness
 from minidbg.words.errors import UnreadableRepro
-from minidbg.words.files import replace_file, sync_folder
+from minidbg.words.files import for_its_owner, read_regular, replace_file, sync_folder
+from minidbg.words.script_digest import digest_of_files
+from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 
 HIDDEN = ".minidbg"
@@ -41,7 +46,12 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     marked it as fixed. Several processes may publish into one folder at once. What lacks its backend goes among the hidden files.
     """
     place = to_fill_in(folder) if case.backend.fill_in else Path(folder)
-    path = _placed(case, folder, place, lambda path: move_script(draft, path))
+
+    def put(path: Path) -> None:
+        move_script(draft, path)
+        note_verified(path)
+
+    path = _placed(case, folder, place, put)
     discard(draft)
     return path
 
@@ -78,6 +88,19 @@ def _placed(case: Case, folder: Path | str, place: Path, put: Callable[[Path], o
             path = next(name for name in itertools.chain([path], names) if not name.exists())
             put(path)
     return path
+
+
+VERIFIED = "verified.jsonl"
+"""What was published when, the newest last: a line for each script."""
+
+
+def note_verified(path: Path) -> None:
+    """Write down that the script at ``path``, as it is now, has just failed in a fresh interpreter."""
+    with contextlib.suppress(OSError):  # the repro is worth more than the note
+        digest = digest_of_files(path, read_regular(path, SCRIPT_LIMIT_BYTES))
+        line = json.dumps({"repro": path.name, "at": round(time.time(), 1), "digest": digest}) + "\n"
+        with open(folder_of(path) / HIDDEN / VERIFIED, "a", encoding="utf-8", opener=for_its_owner) as file:
+            file.write(line)
 
 
 def is_readable(path: Path) -> bool:

@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from minidbg.history import NAME, Flip, History, Observation, Revision, State
 from minidbg.watch.announce import Announcer
-from minidbg.watch.events import DiskFull, Flipped, Json, Judged, Notice
+from minidbg.watch.events import DiskFull, Flipped, Json, Judged, Notice, in_words
 from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of
 from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, is_expected, is_fallback
-from minidbg.watch.summaries import Summary, summaries
+from minidbg.watch.summaries import Summary, summaries, verified_in
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Verdict
 from minidbg.words.text import moment, plural, printable
@@ -183,15 +184,18 @@ def rows_of(folder: Path) -> list[Json]:
     with history_in(home) as found:
         for (name, _), state in sorted(found.states().items()) if found else ():
             seen.setdefault(name, []).append(state)
+    verified = verified_in(home)
     return [
-        row_of(path, summary, state)
+        row_of(path, summary, state, verified.get(name))
         for name, (path, summary) in summaries([folder], home).items()
         for state in seen.get(name, [None])
     ]
 
 
-def row_of(path: Path, repro: Summary, state: State | None) -> Json:
-    """What ``minidbg list`` tells of the repro at ``path`` on a device."""
+def row_of(
+    path: Path, repro: Summary, state: State | None, verified: Mapping[str, Any] | None = None
+) -> Json:
+    """What ``minidbg list`` tells of the repro at ``path`` on a device; ``verified`` when it was written."""
     row: Json = {
         "repro": repro.name, "path": str(path), "device": state.device if state else repro.device,
         "kind": repro.kind or None, "backend": repro.backend, "expect": repro.expect,
@@ -203,6 +207,8 @@ def row_of(path: Path, repro: Summary, state: State | None) -> Json:
             "failures": state.failures, "expected": is_expected(state.verdict, Verdict(repro.expect)),
             "outdated": state.script != repro.digest, "reason": state.reason,
         }  # fmt: skip
+    elif verified is not None and not repro.damage:
+        row |= {"verified": verified["at"], "outdated": verified["digest"] != repro.digest}
     return row
 
 
@@ -212,10 +218,11 @@ def list_text(rows: Sequence[Json]) -> str:
     width, column = (max(len(row[name]) for row in rows) for name in ("repro", "device"))
     lines = []
     for row in rows:
-        verdict = "damaged" if row["kind"] is None else row["verdict"] or "not seen yet"
+        verdict = IN_LIST.get(standing := standing_of(row), standing)
         if row.get("outdated"):
             verdict += " (before an edit)"
         since = f"since {moment(row['since'])}" if row["since"] else ""
+        since = f"at {moment(row['verified'])}" if row.get("verified") else since
         unexpected = "" if row.get("expected", True) else f"  header expects {row['expect']}"
         what = f"{row['kind'] or ''} in {row['backend']}" if row["kind"] else row["reason"]
         lines.append(
@@ -224,13 +231,20 @@ def list_text(rows: Sequence[Json]) -> str:
     return printable("\n".join(lines))
 
 
+def standing_of(row: Json) -> str:
+    """The verdict of a row, or why it has none: nobody has run the repro since it was verified, and written."""
+    if row["kind"] is None:
+        return "damaged"
+    return row["verdict"] or ("verified" if row.get("verified") else "not seen")
+
+
 def status_of(folder: Path) -> Json:
     """Whether a daemon watches the folder, and its figures."""
     home = home_of([folder])
     holder = living_holder(home)
     counts: dict[str, int] = {}
     for row in rows_of(home):
-        verdict = "damaged" if row["kind"] is None else row["verdict"] or "not seen"
+        verdict = standing_of(row)
         counts[verdict] = counts.get(verdict, 0) + 1
     with history_in(home) as found:
         sweeps = found.sweeps(1) if found else []
@@ -251,16 +265,33 @@ def status_text(found: Json) -> str:
         if found["stopped"]:
             head += f", which is stopped: nothing is judged until it goes on ('kill -CONT {found['pid']}')"
     else:
-        head = f"{found['folder']} is not being watched; 'minidbg watch {found['folder']}' does"
+        head = f"{found['folder']} is not watched; start with: minidbg watch {found['folder']}"
     lines = [head]
     if found["last_sweep"] is not None:
-        at = f" at {found['revision']}" if found["revision"] else ""
+        at = f" at {in_words(found['revision'])}" if found["revision"] else ""
         lines.append(
             f"last sweep: {found['last_sweep']}, {moment(found['last_sweep_started'])}, {found['last_sweep_end']}{at}"
         )
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(found["verdicts"].items()))
+    counts = ", ".join(counted(count, verdict) for verdict, count in sorted(found["verdicts"].items()))
     lines.append(f"repros: {counts or 'none'}")
     return printable("\n".join(lines))
+
+
+def counted(count: int, standing: str) -> str:
+    """``4 still reproduce``, ``1 gone``: so many repros and where they stand."""
+    one, many = IN_COUNTS.get(standing, (standing, standing))
+    return f"{count:,} {one if count == 1 else many}"
+
+
+NOT_SEEN = "not seen yet"
+IN_LIST = {"not seen": NOT_SEEN}
+"""What ``list`` calls a standing that is no verdict."""
+IN_COUNTS = {
+    "reproduces": ("still reproduces", "still reproduce"),
+    "crashed": ("crashes", "crash"),
+    "verified": ("verified when written", "verified when written"),
+    "not seen": (NOT_SEEN, NOT_SEEN),
+}
 
 
 def flips_of(folder: Path, limit: int, name: str | None = None) -> list[Flipped]:

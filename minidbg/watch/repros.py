@@ -7,7 +7,6 @@ reads the same block in full.
 from __future__ import annotations
 
 import ast
-import contextlib
 import hashlib
 import json
 import os
@@ -27,10 +26,11 @@ import psutil
 
 from minidbg.watch.snapshot import stamp
 from minidbg.words.errors import MinidbgError, UnreadableRepro
-from minidbg.words.files import NOTE_LIMIT_BYTES, is_file, open_regular, read_regular, replace_file
+from minidbg.words.files import NOTE_LIMIT_BYTES, is_file, read_regular, replace_file
 from minidbg.words.outcome import Verdict
 from minidbg.words.records import damage_in_words
 from minidbg.words.run_spec import DAMAGE, BackendRef, Provenance, RunSpec
+from minidbg.words.script_digest import digest_of_files
 from minidbg.words.script_header import (
     SCRIPT_LIMIT_BYTES,
     backend_in,
@@ -40,16 +40,12 @@ from minidbg.words.script_header import (
     table_in,
     text_of,
 )
-from minidbg.words.settings import VALUE_LIMIT_BYTES
+from minidbg.words.text import display_path
 
-FOR_PEOPLE = re.compile(rb"(?m)^# (expect|owner|issue|muted) = .*\n")
-"""What somebody may write into a header without its being another repro."""
 UNKNOWN = RunSpec(BackendRef("", ""))
 """Of a script that is damaged."""
 NO_REPROS = frozenset({"conftest.py", "__init__.py"})
 HIDDEN = ".minidbg"
-TENSORS_READ_BYTES = VALUE_LIMIT_BYTES
-"""Of a repro's tensors. Those of a larger file are also known by its size and time: a sparse one of a petabyte is soon made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +165,6 @@ def read_repro(path: Path, name: str) -> Repro | None:
         return Repro(name, path, total, now, damage=f"damaged: {damage_in_words(error)}")
 
 
-def digest_of_files(path: Path, script: bytes) -> str:
-    """Of a script and of the tensors beside it, without what the header says to people. Raises OSError."""
-    total = hashlib.sha1(FOR_PEOPLE.sub(b"", script), usedforsecurity=False)
-    with contextlib.suppress(FileNotFoundError), open_regular(path.with_suffix(".safetensors")) as tensors:
-        status = os.fstat(tensors.fileno())
-        if status.st_size > TENSORS_READ_BYTES:
-            total.update(f"{status.st_size} {status.st_mtime_ns}".encode())
-        for _ in range(TENSORS_READ_BYTES >> 20):
-            if not (piece := tensors.read(1 << 20)):
-                break
-            total.update(piece)
-    return total.hexdigest()
-
-
 def header_table(text: str) -> dict[str, Any]:
     """``[tool.minidbg]`` of the script's header. Raises ValueError when there is none."""
     return table_in(metadata_of(text))
@@ -236,11 +218,11 @@ def find_repro(text: Path, folder: Path) -> Path:
     if len(matches) == 1:
         return folder / f"{matches[0]}.py"
     which = matches or names
-    known = f"{folder} has {', '.join(which[:5])}{', ...' if len(which) > 5 else ''}"
-    how = "several repros have" if matches else "no repro has"
-    raise MinidbgError(
-        f"{text}: {how} that in their name; {known if which else 'give the path of a repro script'}"
-    )
+    listed = f"{', '.join(which[:5])}{', ...' if len(which) > 5 else ''}"
+    if matches:
+        raise MinidbgError(f"'{text}' matches several repros: {listed}; give more of the name")
+    known = f"{display_path(folder)} has {listed}" if names else "give the path of a repro script"
+    raise MinidbgError(f"no repro's name contains '{text}'; {known}")
 
 
 def write_in_header(path: Path, values: Mapping[str, str | None]) -> None:

@@ -16,15 +16,27 @@ from pathlib import Path
 from time import time_ns
 from typing import Any
 
-from minidbg.watch.repros import Repro, find_repros, hidden_folder, hidden_path, name_of, read_repro, stamp_of
+from minidbg.watch.repros import (
+    HIDDEN,
+    Repro,
+    find_repros,
+    hidden_folder,
+    hidden_path,
+    name_of,
+    read_repro,
+    stamp_of,
+)
 from minidbg.watch.snapshot import RACY_NS
-from minidbg.words.files import read_regular, replace_file
+from minidbg.words.files import LOG_LIMIT_BYTES, read_regular, replace_file
+from minidbg.words.json_lines import json_objects
 from minidbg.words.outcome import Verdict
 from minidbg.words.records import check_kinds
 
 FILE = "summaries"
 VERSION = "minidbg summaries 1"
 """Another one when something else is read out of a script, or another sentence said of a damaged one."""
+VERIFIED = "verified.jsonl"
+"""Written by ``repro.folder``, which needs torch."""
 KEPT_FROM = 100
 """Repros. Fewer are read as quickly as the file, and a folder that is only looked at stays as it is."""
 LIMIT_BYTES = 256 << 20
@@ -76,6 +88,19 @@ def summaries(paths: Sequence[Path], home: Path) -> dict[str, tuple[Path, Summar
     if fresh and len(kept) >= KEPT_FROM:
         keep(home, kept)
     return found
+
+
+def verified_in(home: Path) -> Mapping[str, Mapping[str, Any]]:
+    """When the repros of ``home`` were published, and the digest of what was: each had just failed in a fresh interpreter."""
+    try:
+        lines = read_regular(home / HIDDEN / VERIFIED, LOG_LIMIT_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return {}
+    kinds = {"repro": str, "at": float, "digest": str}
+    sound = (
+        one for one in json_objects(lines) if all(type(one.get(name)) is kind for name, kind in kinds.items())
+    )
+    return {one["repro"]: one for one in sound}
 
 
 def read_kept(home: Path) -> Mapping[str, tuple[list[int], Summary]]:

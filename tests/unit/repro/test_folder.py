@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ from minidbg.repro import (
 )
 from minidbg.repro import publish as publish_draft
 from minidbg.source.node_list import read_nodes
+from minidbg.watch.recorder import rows_of
+from minidbg.watch.repros import write_in_header
 from minidbg.words.errors import CannotWrite
 from minidbg.words.files import replace_file
 from minidbg.words.outcome import Kind, Signature
@@ -69,6 +72,19 @@ def test_different_failures_never_share_a_file(make_case, tmp_path):
         make_case(backward=True),
     ]
     assert len({publish(case, tmp_path) for case in cases}) == len(cases)
+
+
+def test_what_is_published_is_known_as_verified_until_somebody_edits_it(make_case, tmp_path):
+    path = publish(make_case(), tmp_path)
+    (row,) = rows_of(tmp_path)
+    assert (row["verdict"], row["outdated"]) == (None, False)
+    assert abs(row["verified"] - time.time()) < 100
+    write_in_header(path, {"owner": "ann"})
+    assert not rows_of(tmp_path)[0]["outdated"], "what the header says to people is no edit"
+    path.write_text(path.read_text() + "# edited\n")
+    assert rows_of(tmp_path)[0]["outdated"]
+    write(make_case(), tmp_path / "by_hand.py")
+    assert "verified" not in next(row for row in rows_of(tmp_path) if row["repro"] == "by_hand.py")
 
 
 def test_a_repro_that_a_person_edited_stays(make_case, tmp_path):

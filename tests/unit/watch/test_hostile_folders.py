@@ -10,8 +10,9 @@ import pytest
 
 from minidbg.repro import read_header
 from minidbg.watch import recorder
-from minidbg.watch.repros import TENSORS_READ_BYTES, read_repro, read_repros
+from minidbg.watch.repros import read_repro, read_repros
 from minidbg.words.errors import UnreadableRepro
+from minidbg.words.script_digest import TENSORS_READ_BYTES
 from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, read_table
 
 SCRIPT = '"""fails"""\n{body}\n# /// script\n# [tool.minidbg]\n# schema = {schema}\n# kind = "compile"\n# backend = "toy"\n{header}# ///\n'
@@ -84,7 +85,7 @@ def test_what_is_no_regular_file_is_a_damaged_row_beside_a_script_too(tmp_path: 
 def test_tensors_without_an_end_are_known_by_their_size_and_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minidbg.watch.repros.TENSORS_READ_BYTES", 1 << 20)
+    monkeypatch.setattr("minidbg.words.script_digest.TENSORS_READ_BYTES", 1 << 20)
     assert TENSORS_READ_BYTES == 1 << 30
     (tmp_path / "a.py").write_text(script())
     tensors = tmp_path / "a.safetensors"

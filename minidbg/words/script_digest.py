@@ -1,0 +1,31 @@
+"""The digest of a repro script and its tensors: another one when it is another repro."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from minidbg.words.files import open_regular
+from minidbg.words.settings import VALUE_LIMIT_BYTES
+
+FOR_PEOPLE = re.compile(rb"(?m)^# (expect|owner|issue|muted) = .*\n")
+"""What somebody may write into a header without its being another repro."""
+TENSORS_READ_BYTES = VALUE_LIMIT_BYTES
+"""Of a repro's tensors. Those of a larger file are also known by its size and time: a sparse one of a petabyte is soon made."""
+
+
+def digest_of_files(path: Path, script: bytes) -> str:
+    """Of a script and of the tensors beside it, without what the header says to people. Raises OSError."""
+    total = hashlib.sha1(FOR_PEOPLE.sub(b"", script), usedforsecurity=False)
+    with contextlib.suppress(FileNotFoundError), open_regular(path.with_suffix(".safetensors")) as tensors:
+        status = os.fstat(tensors.fileno())
+        if status.st_size > TENSORS_READ_BYTES:
+            total.update(f"{status.st_size} {status.st_mtime_ns}".encode())
+        for _ in range(TENSORS_READ_BYTES >> 20):
+            if not (piece := tensors.read(1 << 20)):
+                break
+            total.update(piece)
+    return total.hexdigest()
