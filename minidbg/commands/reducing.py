@@ -33,6 +33,7 @@ from minidbg.commands.output import (
 )
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.errors import MinidbgError
+from minidbg.words.text import display_path
 
 if TYPE_CHECKING:
     from minidbg import asking
@@ -72,15 +73,21 @@ def reduce(
     events: bool,
     as_json: bool,
 ) -> None:
-    """Reduce a capture or a repro further, edited by hand or not, and write a verified repro.
+    """Reduce a capture or a repro, and write a verified repro.
 
-    PATH may also be a .pt2 file of torch.export.save, or a script that torch's own minifier or tlparse wrote
-    (minifier_launcher.py, repro.py, fx_graph_runnable); it is executed.
+    PATH may have been edited by hand. It may also be a .pt2 file of torch.export.save, or a script that torch's own
+    minifier or tlparse wrote (minifier_launcher.py, repro.py, fx_graph_runnable); it is executed.
 
     Ctrl-C ends the search, and the best repro so far is verified and written. A reduction that was ended in any other way
     (kill -9, power loss) goes on where it was when it is started again.
     """
-    path = asked_for(path, last_crash, folder)
+    if (path is None) is not last_crash:
+        raise click.UsageError("give one of them: a PATH, or --last-crash")
+    asked = path or newest_crash(folder or repro_folder())
+    if asked is None:
+        tell_of_reduced_crash(folder or repro_folder(), as_json=as_json)
+        return
+    path = as_capture(asked)
     limits = {"seconds": seconds, "max_calls": max_calls, "memory_bytes": memory_bytes}
     limits |= {"jobs": jobs} if jobs is not None else {}
     answer = reduced_elsewhere(
@@ -90,7 +97,7 @@ def reduce(
     if as_json:
         print_json(written)
     elif written["path"] is not None:
-        click.echo(written["path"])
+        click.echo(display_path(written["path"]))
     note(answer["line"])
     sys.exit(0 if written["path"] is not None else CANNOT_JUDGE)
 
@@ -132,11 +139,7 @@ def reduced_elsewhere(
             on_interrupt=lambda: None,
         )
     if not done.answered:
-        last = (done.error or done.stderr_tail).strip().rpartition("\n")[2] or "no message"
-        how = f"exit status {done.exit_status}, signal {done.signal}"
-        raise MinidbgError(
-            f"the reducing process ended without an answer ({how}): {last}; start it again, it goes on where it was"
-        )
+        raise MinidbgError(f"not reduced: {done.why_no_answer}; start it again, and it goes on where it was")
     if "usage" in done.value:
         raise click.UsageError(done.value["usage"])
     if "lines" in done.value:
@@ -203,31 +206,47 @@ def machines(
         yield slots if jobs is None else min(jobs, slots), executor
 
 
-def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:
-    """The script to reduce; a flight record becomes a capture first. Raises UsageError."""
+def newest_crash(folder: Path) -> Path | None:
+    """The record of the process that died last in a backend; None where no record is left. Says which processes died."""
     from minidbg.repro import flights
 
-    if (path is None) is not last_crash:
-        raise click.UsageError("give one of them: a PATH, or --last-crash")
-    if path is None:
-        folder = folder or repro_folder()
-        left = flights.dead_flights(folder)
-        waited = flights.waited_in_vain(folder)
-        for record in (*waited, *left):
-            note(flights.death(record))
-        for record in waited:
-            flights.remove(record)
-        if not left:
-            raise click.UsageError(
-                f"no process that died in a backend has left a record in {flights.flight_folder(folder)}; "
-                "other captures lie beside it, in captures"
-            )
-        path = left[0]
-        if len(left) > 1:
-            note("the newest is reduced; minidbg reduce PATH takes another")
-    if flights.read_name(path) is not None:
-        path = flights.as_capture(path)
-        note(f"kept as {path}")
+    left = flights.dead_flights(folder)
+    waited = flights.waited_in_vain(folder)
+    for record in (*waited, *left):
+        note(flights.death(record))
+    for record in waited:
+        flights.remove(record)
+    if len(left) > 1:
+        note("the newest is reduced; minidbg reduce PATH takes another")
+    return left[0] if left else None
+
+
+def tell_of_reduced_crash(folder: Path, *, as_json: bool) -> None:
+    """Print the repro of the crash that was reduced last, as if it had been reduced now: ``minidbg run`` has done it. Raises UsageError."""
+    from minidbg.repro import flights
+
+    written = flights.reduced_crash(folder)
+    if written is None:
+        raise click.UsageError(
+            f"no crash to reduce: no process has died in a backend and left its graph in {display_path(folder)}; "
+            "a capture of another failure is reduced by: minidbg reduce PATH"
+        )
+    shown = display_path(written["path"])
+    if as_json:
+        print_json({**written, "known_before": True})
+    else:
+        click.echo(shown)
+    note(f"no crash is left to reduce: the last one is reduced already; run: python {shown}")
+
+
+def as_capture(path: Path) -> Path:
+    """The script to reduce: a flight record becomes a capture first."""
+    from minidbg.repro import flights
+
+    if flights.read_name(path) is None:
+        return path
+    path = flights.as_capture(path)
+    note(f"its graph is kept in {display_path(path)}")
     return path
 
 

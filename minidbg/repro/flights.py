@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import enum
 import hashlib
+import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 from minidbg.repro.folder import HIDDEN, IGNORE, captures, hidden
-from minidbg.words.files import read_regular
+from minidbg.words.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular
 from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
 from minidbg.workers.leftovers import has_ended, started_ms, this_place
 
@@ -192,6 +194,18 @@ def as_capture(path: Path) -> Path:
         os.replace(tensors_of(path), target.with_suffix(".safetensors"))
     os.replace(path, target)
     return target
+
+
+def reduced_crash(folder: Path | str) -> Mapping[str, Any] | None:
+    """What the newest crash in ``folder``'s captures was reduced to, as ``reduce`` wrote it down; None where no repro of one is there."""
+    for note in sorted(
+        glob(Path(folder) / HIDDEN / "captures", "crash_*.reduced"), key=modified, reverse=True
+    ):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            written = json.loads(read_regular(note, NOTE_LIMIT_BYTES))["written"]
+            if is_file(Path(written["path"])):
+                return cast(Mapping[str, Any], written)
+    return None
 
 
 def remove(path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import selectors
@@ -18,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 
+from minidbg.words.text import last_line, signal_name
 from minidbg.workers import family
 
 JSON: TypeAlias = Any
@@ -54,6 +56,20 @@ class ChildResult:
     stdout: str = ""
     """What a program wrote to stdout."""
     seconds: float = 0.0
+
+    @property
+    def why_no_answer(self) -> str:
+        """How a process ended that was to reduce something, for people: ``the disk is full``."""
+        last = last_line(self.error or self.stderr_tail)
+        if any(os.strerror(number) in last for number in (errno.ENOSPC, errno.EDQUOT)):
+            return "the disk is full"
+        if self.timed_out:
+            return f"the reducing process was ended after {self.seconds:.0f} s"
+        if self.signal is not None:
+            how = f"was ended by {signal_name(self.signal)}"
+        else:
+            how = f"ended with status {self.exit_status}" if self.exit_status is not None else "is gone"
+        return f"the reducing process {how}: {last or 'it wrote nothing'}"
 
 
 class Pipe:

@@ -119,3 +119,15 @@ def test_the_first_workaround_is_the_best(tmp_path: Path) -> None:
     found = [{"what": what, "where": "in options", "cost": "1.1 x"} for what in ("one", "other")]
     kept.write_text(json.dumps({"found": found}))
     assert known_workaround.best_of(tmp_path / "r.py") == "one (in options); 1.1 x"
+
+
+def test_the_crash_that_was_reduced_last_is_known_as_long_as_its_repro_is_there(tmp_path: Path) -> None:
+    (captures := tmp_path / ".minidbg" / "captures").mkdir(parents=True)
+    repro = tmp_path / "crash_relu_32f9f1.py"
+    (captures / "compile_sin.reduced").write_text(json.dumps({"written": {"path": str(repro)}}))
+    (captures / "crash_1.reduced").write_text(json.dumps({"written": {"path": str(repro), "nodes_after": 1}}))
+    (captures / "crash_2.reduced").write_text("{")
+    (captures / "crash_3.reduced").write_text(json.dumps({"written": {"path": None}}))
+    assert flights.reduced_crash(tmp_path) is None
+    repro.touch()
+    assert flights.reduced_crash(tmp_path) == {"path": str(repro), "nodes_after": 1}
