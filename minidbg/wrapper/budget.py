@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from minidbg.fx.ranks import rank_and_size
 from minidbg.words.foreign import message_of
@@ -23,7 +24,8 @@ class ReductionBudget:
     """What one process has spent on reductions, and which failures it has reduced."""
 
     spent_s: float = 0.0
-    reduced: list[Signature] = field(default_factory=list)
+    reduced: dict[Signature, Path | None] = field(default_factory=dict)
+    """Each failure that was granted a reduction, and the repro that came of it."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def grant(
@@ -39,7 +41,7 @@ class ReductionBudget:
             if why:
                 return replace(settings, reduce=Reduce.LATER), why
             if signature is not None:
-                self.reduced.append(signature)
+                self.reduced[signature] = None
             left_s = settings.seconds - self.spent_s
             return replace(settings, reduce=Reduce.NOW, seconds=left_s), ""
 
@@ -58,14 +60,23 @@ class ReductionBudget:
         if is_out_of_memory(error) and not settings.reduce_oom:
             return "out of memory; reduce_oom=True reduces it"
         if signature is not None and any(signature.matches(earlier) for earlier in self.reduced):
-            return "the same failure was reduced in this process before"
+            repro = self.repro_of(signature)
+            return f"same failure as {repro.name}" if repro else "the same failure gave no repro before"
         if self.spent_s >= settings.seconds:
             return f"the {settings.seconds:g} s for this process's reductions are used up"
         return ""
 
-    def spend(self, seconds: float) -> None:
+    def repro_of(self, signature: Signature | None) -> Path | None:
+        """The repro of the same failure, where this process has one already."""
+        known = (path for one, path in self.reduced.items() if path and signature and signature.matches(one))
+        return next(known, None)
+
+    def spend(self, seconds: float, signature: Signature | None, repro: Path | None) -> None:
+        """Note what a granted reduction took, and the repro that came of it."""
         with self.lock:
             self.spent_s += seconds
+            if signature is not None:
+                self.reduced[signature] = repro
 
 
 def several_ranks(environ: Mapping[str, str]) -> bool:

@@ -122,34 +122,37 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     known = PROCESS.reports.get(key)
     if known is not None:
         return known
-    granted, why = PROCESS.budget.grant(bug_of(case, failure.error), failure.error, settings)
+    budget, bug = PROCESS.budget, bug_of(case, failure.error)
+    granted, why = budget.grant(bug, failure.error, settings)
     if why:
         story = replace(case.provenance, notes=(*case.provenance.notes, f"not reduced at once: {why}"))
         case = replace(case, provenance=story)
-    started = time.monotonic()
+    started, report = time.monotonic(), None
     try:
         with plain_modes():
-            report = respond(case, granted)
+            report = respond(case, granted, same_as=budget.repro_of(bug) if why else None)
     finally:
         if granted.reduce is Reduce.NOW:
-            PROCESS.budget.spend(time.monotonic() - started)
+            budget.spend(time.monotonic() - started, bug, report.path if report else None)
     PROCESS.reports[key] = report
     return report
 
 
-def respond(case: Case, settings: Settings) -> Report:
+def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Report:
     """Write the capture of ``case``; reduce it and publish a verified repro when the settings say now.
 
-    Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
+    ``same_as`` is the repro that the same failure has already. Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
     """
     deadline = Deadline.after(settings.seconds)
     if settings.reduce is Reduce.NOW:  # torch is imported elsewhere while the capture is written
         with contextlib.suppress(OSError):
             reducing.prepare(case)
-    return written_and_reduced(case, settings, deadline)
+    return written_and_reduced(case, settings, deadline, same_as)
 
 
-def written_and_reduced(case: Case, settings: Settings, deadline: Deadline) -> Report:
+def written_and_reduced(
+    case: Case, settings: Settings, deadline: Deadline, same_as: Path | None = None
+) -> Report:
     complaint = ""
     try:
         # the capture may be there, and no more be written
@@ -158,7 +161,7 @@ def written_and_reduced(case: Case, settings: Settings, deadline: Deadline) -> R
     except OSError as refusal:  # a folder that nobody may write to, a full disk
         settings, complaint = with_temporary_folder(settings, refusal)
         capture = captured(case, settings)
-    answer = reduced_or_why_not(case, capture, settings, deadline)
+    answer = reduced_or_why_not(case, capture, settings, deadline, same_as)
     return replace(answer, line=f"{complaint}{answer.line}")
 
 
@@ -178,26 +181,31 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
     return replace(settings, repro_dir=folder), complaint
 
 
-def reduced_or_why_not(case: Case, capture: Path, settings: Settings, deadline: Deadline) -> Report:
+def reduced_or_why_not(
+    case: Case, capture: Path, settings: Settings, deadline: Deadline, same_as: Path | None = None
+) -> Report:
+    shown = display_path(capture)
+    if same_as is not None:
+        line = f"same failure as {display_path(same_as)}; this graph is kept in {shown}"
+        return Report(line, capture=capture)
     lacking = case.backend.fill_in
     lacks = f"a {how_to_fill_in(capture, lacking)}" if lacking else ""
-    then = lacks or f"run: minidbg reduce {display_path(capture)}"
+    then = lacks or f"run: minidbg reduce {shown}"
     if settings.reduce is Reduce.LATER:
-        why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
-        return Report(f"captured, {why}; {then}", capture=capture)
-    remark = ""
+        why = case.provenance.notes[-1] if case.provenance.notes else "not reduced at once: reduce='later'"
+        return Report(f"{why}; {then}", capture=capture)
+    remark, kept_in = "", lacks or f"the capture is in {shown}"
     try:
         with asking.pickled_for_children(case) as sent, asking.packed(sent, share=SHARE) as package:
             remark = not_sent(package["left_out_bytes"])
             written = reduced_elsewhere(sent, package, settings, deadline)
     except MinidbgError as refusal:
-        line = f"{remark}captured in {display_path(capture)}; {refusal}"
-        return Report(f"{line}; {lacks}" if lacks else line, capture=capture)
+        return Report(f"{remark}{refusal}; {kept_in}", capture=capture)
     except OSError as trouble:
-        line = f"captured; no process can be made to reduce it here ({trouble}); {then}"
+        line = f"not reduced: no process can be started for it here ({trouble}); {then}"
         return Report(line, capture=capture)
     if written.path is None:
-        line = f"{remark}{written.line}; {lacks or f'captured in {display_path(capture)}'}"
+        line = f"{remark}{written.line}; {kept_in}"
         return Report(line, capture=capture)
     line = f"{remark}{written.line}"
     if written.lacking:
@@ -245,12 +253,7 @@ def written_by(done: workers.ChildResult) -> ReductionResult:
         raise MinidbgError(str(value["refused"]))
     if isinstance(value, dict):
         return ReductionResult.from_json(value)
-    if done.timed_out:
-        raise MinidbgError(f"the reducing process was ended after {done.seconds:.0f} s")
-    last = (done.error or done.stderr_tail).strip().splitlines()[-1:] or ["no message"]
-    raise MinidbgError(
-        f"the reducing process ended without an answer (exit status {done.exit_status}, signal {done.signal}): {last[0]}"
-    )
+    raise MinidbgError(f"not reduced: {done.why_no_answer}")
 
 
 def keep_what_there_is(failure: Failure, refusal: Exception, settings: Settings) -> Path | None:

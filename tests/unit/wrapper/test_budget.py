@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -40,7 +42,12 @@ def test_a_signature_is_reduced_once() -> None:
     reduce, why = grant(budget)
     assert reduce is Reduce.LATER
     assert "same failure" in why
+    assert budget.repro_of(ONE) is None, "nothing came of it yet"
+    budget.spend(1, ONE, Path("compile_one.py"))
+    assert "compile_one.py" in grant(budget)[1]
+    assert budget.repro_of(ONE) == Path("compile_one.py")
     assert grant(budget, OTHER)[0] is Reduce.NOW
+    assert (budget.repro_of(OTHER), budget.repro_of(None)) == (None, None)
 
 
 def test_failures_without_signature_are_each_their_own() -> None:
@@ -51,9 +58,9 @@ def test_failures_without_signature_are_each_their_own() -> None:
 
 def test_the_seconds_are_for_all_reductions_together() -> None:
     budget = ReductionBudget()
-    budget.spend(7)
+    budget.spend(7, None, None)
     assert budget.grant(ONE, ValueError(), Settings(seconds=10))[0].seconds == 3
-    budget.spend(3)
+    budget.spend(3, None, None)
     reduce, why = grant(budget, OTHER, seconds=10)
     assert reduce is Reduce.LATER
     assert "10 s" in why

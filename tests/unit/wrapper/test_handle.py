@@ -21,7 +21,7 @@ from minidbg.reduction.result import ReductionResult
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, MinidbgError
 from minidbg.words.outcome import Kind, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, Provenance, RunSpec
+from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Layout, Reduce, Settings
 from minidbg.wrapper import Report, handle
 from minidbg.wrapper.capture import Failure
@@ -38,7 +38,6 @@ def captured_in(folder: Path, value: torch.Tensor = ONES, **more: Any) -> Report
 
 def test_a_folder_that_can_be_written_stays(tmp_path: Path) -> None:
     report = captured_in(tmp_path / "repros")
-    assert report.line.startswith("captured, ")
     assert report.capture.is_relative_to(tmp_path / "repros")
     assert not list((tmp_path / "repros" / ".minidbg" / "drafts").iterdir())
 
@@ -64,10 +63,9 @@ def test_a_folder_that_cannot_be_written_is_told_and_replaced(
 
 
 def test_a_reducing_process_without_an_answer_says_how_it_ended() -> None:
-    with pytest.raises(MinidbgError, match="ended after 7 s"):
-        handle.written_by(workers.ChildResult(timed_out=True, seconds=7.0))
-    with pytest.raises(MinidbgError, match=r"signal 11\): last words"):
-        handle.written_by(workers.ChildResult(signal=11, stderr_tail="first\nlast words\n"))
+    ended = workers.ChildResult(timed_out=True, seconds=7.0)
+    with pytest.raises(MinidbgError, match=ended.why_no_answer):
+        handle.written_by(ended)
     with pytest.raises(MinidbgError, match="does not show its failure"):
         handle.written_by(workers.ChildResult(answered=True, value={"refused": "does not show its failure"}))
 
@@ -292,10 +290,11 @@ def responded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Case, Settings]]:
     found: list[tuple[Case, Settings]] = []
     now = [0.0]
 
-    def respond(case: Case, settings: Settings) -> Report:
+    def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Report:
         found.append((case, settings))
         now[0] += 2.0
-        return Report(f"report {len(found)}")
+        repro = Path("r.py") if settings.reduce is Reduce.NOW else None
+        return Report(f"report {len(found)}, same as {same_as}", repro)
 
     monkeypatch.setattr(handle, "respond", respond)
     monkeypatch.setattr(handle.time, "monotonic", lambda: now[0])
@@ -308,7 +307,7 @@ def test_the_same_failure_of_the_same_graph_has_one_answer(
 ) -> None:
     """A program may catch it and run into it again at each step."""
     lines = [handle.capture_and_reduce(failure(), Settings()).line for _ in range(3)]
-    assert lines == ["report 1"] * 3
+    assert lines == ["report 1, same as None"] * 3
     assert len(responded) == 1
 
 
@@ -317,11 +316,12 @@ def test_the_same_bug_in_another_graph_is_captured_with_the_reason_why_it_is_not
 ) -> None:
     handle.capture_and_reduce(failure(), Settings())
     another = replace(failure(), graph_module=fx.symbolic_trace(lambda x: (torch.relu(x),)))
-    handle.capture_and_reduce(another, Settings())
+    report = handle.capture_and_reduce(another, Settings())
     (first, now), (second, later) = responded
     assert (now.reduce, later.reduce) == (Reduce.NOW, Reduce.LATER)
     assert first.provenance.notes == ()
-    assert second.provenance.notes[-1].startswith("not reduced at once: the same failure was reduced")
+    assert second.provenance.notes[-1] == "not reduced at once: same failure as r.py"
+    assert report.line == "report 2, same as r.py"
 
 
 def test_reductions_spend_the_seconds_of_the_process_and_captures_spend_none(
@@ -353,8 +353,8 @@ def case_for(folder: Path) -> tuple[Case, Path]:
 @pytest.mark.parametrize(
     ("trouble", "line"),
     [
-        (MinidbgError("it was ended"), "captured in {capture}; it was ended"),
-        (OSError("no room"), "captured; no process can be made to reduce it here (no room); run: minidbg reduce {capture}"),
+        (MinidbgError("it was ended"), "it was ended; the capture is in {capture}"),
+        (OSError("no room"), "not reduced: no process can be started for it here (no room); run: minidbg reduce {capture}"),
     ],
 )  # fmt: skip
 def test_a_capture_that_could_not_be_reduced_is_named(
@@ -379,26 +379,5 @@ def test_a_reduction_without_a_verified_repro_names_the_capture_instead(
     case, capture = case_for(tmp_path)
     report = handle.reduced_or_why_not(case, capture, Settings(reduce=Reduce.NOW), Deadline.after(9.0))
     assert (report.path, report.capture) == (path, capture)
-    assert report.line == written.line + ("" if path else f"; captured in {capture}")
-
-
-def test_a_capture_that_waits_says_why_and_how_to_go_on(tmp_path: Path) -> None:
-    case, capture = case_for(tmp_path)
-    settings = Settings(reduce=Reduce.LATER)
-    plain = handle.reduced_or_why_not(case, capture, settings, Deadline.after(9.0))
-    assert plain.line == f"captured, reduce='later'; run: minidbg reduce {capture}"
-    noted = replace(case, provenance=Provenance(notes=("a", "not reduced at once: b")))
-    line = handle.reduced_or_why_not(noted, capture, settings, Deadline.after(9.0)).line
-    assert line == f"captured, not reduced at once: b; run: minidbg reduce {capture}"
-
-
-@pytest.mark.parametrize(
-    ("ended", "said"),
-    [
-        (workers.ChildResult(error="first\nthe last"), "the last"),
-        (workers.ChildResult(exit_status=3), r"exit status 3, signal None\): no message"),
-    ],
-)
-def test_a_reducing_process_that_broke_is_quoted(ended: workers.ChildResult, said: str) -> None:
-    with pytest.raises(MinidbgError, match=said):
-        handle.written_by(ended)
+    assert report.line.startswith(written.line)
+    assert (str(capture) in report.line) is (path is None)
