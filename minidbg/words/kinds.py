@@ -22,6 +22,8 @@ class Traits:
     """In a bug report, after the backend's name and before the ops."""
     warning: str
     """Of a program that goes on, after the backend's name."""
+    happened: str = "failed"
+    """Of graphs: ``3 graphs failed to compile``."""
     raises: bool = False
     """An exception of the backend, or of what it made, is the failure."""
     compares: bool = False
@@ -72,6 +74,7 @@ TRAITS: Mapping[Kind, Traits] = {
         verdict="{backend} fails to compile",
         report="fails to compile",
         warning="failed to compile",
+        happened="failed to compile",
         raises=True,
         compiles=False,
     ),
@@ -80,6 +83,7 @@ TRAITS: Mapping[Kind, Traits] = {
         verdict="the code that {backend} made fails",
         report="compiles, and what it compiled fails at",
         warning="failed to run",
+        happened="failed to run",
         raises=True,
     ),
     Kind.ACCURACY: Traits(
@@ -87,6 +91,7 @@ TRAITS: Mapping[Kind, Traits] = {
         verdict="the code that {backend} made gives wrong results",
         report="gives a wrong result for",
         warning="gives wrong results for",
+        happened="gave wrong results",
         compares=True,
     ),
     Kind.CRASH: Traits(

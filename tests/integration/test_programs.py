@@ -54,6 +54,6 @@ def test_program_ends_with_the_same_bits_and_in_silence(tmp_path: Path, program:
     own = [line for line in own if "gives another layout than eager" not in line]  # which is a warning
     assert len(own) == 2, "\n".join(own)
     assert re.match(r"minidbg: no backend failed \(wrapped: ", own[0]), own[0]
-    verified = re.match(r"minidbg: (\d+) of (\d+) graphs that ran agree with eager$", own[1])
-    assert verified, own[1]
-    assert verified[1] == verified[2] != "0", own[1]
+    assert re.match(
+        r"minidbg: \d+ graphs? agrees? with eager(, \d+ graphs? compiled and never called)?$", own[1]
+    ), own[1]

@@ -9,12 +9,17 @@ import atexit
 import contextlib
 import json
 import os
+import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from minidbg.words import environment
+
+TAIL_CHARACTERS = 20_000
+"""Of a traceback: minidbg's line is the last of an exception's notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ def wrapped(backend: Any, orders: Orders) -> Any:
         return backend
     if listener not in PROCESS.listeners:
         PROCESS.listeners.append(listener)
-        atexit.register(tell_stats)
+        atexit.register(tell_end)
     name = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked))
     tell(orders.log, {"event": "wrapped", "backend": orders.backend or name})
     if isinstance(asked, WrappedBackend) or name == OWN_NAME:
@@ -103,13 +108,19 @@ def listener(failure: Failure, report: Report) -> None:
         tell(orders.log, event)
 
 
-def tell_stats() -> None:
-    """At the end of a process: how many of its graphs were verified."""
+def tell_end() -> None:
+    """At the end of a process: how many of its graphs were verified, and the traceback that it has just printed."""
     from minidbg.wrapper import stats
 
     orders = read_orders()
-    if orders is not None and (found := stats()).graphs:
+    if orders is None:
+        return
+    if (found := stats()).graphs:
         tell(orders.log, {"event": "graphs", **asdict(found)})
+    error = getattr(sys, "last_value", None)  # what the interpreter ends with
+    if isinstance(error, BaseException) and sys.excepthook is sys.__excepthook__:
+        text = "".join(traceback.format_exception(error))
+        tell(orders.log, {"event": "traceback", "text": text[-TAIL_CHARACTERS:]})
 
 
 def modules_are_here(module: ModuleType) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,9 +18,10 @@ from typing import Any
 from minidbg.words import environment
 from minidbg.words.files import glob
 from minidbg.words.json_lines import json_objects, last_json
+from minidbg.words.kinds import Kind
 from minidbg.words.run_spec import how_to_fill_in
 from minidbg.words.settings import Reduce, Settings
-from minidbg.words.text import display_path
+from minidbg.words.text import display_path, plural, signal_name
 from minidbg.workers.child import PR_SET_PDEATHSIG, prctl
 from minidbg.workers.leftovers import SAME_START_S
 
@@ -42,7 +43,7 @@ class Ending:
     @property
     def in_words(self) -> str:
         if self.code < 0:
-            return f" (the program ended by {signal.Signals(-self.code).name})"
+            return f" (the program was ended by {signal_name(-self.code)})"
         return f" (the program ended with status {self.code})" if self.code else ""
 
     @property
@@ -123,30 +124,47 @@ def summary_of(
     ``say`` hears what is done meanwhile.
     """
     events = list(json_objects(log.read_text(encoding="utf-8", errors="replace").splitlines()))
-    lines = failure_lines(event for event in events if event.get("event") == "failure")
+    failures = [event for event in events if event.get("event") == "failure"]
+    printed = "".join(str(event["text"]) for event in events if event.get("event") == "traceback")
+    lines = failure_lines(event for event in failures if f"minidbg: {event.get('line')}\n" not in printed)
     if glob(settings.repro_dir / ".minidbg" / "flight", "*.py"):
         lines += deaths_since(began, settings, ending, say)
-    graphs = graph_lines(event for event in events if event.get("event") == "graphs")
-    return [*(lines or [nothing_failed(events)]), *graphs]
+    if not lines and not failures:
+        lines = [nothing_failed(events)]
+    kinds = {str(event.get("kind")) for event in failures}
+    return [*lines, *graph_lines((event for event in events if event.get("event") == "graphs"), kinds)]
 
 
 def failure_lines(events: Iterable[dict[str, Any]]) -> list[str]:
     """One line for each failure that a process reported; equal ones once, with their number."""
-    texts = Counter(f"{event.get('backend')}, {event.get('kind')}: {event.get('line')}" for event in events)
+    texts = Counter(
+        f"{event.get('backend')} {Kind(event['kind']).traits.warning} a graph: {event.get('line')}"
+        for event in events
+    )
     return [text if times == 1 else f"{text} ({times} times)" for text, times in texts.items()]
 
 
-def graph_lines(events: Iterable[dict[str, Any]]) -> list[str]:
-    """How many graphs all processes verified, and a line for each reason why others were not; none without graphs."""
+def graph_lines(events: Iterable[dict[str, Any]], kinds: Collection[str] = ()) -> list[str]:
+    """What became of the graphs of all processes, and a line for each reason why one was not verified; none without graphs.
+
+    ``kinds`` are those of the failures.
+    """
     counts, reasons = Counter[str](), Counter[str]()
     for event in events:
-        counts.update({name: event[name] for name in ("graphs", "verified", "not_run")})
+        counts.update({name: event[name] for name in ("graphs", "verified", "failed", "not_run")})
         reasons.update({f"not verified: {reason}": n for reason, n in event["not_verified"].items()})
         reasons.update({f"verified in part: {note}": n for note, n in event["left_out"].items()})
-    if not counts["graphs"]:
-        return []
-    first = f"{counts['verified']} of {counts['graphs'] - counts['not_run']} graphs that ran agree with eager"
-    return [first, *(f"{number} {reason}" for reason, number in reasons.most_common())]
+    known = [Kind(kind).traits for kind in kinds]
+    became_failed = known[0].happened if len(known) == 1 else "failed"
+    became = {
+        "verified": "agrees with eager" if counts["verified"] == 1 else "agree with eager",
+        "failed": became_failed,
+        "not_run": "compiled and never called",
+    }
+    parts = [f"{plural(counts[name], 'graph')} {what}" for name, what in became.items() if counts[name]]
+    none_ran = parts and counts["failed"] == counts["graphs"] and not any(one.compiles for one in known)
+    lines = [f"{', '.join(parts)}{'; none ran' if none_ran else ''}"] if parts else []
+    return [*lines, *(f"{plural(number, 'graph')} {reason}" for reason, number in reasons.most_common())]
 
 
 def nothing_failed(events: Sequence[dict[str, Any]]) -> str:
@@ -194,7 +212,8 @@ def reduced(
     capture: Path, settings: Settings, happened: str, say: Callable[[str], object], *, interrupted: bool
 ) -> str:
     """Reduce the capture in a process of its own, which the backend's import may kill, where that is wanted now."""
-    from minidbg.watch.repros import read_repro  # late: a program that does not die needs none of it
+    from minidbg.reduction.result import ReductionResult  # late: a program that does not die needs none of it
+    from minidbg.watch.repros import read_repro
 
     shown, repro = display_path(capture), read_repro(capture, capture.name)
     if repro is not None and repro.spec.backend.fill_in:
@@ -203,7 +222,7 @@ def reduced(
         return f"{happened}; run: minidbg reduce {shown}"
     if interrupted:
         return f"{happened}; if the backend hung, run: minidbg reduce {shown}"
-    say(f"{happened}; reducing what it was at")
+    say(f"{happened}; reducing that graph")
     command = [sys.executable, "-m", "minidbg", "reduce", "-q", str(capture), "--json", "--seconds"]
     command.append(f"{settings.seconds:g}")
     limit, began = settings.seconds + GRACE_S, time.monotonic()
@@ -217,9 +236,9 @@ def reduced(
             env=environment.for_judge(),
         )
     except subprocess.TimeoutExpired:
-        return f"{happened}; reducing it took {time.monotonic() - began:.0f} s and was ended: {shown}"
-    written = last_json(done.stdout) or {}
-    if not written.get("path"):
-        return f"{happened}; that could not be brought about again, its case is kept: {shown}"
-    counts = f"{written['nodes_before']} -> {written['nodes_after']} nodes, {written['oracle_calls']} runs"
-    return f"{happened}: {counts}; run: python {display_path(written['path'])}"
+        return f"{happened}; not reduced within {time.monotonic() - began:.0f} s: the capture is in {shown}"
+    written = last_json(done.stdout)
+    if written is None:  # it has said why
+        return f"{happened}; not reduced: the capture is in {shown}"
+    line = f"{happened}: {ReductionResult.from_json(written).line}"
+    return line if written["path"] else f"{line}; the capture is in {shown}"
