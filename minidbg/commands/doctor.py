@@ -26,6 +26,7 @@ from minidbg.repro import flights
 from minidbg.words import environment, settings
 from minidbg.words.errors import BadSetting
 from minidbg.words.json_lines import last_json
+from minidbg.words.text import plural
 
 QUESTION_S = 60.0
 """For one answer of the forkserver, its imports included."""
@@ -83,12 +84,12 @@ def python() -> Iterator[Finding]:
 
 def devices() -> Iterator[Finding]:
     """The CPU and what torch can use beside it."""
-    yield fine("cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads for torch")
+    yield fine(
+        "cpu", f"{plural(os.cpu_count() or 1, 'core')}, {plural(torch.get_num_threads(), 'thread')} for torch"
+    )
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
-        yield fine(
-            "accelerator", "none that this build of torch can use; repros of other devices are skipped here"
-        )
+        yield fine("accelerator", "none; repros of other devices are skipped here")
         return
     kind = accelerator.type
     for number in range(torch.accelerator.device_count()):
@@ -264,10 +265,8 @@ def folder() -> Iterator[Finding]:
     if refused:
         yield missing("repro folder", f"{place} cannot be written: {refused}", "set MINIDBG_DIR")
         return
-    scripts = len(list(place.glob("*.py")))
-    yield fine(
-        "repro folder", f"{place}, {scripts} repros" if place.exists() else f"{place}, made when needed"
-    )
+    scripts = plural(len(list(place.glob("*.py"))), "repro")
+    yield fine("repro folder", f"{place}, {scripts if place.exists() else 'made when needed'}")
     for line in flights.at_work(place):
         yield fine("at work", line)
     dead = flights.dead_flights(place)

@@ -18,6 +18,7 @@ from minidbg.commands.output import JSON, print_json, repro_folder, repro_named
 from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
 from minidbg.words import retired
 from minidbg.words.cluster_address import Cluster
+from minidbg.words.text import display_path
 
 WITH_VALUE = {"--json": r".*\.jsonl?$", "--serve": r".*:\d+$"}
 """Options that take the next word only if it looks like this: others are repros."""
@@ -119,9 +120,10 @@ def watch(
     once: bool,
     **options: Any,
 ) -> None:
-    """Run the repros again on each change of their backends, and say which flipped.
+    """Run the repros on each change of the code; say which flipped.
 
-    PATHS are folders of repros or single scripts; by default the repro folder. Ends with Ctrl-C.
+    The code is that of their backends. PATHS are folders of repros or single scripts; by default the repro folder.
+    Ends with Ctrl-C.
     """
     document = Path(json_file) if json_file not in (None, "-") else None
     if (junit or document) and not once:
@@ -146,7 +148,10 @@ def watch(
 @FOLDER
 @JSON
 def status(folder: Path | None, as_json: bool) -> None:
-    """Say whether a daemon watches FOLDER, and where its repros stand. Exit status 0 when one does, else 1."""
+    """Say whether FOLDER is watched, and where its repros stand.
+
+    Exit status 0 when 'minidbg watch' is at work there, else 1.
+    """
     from minidbg.watch import recorder
 
     found = recorder.status_of(folder or repro_folder())
@@ -158,7 +163,10 @@ def status(folder: Path | None, as_json: bool) -> None:
 @FOLDER
 @JSON
 def list_repros(folder: Path | None, as_json: bool) -> None:
-    """List the repros of FOLDER with what was last seen of each on each device. Nothing is run."""
+    """List the repros of FOLDER, and what was last seen of each.
+
+    A line for each device. Nothing is run.
+    """
     from minidbg.watch import recorder
 
     rows = recorder.rows_of(folder or repro_folder())
@@ -186,7 +194,10 @@ class HistoryCommands(click.Group):
 
 @click.group("history", cls=HistoryCommands)
 def history() -> None:
-    """Show the flips of all repros, or of one and its runs; merge the histories of other machines."""
+    """Show what flipped and when; merge histories of other machines.
+
+    Of one repro its runs too.
+    """
 
 
 @history.command("show")
@@ -240,16 +251,18 @@ def import_history(files: tuple[Path, ...], folder: Path | None) -> None:
 )
 @JSON
 def accept(repros: tuple[Path, ...], mute: str | None, as_json: bool) -> None:
-    """Write expect = "gone" into the header of each repro: it is a regression test from then on.
+    """Make a fixed repro a regression test: it must stay gone.
 
-    REPROS are paths, or enough of their names in the repro folder. A header may name an owner and an issue as well.
+    Writes expect = "gone" into its header. REPROS are paths, or enough of their names in the repro folder. A header may name an owner and an issue as well.
     """
     from minidbg.watch.repros import write_in_header
 
     for path in map(repro_named, repros):
         write_in_header(path, {"expect": "gone"} if mute is None else {"muted": mute or None})
-        done = "expects gone" if mute is None else f"is muted: {mute}" if mute else "is heard again"
-        show([{"repro": str(path), "done": done}], f"{path} {done}", as_json=as_json)
+        done = "is now a regression test: it must stay gone"
+        if mute is not None:
+            done = f"is muted: {mute}" if mute else "is heard again"
+        show([{"repro": str(path), "done": done}], f"{display_path(path)} {done}", as_json=as_json)
 
 
 @click.command("bisect")
@@ -282,10 +295,10 @@ def bisect(
     environments: Path | None,
     **options: Any,
 ) -> None:
-    """Find the commit between GOOD and BAD of the backend, or the version of torch, at which REPRO began to fail, or was fixed.
+    """Find the commit, or the torch, that broke or fixed REPRO.
 
-    GOOD and BAD are revisions: in GOOD the failure is gone, in BAD it is there; either may be the older one. The search
-    runs in a worktree of its own: your checkout is not touched.
+    GOOD and BAD are revisions of the backend: in GOOD the failure is gone, in BAD it is there; either may be the
+    older one. The search runs in a worktree of its own: your checkout is not touched.
     """
     if versions is not None:
         if revisions:

@@ -134,7 +134,7 @@ def _sentence(category: str, expected: torch.Tensor, figures: dict[str, Any]) ->
     rounded = {key: f"{value:.1e}" for key, value in figures.items() if isinstance(value, float)}
     text = "differs: {unit} error {error}{at}, allowed {allowed} ({what})"
     if "rmse_eager" in figures:
-        text += "; against float64 its rmse is {rmse_compiled}, eager's {rmse_eager}"
+        text += "; RMSE against float64: backend {rmse_compiled}, eager {rmse_eager}"
     return text.format(**{**figures, **rounded}, at=at, what=what)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import sys
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from minidbg.words.json_lines import last_json, last_phase
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
 from minidbg.words.run_spec import RunSpec
+from minidbg.words.text import signal_name
 from minidbg.workers import ChildResult
 
 STDERR_KEPT = 4000
@@ -100,14 +100,6 @@ def died_by(ended: ChildResult) -> str:
     if ended.signal is not None:
         return signal_name(ended.signal)
     return "unknown death" if ended.exit_status is None else f"{EXIT} {ended.exit_status}"
-
-
-def signal_name(number: int) -> str:
-    """``SIGSEGV`` for 11."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def last_words(stderr: str) -> str:

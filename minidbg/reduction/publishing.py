@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 
 from minidbg import asking, backends, repro, workers
 from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
-from minidbg.fx.effects import tensors_in
+from minidbg.fx.effects import is_call, tensors_in
 from minidbg.fx.ranks import on_its_rank, what_was_needed
 from minidbg.judge import harness
 from minidbg.reduction.candidate import BudgetSpent
@@ -26,6 +27,7 @@ from minidbg.reduction.session import Session
 from minidbg.reduction.simplify import flagged_as
 from minidbg.repro import Exactness
 from minidbg.source import describing, tensors
+from minidbg.source.expressions import literal
 from minidbg.source.origins import user_line
 from minidbg.source.size import call_nodes, call_targets, canonical_text
 from minidbg.source.specs import is_constructed
@@ -40,6 +42,9 @@ log = logging.getLogger("minidbg")
 
 VERIFY_SECONDS = 120.0
 """Most seconds of a run in a fresh interpreter; importing torch and inductor is most of a usual one."""
+
+SAID_CHARACTERS = 500
+"""Of what a script or a backend said, in a sentence of ours."""
 
 ROOM_BYTES = 1 << 30
 """Inputs up to which a script may run twice at the same time."""
@@ -243,7 +248,7 @@ def message_of(case: Case, original: Case, found: Reduced, session: Session) -> 
     return "\n".join([said.message.replace(f"; {AGAINST}", f"\n{AGAINST}"), *known])
 
 
-AGAINST = "against float64"
+AGAINST = "RMSE against float64"
 """Begins the line of a wrong result's message that tells its error; what else there is besides the first line is about the op."""
 
 
@@ -341,8 +346,10 @@ def verified(
                 ended = repro.run_alone(draft, seconds=limit())
     if ended.exit_status != 1 and not why:
         limit()  # what the deadline has cut off says nothing about the script
-        verb = "recognise" if ended.exit_status == 3 else "show"
-        why = f"a few lines do not {verb} the failure ({how_it_ended(ended)})"
+        judged_as = outcome.message.partition("\n")[0][:SAID_CHARACTERS] or outcome.in_words
+        why = (
+            f"by a few lines of its own it ends with {how_it_ended(ended)}; minidbg's judge saw: {judged_as}"
+        )
         write_draft(write, shown, why)
         ended = repro.run_alone(draft, seconds=limit())
     if ended.exit_status != 1:
@@ -428,7 +435,7 @@ def how_it_ended(ended: workers.ChildResult) -> str:
         return f"no end within {ended.seconds:.0f} s"
     said = ended.stdout.strip().rpartition("\n")[2] or ended.stderr_tail.strip().rpartition("\n")[2]
     status = f"signal {ended.signal}" if ended.signal is not None else f"exit status {ended.exit_status}"
-    return f"{status}: {said[:500]}" if said else status
+    return f"{status}: {said[:SAID_CHARACTERS]}" if said else status
 
 
 def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
@@ -489,7 +496,7 @@ def differences(smallest: Case, neighbour: Case) -> Iterator[str]:
     # of a step before the last: places and texts do not match
     further = len(neighbour.inputs) > len(smallest.inputs)
     if not further and canonical_text(smallest.graph_module) != canonical_text(neighbour.graph_module):
-        yield "passes with plainer arguments of the same calls"
+        yield plainer_argument(smallest, neighbour)
     lacking: dict[Any, Any] = _by_name(neighbour) if further else dict(enumerate(neighbour.inputs))
     asks_for_gradients = smallest.signature is not None and smallest.signature.direction is Direction.BACKWARD
     for index, (name, has) in enumerate(_by_name(smallest).items()):
@@ -499,6 +506,27 @@ def differences(smallest: Case, neighbour: Case) -> Iterator[str]:
         if _told(has) != _told(lacks):
             yield f"passes when input {index} is {_told(lacks)} instead of {_told(has)}"
     yield "passes with plainer values in its inputs"
+
+
+def plainer_argument(smallest: Case, neighbour: Case) -> str:
+    """``passes without `beta=0` in addmm``: the first constant argument that the same call has otherwise in ``neighbour``."""
+    calls = (filter(is_call, case.graph_module.graph.nodes) for case in (smallest, neighbour))
+    for fails, passes in zip(*calls, strict=False):
+        others = dict(_constants(passes))
+        for name, text in _constants(fails):
+            if name not in others:
+                return f"passes without `{text}` in {fails.name}"
+            if others[name] != text:
+                return f"passes with `{others[name]}` instead of `{text}` in {fails.name}"
+    return "passes with plainer arguments of the same calls"
+
+
+def _constants(node: fx.Node) -> Iterator[tuple[object, str]]:
+    """The arguments of a call that hold no other node, by position or name, as code."""
+    for name, value in (*enumerate(node.args), *node.kwargs.items()):
+        with contextlib.suppress(CannotWrite):  # it holds a node
+            text = literal(value)
+            yield name, text if isinstance(name, int) else f"{name}={text}"
 
 
 def _needs_gradient(value: Any) -> bool:

@@ -63,11 +63,14 @@ from minidbg.words.errors import BackendUnreachable, BadSetting, Interrupted, Mi
 from minidbg.words.files import replace_file
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import STAND_INS, CallPath, CompilerFn, Level
+from minidbg.words.text import plural
 
 GRACE_S = 5.0
 """What the reducing process may take beyond its budget to end what it has started, before it is ended itself."""
 OTHERS_KEPT = 5
 """Other failures of one reduction that are kept as captures."""
+OTHERS_CHARACTERS = 100
+"""Of what such a failure said, in the result's line."""
 
 
 def reduce_and_publish(
@@ -165,7 +168,8 @@ def reduced_and_published(case: Case, folder: Path, session: Session, *, just_se
     except KeyboardInterrupt:
         raise Interrupted(interrupted_sentence(session)) from None
     finally:
-        keep_others(folder, session)
+        others = keep_others(folder, session)
+    written = replace(written, others=others)
     if session.log.complaint:
         written = replace(written, notes=(*written.notes, session.log.complaint))
     if written.path is not None:
@@ -183,12 +187,16 @@ def interrupted_sentence(session: Session) -> str:
     return f"interrupted before a repro was verified; the best so far is {best}, and starting again goes on from there"
 
 
-def keep_others(folder: Path, session: Session) -> None:
-    for other in list(session.others.values())[:OTHERS_KEPT]:
+def keep_others(folder: Path, session: Session) -> tuple[tuple[str, str], ...]:
+    """Keep the other failures as captures; what each said, and where it lies."""
+    kept = []
+    for case, outcome in list(session.others.values())[:OTHERS_KEPT]:
         with contextlib.suppress(OSError, MinidbgError):
-            repro.keep_capture(
-                with_failure(*other), folder, value_limit_bytes=session.limits.value_limit_bytes
+            path = repro.keep_capture(
+                with_failure(case, outcome), folder, value_limit_bytes=session.limits.value_limit_bytes
             )
+            kept.append((outcome.message.partition("\n")[0][:OTHERS_CHARACTERS], str(path)))
+    return tuple(kept)
 
 
 SMALL_WHOLE = 50
@@ -320,7 +328,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
 
     A failure that did not show at once gets more chances, where it may be flaky. Raises NotReproduced.
     """
-    outcomes = []
+    tried = []
     others = [
         other for other in CallPath if other is not case.spec.call and case.spec.level is not Level.ATEN
     ]
@@ -333,8 +341,8 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
             if outcome.signature is not None and case.signature is None:
                 candidate = with_failure(candidate, outcome)
             return candidate.with_spec(margin=margin_for(outcome.figures)), Reliability(1, 1)
-        outcomes.append(outcome)
-    said = outcomes[0]
+        tried.append((candidate, outcome))
+    said, ways = tried[0][1], [f"{CALLED[one.spec.call]} ({outcome.verdict})" for one, outcome in tried]
     if said.verdict is Verdict.GONE and runs_worth_having(case):
         known = measured(case, session, failed=0, runs=1, more=RUNS_OF_WHOLE)
         if not known.is_too_rare:
@@ -345,13 +353,19 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
         threaded = with_the_programs_threads(case)
         if threaded is not None and all(session.fails_the_same(threaded) for _ in range(RUNS_WITH_THREADS)):
             return threaded, Reliability(1, 1)
+        ways.append(f"{plural(known.runs, 'run')} in all")
+        ways += [f"with {plural(threaded.spec.context.threads or 1, 'thread')}"] if threaded else []
     if said.verdict is Verdict.INVALID and said.reason.startswith("eager itself fails"):
         raise NotReproduced(f"this is no failure of the backend: {said.reason}", said)
+    lost = f"; {STAND_INS}" if STAND_INS in case.provenance.notes else ""
     raise NotReproduced(
         f"the case does not show its failure here: {said.in_words}. "
-        f"Expected {case.kind or 'any failure'}; values or the machine may matter",
+        f"Expected {case.kind or 'any failure'}; tried: {', '.join(ways)}{lost}",
         said,
     )
+
+
+CALLED = {CallPath.TORCH_COMPILE: "through torch.compile", CallPath.DIRECT: "called directly"}
 
 
 def with_the_programs_threads(case: Case) -> Case | None:
@@ -546,6 +560,6 @@ def reduce_path(
     if path.absolute().parent == repro.captures(repro.folder_of(path)):
         with contextlib.suppress(OSError):
             digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
-            result = {"digest": digest, "repro": str(written.path or ""), "result": written.line}
+            result = {"digest": digest, "result": written.line, "written": written.to_json()}
             replace_file(path.with_suffix(".reduced"), json.dumps(result).encode())
     return written

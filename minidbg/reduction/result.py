@@ -15,7 +15,7 @@ from minidbg import torch_internals
 from minidbg.words.outcome import Verdict
 from minidbg.words.run_spec import how_to_fill_in
 from minidbg.words.settings import VALUE_LIMIT_BYTES
-from minidbg.words.text import display_path
+from minidbg.words.text import display_path, plural, shrinkage
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -63,6 +63,8 @@ class ReductionResult:
     notes: tuple[str, ...] = ()
     also_found: int = 0
     """Other failures met on the way."""
+    others: tuple[tuple[str, str], ...] = ()
+    """What those said that were kept, and the captures that hold them."""
     known_before: bool = False
     """Whether an earlier reduction found it, and its repro was only run again."""
     ended_by: str = ""
@@ -72,24 +74,30 @@ class ReductionResult:
 
     @property
     def line(self) -> str:
-        counts = f"{self.nodes_before} -> {self.nodes_after} nodes, "
+        counts = f"{shrinkage(self.nodes_before, self.nodes_after)}, "
         if self.known_before and self.path is not None:
             return f"{counts}found before, and its repro still fails; run: python {display_path(self.path)}"
-        counts += f"{self.oracle_calls} runs, {self.seconds:.1f} s"
+        counts += f"{plural(self.oracle_calls, 'run')}, {self.seconds:.1f} s"
         if self.path is None and self.ended_by:
             return f"{counts}; not verified: {self.ended_by}"
         if self.path is None:
             said = f": {'; '.join(self.notes)}" if self.notes else ""
-            return f"{counts}; no verified repro ({self.verdict}){said}"
+            return f"{counts}; no verified repro ({self.verdict} in a fresh interpreter){said}"
         why = f": {self.ended_by}" if self.ended_by else ""
-        extra = f" (not made plainer{why})" if why else ""
+        extra = f" (values and settings not simplified{why})" if why else ""
         extra = extra if self.certified else f" (not certified as minimal{why})"
-        many = f" (also found {self.also_found} others)"
-        others = {0: "", 1: " (also found another failure)"}.get(self.also_found, many)
-        counts += f"{extra}{others}"
+        counts += f"{extra}{self._others()}"
         if self.lacking:
             return f"{counts}; a reduced {how_to_fill_in(self.path, self.lacking)}"
         return f"{counts}; run: python {display_path(self.path)}"
+
+    def _others(self) -> str:
+        """``; also found: `input 3 differs`, in .minidbg/captures/accuracy_relu_12ab34.py``."""
+        if not self.others:
+            return f"; also found: {plural(self.also_found, 'other failure')}" if self.also_found else ""
+        said, path = self.others[0]
+        more = self.also_found - 1
+        return f"; also found: `{said}`, in {display_path(path)}{f' ({more} more beside it)' if more > 0 else ''}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``from_json`` reads them back."""
@@ -104,6 +112,7 @@ class ReductionResult:
         fields["path"] = Path(fields["path"]) if fields["path"] else None
         fields["verdict"] = Verdict(fields["verdict"])
         fields["notes"] = tuple(fields["notes"])
+        fields["others"] = tuple((str(said), str(path)) for said, path in fields.get("others", ()))
         return cls(**fields)
 
 
@@ -147,31 +156,48 @@ def on_stream(stream: TextIO) -> AbstractContextManager[Listener]:
     """A block with a listener that writes to ``stream``, in the form that suits it."""
 
     def columns() -> Iterable[ProgressColumn]:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import TextColumn
 
         return (
-            TextColumn("minidbg: {task.fields[phase]}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("nodes removed, {task.fields[nodes]} left, {task.fields[calls]} runs"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[rest]}"),
+            cut_off_first("minidbg: {task.fields[phase]}"),
+            short_bar(),
+            TextColumn("{task.fields[figures]}"),
         )
 
     def shown(event: Progress) -> dict[str, Any]:
         return {
             "total": event.start_nodes, "completed": event.start_nodes - event.nodes, "phase": event.phase,
-            "nodes": event.nodes, "calls": event.oracle_calls, "rest": rest_of(event).removeprefix(", "),
+            "figures": figures_of(event),
         }  # fmt: skip
 
     def line(event: Progress) -> str:
-        return (
-            f"{event.phase}: {event.start_nodes} -> {event.nodes} nodes, "
-            f"{event.oracle_calls} runs, {event.seconds:.0f} s{rest_of(event)}"
-        )
+        return f"{event.phase}: {figures_of(event)}"
 
-    first = {"phase": "reducing", "nodes": "?", "calls": 0, "rest": ""}
+    first = {"phase": "reducing", "figures": ""}
     return bar_or_lines(stream, columns, first, shown, line, every_s=QUIET_S)
+
+
+def cut_off_first(text: str) -> ProgressColumn:
+    """A column of a bar for words: where the terminal is narrow it is cut off, so that the figures beside it are whole."""
+    from rich.progress import Task, TextColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Words(TextColumn):
+        def render(self, task: Task) -> Text:
+            words = super().render(task)
+            words.no_wrap, words.overflow = True, "ellipsis"
+            return words
+
+    return Words(text, table_column=Column())  # the table's own lines may break, and so it may be narrow
+
+
+def short_bar() -> ProgressColumn:
+    """The bar itself, which is narrower still where it must."""
+    from rich.progress import BarColumn
+    from rich.table import Column
+
+    return BarColumn(bar_width=None, table_column=Column(max_width=12))
 
 
 @contextmanager
@@ -215,6 +241,12 @@ def bar_or_lines(
         yield draw
 
 
-def rest_of(event: Progress) -> str:
-    """``, about 12 s more``, or nothing where that cannot be said."""
-    return "" if event.rest_seconds is None else f", about {math.ceil(event.rest_seconds)} s more"
+def figures_of(event: Progress) -> str:
+    """``800 -> 12 nodes after 7 runs, 5 s; about 12 s more``; the seconds alone of a reduction that has not begun."""
+    clock = f"{event.seconds:.0f} s"
+    if not event.start_nodes:
+        return clock
+    rest = "" if event.rest_seconds is None else f"; about {math.ceil(event.rest_seconds)} s more"
+    return (
+        f"{event.start_nodes} -> {event.nodes} nodes after {plural(event.oracle_calls, 'run')}, {clock}{rest}"
+    )

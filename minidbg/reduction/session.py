@@ -27,6 +27,7 @@ from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.text import plural
 
 BEST_FILE = "best.py"
 BEST_EVERY_S = 10.0
@@ -132,7 +133,7 @@ class Session:
         """``budget of 8 s``: what may end it, in words."""
         limits = self.limits
         if limits.max_calls is not None and not self.until.is_over:
-            return f"budget of {limits.max_calls} calls"
+            return f"budget of {plural(limits.max_calls, 'run')}"
         return f"budget of {limits.seconds:.3g} s"
 
     def limits_left(self) -> Limits:

@@ -27,6 +27,7 @@ from minidbg.words.files import NOTE_LIMIT_BYTES, read_regular, replace_file
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import DAMAGE, CallPath, Level
 from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
+from minidbg.words.text import ordinal
 
 FAILING = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
 """Verdicts of a stage at which the graph fails, in the same way or another."""
@@ -85,7 +86,7 @@ class StageReport:
         if self.number is None:
             return f", and passes with {self.subsystem} changed"
         told = f" ({self.detail})" if self.detail else ""
-        return f", and passes without number {self.number} of its {self.subsystem}{told}"
+        return f", and passes when the {ordinal(self.number + 1)} of its {self.subsystem}{told} is skipped"
 
     def to_table(self) -> dict[str, Any]:
         """Plain values for the header; ``from_table`` reads them back."""

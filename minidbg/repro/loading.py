@@ -242,7 +242,7 @@ def read_parts(text: str, header: Header) -> Parts:
     model, given = named.get(wanted), named.get("inputs")
     if model is None or given is None:
         missing = "inputs" if model else wanted
-        raise UnreadableRepro(f"{header.path}: no definition of {missing!r} is left in it")
+        raise UnreadableRepro(f"{header.path}: it defines no {missing}{'' if missing == 'Repro' else '()'}")
     own = named.get("backend")  # none where the backend is a name, or one of the script's functions
     name = "" if own else backend_in(text) or quoted(header.spec.backend.name)
     lines = text.split("\n")

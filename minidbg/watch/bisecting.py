@@ -23,7 +23,7 @@ from minidbg.watch.states import is_fallback
 from minidbg.words import environment
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import EXIT_STATUS, Outcome, Verdict
-from minidbg.words.text import last_line
+from minidbg.words.text import last_line, plural
 from minidbg.workers import run_python
 from minidbg.workers.build import build_within
 
@@ -48,7 +48,7 @@ class Culprit:
     def text(self) -> str:
         """For people; the commit is the first word."""
         what = "fixed the failure" if self.fixed else "is the first that fails"
-        return f"{self.commit} {what} ({self.steps} commits tried)\n  {self.subject}\n  {self.author}, {self.date}"
+        return f"{self.commit} {what} ({plural(self.steps, 'commit')} tried)\n  {self.subject}\n  {self.author}, {self.date}"
 
 
 @dataclass(frozen=True, slots=True)

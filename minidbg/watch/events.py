@@ -7,6 +7,7 @@ prints, and ``words`` is the line that people read. A view matches on the class.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -337,8 +338,8 @@ class Unconfirmed(Event):
     seconds: float
 
     def words(self) -> str:
-        known = "was" if self.seen else "its header expects"
-        return f"  {self.verdict + '?':<17} {self.repro} [{self.device}] {known} {self.before}; asking a fresh interpreter"
+        known = f"{self.before} before" if self.seen else f"its header expects {self.before}"
+        return f"  {self.verdict + '?':<17} {self.repro} [{self.device}] {known}; confirming in a fresh interpreter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,15 +372,15 @@ class Flipped(Event):
 
     @property
     def between(self) -> str:
-        """``abc9cb0964 -> +6c2b27b0``: the revisions on both sides, a commit that is on both only once."""
+        """``abc9cb0964 -> with edits (6c2b27b0)``: the revisions on both sides, a commit that is on both only once."""
         before, after = self.last_before, self.first_after
         if not (before or after):
             return ""
         if before == after:
-            return f"at {after}, no watched file changed"
+            return f"at {in_words(after)}, no watched file changed"
         commit = after.partition("+")[0]
         same = commit == before.partition("+")[0] and "+" in after and ", " not in after
-        return f"{before or '?'} -> {after[len(commit) :] if same else after or '?'}"
+        return f"{in_words(before)} -> {in_words(after[len(commit) :] if same else after)}"
 
     def history_line(self) -> str:
         """As ``minidbg history`` prints it."""
@@ -387,7 +388,7 @@ class Flipped(Event):
             f"{moment(self.at)}  {self.kind:<11} {self.repro} [{self.device}] {self.before} -> {self.after}"
         )
         if self.first_after:
-            text += f" between {self.last_before or '?'} and {self.first_after}"
+            text += f" between {in_words(self.last_before)} and {in_words(self.first_after)}"
         if self.files:
             text += f" ({', '.join(self.files[:3])}{', ...' if len(self.files) > 3 else ''})"
         return text
@@ -402,6 +403,11 @@ class Flipped(Event):
         names = ("repro", "device", "kind", "before", "after", "files")
         shown = {name: getattr(self, name) for name in names}
         return {"at": round(self.at, 1), **shown, "between": self.between}
+
+
+def in_words(revisions: str) -> str:
+    """``abc9cb0964 with edits (6c2b27b0)`` for ``abc9cb0964+6c2b27b0``."""
+    return re.sub(r"\+([0-9a-f]{8})\b", r" with edits (\1)", revisions).lstrip() or "?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,7 +492,7 @@ class CaptureKnown(Event):
     repro: str
 
     def words(self) -> str:
-        return f"{display_path(self.capture)} shows the failure of {self.repro}, so it is left as it is"
+        return f"{display_path(self.capture)} is not reduced: {self.repro} already covers it"
 
 
 @dataclass(frozen=True, slots=True)

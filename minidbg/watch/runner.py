@@ -14,7 +14,7 @@ from pathlib import Path
 
 from minidbg.history import State
 from minidbg.judge.command import JUDGE_SCRIPT
-from minidbg.judge.death import outcome_of_run, signal_name
+from minidbg.judge.death import outcome_of_run
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import Column, WatchSettings, Workers
 from minidbg.watch.snapshot import Root, is_inside
@@ -25,6 +25,7 @@ from minidbg.words.files import link_or_copy
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import RunSpec
+from minidbg.words.text import signal_name
 from minidbg.workers import memory_limit
 from minidbg.workers.pool import NUMBERS, Ended, Mode, Order, Pool, busyness
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 
@@ -40,8 +41,29 @@ def display_path(path: str | os.PathLike[str]) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 repro``, ``2 repros``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """``1 repro``, ``2 repros``, ``6,005 pairs``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def shrinkage(before: int, after: int) -> str:
+    """``44 -> 1 nodes``; ``1 node, nothing to remove``."""
+    if before != after:
+        return f"{before} -> {after} nodes"
+    return f"{plural(after, 'node')}, {'nothing to remove' if after == 1 else 'none removed'}"
+
+
+def ordinal(number: int) -> str:
+    """``1st``, ``2nd``, ``11th``, of a number that counts from 1."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV`` for 11."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def moment(at: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minidbg.watch.places import Place
+from minidbg.words.text import plural
 
 if TYPE_CHECKING:
     from minidbg.history import Environment
@@ -66,7 +67,7 @@ def members_of(
             places[name] = Place(environment, resource, slots + (known.slots if known else 0))
     if workers and not ours:
         notices.add(
-            f"none of the cluster's {len(workers)} workers can judge repros: start them by 'minidbg worker ADDRESS'"
+            f"none of the cluster's {plural(len(workers), 'worker')} can judge repros: start them by 'minidbg worker ADDRESS'"
         )
     return places, notices
 

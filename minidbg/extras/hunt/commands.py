@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,11 @@ from minidbg.commands.output import (
     print_json,
     repro_folder,
 )
-from minidbg.words.text import in_one_line, printable
+from minidbg.words.text import in_one_line, plural, printable
 
 if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
     from minidbg.extras.hunt.hunting import Hunt, HuntProgress, Listener
     from minidbg.extras.hunt.states import DistinctFailure
     from minidbg.extras.hunt.table import OpCell
@@ -96,11 +98,12 @@ def hunt(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Run torch's operator samples, then random graphs, through BACKEND: which op works in which dtype.
+    """Find out which op works in which dtype with BACKEND.
 
-    BACKEND is a registered name, package:name where the import of a package of another name registers it, or
-    module:attribute. Each distinct failure ends as a verified repro. A hunt that was ended in any way goes on where it
-    was when it is started again; one that is complete, or whose backend has changed, begins anew with what failed before.
+    Runs torch's operator samples, then random graphs. BACKEND is a registered name, package:name where the import
+    of a package of another name registers it, or module:attribute. Each distinct failure ends as a verified repro.
+    A hunt that was ended in any way goes on where it was when it is started again; one that is complete, or whose
+    backend has changed, begins anew with what failed before.
 
     Exit status 0: nothing fails; with --baseline, nothing that is new or worse. 1: something does. 125: cannot hunt.
     """
@@ -123,7 +126,7 @@ def hunt(
         hunted = Hunt(wanted, listener)
         if hunted.store.resumed:
             note(
-                f"goes on with a hunt of which {len(hunted.store.results)} candidates are done; --fresh begins anew"
+                f"going on with a hunt that has run {plural(len(hunted.store.results), 'program')}; --fresh begins anew"
             )
         interrupted = False
         try:
@@ -170,11 +173,9 @@ def tell(
         for case in cases:
             print_case(case)
         click.echo(", ".join(f"{count} {state}" for state, count in totals.items()) or "nothing was tried")
-    tried = len({(cell.op, cell.dtype, cell.device) for cell in cells if cell.op != table.GRAPHS})
+    tried = tried_in_words(hunted, cells)
     rest = "" if hunted.complete and not interrupted else "; the same command goes on from here"
-    note(
-        f"{tried} of {len(hunted.cells)} cells tried, {len(store.results)} candidates, {len(cases)} distinct failures{rest}"
-    )
+    note(f"{plural(len(cases), 'failure')}; {tried}{rest}")
     if waiting := sum(not one.settled for one in cases):
         note(f"{waiting} of the failures {'is' if waiting == 1 else 'are'} captured and not reduced yet")
     for one in store.refuted()[:MOST_TOLD]:
@@ -182,10 +183,7 @@ def tell(
     for complaint in hunted.complaints:
         note(complaint)
     if html is not None:
-        facts = {
-            "torch": torch.__version__,
-            "tried": f"{tried} of {len(hunted.cells)} cells, {len(store.results)} candidates",
-        }
+        facts = {"torch": torch.__version__, "tried": tried}
         html.write_text(table.heat_map(store, f"{backend}: what works", facts), encoding="utf-8")
         note(f"written: {html}")
     failing = bool(cases)
@@ -194,6 +192,19 @@ def tell(
         if update:
             table.write_baseline(baseline, store, backend)
     return 1 if failing else 0
+
+
+PAIR = "op x dtype pair"
+"""What a row of the table has a letter for; on each device one."""
+
+
+def tried_in_words(hunted: Hunt, cells: Sequence[OpCell]) -> str:
+    """``120 of 6,005 op x dtype pairs, 12 random graphs``."""
+    from minidbg.extras.hunt.table import GRAPHS
+
+    tried = len({(cell.op, cell.dtype, cell.device) for cell in cells if cell.op != GRAPHS})
+    graphs = sum(sum(cell.counts.values()) for cell in cells if cell.op == GRAPHS)
+    return f"{tried:,} of {plural(len(hunted.cells), PAIR)}, {plural(graphs, 'random graph')}"
 
 
 def print_records(
@@ -292,32 +303,35 @@ def progress() -> AbstractContextManager[Listener]:
     """A listener in a block: a bar on a terminal, else a line now and then on stderr."""
     if VERBOSITY.get() < 0:
         return nullcontext(lambda standing: None)
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-
-    from minidbg.reduction.result import bar_or_lines
+    from minidbg.reduction.result import bar_or_lines, cut_off_first, short_bar
 
     def shown(standing: HuntProgress) -> dict[str, Any]:
         return {
-            "total": standing.cells, "completed": standing.cells_begun, "tried": standing.tried,
-            "failures": standing.failures, "left": time_left(standing), "doing": standing.doing[:40],
+            "total": standing.cells, "completed": standing.cells_begun,
+            "figures": figures(standing), "doing": standing.doing,
         }  # fmt: skip
 
-    def line(standing: HuntProgress) -> str:
+    def figures(standing: HuntProgress) -> str:
         return (
-            f"{standing.cells_begun} of {standing.cells} cells, {standing.tried} tried, {standing.failures} distinct failures, "
-            f"{time_left(standing)}; now {standing.doing}"
+            f"{standing.cells_begun:,} of {plural(standing.cells, PAIR)}, "
+            f"{plural(standing.failures, 'failure')}, {time_left(standing)}"
         )
 
-    columns = (
-        TextColumn("minidbg: hunt"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn(
-            "cells, {task.fields[tried]} tried, {task.fields[failures]} failures, {task.fields[left]}  {task.fields[doing]}"
-        ),
-    )
-    first = {"tried": 0, "failures": 0, "left": "starting", "doing": ""}
-    return bar_or_lines(sys.stderr, lambda: columns, first, shown, line, every_s=LINE_EVERY_S)
+    def line(standing: HuntProgress) -> str:
+        return f"{figures(standing)}; now {standing.doing}"
+
+    def columns() -> Iterable[ProgressColumn]:
+        from rich.progress import TextColumn
+
+        return (
+            TextColumn("minidbg:"),
+            short_bar(),
+            TextColumn("{task.fields[figures]}"),
+            cut_off_first("{task.fields[doing]}"),
+        )
+
+    first = {"figures": "starting", "doing": ""}
+    return bar_or_lines(sys.stderr, columns, first, shown, line, every_s=LINE_EVERY_S)
 
 
 def time_left(standing: HuntProgress) -> str:

@@ -27,6 +27,7 @@ from minidbg.reduction.importers import backend_named
 from minidbg.reduction.result import Limits
 from minidbg.torch_internals import OP_SAMPLES
 from minidbg.words.errors import MinidbgError
+from minidbg.words.text import shrinkage
 from minidbg.workers import ChildResult
 
 BATCH_SECONDS = 15.0
@@ -273,7 +274,7 @@ class Hunt:
         if done.answered:
             answer = dict(done.value)
             if answer.get("path"):
-                answer["line"] = f"{answer['nodes_before']} -> {answer['nodes_after']} nodes"
+                answer["line"] = shrinkage(answer["nodes_before"], answer["nodes_after"])
             else:
                 answer.setdefault(
                     "refused", f"no repro: {answer.get('verdict')}: {'; '.join(answer.get('notes', ()))}"

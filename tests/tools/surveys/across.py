@@ -30,7 +30,7 @@ STAND_IN = TESTS / "stand_ins/acme_device"
 SAID = re.compile(
     r"No mesh, DTensor or collective is needed|DTensors are part of the failure|Collectives are part of the failure|"
     r"Seen on rank \d of \d|The backend asks for its rank|Fails on \w+, (?:passes|fails) on cpu|on a device in error|"
-    r"captured, not reduced at once: out of memory|cannot be written into a repro script[^\n]{0,120}",
+    r"not reduced at once: out of memory|cannot be written into a repro script[^\n]{0,120}",
     re.IGNORECASE,
 )
 """What minidbg says of ranks, devices and subclasses, in a repro or while the program runs."""

@@ -242,7 +242,12 @@ X = torch.ones(2, 3)
         (
             case_of(lambda x: torch.sum(x, 1), X),
             case_of(lambda x: torch.sum(x, 0), X),
-            "passes with plainer arguments of the same calls",
+            "passes with `0` instead of `1` in sum_1",
+        ),
+        (
+            case_of(lambda x: torch.add(x, x, alpha=2), X),
+            case_of(lambda x: torch.add(x, x), X),
+            "passes without `alpha=2` in add",
         ),
         (
             case_of(relu, X.clone().requires_grad_()),
@@ -257,7 +262,7 @@ X = torch.ones(2, 3)
         (case_of(lambda x, n: x * n, X, 3), case_of(lambda x, n: x * n, X, 1), "passes when input 1 is 1 instead of 3"),
         (case_of(relu, X), case_of(relu, -X), "passes with plainer values in its inputs"),
     ],
-    ids=["an op", "an input", "an argument", "a gradient", "strides", "a number", "values"],
+    ids=["an op", "an input", "an argument", "a keyword", "a gradient", "strides", "a number", "values"],
 )  # fmt: skip
 def test_what_the_passing_neighbour_lacks_is_told(smallest: Case, neighbour: Case, said: str) -> None:
     assert first_difference(smallest, neighbour) == said

@@ -383,17 +383,17 @@ def test_the_outermost_exception_is_told_where_it_was_before(
 
 
 def test_what_was_known_of_a_wrong_result_is_told_beside_the_figures_of_the_smallest(case: Case) -> None:
-    before = "x gives wrong results: output 3 differs: by 9\nagainst float64 its rmse is 8\nfirst differing node: a"
+    before = "x gives wrong results: output 3 differs: by 9\nRMSE against float64: backend 8\nfirst differing node: a"
     wrong = replace(
         case.with_spec(signature=Signature(Kind.ACCURACY, message="output: float")),
         provenance=Provenance(message=before),
     )
     said = Outcome(
-        Verdict.REPRODUCES, message="output 0 differs: by 2; against float64 its rmse is 1", seconds=1.0
+        Verdict.REPRODUCES, message="output 0 differs: by 2; RMSE against float64: backend 1", seconds=1.0
     )
     found, meeting = SimpleNamespace(smallest=wrong), SimpleNamespace(last_shown=said)
     assert publishing.message_of(wrong, wrong, found, meeting) == (
-        "output 0 differs: by 2\nagainst float64 its rmse is 1\nfirst differing node: a"
+        "output 0 differs: by 2\nRMSE against float64: backend 1\nfirst differing node: a"
     )
     larger = replace(wrong, graph_module=chain()[0])
     assert publishing.message_of(larger, wrong, found, meeting) == before
@@ -490,7 +490,9 @@ def test_other_failures_met_on_the_way_are_kept_as_captures(tmp_path: Path, orac
     case = with_its_failure(failing_case(two_bugs))
     written = reduced(case, tmp_path)
     assert written.also_found == 1
-    assert "also found another failure" in written.line
+    ((said, path),) = written.others
+    assert said in written.line
+    assert repro.read_header(Path(path)).provenance.message.startswith(said)
     (capture,) = repro.captures(tmp_path).glob("*.py")
     assert repro.read_header(capture).spec.signature is not None
     assert repro.read_header(capture).spec.signature.types == ("TypeError",)  # type: ignore[union-attr]

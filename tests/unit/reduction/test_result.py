@@ -10,56 +10,19 @@ from typing import Any
 
 import pytest
 
-from minidbg.reduction.result import Limits, Progress, ReductionResult, on_stream
+from minidbg.reduction.result import Limits, Progress, ReductionResult, figures_of, on_stream
 from minidbg.words.outcome import Verdict
 
 WRITTEN = ReductionResult(Path("r.py"), 812, 1, 14, 3.21, True, Verdict.REPRODUCES)
 NOTHING = replace(WRITTEN, path=None, verdict=Verdict.GONE)
-RUN = "run: python r.py"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.mark.parametrize(
-    ("written", "line"),
-    [
-        (WRITTEN, f"812 -> 1 nodes, 14 runs, 3.2 s; {RUN}"),
-        (
-            replace(WRITTEN, known_before=True),
-            f"812 -> 1 nodes, found before, and its repro still fails; {RUN}",
-        ),
-        (
-            replace(WRITTEN, also_found=1),
-            f"812 -> 1 nodes, 14 runs, 3.2 s (also found another failure); {RUN}",
-        ),
-        (replace(WRITTEN, also_found=2), f"812 -> 1 nodes, 14 runs, 3.2 s (also found 2 others); {RUN}"),
-        (
-            replace(WRITTEN, certified=False),
-            f"812 -> 1 nodes, 14 runs, 3.2 s (not certified as minimal); {RUN}",
-        ),
-        (
-            replace(WRITTEN, certified=False, ended_by="budget of 8 s"),
-            f"812 -> 1 nodes, 14 runs, 3.2 s (not certified as minimal: budget of 8 s); {RUN}",
-        ),
-        (
-            replace(WRITTEN, ended_by="budget of 8 s"),
-            f"812 -> 1 nodes, 14 runs, 3.2 s (not made plainer: budget of 8 s); {RUN}",
-        ),
-        (NOTHING, "812 -> 1 nodes, 14 runs, 3.2 s; no verified repro (gone)"),
-        (
-            replace(NOTHING, notes=("eager agrees", "nothing printed")),
-            "812 -> 1 nodes, 14 runs, 3.2 s; no verified repro (gone): eager agrees; nothing printed",
-        ),
-        (
-            replace(NOTHING, ended_by="budget of 8 s"),
-            "812 -> 1 nodes, 14 runs, 3.2 s; not verified: budget of 8 s",
-        ),
-    ],
+    "written",
+    [WRITTEN, replace(WRITTEN, also_found=1, others=(("said", "a.py"),)), replace(NOTHING, notes=("a", "b"))],
+    ids=["a repro", "others", "none"],
 )
-def test_the_line_says_what_became_of_the_failure(written: ReductionResult, line: str) -> None:
-    assert written.line == line
-
-
-@pytest.mark.parametrize("written", [WRITTEN, replace(NOTHING, notes=("a", "b"))], ids=["a repro", "none"])
 def test_a_result_is_read_back_from_its_json(written: ReductionResult) -> None:
     assert ReductionResult.from_json(written.to_json()) == written
 
@@ -97,10 +60,8 @@ def test_where_no_bar_can_be_drawn_lines_come_at_most_every_five_seconds(
 ) -> None:
     monkeypatch.setenv("TERM", term)
     events = [at(1.0), at(5.0), at(9.9), at(10.0, rest_seconds=11.2)]
-    assert said(Stream(is_terminal), *events).splitlines() == [
-        "minidbg: bisect: 800 -> 12 nodes, 7 runs, 5 s",
-        "minidbg: bisect: 800 -> 12 nodes, 7 runs, 10 s, about 12 s more",
-    ]
+    shown = [f"minidbg: bisect: {figures_of(event)}" for event in (events[1], events[3])]
+    assert said(Stream(is_terminal), *events).splitlines() == shown
 
 
 def test_a_terminal_has_a_bar_from_the_first_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +69,16 @@ def test_a_terminal_has_a_bar_from_the_first_run_on(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("COLUMNS", "150")
     drawn = COLOURS.sub("", said(Stream(True), at(0.1, rest_seconds=11.2)))
     assert "minidbg: bisect" in drawn
-    assert "788/800 nodes removed, 12 left, 7 runs" in drawn
-    assert "about 12 s more" in drawn
-    assert "->" not in drawn
+    assert figures_of(at(0.1, rest_seconds=11.2)) in drawn
+
+
+def test_a_narrow_terminal_cuts_off_the_words_of_the_bar_and_no_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    long = Progress("a phase with a name that is longer than others", 19999, 20000, 1234, 1234.0, 1234.0)
+    drawn = COLOURS.sub("", said(Stream(True), long))
+    assert figures_of(long) in drawn
+    assert "others" not in drawn
+    assert "minidbg: bisect \u2501" in COLOURS.sub("", said(Stream(True), at(99.0, rest_seconds=99.0)))

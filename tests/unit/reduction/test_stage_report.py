@@ -31,8 +31,8 @@ REPORT = StageReport(
 SENTENCES = {
     "a lowering": (
         REPORT,
-        "eager, aot_eager and aot_eager_decomp_partition pass; inductor fails, and passes without number 3 of its "
-        'lowerings (aten "cumsum")',
+        "eager, aot_eager and aot_eager_decomp_partition pass; inductor fails, and passes when the 4th of its "
+        'lowerings (aten "cumsum") is skipped',
     ),
     "an option": (
         replace(REPORT, subsystem="inductor_layout_optimization", number=None, detail=""),

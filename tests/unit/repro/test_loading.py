@@ -213,8 +213,8 @@ class TestEdited:
     @pytest.mark.parametrize(
         ("change", "why"),
         [
-            (("class Repro", "class Model"), "no definition of 'Repro'"),
-            (("def inputs", "def values"), "no definition of 'inputs'"),
+            (("class Repro", "class Model"), "defines no Repro"),
+            (("def inputs", "def values"), "defines no inputs"),
             (("def inputs", "def inputs("), "not a Python script"),
             (("    return (x,)\n", "    return (x, x)\n"), "inputs.. gives 2 values, the model takes 1"),
         ],

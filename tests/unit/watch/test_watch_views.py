@@ -85,10 +85,10 @@ def broken() -> Event:
 @pytest.mark.parametrize(
     ("before", "after", "text"),
     [
-        ("aaaaaaaaaa", "aaaaaaaaaa+12345678", "aaaaaaaaaa -> +12345678"),
-        ("aaaaaaaaaa+1", "bbbbbbbbbb", "aaaaaaaaaa+1 -> bbbbbbbbbb"),
+        ("aaaaaaaaaa", "aaaaaaaaaa+12345678", "aaaaaaaaaa -> with edits (12345678)"),
+        ("aaaaaaaaaa+12345678", "bbbbbbbbbb", "aaaaaaaaaa with edits (12345678) -> bbbbbbbbbb"),
         ("aaaaaaaaaa", "aaaaaaaaaa", "at aaaaaaaaaa, no watched file changed"),
-        ("one a, two b", "one a, two b+1", "one a, two b -> one a, two b+1"),
+        ("one a, two b", "one a, two b+12345678", "one a, two b -> one a, two b with edits (12345678)"),
     ],
 )
 def test_a_flip_says_what_happened_before_the_revisions(before: str, after: str, text: str) -> None:
@@ -513,7 +513,8 @@ def test_accept_makes_a_regression_test_and_begins_no_new_history(
 
     monkeypatch.setenv("MINIDBG_DIR", str(folder))
     before = read_repro(folder / "b.py", "b.py")
-    assert run(accept, "b") == (0, f"{folder / 'b.py'} expects gone\n")
+    done, said = run(accept, "b")
+    assert (done, "regression test" in said) == (0, True)
     run(accept, "b.py", "--mute", 'waits for "#7"')
     after = read_repro(folder / "b.py", "b.py")
     assert (after.expect, after.muted) == (Verdict.GONE, 'waits for "#7"')
@@ -528,9 +529,13 @@ def test_accept_makes_a_regression_test_and_begins_no_new_history(
 def test_status_tells_whether_somebody_watches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status_now, text = run(status, folder)
     assert status_now == 1
-    assert "is not being watched" in text
+    assert "not watched" in text
     assert "last sweep: 2" in text
-    assert "1 damaged, 2 gone, 1 not seen" in text
+    assert json.loads(run(status, folder, "--json")[1])["verdicts"] == {
+        "damaged": 1,
+        "gone": 2,
+        "not seen": 1,
+    }
     with History.open(folder / ".minidbg" / "history.sqlite") as opened:
         opened.start_sweep(NOW, code="c", files=[])
     assert "last sweep: 3" in run(status, folder)[1]
