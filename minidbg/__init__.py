@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from minidbg.words.errors import AccuracyError, MinidbgError
     from minidbg.words.kinds import Kind
     from minidbg.words.outcome import Outcome, Signature, Verdict
-    from minidbg.wrapper import Stats, report_of, stats, wrap, wrap_compiler
+    from minidbg.wrapper import Report, Stats, report_of, stats, wrap, wrap_compiler
+
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "wrap",
     "wrap_compiler",
     "report_of",
+    "Report",
     "stats",
     "Stats",
     "minimize",
@@ -48,7 +51,7 @@ __all__ = [
 HOMES = {
     name: home
     for home, names in {
-        "minidbg.wrapper": ("wrap", "report_of", "wrap_compiler", "stats", "Stats"),
+        "minidbg.wrapper": ("wrap", "report_of", "Report", "wrap_compiler", "stats", "Stats"),
         "minidbg.reduction": ("minimize", "Minimized"),
         "minidbg.library": ("load", "check", "reduce", "save_repro"),
         "minidbg.fx.case": ("Case",),

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from minidbg import __version__
 from minidbg.commands.output import (
     CANNOT_JUDGE,
     INTERRUPTED,
@@ -65,7 +66,7 @@ class Commands(click.Group):
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="minidbg")
+@click.version_option(__version__)
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Shrink what breaks a torch.compile backend, keep it as a script, and watch it get fixed.

@@ -168,5 +168,11 @@ def test_the_demo_ends_with_a_repro_in_the_current_folder(tmp_path: Path) -> Non
     done = cli("demo", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "313 -> 2 nodes" in done.stdout
-    assert "exit status 1 (1 = reproduces)" in done.stdout
-    assert len(list((tmp_path / "minidbg_repros").glob("*.py"))) == 1
+    assert "exit status 1 (1 while the bug is there" in done.stdout
+    (repro,) = (tmp_path / "minidbg_repros").glob("*.py")
+    assert "# dependencies" in repro.read_text()
+    assert "# dependencies" not in done.stdout  # comments for tools
+    commands = [line.partition("  #")[0].rstrip() for line in done.stdout.splitlines()[-3:]]
+    assert commands == [
+        f"minidbg show {repro.stem}", f"pytest minidbg_repros/{repro.name}", "minidbg run YOUR_PROGRAM.py"
+    ]  # fmt: skip

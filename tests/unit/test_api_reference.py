@@ -1,14 +1,25 @@
-"""Every public name says what it is; every public function says what it raises, and takes no argument unmentioned."""
+"""Every public name says what it is; every public function says what it raises, and takes no argument unmentioned.
+
+``minidbg help python`` lists them all, as they are.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 import typing
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import minidbg
+from minidbg.commands import cli
+from minidbg.commands.about import topics
 from minidbg.words.settings import WrapSettings
+
+LISTED = (topics()["python"].partition("## Public names")[2].split("```")[1]).splitlines()[1:]
+NAMES = re.compile(r"\w+")
 
 
 @pytest.mark.parametrize("name", minidbg.__all__)
@@ -38,3 +49,58 @@ def test_importing_minidbg_loads_no_torch() -> None:
 
     code = "import sys, minidbg; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_every_public_name_is_listed_once_and_no_other() -> None:
+    assert [NAMES.match(line)[0] for line in LISTED] == minidbg.__all__  # type: ignore[index]
+
+
+@pytest.mark.parametrize("line", [line for line in LISTED if "(" in line])
+def test_a_public_function_takes_what_the_list_says(line: str) -> None:
+    assert line == as_listed(line.partition("(")[0])
+
+
+def as_listed(name: str) -> str:
+    """A function's name and arguments, without their types. A setting that is not given is None, and comes from elsewhere."""
+    function = getattr(minidbg, name)
+    words: list[str] = []
+    for one in inspect.signature(function).parameters.values():
+        if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD) and "*" not in words:
+            words.append("*")
+        if one.kind is one.VAR_KEYWORD:
+            settings = typing.get_args(typing.get_type_hints(function)[one.name])[0]
+            words += [f"{setting}=None" for setting in typing.get_type_hints(settings)]
+        else:
+            words.append(str(one.replace(annotation=one.empty)))
+    return f"{name}({', '.join(words)})"
+
+
+@pytest.mark.parametrize("line", [line for line in LISTED if "(" not in line])
+def test_a_public_class_has_what_the_list_says(line: str) -> None:
+    name, *attributes = NAMES.findall(line)
+    found = an_accuracy_error() if name == "AccuracyError" else getattr(minidbg, name)
+    assert attributes
+    assert [one for one in attributes if not hasattr(found, one)] == []
+
+
+def an_accuracy_error() -> minidbg.AccuracyError:
+    return minidbg.AccuracyError("differs", {"signature": {}, "where": "output 0", "category": "nan"})
+
+
+def test_the_manual_names_no_other_name_as_public() -> None:
+    manual = "\n".join([(Path(minidbg.__file__).parents[1] / "README.md").read_text(), *topics().values()])
+    named = set(re.findall(r"(?<!tool\.)\bminidbg\.([a-zA-Z_]\w*)(?!\.)\b", manual))
+    assert named - {*minidbg.__all__, "__version__"} == set()
+
+
+def test_the_command_line_has_the_version_of_the_module() -> None:
+    assert (
+        CliRunner().invoke(cli, ["--version"], prog_name="minidbg").output
+        == f"minidbg, version {minidbg.__version__}\n"
+    )
+
+
+def test_the_newest_changes_are_those_of_the_present_version() -> None:
+    newest, *earlier = re.findall(r"(?m)^## ([\w.]+)", topics()["changes"])
+    assert newest == minidbg.__version__
+    assert newest not in earlier

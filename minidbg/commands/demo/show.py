@@ -1,7 +1,8 @@
-"""What ``minidbg demo`` prints around its program: the bug, the failure, the reduction, the script, its run."""
+"""What ``minidbg demo`` prints around its program: the bug, the failure, the reduction, the script, its run, what next."""
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.syntax import Syntax
+from rich.text import Text
 
 from minidbg.words import environment
 from minidbg.words.errors import MinidbgError
-from minidbg.words.script_header import DIVIDER
+from minidbg.words.script_header import START
+from minidbg.words.text import display_path
 from minidbg.wrapper import Report, report_of
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -25,34 +28,56 @@ def run(console: Console) -> Report:
     """
     console.rule("the backend under test")
     source = PROGRAM.read_text()
-    function = source[source.index("def tiny_fuser") : source.index("class Block")].rstrip()
-    console.print(python(function))
+    print_python(console, source[source.index("def tiny_fuser") : source.index("class Block")])
 
-    console.rule("the program: torch.compile(model, backend=minidbg.wrap(tiny_fuser))")
+    console.rule("a transformer: torch.compile(model, backend=minidbg.wrap(tiny_fuser))")
     error = failure_of_program()
-    console.print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
+    raised = f"{type(error).__name__}: {error}".partition("\n\n")[0]  # then come torch's own variables
+    print_text(console, raised, style="red")
     report = report_of(error)
     if report is None or report.path is None:
         raise MinidbgError(
             f"the demo's failure left no verified repro: {report.line if report else 'no report'}"
         )
-    console.print(report.line, style="bold", markup=False)
+    print_text(console, f"minidbg: {report.line}", style="bold")
 
-    console.rule(str(report.path))
+    shown = display_path(report.path)
+    console.rule(f"the script: {shown}")
     script = report.path.read_text()
-    console.print(python(script.split(DIVIDER)[0].rstrip()))
+    about = START.split(script)[0].rstrip()
+    print_python(console, about)
+    rest = len(script.splitlines()) - len(about.splitlines())
+    print_text(console, f"({rest} more lines are comments for tools)", style="dim")
 
+    console.rule(f"python {shown}")
     command = [sys.executable, str(report.path)]
-    console.rule(f"python {report.path}")
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment.for_judge())
-    console.print(done.stdout.rstrip(), markup=False, highlight=False)
-    console.print(f"exit status {done.returncode} (1 = reproduces)", style="dim")
-    console.print("'pytest REPRO' runs it as a test, which needs pytest: pip install pytest", style="dim")
+    print_text(console, done.stdout.rstrip())
+    print_text(
+        console, f"exit status {done.returncode} (1 while the bug is there, 0 once it is gone)", style="dim"
+    )
     if done.returncode != 1:
         raise MinidbgError(
             f"the demo's repro ended with status {done.returncode}, not 1: {done.stderr[-2000:]}"
         )
+
+    what_next(console, report.path)
     return report
+
+
+def what_next(console: Console, repro: Path) -> None:
+    """The commands that a person may try now. pytest is no dependency: where it is missing, that is said."""
+    needs = "" if importlib.util.find_spec("pytest") else "; first: pip install pytest"
+    console.rule("what next")
+    for command, what in (
+        (f"minidbg show {repro.stem}", "what is known of the failure, and the nearest graph that passes"),
+        (f"pytest {display_path(repro)}", f"the script is a test too{needs}"),
+        (
+            "minidbg run YOUR_PROGRAM.py",
+            "your own program, with every torch.compile in it wrapped; more: minidbg help",
+        ),
+    ):
+        print_text(console, f"{command:<{len(display_path(repro)) + 8}} # {what}")
 
 
 def failure_of_program() -> Exception:
@@ -64,6 +89,12 @@ def failure_of_program() -> Exception:
     raise MinidbgError(f"the demo program did not fail: {PROGRAM}")
 
 
-def python(source: str) -> Syntax:
-    """``source`` with highlighting, for a terminal of either brightness."""
-    return Syntax(source, "python", theme="ansi_dark", background_color="default", word_wrap=True)
+def print_python(console: Console, source: str) -> None:
+    """Highlighted for a terminal of either brightness, in lines that can be copied: the terminal breaks them."""
+    syntax = Syntax("", "python", theme="ansi_dark", background_color="default")
+    print_text(console, syntax.highlight(source.rstrip()))
+
+
+def print_text(console: Console, text: str | Text, style: str = "") -> None:
+    """Lines as they are, whatever is in them, also where they are longer than the console is wide."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

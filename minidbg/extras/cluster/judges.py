@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import errno
 import functools
-import importlib.metadata
 import json
 import os
 import platform
@@ -27,6 +26,7 @@ import click
 from distributed import Reschedule, Status, Worker, WorkerPlugin, get_worker
 from platformdirs import user_cache_dir
 
+from minidbg import __version__
 from minidbg.extras.cluster.code import Code, Trees, as_sent, moved, sha_of
 from minidbg.extras.cluster.members import resource_of, slots_of
 from minidbg.words.json_lines import last_json
@@ -103,7 +103,7 @@ class Judges(WorkerPlugin):
         packages = sorted(name for name in names if name.endswith(".dist-info"))
         alike = {
             "torch": said["torch"], "python": said["python"], "machine": said["machine"], "devices": said["devices"],
-            "packages": sha_of("\n".join(packages).encode()), "minidbg": importlib.metadata.version("minidbg"),
+            "packages": sha_of("\n".join(packages).encode()), "minidbg": __version__,
         }  # fmt: skip
         mark = sha_of(json.dumps(alike, sort_keys=True).encode())[:4]
         kind = kind or f"{platform.machine()}-torch{said['torch'].partition('+')[0] or 'none'}-{mark}"

@@ -9,7 +9,6 @@ to arrives as an event: a result of Dask's would have to be fetched from the wor
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 from distributed import Client
 from distributed.scheduler import KilledWorker
 
+from minidbg import __version__
 from minidbg.extras.cluster import judges
 from minidbg.extras.cluster.code import INSTALLED, Code, code_of
 from minidbg.extras.cluster.connection import RETRY_S, Connection
@@ -74,7 +74,7 @@ class ClusterPool:
         self.zips: dict[tuple[Client, str, str], Any] = {}
         """The futures of zips, by client, digest and resource."""
         self.zipping = asyncio.Lock()
-        self.roster = Roster(importlib.metadata.version("minidbg"))
+        self.roster = Roster(__version__)
         # Of the answers. A scheduler keeps the last events of each topic for ever, so there are only sixteen.
         self.topic = f"{judges.NAME}-{self.session[0]}"
         topics = {"all": self.event, judges.NAME: self.event, self.topic: self.answered}

@@ -30,6 +30,8 @@ from typing import Any
 
 import psutil
 
+from minidbg import __version__
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 REAL = (
@@ -97,7 +99,7 @@ def serve(port: int, folder: str, columns: int, workers: int, faster: float) -> 
             sleeper = Sleeper(kind, faster)
             sleeper.log = f"{folder}/busy-{number}"
             facts = {
-                "minidbg": VERSION, "torch": "", "python": "", "machine": "m", "packages": "p", "mark": "1",
+                "minidbg": __version__, "torch": "", "python": "", "machine": "m", "packages": "p", "mark": "1",
                 "devices": {"cpu": {"name": "c", "driver": ""}}, "host": f"h{number}", "slots": 1, "kind": kind,
             }  # fmt: skip
             worker.startup_information["minidbg"] = lambda _, facts=facts: facts
@@ -110,9 +112,6 @@ def serve(port: int, folder: str, columns: int, workers: int, faster: float) -> 
         await asyncio.gather(*(one.finished() for one in started))
 
     asyncio.run(run())
-
-
-VERSION = __import__("importlib.metadata").metadata.version("minidbg")
 
 
 def scheduler(port: int) -> None:

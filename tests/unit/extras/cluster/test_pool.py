@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
 
+from minidbg import __version__
 from minidbg.extras.cluster import members
 from minidbg.extras.cluster import pool as room
 from minidbg.extras.cluster.code import Code, sha_of
@@ -25,7 +26,7 @@ from minidbg.workers.pool import Ended, Mode, Order
 
 from .test_members import worker
 
-MINE = {"minidbg": room.importlib.metadata.version("minidbg")}
+MINE = {"minidbg": __version__}
 
 
 @pytest.fixture
