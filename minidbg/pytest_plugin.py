@@ -1,7 +1,7 @@
 """Repro scripts as tests: ``pytest --minidbg minidbg_repros/``, or with ``--minidbg-devices cpu,cuda``.
 
-Without either option nothing changes: a repro named on the command line is a test module of its own, which fails while
-its failure is there.
+Without either option a repro is a test module of its own, which fails while its failure is there, where the command line names
+it or its repro folder (``pytest minidbg_repros/``); all else is as without this plugin.
 
 A repro whose header says ``expect = "reproduces"`` is a strict expected failure: it stays quiet while the failure is there,
 and fails the day it is fixed, so that somebody writes ``expect = "gone"`` and it is a regression test from then on. Each runs
@@ -92,9 +92,18 @@ def pool_of(config: pytest.Config, backends: set[str] | None) -> OneByOne:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collect repros that pytest would pass by."""
-    if not wanted(parent.config) or not is_repro(file_path) or python_collects(file_path, parent):
+    if not (wanted(parent.config) or is_in_named_folder(file_path, parent)):
+        return None
+    if not is_repro(file_path) or python_collects(file_path, parent):
         return None  # in the latter case it comes by pytest_pycollect_makemodule: never twice
-    return ReproFile.from_parent(parent, path=file_path)
+    made = ReproFile if wanted(parent.config) else pytest.Module
+    return made.from_parent(parent, path=file_path)
+
+
+def is_in_named_folder(path: Path, parent: pytest.Collector) -> bool:
+    """Whether the file lies in a repro folder that the command line names, as a person does who wants its repros."""
+    is_named = parent.config.args_source is pytest.Config.ArgsSource.ARGS
+    return is_named and parent.session.isinitpath(path.parent) and (path.parent / HIDDEN).is_dir()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -30,10 +30,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_pytest(folder: Path, *arguments: str) -> tuple[int, str]:
+def run_pytest(folder: Path, *arguments: str, option: str = "--minidbg") -> tuple[int, str]:
     env = {"PYTHONPATH": str(folder / "src"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    words = ["-m", "pytest", "-p", "minidbg.pytest_plugin", "-p", "no:cacheprovider", "-rA", "--minidbg"]
-    done = python(*words, *arguments, cwd=folder, env=env, timeout=100)
+    words = ["-m", "pytest", "-p", "minidbg.pytest_plugin", "-p", "no:cacheprovider", "-rA"]
+    done = python(*words, *filter(None, [option]), *arguments, cwd=folder, env=env, timeout=100)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -45,6 +45,7 @@ def outcomes(text: str) -> dict[str, str]:
     return {name: word for word, name in found}
 
 
+NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 EXPECTED = {
     "relu.py": "XFAIL", "crash.py": "XFAIL", "sin.py": "FAILED", "cos.py": "PASSED", "tan.py": "FAILED", "dies.py": "FAILED",
 }  # fmt: skip
@@ -69,6 +70,18 @@ def test_a_path_named_explicitly_is_collected_once(folder: Path) -> None:
     (folder / "minidbg_repros" / "test_like.py").write_text(script("cos", expect="gone"))
     _, text = run_pytest(folder, "minidbg_repros", "--collect-only", "-q")
     assert text.count("test_like.py::") == 1
+
+
+def test_a_repro_folder_is_collected_without_options_where_the_command_line_names_it(folder: Path) -> None:
+    """As modules of their own: a failure that is there is a test that fails."""
+    for op in ("relu", "cos"):
+        with (folder / "minidbg_repros" / f"{op}.py").open("a") as file:
+            file.write(f"\n\ndef test_repro():\n    backend().{op}(3)\n")
+    status, text = run_pytest(folder, "minidbg_repros", option="")
+    assert (status, outcomes(text)) == (1, {"relu.py": "FAILED", "cos.py": "PASSED"})
+    for elsewhere in (folder, folder / "minidbg_repros"):
+        status, text = run_pytest(elsewhere, option="")
+        assert (status, outcomes(text)) == (NO_TESTS, {})
 
 
 def test_each_device_is_a_test_of_its_own(folder: Path) -> None:
