@@ -165,6 +165,8 @@ def test_save_repro_of_what_does_not_fail_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_demo_ends_with_a_repro_in_the_current_folder(tmp_path: Path) -> None:
+    """Also where the person's settings are others."""
+    (tmp_path / "pyproject.toml").write_text('[tool.minidbg]\non_failure = "fallback"\nreduce = "later"\n')
     done = cli("demo", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "313 -> 2 nodes" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import runpy
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from minidbg.words.text import display_path
 from minidbg.wrapper import Report, report_of
 
 PROGRAM = Path(__file__).with_name("program.py")
+SETTINGS = {"MINIDBG_ON_FAILURE": "raise", "MINIDBG_REDUCE": "now"}
+"""What the demo shows, whatever the person's own programs are to do."""
 
 
 def run(console: Console) -> Report:
@@ -82,11 +85,14 @@ def what_next(console: Console, repro: Path) -> None:
 
 def failure_of_program() -> Exception:
     """Run the program as ``__main__`` and return what its backend made torch.compile raise."""
+    os.environ.update(SETTINGS)
     try:
         runpy.run_path(str(PROGRAM), run_name="__main__")
     except Exception as error:  # noqa: BLE001 - any failure of the program is the thing to show
         return error
-    raise MinidbgError(f"the demo program did not fail: {PROGRAM}")
+    raise MinidbgError(
+        "the demo's program did not fail; 'minidbg doctor' and 'minidbg config' show what may keep it from failing"
+    )
 
 
 def print_python(console: Console, source: str) -> None:
