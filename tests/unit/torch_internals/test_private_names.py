@@ -83,6 +83,19 @@ def test_each_name_is_here_in_a_torch_that_was_seen() -> None:
     assert lost == []
 
 
+@pytest.mark.parametrize(
+    ("lacking", "here"), [("expecttest", True), ("torch._not_there", False), (None, False)]
+)
+def test_a_package_that_is_not_installed_is_no_lack_of_torch(
+    lacking: str | None, here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise ModuleNotFoundError(f"No module named {lacking!r}", name=lacking)
+
+    monkeypatch.setattr("importlib.import_module", refuse)
+    assert torch_internals.is_here("torch._not_there.op_db") is here
+
+
 def test_a_name_that_is_really_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._library import custom_ops
 
