@@ -18,7 +18,8 @@ from minidbg.commands import cli
 from minidbg.commands.about import topics
 from minidbg.words.settings import WrapSettings
 
-LISTED = (topics()["python"].partition("## Public names")[2].split("```")[1]).splitlines()[1:]
+TABLE = topics()["python"].partition("## Public names")[2].split("```text\n")[1].split("```")[0]
+LISTED = re.sub(r"\n +", " ", TABLE).splitlines()
 NAMES = re.compile(r"\w+")
 
 
