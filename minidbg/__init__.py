@@ -62,11 +62,13 @@ HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    # Late, so that a command that needs no torch (watch, list, --help) starts without it.
-    if name not in HOMES:
-        raise AttributeError(f"module 'minidbg' has no attribute {name!r}")
-    return getattr(importlib.import_module(HOMES[name]), name)
+if not TYPE_CHECKING:  # a type checker is to refuse a name that is not there
+
+    def __getattr__(name: str) -> Any:
+        # Late, so that a command that needs no torch (watch, list, --help) starts without it.
+        if name not in HOMES:
+            raise AttributeError(f"module 'minidbg' has no attribute {name!r}")
+        return getattr(importlib.import_module(HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

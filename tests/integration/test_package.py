@@ -88,6 +88,32 @@ def test_the_sdist_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
     assert again.read_bytes() == (dist / again.name).read_bytes()
 
 
+TYPED = """
+import torch
+import minidbg
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+torch.compile(f, backend=minidbg.wrap("inductor", verify="never", tolerances={"float16": (1e-2, 1e-3)}))
+report: minidbg.Report | None = minidbg.report_of(ValueError())
+gone: bool = minidbg.check("repro.py").verdict is minidbg.Verdict.GONE
+minidbg.wrap("inductor", verif="never")
+minidbg.no_such_name()
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_public_names_and_arguments(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    errors = [line.partition(": error: ")[2] for line in done.stdout.splitlines() if ": error: " in line]
+    assert [error.rpartition("[")[2] for error in errors] == ["call-arg]", "attr-defined]"], done.stdout
+
+
 def imported(path: Path) -> Iterator[str]:
     """The first part of each module's name that a file imports, late imports included."""
     for node in ast.walk(ast.parse(path.read_text())):
