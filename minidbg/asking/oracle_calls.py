@@ -55,7 +55,7 @@ def submit(
     bisection: str = "",
     executor: Executor | None = None,
 ) -> Outcome:
-    """The outcome of ``execute(case)`` by ``executor``, judged against the case's signature; None: in a fork of this process's forkserver.
+    """Have ``executor`` run ``execute(case)`` in a child, and wait for its outcome; None: in a fork of this process's forkserver.
 
     A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
     kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
@@ -67,7 +67,7 @@ def submit(
 
     def ask(case: Case, seconds: float) -> Outcome:
         forks = answers_in_forks(case)
-        here = partial(in_the_server, deadline=deadline) if forks else in_an_interpreter
+        here = partial(run_in_fork, deadline=deadline) if forks else run_in_interpreter
         run_one = executor or partial(here, bisection=bisection)
 
         def run() -> Outcome:
@@ -96,7 +96,7 @@ def is_hang(outcome: Outcome) -> bool:
 # ---- the way to a child ----------------------------------------------------------------------------
 
 
-def in_the_server(
+def run_in_fork(
     case: Case,
     seconds: float,
     memory_bytes: int | None,
@@ -105,8 +105,8 @@ def in_the_server(
     deadline: Deadline = NEVER,
     bisection: str = "",
 ) -> Outcome:
-    """One run in a fork of this process's forkserver. ``bisection``: the folder in which torch's bisector keeps its state. Raises as ``asked``."""
-    return asked(
+    """Run the case once in a fork of this process's forkserver. ``bisection``: the folder in which torch's bisector keeps its state. Raises as ``run_packed``."""
+    return run_packed(
         case,
         {"to_the_end": to_the_end, "bisection": bisection},
         partial(
@@ -120,21 +120,21 @@ def in_the_server(
     )
 
 
-def in_an_interpreter(
+def run_in_interpreter(
     case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True, bisection: str = ""
 ) -> Outcome:
-    """The same in a fresh interpreter, for a backend that does not answer in a fork. Raises as ``asked``."""
+    """The same in a fresh interpreter, for a backend that does not answer in a fork. Raises as ``run_packed``."""
     call = partial(workers.call_in_interpreter, ANSWER, seconds=seconds, memory_bytes=memory_bytes)
-    return asked(case, {"to_the_end": to_the_end, "bisection": bisection}, call)
+    return run_packed(case, {"to_the_end": to_the_end, "bisection": bisection}, call)
 
 
-def asked(
+def run_packed(
     case: Case,
     how: Mapping[str, Any],
     call: Callable[[dict[str, Any]], ChildResult],
     deadline: Deadline = NEVER,
 ) -> Outcome:
-    """The outcome of the question about ``case`` that ``call`` puts.
+    """Pack ``case``, have ``call`` run ``packing.answer`` on it in a child, and read the outcome from what comes back.
 
     Raises OSError; and BackendUnreachable where the child could not unpickle the case's backend, or died of it: that is no answer.
     """

@@ -46,7 +46,7 @@ ANSWER = "minidbg.asking.packing:answer"
 
 
 def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
-    """In the child: the outcome of the case; or why its backend, which was pickled, cannot be had back."""
+    """In the child: ``execute`` the case, and return its outcome; or why its backend, which was pickled, cannot be had back."""
     try:
         case = unpacked(argument["case"])
     except BackendUnreachable as refusal:
@@ -141,7 +141,7 @@ def read(path: Path) -> Case:
 
 
 def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
-    """The case of a parcel, after its backend: that may define the operators of the graph, or make its process group."""
+    """Import the backend of a parcel, then make its case: the backend may define the operators of the graph, or make its process group."""
     compiler = backends.resolve(transport.spec_of(table).backend)
     return replace(transport.unpack(table, stored), compiler=compiler)
 

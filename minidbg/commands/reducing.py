@@ -90,7 +90,7 @@ def reduce(
     path = as_capture(asked)
     limits = {"seconds": seconds, "max_calls": max_calls, "memory_bytes": memory_bytes}
     limits |= {"jobs": jobs} if jobs is not None else {}
-    answer = reduced_elsewhere(
+    answer = reduce_in_server(
         path, backend=backend, folder=folder, limits=limits, cluster=cluster, events=events
     )
     written = answer["written"]
@@ -106,7 +106,7 @@ FOR_THE_REST_S = 30.0
 """Beside the budget: loading the script, and ending what runs."""
 
 
-def reduced_elsewhere(
+def reduce_in_server(
     path: Path,
     *,
     backend: str | None,

@@ -229,8 +229,8 @@ class ReductionProblem:
         for candidate, answer in zip(candidates, answers, strict=True):
             self._ahead[candidate.key] = answer, seconds
 
-    def _asked(self, candidate: Candidate) -> tuple[OracleAnswer, float]:
-        """The oracle's answer, and its seconds. What will be asked next is asked with it, where that saves time and costs little memory."""
+    def _ask_oracle(self, candidate: Candidate) -> tuple[OracleAnswer, float]:
+        """Ask the oracle: its answer, and the seconds that it took. What will be asked next is asked with it, where that saves time and costs little memory."""
         began = time.monotonic()
         if self._may_look_ahead(candidate):
             assert self.foresee is not None
@@ -311,12 +311,13 @@ class ReductionProblem:
         return self.plainness(candidate) < self.plainness(self.best)
 
     def _judge(self, candidate: Candidate, key: str) -> OracleAnswer:
+        """INVALID where eager refuses the candidate; else ask the oracle, where its answer did not come ahead, and count the call."""
         if not self.is_valid(candidate):
             return OracleAnswer.INVALID
         if self._answer_to is not None:
             return self._answer_to(candidate)
         self._check_budget()
-        answer, seconds = self._ahead.pop(key) if key in self._ahead else self._asked(candidate)
+        answer, seconds = self._ahead.pop(key) if key in self._ahead else self._ask_oracle(candidate)
         self._note(candidate, key, answer, seconds)
         return answer
 

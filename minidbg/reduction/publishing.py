@@ -80,45 +80,38 @@ class ScriptForm:
 def publish_first_that_fails(
     original: Case, found: Reduced, folder: Path, session: Session
 ) -> ReductionResult:
-    """Write the first form that fails the same way in a fresh interpreter; forms go from short to faithful.
+    """Write and ``verify`` one form of script after the other, from short to faithful; publish the first that fails the same way.
 
-    Where the budget is over before one has, nothing is announced: the smallest case stays, unverified, beside its log.
+    Where the budget ends first, nothing is announced: the smallest case stays, unverified, beside its log.
     """
     session.until = session.deadline  # the search is over
-    tried = [Outcome(Verdict.INVALID, reason="nothing was run")]
+    start = call_nodes(original.graph_module)
+    last = Outcome(Verdict.INVALID, reason="nothing was run")
     try:
-        return published(original, found, folder, session, tried)
+        for form in forms(found, original):
+            session.tell("verify", call_nodes(form.case.graph_module), start)
+            if form.exactness is not Exactness.EXACT and not seeded_values_suffice(form, session):
+                continue
+            is_smallest = call_nodes(form.case.graph_module) == call_nodes(found.smallest.graph_module)
+            for variant in (form, single_threaded(form)):
+                case = with_story(
+                    variant, original, found, session, certified=found.certified and is_smallest
+                )
+                limit = session.limits.value_limit_bytes
+                last, draft = verify(case, form.exactness, folder, session=session, value_limit_bytes=limit)
+                if draft is not None:
+                    shown = with_every_error(case, last)
+                    for error in shown.signature.others if shown.signature else ():
+                        session.others.pop(str(error.to_table()), None)  # no other failure
+                    path = repro.publish(shown, draft, folder)
+                    keep_neighbour(found.neighbour if is_smallest and shown is case else None, path, folder)
+                    return replace(result_of(path, shown, original, last, session), ended_by=found.ended_by)
+                if last.verdict is not Verdict.CRASHED:
+                    break
     except BudgetSpent:
         session.keep_best()
-        return replace(written(None, found.smallest, original, tried[-1], session), ended_by=session.budget)
-
-
-def published(
-    original: Case, found: Reduced, folder: Path, session: Session, tried: list[Outcome]
-) -> ReductionResult:
-    """``publish_first_that_fails``; ``tried`` gets the outcome of each form. Raises BudgetSpent."""
-    start = call_nodes(original.graph_module)
-    for form in forms(found, original):
-        session.tell("verify", call_nodes(form.case.graph_module), start)
-        if form.exactness is not Exactness.EXACT and not seeded_values_suffice(form, session):
-            continue
-        is_smallest = call_nodes(form.case.graph_module) == call_nodes(found.smallest.graph_module)
-        for variant in (form, single_threaded(form)):
-            case = with_story(variant, original, found, session, certified=found.certified and is_smallest)
-            limit = session.limits.value_limit_bytes
-            last, draft = verify(case, form.exactness, folder, session=session, value_limit_bytes=limit)
-            tried.append(last)
-            if draft is not None:
-                shown = with_every_error(case, last)
-                for error in shown.signature.others if shown.signature else ():
-                    session.others.pop(str(error.to_table()), None)  # no other failure
-                path = repro.publish(shown, draft, folder)
-                keep_neighbour(found.neighbour if is_smallest and shown is case else None, path, folder)
-                done = written(path, shown, original, last, session)
-                return replace(done, ended_by=found.ended_by)
-            if last.verdict is not Verdict.CRASHED:
-                break
-    return written(None, found.smallest, original, tried[-1], session)
+        return replace(result_of(None, found.smallest, original, last, session), ended_by=session.budget)
+    return result_of(None, found.smallest, original, last, session)
 
 
 RUNS_IN_DOUBT = 3
@@ -301,7 +294,7 @@ def verify(
     draft = repro.drafts(folder) / "draft.py"
     try:
         write = partial(repro.write, path=draft, exactness=exactness, value_limit_bytes=value_limit_bytes)
-        outcome, ended = verified(case, draft, write, session, seconds)
+        outcome, ended = run_both_ways(case, draft, write, session, seconds)
     except BaseException:
         repro.discard(draft)
         raise
@@ -314,27 +307,30 @@ def verify(
     return outcome, None
 
 
-def verified(
+def run_both_ways(
     case: Case, draft: Path, write: Callable[..., Path], session: Session | None, seconds: float
 ) -> tuple[Outcome, workers.ChildResult | None]:
-    """What the judge says of the script that ``write(case)`` puts at ``draft``; and how it ends by itself, where the failure shows."""
+    """Write the script of ``case`` at ``draft``, and run it: what the judge says, and how ``python draft`` ends.
+
+    None for the second where the judge does not see the failure.
+    """
     limit = partial(limit_of_a_run, session, seconds)
     why = write_draft(write, case)
     alone = session.ahead.take() if session and session.ahead else None
     fork = asking.preparation(case, "") if session and asking.answers_in_forks(case) else None
     with run_alone_meanwhile(case, draft, limit, alone) as how_alone:
-        outcomes = [in_time(judged(case, draft, limit(), fork), session)]
+        outcomes = [in_time(judge_draft(case, draft, limit(), fork), session)]
         if outcomes[0].verdict not in SHOWN and fork is not None:
             # a fork may lack what the failure needs: an accelerator
-            outcomes = [in_time(judged(case, draft, limit()), session)]
+            outcomes = [in_time(judge_draft(case, draft, limit()), session)]
         if outcomes[0].verdict not in SHOWN:
             return outcomes[0], None
         if session is not None and session.others and not case.spec.traits.endless and session.remaining():
-            outcomes.append(in_time(judged(case, draft, limit(), fork), session))
+            outcomes.append(in_time(judge_draft(case, draft, limit(), fork), session))
         ended = how_alone()
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
     if others_shown or ended.exit_status in (0, 3):
-        outcomes += [in_time(judged(case, draft, limit()), session) for _ in range(RUNS_IN_DOUBT)]
+        outcomes += [in_time(judge_draft(case, draft, limit()), session) for _ in range(RUNS_IN_DOUBT)]
     outcome = of_several_runs(outcomes, case.signature)
     shown = with_every_error(case, outcome)
     if shown is not case:
@@ -405,8 +401,8 @@ def run_alone_meanwhile(
         ahead.cancel()  # where nobody has waited for it
 
 
-def judged(case: Case, draft: Path, seconds: float, fork: workers.Preparation | None = None) -> Outcome:
-    """What the installed judge says of the script of ``case`` at ``draft``, in a fresh interpreter or a ``fork`` of the forkserver."""
+def judge_draft(case: Case, draft: Path, seconds: float, fork: workers.Preparation | None = None) -> Outcome:
+    """Run the installed judge on the script of ``case`` at ``draft``, in a fresh interpreter or a ``fork`` of the forkserver."""
     deadline = Deadline.after(seconds)
     return asking.unless_the_machine_failed(
         lambda: repro.run(draft, seconds=deadline.left(), fork=fork),
@@ -450,9 +446,10 @@ def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
             )
 
 
-def written(
+def result_of(
     path: Path | None, case: Case, original: Case, last: Outcome, session: Session
 ) -> ReductionResult:
+    """The result of a reduction that has published ``case`` at ``path``; None: nothing, since the ``last`` run did not show the failure."""
     notes = case.provenance.notes if path else (*case.provenance.notes, why_not(last))
     if last.verdict is Verdict.FLAKY and last.runs and last.reproduced != last.runs:
         notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")

@@ -92,12 +92,12 @@ def reduce_and_publish(
     Raises NotReproduced when the whole case does not show its failure here.
     """
     limits = limits.begun()
-    with workers.own_kernel_cache() as kernels, own_place(case, folder, limits, listener) as place:
-        if place is not None and just_seen:
-            published = still_reproduces(place, Deadline(limits.due or math.inf))
+    with workers.own_kernel_cache() as kernels, locked_folder(case, folder, limits, listener) as own_folder:
+        if own_folder is not None and just_seen:
+            published = earlier_result(own_folder, Deadline(limits.due or math.inf))
             if published is not None:
                 return published
-        log = open_log(place, case, just_seen=just_seen)
+        log = open_log(own_folder, case, just_seen=just_seen)
         with PrestartedInterpreters(case) as ahead:
             ahead.start()  # for the script by itself
             for _ in range(2):
@@ -106,12 +106,12 @@ def reduce_and_publish(
                     listener,
                     log=log,
                     kernels=kernels,
-                    folder=place,
+                    folder=own_folder,
                     ahead=ahead,
                     executor=executor,
                 )
                 try:
-                    return reduced_and_published(case, folder, session, just_seen=bool(log.head["just_seen"]))
+                    return search_and_publish(case, folder, session, just_seen=bool(log.head["just_seen"]))
                 except AnswersAreStale:
                     log.start_over()
     raise NotReproduced(
@@ -121,11 +121,11 @@ def reduce_and_publish(
 
 
 @contextlib.contextmanager
-def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> Iterator[Path | None]:
-    """The folder of this case's reduction, for this process alone; None where there can be none."""
+def locked_folder(case: Case, folder: Path, limits: Limits, listener: Listener) -> Iterator[Path | None]:
+    """Lock the folder of this case's reduction, for its log and the best so far; None where there can be none."""
     try:
-        place = repro.reduction_place(case, folder)
-        lock = FileLock(place / "lock")
+        own_folder = repro.reduction_folder(case, folder)
+        lock = FileLock(own_folder / "lock")
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -135,14 +135,14 @@ def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> I
         yield None
         return
     try:
-        yield place
+        yield own_folder
     finally:
         lock.release()
 
 
-def still_reproduces(place: Path, deadline: Deadline) -> ReductionResult | None:
+def earlier_result(own_folder: Path, deadline: Deadline) -> ReductionResult | None:
     """The result of an earlier reduction of this very case, when its repro is there, certified, and fails now, before ``deadline``."""
-    written = last_result(place)
+    written = last_result(own_folder)
     if written is None or written.path is None or not written.certified or not written.path.is_file():
         return None
     try:
@@ -154,7 +154,11 @@ def still_reproduces(place: Path, deadline: Deadline) -> ReductionResult | None:
     return replace(written, known_before=True)
 
 
-def reduced_and_published(case: Case, folder: Path, session: Session, *, just_seen: bool) -> ReductionResult:
+def search_and_publish(case: Case, folder: Path, session: Session, *, just_seen: bool) -> ReductionResult:
+    """``reduce_case``, then ``publish_first_that_fails``; the first Ctrl-C ends the search, and its result is published.
+
+    Other failures that the search met become captures. Raises Interrupted, NotReproduced and AnswersAreStale.
+    """
     try:
         found = reduce_case(case, session, just_seen=just_seen)
         written = None
@@ -203,21 +207,6 @@ SMALL_WHOLE = 50
 """Nodes up to which a whole that nobody has just seen fail is asked before anything else."""
 
 
-def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
-    """The smallest case found and how.
-
-    A large whole is taken at its word: it was captured because it failed, and compiling it again may take longer than all that
-    follows. When nothing smaller fails on the way through torch.compile, the whole is asked, and the other call path tried.
-    One that left its device in error is asked first: nobody could see whether eager would have done the same. So is a hang,
-    which a busy machine makes of a slow compile: each question about anything smaller would take the whole time limit.
-    Raises NotReproduced.
-    """
-    try:
-        return smallest_case(case, session, just_seen=just_seen)
-    except BudgetSpent:  # before anything smaller was found
-        return Reduced(case, ended_by=session.budget)
-
-
 class SeenEarlier(Exception):
     """The first wrong node by itself, ``case``, which fails otherwise than the whole: later nodes only change what is seen of it."""
 
@@ -226,18 +215,32 @@ class SeenEarlier(Exception):
         self.case = case
 
 
-def smallest_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
-    """``reduce_case``, of the first wrong node where that fails by itself: a later node may have turned its NaN into a number."""
+def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
+    """Search for the smallest case that fails as ``case`` does; ``case`` itself where the budget ends before any is found.
+
+    A large whole is taken at its word: it was captured because it failed, and compiling it again may take longer than all that
+    follows. When nothing smaller fails on the way through torch.compile, the whole is asked, and the other call path tried.
+    One that left its device in error is asked first: nobody could see whether eager would have done the same. So is a hang,
+    which a busy machine makes of a slow compile: each question about anything smaller would take the whole time limit.
+
+    Where the first wrong node fails by itself, the search goes on from that node: a later one may have turned its NaN into a number.
+    Raises NotReproduced.
+    """
     try:
-        return smallest_of(case, session, just_seen=just_seen)
-    except SeenEarlier as seen:
-        before = case.provenance.message.partition("\n")[0].partition(" gives wrong results: ")[2]
-        found = smallest_of(seen.case, session, just_seen=True, is_sure=True)
-        return replace(found, notes=(*found.notes, f"first seen further on in the graph: {before}"))
+        try:
+            return smallest_of(case, session, just_seen=just_seen)
+        except SeenEarlier as seen:
+            before = case.provenance.message.partition("\n")[0].partition(" gives wrong results: ")[2]
+            found = smallest_of(seen.case, session, just_seen=True, is_sure=True)
+            return replace(found, notes=(*found.notes, f"first seen further on in the graph: {before}"))
+    except BudgetSpent:
+        return Reduced(case, ended_by=session.budget)
 
 
 def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool = False) -> Reduced:
-    """The smallest case that fails as ``case`` does, which a run has shown where it ``is_sure``.
+    """Find the path on which ``case`` fails, reduce its graph, make sure that the result fails each time, and simplify the modes.
+
+    ``is_sure``: a run of this session has shown that ``case`` fails.
 
     Raises SeenEarlier, and BudgetSpent where the budget does not suffice for the whole.
     """
@@ -385,7 +388,7 @@ STRAYS = 3
 def reduce_graph_of(
     case: Case, session: Session, *, simplify: bool = True, believed: bool = False
 ) -> core.Minimized:
-    """The smallest graph that fails as ``case`` does. Raises SeenEarlier."""
+    """Run ``core.reduce_graph`` with the session as its oracle. Raises SeenEarlier, and NotReproduced."""
     strays = 0
     start = call_nodes(case.graph_module)
     first_wrong = first_differing(case) if case.spec.traits.compares else ""
@@ -444,17 +447,17 @@ def is_just(name: str, graph_module: fx.GraphModule) -> bool:
     return [node.name for node in calls] == [name]
 
 
-REDUCE = "minidbg.reduction.reducing:reduce_elsewhere"
+REDUCE = "minidbg.reduction.reducing:reduce_in_child"
 
 
 def prepare(case: Case) -> None:
-    """Have the forkserver get ready to reduce ``case``, and do not wait for it. Raises OSError."""
+    """Start the forkserver and have it import what a reduction of ``case`` needs; return at once. Raises OSError."""
     workers.prepare(
         replace(asking.preparation(case, REDUCE), ahead=repro.interpreter_ahead(case.backend.name))
     )
 
 
-def call_elsewhere(
+def call_reduce_in_child(
     case: Case,
     package: Mapping[str, Any],
     folder: Path,
@@ -464,9 +467,9 @@ def call_elsewhere(
     *,
     on_interrupt: Callable[[], object],
 ) -> workers.ChildResult:
-    """``reduce_on_stream`` for ``case``, packed, in a fork of the forkserver. Raises OSError.
+    """Call ``reduce_in_child`` in a fork of the forkserver, with ``case`` as ``package``. Raises OSError.
 
-    By the ``deadline``, and some seconds to end what it has started, it is ended.
+    The fork is ended by the ``deadline``, after some seconds to end what it has started.
     """
     return workers.call_in_server(
         asking.preparation(case, REDUCE),
@@ -487,10 +490,10 @@ def sent_along(argument: Mapping[str, Any]) -> Case:
     return asking.unpacked(argument["case"])
 
 
-def reduce_elsewhere(
+def reduce_in_child(
     argument: Mapping[str, Any], note: object, case_of: Callable[[Mapping[str, Any]], Case] = sent_along
 ) -> dict[str, Any]:
-    """``reduce_on_stream`` in a child of the forkserver, of the case that ``case_of`` gives there."""
+    """In a child of the forkserver: make the case by ``case_of``, and reduce it by ``reduce_on_stream``."""
     workers.branch_off()  # before the case uses a device, or starts a thread: no fork could after that
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
         limits = Limits(**argument["limits"])
@@ -502,7 +505,7 @@ def reduce_elsewhere(
 
 
 def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -> dict[str, Any]:
-    """In a process of its own: the result of reducing a case that has just failed, or ``{"refused": why}``.
+    """Call ``reduce_and_publish`` for a case that has just failed: the result as JSON values, or ``{"refused": why}``.
 
     Progress and warnings go to ``stream``. The first Ctrl-C ends the search alone.
     """

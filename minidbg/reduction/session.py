@@ -196,7 +196,7 @@ class Session:
             raise AnswersAreStale
 
     def run(self, case: Case) -> Outcome:
-        """One run, in a child; what a killed one left half written in the kernel cache goes.
+        """Run ``case`` once in a child, by ``asking.submit``; what a killed one left half written in the kernel cache goes.
 
         Raises BudgetSpent where no time is left for it, or too little: what the deadline cuts off looks like a hang.
         """

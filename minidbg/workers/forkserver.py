@@ -89,7 +89,9 @@ def call_in_server(
     on_interrupt: Callable[[], object] | None = None,
     program: bool = False,
 ) -> ChildResult:
-    """``function(argument, note)`` in a fork of the server, which has prepared itself; ``note`` hears texts for the result.
+    """Call ``function(argument, note)`` in a fork of this process's server, which prepares itself first; how it ended.
+
+    ``note`` hears texts for the result.
 
     ``program``: the function becomes one, see ``call_in_fork``.
     ``stream`` is passed on: the argument's ``stream`` is its descriptor in the child. ``seconds`` begin after the imports;

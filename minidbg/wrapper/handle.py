@@ -56,7 +56,7 @@ def is_handling() -> bool:
 
 
 def handle(failure: Failure, settings: Settings) -> Report:
-    """What became of ``failure``; the listeners hear it. Never raises an ordinary exception."""
+    """Capture and reduce ``failure``, and tell the listeners; the report. Never raises an ordinary exception."""
     report = handle_quietly(failure, settings)
     for listener in PROCESS.listeners:
         listener(failure, report)
@@ -64,12 +64,12 @@ def handle(failure: Failure, settings: Settings) -> Report:
 
 
 def handle_quietly(failure: Failure, settings: Settings) -> Report:
-    """What became of ``failure``, as ``handle`` gives it."""
+    """``capture_and_reduce``, without listeners; whatever goes wrong in it becomes a report that says so."""
     try:
         with handling(failure.inputs):
             return capture_and_reduce(failure, settings)
     except MinidbgError as refusal:
-        return kept_in_words(failure, refusal, settings)
+        return report_without_script(failure, refusal, settings)
     except OSError as error:
         return Report(f"not captured, the file system refused: {error}; repro_dir= names another folder")
     except Exception as trouble:
@@ -80,11 +80,11 @@ def handle_quietly(failure: Failure, settings: Settings) -> Report:
         return Report(f"could not capture this failure ({first_line_of(trouble)}); that is a bug in minidbg")
 
 
-def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> Report:
-    """The report on a failure that no script can hold."""
+def report_without_script(failure: Failure, refusal: Exception, settings: Settings) -> Report:
+    """Write what is known of a failure that no script can hold; the report, with the path of the file."""
     path = None
     with contextlib.suppress(TorchNameMissing), handling(failure.inputs):
-        path = keep_what_there_is(failure, refusal, settings)
+        path = write_what_is_known(failure, refusal, settings)
     kept = f"; the graph and what else is known are in {path}" if path else ""
     if path is not None and path.suffix == ".py":
         kept = f"; the graph is in {path}: fill in its backend(), then minidbg reduce {path}"
@@ -116,7 +116,7 @@ def plain_modes() -> Iterator[None]:
 
 
 def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
-    """Capture ``failure`` and have it handled, unless this very one was before."""
+    """Make a case of ``failure``, ask the budget, and ``respond``; the same failure gets its first report again."""
     case = case_of(failure, settings)
     key = (case.signature, case.backend.name, digest(failure), settings)
     known = PROCESS.reports.get(key)
@@ -147,12 +147,6 @@ def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Repo
     if settings.reduce is Reduce.NOW:  # torch is imported elsewhere while the capture is written
         with contextlib.suppress(OSError):
             reducing.prepare(case)
-    return written_and_reduced(case, settings, deadline, same_as)
-
-
-def written_and_reduced(
-    case: Case, settings: Settings, deadline: Deadline, same_as: Path | None = None
-) -> Report:
     complaint = ""
     try:
         # the capture may be there, and no more be written
@@ -184,6 +178,7 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
 def reduced_or_why_not(
     case: Case, capture: Path, settings: Settings, deadline: Deadline, same_as: Path | None = None
 ) -> Report:
+    """Send ``case`` to ``reduce_in_server``, unless the settings say later; the report, which says why where there is no repro."""
     shown = display_path(capture)
     if same_as is not None:
         line = f"same failure as {display_path(same_as)}; this graph is kept in {shown}"
@@ -198,7 +193,7 @@ def reduced_or_why_not(
     try:
         with asking.pickled_for_children(case) as sent, asking.packed(sent, share=SHARE) as package:
             remark = not_sent(package["left_out_bytes"])
-            written = reduced_elsewhere(sent, package, settings, deadline)
+            written = reduce_in_server(sent, package, settings, deadline)
     except MinidbgError as refusal:
         return Report(f"{remark}{refusal}; {kept_in}", capture=capture)
     except OSError as trouble:
@@ -220,10 +215,10 @@ def not_sent(left_out_bytes: int) -> str:
     return said if left_out_bytes else ""
 
 
-def reduced_elsewhere(
+def reduce_in_server(
     case: Case, package: Mapping[str, Any], settings: Settings, deadline: Deadline
 ) -> ReductionResult:
-    """Reduce in a fork of the forkserver, never in one of this process, which has threads.
+    """Have ``case`` reduced in a fork of the forkserver, never in one of this process, which has threads.
 
     Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
     """
@@ -240,7 +235,7 @@ def reduced_elsewhere(
             stream.write("\nminidbg: the best so far is verified and written; Ctrl-C again ends it without\n")
             stream.flush()
 
-        done = reducing.call_elsewhere(
+        done = reducing.call_reduce_in_child(
             case, package, settings.repro_dir, limits, stream, deadline, on_interrupt=interrupted
         )
     return written_by(done)
@@ -256,8 +251,8 @@ def written_by(done: workers.ChildResult) -> ReductionResult:
     raise MinidbgError(f"not reduced: {done.why_no_answer}")
 
 
-def keep_what_there_is(failure: Failure, refusal: Exception, settings: Settings) -> Path | None:
-    """The file written to the captures, or None where the file system refuses that too: a text, or a script without its backend.
+def write_what_is_known(failure: Failure, refusal: Exception, settings: Settings) -> Path | None:
+    """Write to the captures a script without its backend, or else a text; the path, None where the file system refuses that too.
 
     The same failure gives the same file.
     """

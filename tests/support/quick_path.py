@@ -37,7 +37,7 @@ torch_internals.forks_survive_autograd()  # here, where all tests are read: fork
 def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reduction is a fork of this process, and runs, those of scripts too, start no interpreter from here on."""
     monkeypatch.setattr(reducing, "prepare", lambda case: None)
-    monkeypatch.setattr(reducing, "call_elsewhere", reduce_in_fork)
+    monkeypatch.setattr(reducing, "call_reduce_in_child", reduce_in_fork)
     monkeypatch.setattr(asking, "packed", not_packed)
     monkeypatch.setattr(asking, "submit", ask_here)
     monkeypatch.setattr(repro, "run", judge_in_fork)

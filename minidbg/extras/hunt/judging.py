@@ -272,7 +272,7 @@ def keep_death(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
 
 def reduced(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
     """Reduce the capture, as ``wrap`` has it reduced; with the targets of the repro's calls, to know it in larger graphs."""
-    answer = reducing.reduce_elsewhere(argument, note, lambda argument: repro.load(argument["path"]))
+    answer = reducing.reduce_in_child(argument, note, lambda argument: repro.load(argument["path"]))
     if answer.get("path"):
         case = repro.load(answer["path"])
         answer["targets"] = sorted(set(call_targets(case.graph_module)))

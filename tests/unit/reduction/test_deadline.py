@@ -92,7 +92,7 @@ def silent_about_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any
 
 def reduced_in(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> ReductionResult:
     monkeypatch.setattr(session.asking, "submit", world.submit)
-    monkeypatch.setattr(publishing, "judged", world.judged)
+    monkeypatch.setattr(publishing, "judge_draft", world.judged)
     monkeypatch.setattr(publishing.repro, "run_alone", world.run_alone)
     monkeypatch.setattr(session.PrestartedInterpreters, "start", lambda *_: None)
     monkeypatch.setattr(reducing, "Session", partial(session.Session, clock=world.clock, started=0.0))
@@ -180,7 +180,7 @@ def test_waiting_for_another_process_is_in_the_budget(
 
     monkeypatch.setattr(reducing.FileLock, "acquire", acquire)
     limits = Limits(seconds=BUDGET_S).begun()
-    with reducing.own_place(failing_case(), tmp_path, limits, lambda _: None):
+    with reducing.locked_folder(failing_case(), tmp_path, limits, lambda _: None):
         pass
     assert waited[0] == 0
     assert waited[1] <= BUDGET_S / 2

@@ -26,11 +26,11 @@ from minidbg.reduction.publishing import (
     in_time,
     limit_of_a_run,
     on_the_cpu,
+    result_of,
     seeded_values_suffice,
     single_threaded,
     why_not,
     with_every_error,
-    written,
 )
 from minidbg.reduction.result import Limits
 from minidbg.reduction.session import Session
@@ -160,7 +160,7 @@ def test_why_there_is_no_repro_is_what_its_last_run_showed(last: Outcome, said: 
 )
 def test_a_script_that_fails_in_some_runs_says_in_how_many(outcome: Outcome, told: bool) -> None:
     note = "flaky: its script fails in 3 of 4 fresh interpreters"
-    assert (note in written(Path("r.py"), case_of(), case_of(), outcome, a_session()).notes) is told
+    assert (note in result_of(Path("r.py"), case_of(), case_of(), outcome, a_session()).notes) is told
 
 
 def test_errors_that_chance_adds_are_expected_from_then_on_and_certify_nothing() -> None:
@@ -282,13 +282,16 @@ def test_a_search_that_is_over_goes_on_to_the_deadline_with_its_scripts(
     """What was kept of the budget for the verification is spent now."""
     seen: list[Deadline] = []
 
-    def published(original: Case, found: Reduced, folder: Any, session: Session, tried: list[Outcome]) -> Any:
+    def verify(*_: Any, session: Session, **__: Any) -> tuple[Outcome, None]:
         seen.append(session.until)
-        tried.append(Outcome(Verdict.GONE))
-        raise BudgetSpent
+        if len(seen) == 2:
+            raise BudgetSpent
+        return Outcome(Verdict.GONE), None
 
-    monkeypatch.setattr(publishing, "published", published)
+    monkeypatch.setattr(publishing, "verify", verify)
+    exact = publishing.ScriptForm(case_of(), Exactness.EXACT)
+    monkeypatch.setattr(publishing, "forms", lambda *_: [exact, exact])
     asks = a_session()
     found = publishing.publish_first_that_fails(case_of(), Reduced(case_of()), tmp_path, asks)
-    assert seen == [asks.deadline]
+    assert seen == [asks.deadline] * 2
     assert (found.path, found.verdict, found.ended_by) == (None, Verdict.GONE, "budget of 8 s")

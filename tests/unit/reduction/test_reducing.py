@@ -63,7 +63,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
         return ChildResult(exit_status=execute(drafts[draft]).verdict.exit_status)
 
     monkeypatch.setattr(session.asking, "submit", submit)
-    monkeypatch.setattr(publishing, "judged", judged)
+    monkeypatch.setattr(publishing, "judge_draft", judged)
     monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
     monkeypatch.setattr(session.PrestartedInterpreters, "start", lambda *_: None)
     # no two questions at once, whose order would be chance
@@ -659,7 +659,7 @@ def test_a_reduction_without_a_repro_says_what_its_last_run_showed(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, last: Outcome, said: str
 ) -> None:
     """No reason known is never an answer: the run's own output is."""
-    monkeypatch.setattr(publishing, "judged", lambda *_: last)
+    monkeypatch.setattr(publishing, "judge_draft", lambda *_: last)
     written = reducing.reduce_and_publish(failing_case(), tmp_path, limits=Limits(), just_seen=True)
     assert written.path is None
     assert written.line.endswith(said)
@@ -686,14 +686,14 @@ def verified(asks: session.Session, draft: Path, text: str) -> tuple[Outcome, wo
         draft.write_text(text)
         return draft
 
-    return publishing.verified(case, draft, write, asks, 60.0)
+    return publishing.run_both_ways(case, draft, write, asks, 60.0)
 
 
 def test_a_script_by_itself_is_not_waited_for_when_the_judge_sees_no_failure(
     asks: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both run at the same time: one that never ends must not hold up the other's answer."""
-    monkeypatch.setattr(publishing, "judged", lambda *_: Outcome(Verdict.GONE))
+    monkeypatch.setattr(publishing, "judge_draft", lambda *_: Outcome(Verdict.GONE))
     (alone,) = asks.ahead.waiting
     outcome, ended = verified(asks, tmp_path / "draft.py", "import time; time.sleep(300)")
     assert (outcome.verdict, ended) == (Verdict.GONE, None)
@@ -709,7 +709,7 @@ def test_a_script_by_itself_runs_while_it_is_judged(
             time.sleep(0.01)
         return Outcome(Verdict.REPRODUCES if (tmp_path / "ran").exists() else Verdict.GONE)
 
-    monkeypatch.setattr(publishing, "judged", judged)
+    monkeypatch.setattr(publishing, "judge_draft", judged)
     text = f"open({str(tmp_path / 'ran')!r}, 'w'); raise SystemExit(1)"
     outcome, ended = verified(asks, tmp_path / "draft.py", text)
     assert outcome.verdict is Verdict.REPRODUCES
@@ -726,7 +726,7 @@ def test_a_search_that_met_another_failure_judges_its_script_twice(
         given.append(fork)
         return Outcome(Verdict.REPRODUCES)
 
-    monkeypatch.setattr(publishing, "judged", judged)
+    monkeypatch.setattr(publishing, "judge_draft", judged)
     other = Outcome(Verdict.CHANGED, signature=Signature(Kind.COMPILE, message="one"))
     asks.learn(failing_case(signature=Signature(Kind.COMPILE)), other)
     verified(asks, tmp_path / "draft.py", "raise SystemExit(1)")
@@ -742,7 +742,7 @@ def test_what_a_fork_does_not_show_is_asked_in_a_new_interpreter(
     def judged(case: Case, draft: Path, seconds: float, fork: Any = None) -> Outcome:
         return Outcome(Verdict.REPRODUCES if fork is None else Verdict.GONE)
 
-    monkeypatch.setattr(publishing, "judged", judged)
+    monkeypatch.setattr(publishing, "judge_draft", judged)
     outcome, ended = verified(asks, tmp_path / "draft.py", "raise SystemExit(1)")
     assert outcome.verdict is Verdict.REPRODUCES
     assert ended is not None
@@ -752,7 +752,7 @@ def test_what_a_fork_does_not_show_is_asked_in_a_new_interpreter(
 def test_an_interpreter_that_was_ended_is_replaced_by_a_fresh_one(
     asks: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "judged", lambda *_: Outcome(Verdict.REPRODUCES))
+    monkeypatch.setattr(publishing, "judge_draft", lambda *_: Outcome(Verdict.REPRODUCES))
     (alone,) = asks.ahead.waiting
     alone.cancel()
     _, ended = verified(asks, tmp_path / "draft.py", "raise SystemExit(1)")

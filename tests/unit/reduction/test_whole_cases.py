@@ -18,12 +18,12 @@ from minidbg.reduction import core, reducing
 from minidbg.reduction.reducing import (
     OTHERS_KEPT,
     as_defined,
+    earlier_result,
     gives_wrong_value,
     interrupted_sentence,
     is_just,
     keep_others,
     reproducing_path,
-    still_reproduces,
 )
 from minidbg.reduction.replay import open_log
 from minidbg.reduction.result import Limits, ReductionResult
@@ -137,7 +137,7 @@ def test_an_earlier_result_answers_where_its_repro_is_certified_and_fails_now(
     result = replace(ReductionResult(script, 9, 1, 7, 2.0, True, Verdict.REPRODUCES), **changes)
     open_log(tmp_path, case_of(), just_seen=False).append({"end": "published", "written": result.to_json()})
     monkeypatch.setattr(repro, "run", lambda path, seconds: Outcome(verdict))
-    found = still_reproduces(tmp_path, Deadline.after(9.0))
+    found = earlier_result(tmp_path, Deadline.after(9.0))
     assert found == (replace(result, known_before=True) if answered else None)
 
 
@@ -151,11 +151,11 @@ def test_an_earlier_repro_that_is_gone_or_cannot_be_run_answers_nothing(
     result = ReductionResult(script, 9, 1, 7, 2.0, True, Verdict.REPRODUCES)
     open_log(tmp_path, case_of(), just_seen=False).append({"end": "published", "written": result.to_json()})
     monkeypatch.setattr(repro, "run", lambda path, seconds: FAILS)
-    assert still_reproduces(tmp_path, Deadline.after(9.0)) is None
+    assert earlier_result(tmp_path, Deadline.after(9.0)) is None
     script.touch()
     monkeypatch.setattr(repro, "run", refuses)
-    assert still_reproduces(tmp_path, Deadline.after(9.0)) is None
-    assert still_reproduces(tmp_path / "never", Deadline.after(9.0)) is None
+    assert earlier_result(tmp_path, Deadline.after(9.0)) is None
+    assert earlier_result(tmp_path / "never", Deadline.after(9.0)) is None
 
 
 def test_an_interrupted_search_names_its_best_where_there_is_one(tmp_path: Path) -> None:

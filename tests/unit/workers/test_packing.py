@@ -140,12 +140,12 @@ def test_the_user_hears_of_inputs_that_were_not_sent(
 ) -> None:
     sent: list[Case] = []
 
-    def call_elsewhere(case: Case, package: Any, *_: Any, **__: Any) -> ChildResult:
+    def call_reduce_in_child(case: Case, package: Any, *_: Any, **__: Any) -> ChildResult:
         sent.append(asking.unpacked(package))
         return ChildResult(answered=True, value={"refused": "the case does not show its failure here"})
 
     monkeypatch.setattr(reducing, "prepare", lambda case: None)
-    monkeypatch.setattr(reducing, "call_elsewhere", call_elsewhere)
+    monkeypatch.setattr(reducing, "call_reduce_in_child", call_reduce_in_child)
     if not room:
         monkeypatch.setattr(packing, "free_bytes", lambda _: 300 << 20)
         monkeypatch.setattr(packing, "SPARE_BYTES", 150 << 20)

@@ -231,7 +231,7 @@ def test_the_graph_of_a_backend_that_nothing_leads_to_is_kept_for_its_backend_to
 def test_what_is_known_of_a_failure_that_no_script_can_hold_is_kept_in_words(tmp_path: Path) -> None:
     settings = Settings(repro_dir=tmp_path)
     failed = failure(inputs=(torch.ones(3, requires_grad=True),))
-    reports = [handle.kept_in_words(failed, MinidbgError("an odd value"), settings) for _ in range(2)]
+    reports = [handle.report_without_script(failed, MinidbgError("an odd value"), settings) for _ in range(2)]
     (path,) = {report.capture for report in reports}
     assert path is not None
     assert reports[0].line == f"not captured: an odd value; the graph and what else is known are in {path}"
@@ -244,7 +244,9 @@ def test_what_is_known_of_a_failure_that_no_script_can_hold_is_kept_in_words(tmp
 
 def test_where_not_even_the_text_can_be_written_the_reason_is_said_alone(tmp_path: Path) -> None:
     (tmp_path / "repros").write_text("a file")
-    report = handle.kept_in_words(failure(), MinidbgError("odd"), Settings(repro_dir=tmp_path / "repros"))
+    report = handle.report_without_script(
+        failure(), MinidbgError("odd"), Settings(repro_dir=tmp_path / "repros")
+    )
     assert (report.line, report.capture) == ("not captured: odd", None)
 
 
@@ -363,7 +365,7 @@ def test_a_capture_that_could_not_be_reduced_is_named(
     def raises(*_: Any) -> Any:
         raise trouble
 
-    monkeypatch.setattr(handle, "reduced_elsewhere", raises)
+    monkeypatch.setattr(handle, "reduce_in_server", raises)
     case, capture = case_for(tmp_path)
     settings = Settings(reduce=Reduce.NOW)
     report = handle.reduced_or_why_not(case, capture, settings, Deadline.after(9.0))
@@ -375,7 +377,7 @@ def test_a_reduction_without_a_verified_repro_names_the_capture_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path | None
 ) -> None:
     written = ReductionResult(path, 3, 1, 7, 2.0, True, Verdict.REPRODUCES)
-    monkeypatch.setattr(handle, "reduced_elsewhere", lambda *_: written)
+    monkeypatch.setattr(handle, "reduce_in_server", lambda *_: written)
     case, capture = case_for(tmp_path)
     report = handle.reduced_or_why_not(case, capture, Settings(reduce=Reduce.NOW), Deadline.after(9.0))
     assert (report.path, report.capture) == (path, capture)
