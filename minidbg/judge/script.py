@@ -137,6 +137,7 @@ def outcome_of(
 
 
 def one_outcome(script: Script, device: str | None, backend: str | None) -> Outcome:
+    """Judge the script once: here, or in a child where its failure ends the process."""
     if script.spec.expected.kind.traits.dies:
         return judge_in_child(script.command, script.spec, device, backend)
     return judge_here(script, device, backend)

@@ -79,7 +79,7 @@ def keep_capture(
 
 
 def _placed(case: Case, folder: Path | str, place: Path, put: Callable[[Path], object]) -> Path:
-    """The script of ``case`` in ``place``: a readable one that is there, else the one that ``put`` writes."""
+    """Have ``put`` write the script of ``case`` into ``place``, unless a readable one is there; its path."""
     path = place / file_name(case)
     with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
         if not is_readable(path):

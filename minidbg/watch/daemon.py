@@ -169,6 +169,7 @@ class Daemon:
         self.pool.run(Order(self.machine_order, (PROBE_SCRIPT, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:
+        """``dispatch`` the message; a fault in that does not end the daemon."""
         self.guarded(repr(message)[:500], lambda: self.dispatch(message))
 
     def guarded(self, what: str, job: Callable[[], None]) -> None:
@@ -183,6 +184,7 @@ class Daemon:
             self.announce.once(text, Notice(text))
 
     def dispatch(self, message: Message) -> None:
+        """Pass the message on to whom it is for: a hint to ``Watched``, the end of a run to ``Sweeper``."""
         match message:
             case Hint(path):
                 self.watched.hinted(path)
@@ -211,6 +213,7 @@ class Daemon:
                 self.status = status
 
     def step(self, now: float) -> None:
+        """One turn of the loop: look at files, and feed or end the sweep under way; without one, begin a build or a sweep."""
         if self.recorder.lost_its_disk(now):
             self.pool.refresh()
         if not self.sweeper.machine.environments:
@@ -248,7 +251,7 @@ class Daemon:
             self.status = 125
 
     def sweep(self) -> None:
-        """Begin the sweep itself, and ask git what the code is."""
+        """``Sweeper.begin``, and ask git in a thread which revisions the code is of."""
         try:
             self.sweeper.begin()
         except Exception:
@@ -307,6 +310,7 @@ class Daemon:
     # Devices, keys, the end
 
     def found_machine(self, message: Ended) -> None:
+        """Take over the devices that the probe has printed; only cpu where it could not."""
         try:
             machine = Machine.from_json(last_json(message.stdout) or {})
         except (KeyError, TypeError):
@@ -338,6 +342,7 @@ class Daemon:
         ))  # fmt: skip
 
     def key(self, key: Key) -> None:
+        """Do what a person has asked for."""
         match key.name:
             case "bisect":
                 every = self.settings.variants(self.sweeper.machine.environments)

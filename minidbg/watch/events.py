@@ -1,4 +1,4 @@
-"""What the daemon tells: each event as a value, with its words for people and its JSON for programs.
+"""What the daemon announces: each event as a value, with its words for people and its JSON for programs.
 
 To add one, write a class: its ``name`` and its fields, in this order, are the JSON object that ``minidbg watch --json``
 prints, and ``words`` is the line that people read. A view matches on the class.
@@ -286,7 +286,7 @@ class SweepFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class Judged(Event):
-    """What a job of a sweep came to."""
+    """The verdict on one job of a sweep."""
 
     name = "result"
     sweep: int

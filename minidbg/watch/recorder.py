@@ -43,12 +43,12 @@ class Recorder:
     def commit(
         self, decisions: Sequence[Decision], repros: Mapping[str, Repro], sweep: int, *, quiet: bool = False
     ) -> None:
-        """Store the decisions, then tell them, flips last; with ``quiet`` the flips alone."""
+        """Write the decisions to the history, then announce them, flips last; with ``quiet`` the flips alone."""
         flips = self.history.atomically(
             lambda: [flip for decision in decisions if (flip := self.store(decision)) is not None]
         )
         for decision in () if quiet else decisions:
-            self.tell(decision, repros[decision.job.repro], sweep)
+            self.tell_verdict(decision, repros[decision.job.repro], sweep)
         for flip in flips:
             self.tell_flip(flip, repros.get(flip.repro))
 
@@ -63,11 +63,13 @@ class Recorder:
         return replace(flip, id=self.history.add_flip(flip)) if flip else None
 
     def store_run(self, run: Observation) -> None:
+        """Write one run to the history, its message cut short."""
         outcome = replace(run.outcome, message=run.outcome.message[:MESSAGE_CHARACTERS])
         torch = self.torches.get(run.environment, self.torch)
         self.history.add_observation(replace(run, outcome=outcome, torch=torch))
 
-    def tell(self, decision: Decision, repro: Repro, sweep: int) -> None:
+    def tell_verdict(self, decision: Decision, repro: Repro, sweep: int) -> None:
+        """Announce a job's verdict, as ``Judged``."""
         state, runs = decision.state, decision.runs
         verdict = state.verdict if state and runs else None
         if runs and decision.transition in NOT_JUDGED:

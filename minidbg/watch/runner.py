@@ -73,7 +73,7 @@ class Runner:
         return changed
 
     def submit(self, run: Run, repro: Repro, state: State | None) -> None:
-        """Have the run run in its column; how it ended is told to the pool's listener."""
+        """Order the pool to judge the repro in the run's column; the pool's listener gets an ``Ended``."""
         number, mode, column = next(NUMBERS), self.mode(run), run.job.column
         began = time.time()
         command = judging(repro, column)

@@ -122,15 +122,16 @@ def decide(
     None: it must run once more in a fresh interpreter before anything can be said. ``expect`` is the header's expectation:
     a history that begins with anything else is asked twice.
     """
-    found = step(before, runs, expect)
+    found = apply_rules(before, runs, expect)
     return None if found is None else Decision(job, *found, tuple(runs), runs[-1].outcome.reason)
 
 
-Step: TypeAlias = tuple[Transition, State | None, Flip | None]
-"""The part of a decision that the rules make."""
+Ruling: TypeAlias = tuple[Transition, State | None, Flip | None]
+"""What the rules say: the transition, the new state, and the flip if there is one."""
 
 
-def step(before: State | None, runs: Sequence[Observation], expect: Verdict) -> Step | None:
+def apply_rules(before: State | None, runs: Sequence[Observation], expect: Verdict) -> Ruling | None:
+    """Choose the rule for ``runs`` after ``before``; None where another run must confirm them."""
     first = runs[0]
     if not judges(first):
         fallback = is_fallback(first.outcome)
@@ -138,7 +139,7 @@ def step(before: State | None, runs: Sequence[Observation], expect: Verdict) -> 
     runs = [run for run in runs if judges(run)]
     # of another script or machine the verdict before says nothing
     if before is None or (before.script, before.environment) != (first.script, first.environment):
-        return begin(runs, expect)
+        return first_verdict(runs, expect)
     if before.verdict is Verdict.FLAKY:
         return after_flaky(before, runs)
     if first.verdict is before.verdict:
@@ -146,7 +147,8 @@ def step(before: State | None, runs: Sequence[Observation], expect: Verdict) -> 
     return after_difference(before, runs)
 
 
-def begin(runs: Sequence[Observation], expect: Verdict) -> Step | None:
+def first_verdict(runs: Sequence[Observation], expect: Verdict) -> Ruling | None:
+    """Where a history begins: the verdict that the runs agree on, confirmed where it is not the expected one."""
     first, last = runs[0], runs[-1]
     verdict, disagreements = first.verdict, 0
     if all(run.verdict is first.verdict for run in runs):
@@ -165,7 +167,7 @@ def begin(runs: Sequence[Observation], expect: Verdict) -> Step | None:
     return Transition.NEW, carried_on(state, runs), None
 
 
-def after_difference(before: State, runs: Sequence[Observation]) -> Step | None:
+def after_difference(before: State, runs: Sequence[Observation]) -> Ruling | None:
     """The first run was unlike the last verdict: ask until it is a flip, noise or flakiness."""
     first, fresh = runs[0], runs[1:]
     same_code = before.code == first.code
@@ -188,7 +190,7 @@ def after_difference(before: State, runs: Sequence[Observation]) -> Step | None:
     return became_flaky(before, runs)
 
 
-def after_flaky(before: State, runs: Sequence[Observation]) -> Step | None:
+def after_flaky(before: State, runs: Sequence[Observation]) -> Ruling | None:
     """Count the runs of a flaky repro; it settles on a verdict that comes often enough in a row."""
     state = before
     for run in runs:
@@ -210,7 +212,7 @@ def quiet_runs_needed(flaky: State, verdict: Verdict) -> int:
     return max(LEAST_STREAK, math.ceil(math.log(LUCK) / math.log(1 - other)))
 
 
-def became_flaky(before: State, runs: Sequence[Observation]) -> Step:
+def became_flaky(before: State, runs: Sequence[Observation]) -> Ruling:
     """Two verdicts where one was due. The earlier verdict counts as one more run."""
     failures = sum(failed(run) for run in runs) + (before.verdict in FAILING)
     counted = replace(before, verdict=Verdict.FLAKY, since=runs[0].at, runs=1, failures=0)
@@ -218,7 +220,7 @@ def became_flaky(before: State, runs: Sequence[Observation]) -> Step:
     return Transition.FLAKY, state, flip_between(before, Verdict.FLAKY, Transition.FLAKY, runs)
 
 
-def flipped(before: State, verdict: Verdict, runs: Sequence[Observation]) -> Step:
+def flipped(before: State, verdict: Verdict, runs: Sequence[Observation]) -> Ruling:
     """A confirmed new verdict."""
     if Verdict.GONE in (before.verdict, verdict):
         transition = Transition.FIXED if verdict is Verdict.GONE else Transition.REGRESSED

@@ -164,11 +164,11 @@ class Sweep:
         if (run := self.next_confirmation(room, busy, among=lambda slots: 1 < slots < math.inf)) is not None:
             return run
         if warm and running[Lane.WARM] < self.slots and (job := self.next_warm(busy)) is not None:
-            return self.started(job)
+            return self.start(job)
         if (run := self.next_confirmation(room, busy)) is not None:
             return run
         free = (self.first(lane, busy) for lane in room if room[lane] > 0)
-        return next((self.started(job) for job in free if job is not None), None)
+        return next((self.start(job) for job in free if job is not None), None)
 
     def next_confirmation(
         self, room: Mapping[Lane, int], busy: Mapping[str, int], *, among: Callable[[float], bool] = bool
@@ -198,8 +198,8 @@ class Sweep:
         """How many runs the device takes at the same time."""
         return math.inf if device == "cpu" else self.room.get(device, self.device_slots)
 
-    def started(self, job: Job) -> Run:
-        """The job's run, or the canary that must go first."""
+    def start(self, job: Job) -> Run:
+        """Take the job out of its queue: its run; or the canary that goes ahead, and the job stays."""
         key, queue = self.canary(job), self.queue(job)
         if not self.probing and key not in self.canaries:
             self.canaries[key] = None

@@ -74,6 +74,7 @@ class Sweeper:
     # Beginning
 
     def begin(self) -> None:
+        """Begin a sweep over the present code: plan its jobs, renew old interpreters, and start the first runs."""
         changed, names = self.watched.changed_since(Mark.SWEPT), self.watched.to_run
         whole, new_columns = self.watched.runs_all, self.watched.pending.columns
         self.watched.begin_sweep()
@@ -184,10 +185,12 @@ class Sweeper:
     # Running
 
     def fill(self) -> None:
+        """Start what the current sweep has to run, as long as it has room."""
         while self.current is not None and (run := self.current.next_run()) is not None:
             self.submit(self.current, run)
 
     def submit(self, sweep: Sweep, run: Run) -> None:
+        """Start one run; where that fails, all repros are to be run again."""
         state = self.recorder.states.get((run.job.repro, run.job.device))
         try:
             self.runner.submit(run, sweep.repros[run.job.repro], state)
@@ -220,7 +223,7 @@ class Sweeper:
             self.runner.cancel_all()
 
     def ended(self, message: Ended) -> None:
-        """Judge what an ended run has shown; runs that are not of the current sweep are passed over."""
+        """A run has ended: ``job_ended`` or ``canary_ended``, then start the next. A run of an earlier sweep is passed over."""
         run, sweep = self.runner.under_way.pop(message.id, None), self.current
         if run is None or sweep is None:
             return
@@ -251,7 +254,7 @@ class Sweeper:
         self.publish(sweep, found)
 
     def job_ended(self, sweep: Sweep, run: Run, message: Ended) -> None:
-        """A run has reported: judge it if the code stood still meanwhile."""
+        """Make an ``Observation`` of the run, and ``publish`` what the sweep decides on it; a stale one is only stored."""
         job, repro = run.job, sweep.repros[run.job.repro]
         if job.column.place not in self.machine.environments:
             return
@@ -302,7 +305,7 @@ class Sweeper:
         return False
 
     def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:
-        """Store and tell what was decided, and tell what is to be confirmed."""
+        """Announce what is to be confirmed, and have the recorder ``commit`` the decisions."""
         decisions = [one for one in found if isinstance(one, Decision)]
         for one in found:
             if isinstance(one, events.Unconfirmed):

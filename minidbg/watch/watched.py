@@ -231,7 +231,7 @@ class Watched:
             self.end_burst_if_over(now)
 
     def end_burst_if_over(self, now: float) -> None:
-        """When files have been quiet for long enough and git is not at work, see what has changed."""
+        """When files have been quiet for long enough and git is not at work, ``look`` at the paths of the burst."""
         work = sources.git_work(sources.repositories_of(root.path for root in self.roots))
         if work is GitWork.STEPPING and not self.stepping:
             self.announce(Notice("a rebase or merge is under way: sweeps wait until it is quiet"))
@@ -241,6 +241,7 @@ class Watched:
             self.look(paths, everywhere=lost)
 
     def hinted(self, path: str | None) -> None:
+        """Add an event's path to the burst, where it may concern code or repros; ``tick`` looks at it when the burst is over."""
         if path is None:
             self.burst.note(time.monotonic(), None)
         elif self.concerns(path) or self.concerns_repros(path):
@@ -255,7 +256,7 @@ class Watched:
             self.read_files(paths)
 
     def look(self, paths: Sequence[str] = (), *, everywhere: bool = False) -> None:
-        """See what the hinted files hold now, or all files; and which repros there are."""
+        """Read the hinted files into the snapshot, or all files; and the repros, where a hint is about one."""
         self.pending.hints.clear()
         began = time.monotonic()
         changed = self.read_files([path for path in paths if self.concerns(path)], everywhere=everywhere)
@@ -308,6 +309,7 @@ class Watched:
     # Repros and roots
 
     def read_repros_again(self) -> None:
+        """Announce each repro that was added, edited, damaged or removed, and have the changed ones run."""
         before, after = self.repros, read_repros(self.paths, self.home, self.repros)
         self.repros = after
         changed = {name for name in after if name not in before or before[name].digest != after[name].digest}
@@ -324,6 +326,7 @@ class Watched:
             self.find_sources()
 
     def find_sources(self) -> None:
+        """Find the source trees of the repros' backends, read them into the snapshot, and have their events sent."""
         sound = [repro.path for repro in self.repros.values() if not repro.damage]
         both = (file for path in sound for file in (path, path.with_suffix(".safetensors")))
         self.own = frozenset(map(os.path.realpath, both))

@@ -214,11 +214,11 @@ class ServerPool:
         return self.spare_folder
 
     def run(self, order: Order) -> None:
-        """Start a script; its end is told to the listener."""
+        """Start a script; the listener gets its ``Ended``."""
         self.submit(order).add_done_callback(lambda end: self.listener(end.result()))
 
     def submit(self, order: Order) -> Future[Ended]:
-        """Start a script; its end."""
+        """Start a script in the server that has its variables; a future of its ``Ended``."""
         which = "untouched" if order.mode is Mode.UNTOUCHED else "warm"
         return self.server_for(which, tuple(sorted(order.env.items()))).submit(order)
 
@@ -302,7 +302,10 @@ class ServerProcess:
         threading.Thread(target=listen, name="minidbg-pool", daemon=True).start()
 
     def submit(self, order: Order) -> Future[Ended]:
-        """Run the script; a server that has died ends it with ``lost``."""
+        """Ask the server's loop, ``serving.serve``, to run the script, and wait in a thread; a future of its ``Ended``.
+
+        A server that has died ends it with ``lost``.
+        """
         unset: list[str] = []
         one_thread = order.one_thread or order.mode is Mode.FORK
         folder = self.folder / str(order.id)
@@ -327,7 +330,7 @@ class ServerProcess:
                 answer = received(asked)
             files = read_files(folder / "files.json")
             shutil.rmtree(folder, ignore_errors=True)
-            end.set_result(self.ended(order.id, answer, files))
+            end.set_result(self.as_ended(order.id, answer, files))
             del self.under_way[order.id]
 
         thread = threading.Thread(target=wait, name="minidbg-run", daemon=True)
@@ -335,7 +338,8 @@ class ServerProcess:
         thread.start()
         return end
 
-    def ended(self, number: int, answer: Mapping[str, Any] | None, files: tuple[str, ...] | None) -> Ended:
+    def as_ended(self, number: int, answer: Mapping[str, Any] | None, files: tuple[str, ...] | None) -> Ended:
+        """The server's ``answer`` to an order; without one the server has died, or the run was cancelled."""
         cancelled = number in self.cancelled
         self.cancelled.discard(number)
         if answer is None:

@@ -84,7 +84,10 @@ class GraphState:
     # ---- compiling
 
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        """What the caller is to call. Raises what the last link raised, when no link works and eager is not wanted."""
+        """Compile by the first link that works, and report the failures of those before it; what the caller is to call.
+
+        Raises what the last link raised, when no link works and eager is not wanted.
+        """
         kept = self.keep(example_inputs) if self.can_go_on() else NOTHING
         for position, link in enumerate(self.links):
             self.position = position
@@ -166,7 +169,7 @@ class GraphState:
         return self.compiled_fn(args) if self.boxed else self.compiled_fn(*args)
 
     def careful_call(self, args: list[Any]) -> Any:
-        """A call of a graph that has not yet run well."""
+        """A call of a graph that has not yet run well: keep what it writes to, run it, compare it with eager, report a failure."""
         values = tuple(args)  # the callee may clear the list
         if handle.is_handling() or any(torch_internals.is_fake(value) for value in values):
             return self.call(args)  # our own work, or a tracer above us asks for shapes and nothing runs
@@ -190,7 +193,7 @@ class GraphState:
                 del kept, verification, values, recorder  # the traceback holds this frame
                 raise
         else:
-            failure = self.judged(verification, result, values) if verification is not None else None
+            failure = self.wrong_results(verification, result, values) if verification is not None else None
             if verification is None or failure is None:
                 self.went_well(result, values)
                 return result
@@ -223,8 +226,10 @@ class GraphState:
                 self.untouched, self.call, link, args, self.mutated, kept, own, self.facts, recorder
             )
 
-    def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:
-        """What is wrong with ``result``, beside aliasing where AOTAutograd leaves that to its compilers; it is compared last."""
+    def wrong_results(
+        self, verification: verify.Verification, result: Any, args: tuple[Any, ...]
+    ) -> Failure | None:
+        """The failure that ``Verification.judge`` sees in ``result``; not aliasing where AOTAutograd leaves that to its compilers."""
         found = verification.judge(result, args)
         category = getattr(found and found.error, "category", "")
         if found is None or (self.level is Level.ATEN and category == "aliasing"):
@@ -344,7 +349,7 @@ class GraphState:
         return keep(values, self.mutated, self.held, limit_bytes=self.settings.value_limit_bytes)
 
     def report_on(self, failure: Failure) -> Report:
-        """What became of ``failure``, readable from its error from then on. A report that a wrapper below made is kept."""
+        """``handle.handle`` the failure, and attach the report to its error; one that a wrapper below has attached stays."""
         report = own_report(failure.error)
         if report is None:
             self.facts.failed = True

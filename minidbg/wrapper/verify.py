@@ -97,10 +97,13 @@ class Verification:
         return verify_runs.spec_for(self.link, self.settings)
 
     def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
-        """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
+        """``compare`` ``result``, which the compiled function gave for ``args``, with eager's; the failure, None where there is none.
+
+        Whatever goes wrong on our side leaves the call unverified.
+        """
         try:
             with handle.handling(args), quiet():
-                failure = self.judged(result, args)
+                failure = self.compare(result, args)
             if failure is not None and handle.is_layout_alone(failure.error, self.settings):
                 handle.warn_of_layout(failure, self.settings)
                 failure = None
@@ -114,8 +117,8 @@ class Verification:
             log.debug("verification_failed", exc_info=True)
         return None
 
-    def judged(self, result: Any, args: Sequence[Any]) -> Failure | None:
-        """``judge``, without the fence around it."""
+    def compare(self, result: Any, args: Sequence[Any]) -> Failure | None:
+        """Run eager on the copies, and compare what the compiled function left behind; ``judge`` is the fence around it."""
         inside = self.before
         expected, drew = self.eager()
         if self.backward_error is not None and expected["gradients"] is not None:

@@ -83,7 +83,10 @@ class WrappedBackend:
         options: Mapping[str, Any],
         by_torch: bool,
     ) -> CompiledFn:
-        """As a call. ``by_torch``: torch.compile calls, and will wrap what is raised."""
+        """Compile ``gm`` by the ``GraphState`` made for it; the exception that comes out of it gets the report's line as a note.
+
+        ``by_torch``: torch.compile calls, and will wrap what is raised.
+        """
         links = self.links
         if mode or options:
             links = self.links_with(*merged(self.options, self.mode, options, mode))
