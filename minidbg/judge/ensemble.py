@@ -34,7 +34,7 @@ from minidbg.judge.precision import (
 from minidbg.judge.snapshot import CannotCompare, Leaf, Snapshot, _are_plain, _can_stand_for, snapshot
 from minidbg.judge.undefined import UndefinedResults, ZeroFilled
 from minidbg.torch_internals.thread_state import thread_state_kept
-from minidbg.words.foreign import first_line_of
+from minidbg.words.foreign import first_line_of, is_of_a_signal_handler
 
 FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
 MOST_SEEDS = 12  # a coin shows one side as often by chance, once in 2,000 graphs
@@ -103,7 +103,9 @@ class Ensemble:
             return next(self._to_make.get(tag, iter(())), None)
         except CannotCompare:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever an op says
+        except Exception as error:  # whatever an op says
+            if is_of_a_signal_handler(error):
+                raise
             said = first_line_of(error)[:200]
             self.failed[tag] = f"{tag}, which might explain it, fails: {said}"
             return None
@@ -237,7 +239,9 @@ def changed_run(eager: Eager, *change: Any, **seed: int) -> Snapshot | None:
     with thread_state_kept():  # also what a frame of the failed run had held open
         try:
             return left_by(eager(*change, **seed))
-        except Exception:  # noqa: BLE001 - whatever an op says
+        except Exception as error:  # whatever an op says
+            if is_of_a_signal_handler(error):
+                raise
             return None
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import traceback
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -31,3 +34,19 @@ def inner_of(error: BaseException) -> BaseException | None:
     """What dynamo has wrapped in it, else what it was raised from."""
     found = (attribute_of(error, name) for name in ("inner_exception", "__cause__"))
     return next((inner for inner in found if isinstance(inner, BaseException)), None)
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """``error`` and what it wraps or was raised from, outermost first."""
+    for _ in range(12):
+        if error is None:
+            return
+        yield error
+        error = inner_of(error)
+
+
+def is_of_a_signal_handler(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised it, such as that of a time limit: the program's own word, and nobody's failure."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    frames = (frame for one in chain_of(error) for frame, _ in traceback.walk_tb(one.__traceback__))
+    return any(frame.f_code in handlers for frame in frames)

@@ -29,6 +29,7 @@ from minidbg.source.origins import user_line
 from minidbg.source.size import call_nodes, canonical_text
 from minidbg.torch_internals import devices
 from minidbg.words.errors import AccuracyError, NothingLeadsThere
+from minidbg.words.foreign import is_of_a_signal_handler
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction, Signature
 from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Context, Level, Provenance, RunSpec
@@ -179,7 +180,9 @@ def suspects(failure: Failure) -> Suspects:
         return suspects_of(
             failure.error, [torch_internals.GivenCall.of(node) for node in nodes if is_call(node)]
         )
-    except Exception:  # foreign objects in foreign frames
+    except Exception as trouble:  # foreign objects in foreign frames
+        if is_of_a_signal_handler(trouble):
+            raise
         log.debug("no_suspects", exc_info=True)
         return ()
 

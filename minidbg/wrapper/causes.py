@@ -1,31 +1,10 @@
-"""What an exception says of its cause: a signal handler of the program, want of memory, a compiler that is not here."""
+"""What an exception says of its cause: want of memory, a compiler that is not here."""
 
 from __future__ import annotations
 
-import signal
-import traceback
-from collections.abc import Iterator
-
 import torch
 
-from minidbg.words.foreign import inner_of, message_of
-
-
-def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """``error`` and what it wraps or was raised from, outermost first."""
-    for _ in range(12):
-        if error is None:
-            return
-        yield error
-        error = inner_of(error)
-
-
-def is_of_a_signal_handler(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised it, such as that of a time limit: the program's own word, and nobody's failure."""
-    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
-    frames = (frame for one in chain_of(error) for frame, _ in traceback.walk_tb(one.__traceback__))
-    return any(frame.f_code in handlers for frame in frames)
-
+from minidbg.words.foreign import chain_of, message_of
 
 NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 """Texts of torch's allocators that raise a plain RuntimeError (the CPU's does)."""

@@ -18,6 +18,7 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.fx.context import current_context
+from minidbg.words.foreign import is_of_a_signal_handler
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction
 from minidbg.words.run_spec import CompiledFn
@@ -77,7 +78,9 @@ def heard(error: Exception, on_failure: Callable[[Exception, str], None]) -> Non
         return
     try:
         on_failure(error, phase)
-    except Exception:
+    except Exception as trouble:  # a fault of ours must not replace what the backward raises
+        if is_of_a_signal_handler(trouble):
+            raise
         log.debug("answering_failed", exc_info=True)
 
 

@@ -25,9 +25,9 @@ from minidbg.fx.record import Recording
 from minidbg.judge import agreement, compare
 from minidbg.judge.agreement import Comparison
 from minidbg.judge.ensemble import left_by
+from minidbg.words.foreign import is_of_a_signal_handler
 from minidbg.words.run_spec import RunSpec
 from minidbg.wrapper.capture import index_of_input
-from minidbg.wrapper.causes import is_of_a_signal_handler
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.rollback import tensors_in
 from minidbg.wrapper.verify_refusals import bytes_of_example, free_bytes

@@ -39,6 +39,7 @@ from minidbg.source.contents import RESCUED_VALUES, SAMPLED_READER
 from minidbg.torch_internals import devices
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import for_its_owner
+from minidbg.words.foreign import is_of_a_signal_handler
 from minidbg.words.kinds import Kind
 from minidbg.words.settings import Settings
 from minidbg.wrapper.capture import case_of_call
@@ -71,7 +72,7 @@ class Record:
         return Flight(self, Step.BACKWARD, self.link, ())
 
     def begin(self, step: Step, link: Link | None, values: Sequence[Any]) -> None:
-        """Have the record on disk under the name of ``step``. Never raises an ordinary exception."""
+        """Have the record on disk under the name of ``step``. Raises what a handler of a signal does, and no other ordinary exception."""
         try:
             if self.name is not None and self.name.pid != os.getpid():
                 return  # forked: it is our parent's
@@ -79,12 +80,13 @@ class Record:
             if is_new and link is not None and step is not Step.BACKWARD:
                 self.write(step, link, values)
             self.move(step)
-        except (MinidbgError, OSError) as refusal:  # no form as a script, no place for one
+        except Exception as trouble:  # no form as a script, no room for one, a fault of ours: the backend is called all the same
             self.close()
-            log.debug("flight_record_refused: %s", refusal)
-        except Exception:
-            self.close()
-            log.debug("flight_record_failed", exc_info=True)
+            if is_of_a_signal_handler(trouble):
+                raise
+            log.debug(
+                "flight_record_failed: %s", trouble, exc_info=not isinstance(trouble, MinidbgError | OSError)
+            )
 
     def write(self, step: Step, link: Link, values: Sequence[Any]) -> None:
         """Write the record for a call with ``values``. Raises MinidbgError or OSError when it cannot be."""

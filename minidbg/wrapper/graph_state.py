@@ -21,12 +21,12 @@ from minidbg.fx.mutation import mutated_placeholders, written_attributes
 from minidbg.fx.ranks import is_waiting_in_vain, talks_to_others
 from minidbg.repro.flights import Step
 from minidbg.torch_internals import devices
+from minidbg.words.foreign import is_of_a_signal_handler
 from minidbg.words.kinds import Kind
 from minidbg.words.run_spec import CompiledFn, Level
 from minidbg.words.settings import OnFailure, Settings
 from minidbg.wrapper import flight, handle, verify
 from minidbg.wrapper.capture import Failure
-from minidbg.wrapper.causes import is_of_a_signal_handler
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.collectives import CollectiveRecorder
 from minidbg.wrapper.process import PROCESS

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidbg.words.foreign import attribute_of
+from minidbg.words.foreign import attribute_of, chain_of
 from minidbg.words.script_header import DIVIDER
-from minidbg.wrapper.causes import chain_of
 
 ATTRIBUTE = "minidbg_report"
 

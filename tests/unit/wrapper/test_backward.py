@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import signal
 
+import pytest
 import torch
 from torch import fx
 
@@ -47,6 +49,18 @@ def test_a_bug_of_ours_does_not_take_the_place_of_the_users_exception() -> None:
         raise ZeroDivisionError
 
     dynamo_graph.heard(raised_below("get_or_compile"), broken)
+
+
+def test_what_a_signal_handler_raises_while_a_failure_is_handled_reaches_the_program() -> None:
+    def out_of_time(*_: object) -> None:
+        raise TimeoutError("the program's own limit")
+
+    before = signal.signal(signal.SIGUSR1, out_of_time)
+    try:
+        with pytest.raises(TimeoutError, match="own limit"):
+            dynamo_graph.heard(raised_below("get_or_compile"), lambda *_: signal.raise_signal(signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_result_without_compiled_backward_has_nothing_to_guard() -> None:

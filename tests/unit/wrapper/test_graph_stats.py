@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
 from minidbg.commands.run.launch import graph_lines
-from minidbg.wrapper import handle, stats, verify_runs
-from minidbg.wrapper.causes import chain_of
+from minidbg.judge import ensemble
+from minidbg.words.foreign import chain_of
+from minidbg.wrapper import capture, flight, handle, stats, verify_runs
 from minidbg.wrapper.graph_stats import write_stats
 from minidbg.wrapper.process import PROCESS
 
@@ -81,7 +83,9 @@ class TimeIsUp(Exception):
     """What the handler of a program's own alarm raises."""
 
 
-@pytest.mark.parametrize("where", ["compiling", "running", "comparing", "handling"])
+@pytest.mark.parametrize(
+    "where", ["compiling", "recording", "running", "comparing", "explaining", "handling", "suspecting"]
+)
 def test_what_a_signal_handler_raises_is_nobodys_failure(
     where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -95,17 +99,24 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
 
     def backend(gm: torch.fx.GraphModule, _: object) -> object:
         def run(*args: torch.Tensor) -> object:
-            if where == "handling":
+            if where in ("handling", "suspecting"):
                 raise RuntimeError("the backend's own")
             if where == "running":
                 alarm()
-            return gm.forward(*args)
+            (result,) = gm.forward(*args)
+            return (result + 1,) if where == "explaining" else (result,)
 
         if where == "compiling":
             alarm()
         return run
 
-    ours = {"comparing": (verify_runs.Before, "eager"), "handling": (handle, "capture_and_reduce")}
+    ours: dict[str, tuple[Any, str]] = {
+        "recording": (flight.Record, "write"),
+        "comparing": (verify_runs.Before, "eager"),
+        "explaining": (ensemble, "left_by"),
+        "handling": (handle, "capture_and_reduce"),
+        "suspecting": (capture, "suspects_of"),
+    }
     if where in ours:
         monkeypatch.setattr(*ours[where], alarm)
     before = signal.signal(signal.SIGUSR1, out_of_time)
