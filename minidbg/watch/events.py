@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -338,8 +338,16 @@ class Unconfirmed(Event):
     seconds: float
 
     def words(self) -> str:
-        known = f"{self.before} before" if self.seen else f"its header expects {self.before}"
+        known = BEFORE[self.before] if self.seen else f"its header expects {self.before}"
         return f"  {self.verdict + '?':<17} {self.repro} [{self.device}] {known}; confirming in a fresh interpreter"
+
+
+BEFORE: Mapping[Verdict, str] = {
+    Verdict.GONE: "was gone before", Verdict.REPRODUCES: "reproduced before", Verdict.CHANGED: "failed differently before",
+    Verdict.CRASHED: "crashed before", Verdict.TIMEOUT: "timed out before", Verdict.FLAKY: "was flaky before",
+    Verdict.SKIPPED: "was skipped before", Verdict.INVALID: "was invalid before",
+}  # fmt: skip
+"""What a repro did, of each verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,10 +373,11 @@ class Flipped(Event):
     torch: str = ""
 
     def words(self) -> str:
-        """What happened to which repro comes first, then between which revisions: the end of a long line is cut off."""
+        """What happened to which repro comes first, then which files changed and between which revisions: the end of a long line is cut off."""
         verdicts = "" if self.kind in ("FIXED", "REGRESSED") else f" {self.before} -> {self.after}"
-        between = f"  {self.between}" if self.between else ""
-        return f"{self.kind} {Path(self.path).stem} [{self.device}]{verdicts}{between}"
+        changed = f"{names_of(self.files, 2)} changed" if self.files else ""
+        cause = "; ".join(part for part in (changed, self.between) if part)
+        return f"{self.kind} {Path(self.path).stem} [{self.device}]{verdicts}{'  ' if cause else ''}{cause}"
 
     @property
     def between(self) -> str:
@@ -377,7 +386,7 @@ class Flipped(Event):
         if not (before or after):
             return ""
         if before == after:
-            return f"at {in_words(after)}, no watched file changed"
+            return f"at {in_words(after)}{'' if self.files else ', no watched file changed'}"
         commit = after.partition("+")[0]
         same = commit == before.partition("+")[0] and "+" in after and ", " not in after
         return f"{in_words(before)} -> {in_words(after[len(commit) :] if same else after)}"
@@ -408,6 +417,12 @@ class Flipped(Event):
 def in_words(revisions: str) -> str:
     """``abc9cb0964 with edits (6c2b27b0)`` for ``abc9cb0964+6c2b27b0``."""
     return re.sub(r"\+([0-9a-f]{8})\b", r" with edits (\1)", revisions).lstrip() or "?"
+
+
+def names_of(files: Sequence[str], most: int) -> str:
+    """The names of the first ``most`` files without their folders; an ``__init__.py`` is told by its folder."""
+    names = ["/".join(Path(one).parts[-2 if one.endswith("__init__.py") else -1 :]) for one in files[:most]]
+    return ", ".join(names) + (", ..." if len(files) > most else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,17 +497,16 @@ class ProcessDied(Event):
     capture: str
 
     def words(self) -> str:
-        return f"a process died in a backend; what it was at is in {display_path(self.capture)}"
+        return f"a process died in a backend; the graph that it compiled or ran is in {display_path(self.capture)}"
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureKnown(Event):
+    """A repro shows the failure of a capture already. Nobody has to do anything: it is no line for people."""
+
     name = "capture_known"
     capture: str
     repro: str
-
-    def words(self) -> str:
-        return f"{display_path(self.capture)} is not reduced: {self.repro} already covers it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,11 @@ class Live(View):
     def close(self) -> None:
         """Say that nobody watches any more."""
         with self.lock:
-            self.matrix.activity, self.matrix.began = "not watching any more", None
+            self.matrix.activity, self.matrix.first_verdict, self.matrix.began = (
+                "not watching any more",
+                "",
+                None,
+            )
             self.seq += 1
         self.wake()
 
@@ -137,9 +141,10 @@ class Live(View):
     def head(self) -> Json:
         """What stands above the rows."""
         matrix = self.matrix
+        activity = matrix.activity + matrix.first_verdict
         return {
             "boot": self.boot, "seq": self.seq, "home": display_path(matrix.home) if matrix.home else "",
-            "activity": "paused" if matrix.paused else matrix.activity, "cause": matrix.cause, "began": matrix.began,
+            "activity": "paused" if matrix.paused else activity, "cause": matrix.cause, "began": matrix.began,
             "total": matrix.total, "seen": matrix.seen, "build_failure": matrix.build_failure,
             "broken": [f"{backend} on {device}: {why}" for (backend, device), why in matrix.broken.items()],
             "notices": list(matrix.notices), "machine": self.machine,

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 import tty
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +21,19 @@ from rich.live import Live
 
 from minidbg.watch.announce import View
 from minidbg.watch.daemon import Inbox, Key
+from minidbg.watch.drawing import render
 from minidbg.watch.events import Event, Flipped
 from minidbg.watch.matrix import Matrix
 from minidbg.words import environment
 from minidbg.words.text import display_path
 
 ENTER = "\r\n"
-KEY = re.compile(r"\x1b[\[O].|.", re.DOTALL)
-ARROWS = {"\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1, "k": -1, "j": 1}
+KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO.|.", re.DOTALL)
+PAGE = 10
+ARROWS = {
+    "\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1, "k": -1, "j": 1, "\x1b[5~": -PAGE, "\x1b[6~": PAGE,
+}  # fmt: skip
+"""How many rows each key goes down."""
 REFRESHES_A_SECOND = 4
 
 
@@ -54,7 +58,7 @@ class Terminal(View):
     def draw(self) -> RenderableType:
         """Called by rich, from its own thread."""
         with self.lock:
-            return self.matrix.render(self.console.width, self.console.height)
+            return render(self.matrix, self.console.width, self.console.height)
 
     def show(self, event: Event) -> None:
         """Take an event in; a flip rings the bell."""
@@ -82,53 +86,29 @@ class Terminal(View):
             if not pressed:
                 return False
             for key in KEY.findall(pressed):
-                if key == "o":
+                if self.pressed(key):
                     return True
-                self.pressed(key)
 
-    def pressed(self, key: str) -> None:
-        message = {"p": "pause", "q": "quit"}.get(key, "")
+    def pressed(self, key: str) -> bool:
+        """Do what the key is for; whether a repro is to be opened."""
         with self.lock:
-            if key == "d":
-                self.matrix.next_device()
-            elif key in ARROWS:
-                self.matrix.select(ARROWS[key])
-            elif key == "f":
-                self.matrix.failing_only = not self.matrix.failing_only
-                self.matrix.sort()
-                message = "failing" if self.matrix.failing_only else ""
-            elif key in ENTER:
-                self.matrix.sort()
-                message = "failing" if self.matrix.failing_only else "rerun"
-        if key == "b":
-            self.bisect()
-        elif message:
-            self.inbox.put(Key(message))
-
-    def bisect(self) -> None:
-        """Search the commit at which the selected repro regressed, or the one that regressed last."""
-        with self.lock:
-            flipped = (name for name in self.matrix.names() if self.matrix.flip_of(name))
-            name = self.matrix.selected or next(flipped, "")
-            flip = self.matrix.flip_of(name)
-        if flip is not None:
-            self.inbox.put(Key("bisect", flip.path, flip.device, flip.last_before, flip.first_after))
-        else:
-            self.note(f"{name or 'no repro'} has not regressed while this was watched; nothing to bisect")
+            message = obey(self.matrix, key)
+            opens = key == "o" and not self.matrix.answer
+        if message:
+            self.inbox.put(message)
+        return opens
 
     def open_repro(self) -> None:
         """Open the selected repro, else the one that flipped last or the first: in the person's editor, else as the system does."""
         with self.lock:
             names = [self.matrix.selected] if self.matrix.selected else self.matrix.names()
             flipped = self.matrix.flips[0].path if self.matrix.flips and not self.matrix.selected else ""
-            path = flipped or (str(Path(self.matrix.home, names[0])) if names else "")
-        if not path:
-            return
+            path = flipped or str(Path(self.matrix.home, *names[:1]))
         editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
         if editor:
             self.edit([*shlex.split(editor), path])
         elif click.launch(path) != 0:
-            self.note(f"nothing opens {display_path(path)}; set EDITOR to the editor of your choice")
+            self.answer(f"nothing opens {display_path(path)}; set EDITOR to the editor of your choice")
 
     def edit(self, command: list[str]) -> None:
         """Give the terminal to an editor until it ends. The daemon goes on meanwhile."""
@@ -137,15 +117,15 @@ class Terminal(View):
             self.editor = subprocess.Popen(command, env=environment.for_tool())
             self.editor.wait()
         except OSError as error:
-            self.note(f"{command[0]} cannot be started: {error.strerror or error}")
+            self.answer(f"{command[0]} cannot be started: {error.strerror or error}")
         finally:
             self.editor = None
             if not self.closing:
                 self.live.start(refresh=True)
 
-    def note(self, text: str) -> None:
+    def answer(self, text: str) -> None:
         with self.lock:
-            self.matrix.notices.append((time.time(), text))
+            self.matrix.answer = text
 
     def close(self) -> None:
         """Give the terminal back; an editor that is open is asked to end."""
@@ -159,6 +139,56 @@ class Terminal(View):
             os.close(descriptor)
         for flip in reversed(self.matrix.flips):
             self.console.print(flip.line(), markup=False, highlight=False)
+
+
+def obey(matrix: Matrix, key: str) -> Key | None:
+    """Change what is shown as the key says, or say why that cannot be; what the daemon is to do."""
+    matrix.help, matrix.answer = key == "?" and not matrix.help, ""
+    names = matrix.names()
+    match key:
+        case "p":
+            return Key("pause")
+        case "q":
+            return Key("quit")
+        case "b":
+            return bisection(matrix)
+        case "d":
+            devices = matrix.devices()
+            if len(devices) > 1:
+                matrix.next_device()
+            else:
+                matrix.answer = f"the only device is {devices[0]}" if devices else "no device was judged yet"
+        case "f":
+            matrix.failing_only = not matrix.failing_only
+            matrix.sort()
+            return Key("failing") if matrix.failing_only else None
+        case "o":
+            matrix.answer = "" if names else "no repro to open"
+        case _ if key in ARROWS:
+            matrix.select(ARROWS[key])
+            matrix.answer = "" if names else "no repro to select"
+        case _ if key in ENTER:
+            matrix.sort()
+            if not names:
+                matrix.answer = "no repro to run"
+            elif matrix.paused:
+                matrix.answer = "paused: the repros run once p is pressed"
+            return Key("failing" if matrix.failing_only else "rerun")
+        case _ if key != "?" and key.isprintable():
+            matrix.answer = f"{key} is no key here; ? lists the keys"
+    return None
+
+
+def bisection(matrix: Matrix) -> Key | None:
+    """The order to search the commit at which the selected repro regressed, or the one that regressed last."""
+    flipped = (name for name in matrix.names() if matrix.flip_of(name))
+    name = matrix.selected or next(flipped, "")
+    flip = matrix.flip_of(name)
+    if flip is not None:
+        return Key("bisect", flip.path, flip.device, flip.last_before, flip.first_after)
+    who = f"{name} has not regressed" if name else "no repro has regressed"
+    matrix.answer = f"{who} since watch started: nothing to bisect"
+    return None
 
 
 @contextlib.contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,13 +22,15 @@ from minidbg.commands.watching import history as history_command
 from minidbg.history import Flip, History, Observation, Revision, State
 from minidbg.watch import events
 from minidbg.watch.announce import Announcer, JsonLines, Log, PlainLines
+from minidbg.watch.drawing import KEYS, OLD, OLD_LEGEND, cell_text, render, span
 from minidbg.watch.events import Event, Flipped, Judged, Notice, Serving, Started
-from minidbg.watch.matrix import Matrix, clock, span
+from minidbg.watch.matrix import Matrix, clock
 from minidbg.watch.page import Live, Page
 from minidbg.watch.repros import Lock
 from minidbg.watch.results import Results
 from minidbg.watch.settings import FailOn
 from minidbg.watch.states import Transition
+from minidbg.watch.terminal import obey
 from minidbg.words.outcome import Outcome, Verdict
 
 NOW = 1_000_000.0
@@ -36,7 +40,7 @@ def as_text(matrix: Matrix, width: int = 100, height: int = 30) -> str:
     """The matrix without colours."""
     console = Console(width=width, height=height, force_terminal=False, color_system=None)
     with console.capture() as capture:
-        console.print(matrix.render(width, height))
+        console.print(render(matrix, width, height))
     return capture.get()
 
 
@@ -87,12 +91,46 @@ def broken() -> Event:
     [
         ("aaaaaaaaaa", "aaaaaaaaaa+12345678", "aaaaaaaaaa -> with edits (12345678)"),
         ("aaaaaaaaaa+12345678", "bbbbbbbbbb", "aaaaaaaaaa with edits (12345678) -> bbbbbbbbbb"),
-        ("aaaaaaaaaa", "aaaaaaaaaa", "at aaaaaaaaaa, no watched file changed"),
+        (
+            "aaaaaaaaaa+4daba889", "aaaaaaaaaa+2fa4e531",
+            "aaaaaaaaaa with edits (4daba889) -> with edits (2fa4e531)",
+        ),
+        ("aaaaaaaaaa", "aaaaaaaaaa", "at aaaaaaaaaa"),
         ("one a, two b", "one a, two b+12345678", "one a, two b -> one a, two b with edits (12345678)"),
     ],
+)  # fmt: skip
+def test_a_flip_says_what_happened_and_which_file_changed_before_the_revisions(
+    before: str, after: str, text: str
+) -> None:
+    told = flip("a.py", last_before=before, first_after=after).line()
+    assert told == f"FIXED a [cpu]  x.py changed; {text}"
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ((), "at aaaaaaaaaa, no watched file changed"),
+        (("src/acme/__init__.py",), "acme/__init__.py changed; at aaaaaaaaaa"),
+        (("a.py", "b.py", "c.py"), "a.py, b.py, ... changed; at aaaaaaaaaa"),
+    ],
 )
-def test_a_flip_says_what_happened_before_the_revisions(before: str, after: str, text: str) -> None:
-    assert flip("a.py", last_before=before, first_after=after).line() == f"FIXED a [cpu]  {text}"
+def test_a_flip_names_the_files_that_changed_if_any_did(files: tuple[str, ...], text: str) -> None:
+    told = flip("a.py", files=files, last_before="aaaaaaaaaa", first_after="aaaaaaaaaa").line()
+    assert told == f"FIXED a [cpu]  {text}"
+
+
+@pytest.mark.parametrize(
+    ("seen", "before", "text"),
+    [
+        (True, "reproduces", "reproduced before"), (True, "gone", "was gone before"),
+        (False, "gone", "its header expects gone"),
+    ],
+)  # fmt: skip
+def test_a_verdict_that_is_being_confirmed_is_told_beside_the_one_before(
+    seen: bool, before: str, text: str
+) -> None:
+    told = replace(unconfirmed("a.py", before, "crashed"), seen=seen).line()
+    assert told.endswith(f"a.py [cpu] {text}; confirming in a fresh interpreter")
 
 
 def test_a_flip_that_is_no_fix_and_no_regression_names_its_verdicts() -> None:
@@ -350,6 +388,17 @@ def test_more_repros_than_lines_are_counted(matrix: Matrix, height: int) -> None
     assert f"... and {101 - shown} more repros" in "\n".join(lines)
 
 
+def test_a_long_list_says_how_to_see_the_rest_and_a_selected_row_is_always_seen(matrix: Matrix) -> None:
+    for number in range(39):
+        matrix.hear(result(f"r{number:02d}.py", "reproduces"))
+    assert "more repros; up/down scrolls, f shows only what fails" in as_text(matrix, 80, 24)
+    for place in (1, 25, 12, -100):
+        matrix.select(place)
+        assert f"> {matrix.selected}" in as_text(matrix, 80, 24)
+    matrix.failing_only = True
+    assert "more repros; up/down scrolls\n" in re.sub(" +\n", "\n", as_text(matrix, 80, 24))
+
+
 def test_with_failing_only_the_rest_is_not_shown_until_it_may_fail(matrix: Matrix) -> None:
     matrix.hear(sweep_started())
     matrix.hear(result("a.py", "reproduces"))
@@ -374,6 +423,314 @@ def test_the_device_key_goes_through_the_devices_and_back_to_all(matrix: Matrix)
         seen.append(matrix.device)
         matrix.next_device()
     assert seen == [None, "cpu", "cuda:0", None]
+
+
+# The matrix: which rows are old
+
+
+def is_marked(matrix: Matrix, repro: str, device: str = "cpu") -> bool:
+    """Whether a verdict is dim and has the mark; both or neither, and the legend is there with it."""
+    text = cell_text(matrix, matrix.cells[repro, device])
+    dim = any("dim" in str(span.style) for span in text.spans)
+    drawn = as_text(matrix, width=120)
+    marked = text.plain.startswith(OLD)
+    assert (dim, OLD_LEGEND in drawn) == (marked, "~" in drawn.replace(OLD_LEGEND, ""))
+    return marked
+
+
+def test_a_verdict_of_an_earlier_session_is_marked_until_a_sweep_has_reached_it(matrix: Matrix) -> None:
+    assert is_marked(matrix, "a.py")
+    matrix.hear(replace(sweep_started(), changed=0))
+    assert is_marked(matrix, "a.py")
+    matrix.hear(result("a.py", "reproduces"))
+    assert not is_marked(matrix, "a.py")
+
+
+def test_after_a_save_rows_are_marked_until_they_are_judged_also_where_the_backend_is_broken(
+    matrix: Matrix,
+) -> None:
+    matrix.hear(result("a.py", "reproduces"))
+    matrix.hear(result("b.py", "gone"))
+    matrix.hear(sweep_started(2))
+    matrix.hear(result("a.py", "reproduces"))
+    assert [is_marked(matrix, name) for name in ("a.py", "b.py")] == [False, True]
+    matrix.hear(sweep_started(3))
+    matrix.hear(broken())
+    matrix.hear(sweep_finished(3))
+    assert is_marked(matrix, "a.py")
+    assert is_marked(matrix, "b.py")
+
+
+def test_a_row_that_is_run_again_on_the_same_code_is_not_old(matrix: Matrix) -> None:
+    for name in ("a.py", "b.py"):
+        matrix.hear(result(name, "gone"))
+    matrix.hear(sweep_finished())
+    matrix.hear(replace(sweep_started(2), changed=0, files=()))
+    matrix.hear(result("a.py", "gone"))
+    matrix.hear(sweep_finished(2))
+    assert not cell_text(matrix, matrix.cells["b.py", "cpu"]).plain.startswith(OLD)
+
+
+def test_what_a_sweep_has_judged_that_a_save_cut_short_is_old(matrix: Matrix) -> None:
+    matrix.hear(sweep_started(2))
+    matrix.hear(result("a.py", "gone"))
+    matrix.hear(replace(sweep_finished(2), end="superseded"))
+    assert is_marked(matrix, "a.py")
+
+
+def test_an_edited_repro_is_old_and_a_verdict_that_is_being_confirmed_shows_both(matrix: Matrix) -> None:
+    matrix.hear(result("a.py", "reproduces"))
+    matrix.hear(events.ReproEdited("a.py"))
+    assert is_marked(matrix, "a.py")
+    matrix.hear(unconfirmed("a.py", "reproduces", "gone"))
+    assert cell_text(matrix, matrix.cells["a.py", "cpu"]).plain == "reproduces -> gone?"
+
+
+def test_during_a_build_and_after_one_that_failed_every_row_is_old(matrix: Matrix) -> None:
+    matrix.hear(result("a.py", "reproduces"))
+    matrix.hear(events.BuildStarted("make", at=NOW))
+    assert is_marked(matrix, "a.py")
+    matrix.hear(events.BuildFailed(1, 1.0, "long", "error", at=NOW))
+    assert is_marked(matrix, "a.py")
+    matrix.hear(events.BuildFinished(1.0, at=NOW))
+    assert not is_marked(matrix, "a.py")
+
+
+def test_a_flip_that_was_forgotten_in_an_earlier_session_leaves_its_row_old(matrix: Matrix) -> None:
+    matrix.hear(flip("a.py"))
+    assert is_marked(matrix, "a.py")
+    matrix.hear(sweep_started(2))
+    matrix.hear(sweep_finished(2))
+    assert is_marked(matrix, "a.py")
+    matrix.hear(flip("a.py"))
+    assert not is_marked(matrix, "a.py"), "of the sweep that is shown, as of a run in quiet time"
+
+
+def test_columns_of_machines_that_have_joined_show_verdicts_on_the_present_code(matrix: Matrix) -> None:
+    state = State("a.py", "cpu@red", Verdict.GONE, NOW, NOW, "s", "e", "c")
+    matrix.hear(events.Columns({"cpu@red": 1}, (), (state,)))
+    assert not is_marked(matrix, "a.py", "cpu@red")
+
+
+# The matrix: a small terminal
+
+LONG = "compile_batch_norm_1d2c3b.py"
+
+
+def columns_shown(matrix: Matrix, width: int) -> list[str]:
+    return next(line.split() for line in as_text(matrix, width).splitlines() if line.startswith("  repro"))
+
+
+@pytest.mark.parametrize(
+    ("width", "columns", "remark"),
+    [
+        (120, ["repro", "cpu", "since", "took"], True),
+        (80, ["repro", "cpu", "took"], True),
+        (68, ["repro", "cpu"], True),
+        (46, ["repro", "cpu"], True),
+        (43, ["repro", "cpu"], False),
+    ],
+)
+def test_a_name_stays_whole_while_since_then_took_then_the_remark_give_way(
+    matrix: Matrix, width: int, columns: list[str], remark: bool
+) -> None:
+    matrix.hear(result(LONG, "reproduces", message="NotImplementedError: no kernel for batch_norm here"))
+    assert columns_shown(matrix, width) == columns
+    row = next(line for line in as_text(matrix, width).splitlines() if LONG in line)
+    assert "reproduces" in row
+    assert ("Not" in row or row.rstrip().endswith("…")) == remark
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 80, 130])
+@pytest.mark.parametrize("height", [12, 24, 40])
+def test_nothing_is_wider_or_higher_than_the_screen(matrix: Matrix, width: int, height: int) -> None:
+    devices = ("cpu", "cuda:0", "cpu ACME_FUSE=1", "cuda:0 ACME_FUSE=1")
+    for number, device in itertools.product(range(40), devices):
+        matrix.hear(
+            result(f"compile_batch_norm_{number}.py", "reproduces", device, message="no kernel " * 40)
+        )
+    for number in range(8):
+        matrix.hear(unconfirmed(f"compile_batch_norm_{number}.py", "reproduces", "crashed"))
+        matrix.hear(
+            flip(f"compile_batch_norm_{number}.py", last_before="aaaaaaaaaa", first_after="bbbbbbbbbb")
+        )
+        matrix.hear(Notice(f"{number} " + "something that somebody must know " * 4, at=NOW))
+    for number in range(20):
+        matrix.select(1)
+        matrix.answer = "why not " * 30 if number % 2 else ""
+        lines = as_text(matrix, width, height).splitlines()
+        assert max(map(len, lines)) <= width
+        assert width < 60 or len(lines) <= height or height < 24
+    matrix.help = True
+    assert max(map(len, as_text(matrix, width, height).splitlines())) <= width
+
+
+def test_a_name_stays_readable_beside_new_verdicts_that_are_being_confirmed(matrix: Matrix) -> None:
+    for device in ("cpu", "cuda:0", "cuda:1"):
+        matrix.hear(result("compile_erf_51c0de.py", "reproduces", device))
+        matrix.hear(replace(unconfirmed("compile_erf_51c0de.py", "reproduces", "crashed"), device=device))
+    row = next(line for line in as_text(matrix, 80).splitlines() if "compile_erf_51c0de.py" in line)
+    assert row.count("reproduces") == 3
+
+
+def test_columns_that_do_not_fit_are_counted_and_one_at_a_time_is_whole(matrix: Matrix) -> None:
+    for number in range(8):
+        matrix.hear(result(LONG, "reproduces", f"cuda:{number}"))
+    text = as_text(matrix, 80)
+    assert LONG in text
+    assert "... and 5 more columns; d shows one at a time" in text
+    matrix.next_device()
+    matrix.next_device()
+    assert columns_shown(matrix, 80) == ["repro", "cuda:0", "since", "took"]
+    assert "more columns" not in as_text(matrix, 80)
+
+
+def test_a_file_that_changed_is_named_on_a_narrow_screen_too(matrix: Matrix) -> None:
+    files = ("projects/acme/src/acme_backend/lowering/rules.py", "projects/acme/src/acme_backend/kernels.py")
+    matrix.hear(events.SweepStarted(2, 2, 2, files, 2, ("cpu",), at=NOW))
+    matrix.hear(replace(sweep_finished(2), first_verdict_seconds=0.25))
+    matrix.hear(flip(LONG, files=files))
+    first, second, *_ = as_text(matrix, 80).splitlines()
+    assert first.rstrip().endswith("|  waiting; sweep 2 took 1.00 s  |  changed: rules.py, ...")
+    assert "changed: rules.py, kernels.py" in as_text(matrix, 100)
+    assert second.rstrip().endswith(f"FIXED {Path(LONG).stem} [cpu]  rules.py, kernels.py changed"), (
+        "no half revision"
+    )
+    assert "first verdict after 0.25 s" in as_text(matrix, 200)
+
+
+def test_notices_are_wrapped_and_the_newest_stay(matrix: Matrix) -> None:
+    long = "this sweep waits for new workers: /usr/lib/python3/torch/_inductor/lowering.py changed since the old ones started"
+    for text in ("one", "two", "three", long):
+        matrix.hear(Notice(text, at=NOW))
+    text = " ".join(as_text(matrix, 80, 24).split())
+    assert long in text
+    assert "three" in text
+    assert "one" in text
+    assert "one" not in as_text(matrix, 80, 12), "where there is no room"
+
+
+def test_a_capture_that_a_repro_covers_is_no_notice(matrix: Matrix) -> None:
+    known = events.CaptureKnown("/r/.minidbg/captures/a.py", "a.py", at=NOW)
+    stream = io.StringIO()
+    PlainLines(stream, every_result=True).show(known)
+    matrix.hear(known)
+    assert stream.getvalue() == ""
+    assert "captures" not in as_text(matrix)
+
+
+# Keys
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 100, 130])
+def test_the_last_line_has_whole_keys_and_always_the_one_that_lists_them(matrix: Matrix, width: int) -> None:
+    last = as_text(matrix, width).splitlines()[-1].rstrip()
+    told = last.split("  ")
+    assert set(told) <= {f"{key} {word}" for key, (word, _) in KEYS.items()}
+    assert told[-1] == "? help"
+    assert (len(told) == len(KEYS)) == (width >= 100)
+
+
+def test_a_question_mark_lists_every_key_and_mark_and_any_key_closes_the_list(matrix: Matrix) -> None:
+    obey(matrix, "?")
+    lines = as_text(matrix, 80, 24).splitlines()
+    assert len(lines) <= 24
+    text = "\n".join(lines)
+    assert all(re.search(rf"(?m)^  {re.escape(key)} +\w", text) for key in KEYS)
+    assert "~verdict" in text
+    assert "a.py" not in text
+    obey(matrix, "\x1b[B")
+    assert matrix.selected == "a.py"
+    assert "a.py" in as_text(matrix)
+    obey(matrix, "?")
+    obey(matrix, "?")
+    assert not matrix.help
+
+
+@pytest.mark.parametrize(
+    ("key", "answer", "order"),
+    [
+        ("b", "no repro has regressed since watch started: nothing to bisect", None),
+        ("d", "the only device is cpu", None),
+        ("x", "x is no key here; ? lists the keys", None),
+        ("\x1b[A", "", None),
+        ("o", "", None),
+        ("p", "", "pause"),
+        ("f", "", "failing"),
+        ("\r", "", "rerun"),
+    ],
+)
+def test_a_key_that_can_do_nothing_says_why(matrix: Matrix, key: str, answer: str, order: str | None) -> None:
+    found = obey(matrix, key)
+    assert (matrix.answer, found and found.name) == (answer, order)
+    if answer:
+        assert answer in as_text(matrix, 80)
+        obey(matrix, "?")
+        assert matrix.answer == "", "until the next key"
+
+
+@pytest.mark.parametrize(
+    ("key", "answer"),
+    [
+        ("b", "no repro has regressed since watch started: nothing to bisect"),
+        ("d", "no device was judged yet"), ("o", "no repro to open"), ("j", "no repro to select"),
+        ("\n", "no repro to run"),
+    ],
+)  # fmt: skip
+def test_keys_without_any_repro_say_so(key: str, answer: str) -> None:
+    matrix = Matrix(clock=lambda: NOW)
+    obey(matrix, key)
+    assert matrix.answer == answer
+
+
+def test_a_selected_repro_is_bisected_only_if_it_has_regressed(matrix: Matrix) -> None:
+    matrix.hear(result("b.py", "reproduces"))
+    matrix.hear(flip("b.py", "REGRESSED", "reproduces"))
+    order = obey(matrix, "b")
+    assert order is not None
+    assert (order.name, order.path) == ("bisect", "/r/b.py"), "the last one, when none is selected"
+    matrix.select(1)
+    assert obey(matrix, "b") is None
+    assert matrix.answer == "a.py has not regressed since watch started: nothing to bisect"
+
+
+def test_enter_says_that_a_paused_daemon_runs_nothing(matrix: Matrix) -> None:
+    matrix.hear(events.Paused(at=NOW))
+    assert f"paused since {clock(NOW)}" in as_text(matrix, 80).splitlines()[0]
+    obey(matrix, "\r")
+    assert matrix.answer == "paused: the repros run once p is pressed"
+    matrix.hear(events.Resumed(at=NOW))
+    assert "paused" not in as_text(matrix)
+
+
+def test_failing_only_says_when_nothing_fails(matrix: Matrix) -> None:
+    matrix.hear(result("a.py", "gone"))
+    obey(matrix, "f")
+    assert "nothing fails; f shows all repros" in as_text(matrix, 80)
+
+
+def test_readme_shows_the_matrix_as_it_is_drawn() -> None:
+    readme = Path(__file__).parents[3].joinpath("README.md").read_text()
+    shown = re.search(r"(?ms)^```text\n(minidbg watch /home.*?)^```", readme)
+    assert shown is not None
+    matrix = Matrix(clock=lambda: NOW + 4)
+    matrix.hear(replace(STARTED, home="/home/me/minidbg_repros", states=()))
+    matrix.hear(events.SweepStarted(12, 4, 2, ("torch/_inductor/lowering.py",), 1, at=NOW))
+    seconds = {"compile_add_075ed5.py": 0.4, "runtime_bmm_51c0de.py": 4.1}
+    for repro, verdict, device, since in (
+        ("runtime_bmm_51c0de.py", "reproduces", "cpu", NOW - 3 * 3600),
+        ("runtime_bmm_51c0de.py", "crashed", "cuda:0", NOW - 3 * 3600),
+        ("compile_add_075ed5.py", "gone", "cpu", NOW),
+        ("compile_add_075ed5.py", "skipped", "cuda:0", NOW),
+    ):
+        matrix.hear(replace(result(repro, verdict, device), since=since, seconds=seconds[repro]))
+    revisions = {"last_before": "3f9c2a1b0d", "first_after": "3f9c2a1b0d+77ab01c2"}
+    matrix.hear(flip("compile_add_075ed5.py", files=("torch/_inductor/lowering.py",), **revisions))
+    matrix.hear(events.SweepFinished(12, "complete", 1.94, None, {}, 0, at=NOW))
+    drawn = [line.rstrip() for line in as_text(matrix, width=110).splitlines()]
+    assert drawn[: len(drawn) - 1] == shown[1].replace("14:02:51", clock(NOW)).splitlines(), (
+        "all but the keys"
+    )
 
 
 def test_times_are_told_in_the_unit_people_would_use() -> None:
@@ -551,6 +908,18 @@ def test_status_tells_whether_somebody_watches(folder: Path, monkeypatch: pytest
         assert "which is stopped: nothing is judged until it goes on" in run(status, folder)[1]
     finally:
         lock.release()
+
+
+def test_status_counts_in_words(folder: Path) -> None:
+    with History.open(folder / ".minidbg" / "history.sqlite") as opened:
+        states = {name: opened.states()[name, "cpu"] for name in ("a.py", "b.py")}
+        opened.put_state(replace(states["b.py"], verdict=Verdict.REPRODUCES))
+        assert "1 gone, 1 not seen yet, 1 still reproduces" in run(status, folder)[1]
+        opened.put_state(replace(states["a.py"], verdict=Verdict.REPRODUCES))
+        opened.set_revisions(2, {"/src": Revision("c" * 40, "2fa4e531")})
+    text = run(status, folder)[1]
+    assert "1 not seen yet, 2 still reproduce" in text
+    assert "complete at cccccccccc with edits (2fa4e531)" in text
 
 
 def test_reading_writes_nothing(folder: Path) -> None:
