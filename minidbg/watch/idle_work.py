@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from minidbg.history import History
 from minidbg.watch import events
@@ -22,6 +23,7 @@ from minidbg.watch.repros import HIDDEN, Repro, header_table, stamp_of
 from minidbg.watch.runner import PROBE_SCRIPT
 from minidbg.watch.settings import Column
 from minidbg.watch.watched import Mark, Watched
+from minidbg.words.claims import is_claimed
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.files import NOTE_LIMIT_BYTES, glob, read_regular
 from minidbg.words.json_lines import last_json
@@ -129,23 +131,32 @@ class IdleWork:
         self.pool.run(Order(number, argv, Mode.FRESH, seconds, nice=LOWEST_PRIORITY, env=env))
 
     def next_capture(self, repros: Iterable[Repro]) -> Waiting | None:
-        """A capture that has not been tried as it is now and whose failure no repro shows yet, the oldest first."""
+        """A capture that nobody has tried as it is now, or is trying, and whose failure no repro shows yet, the oldest first."""
         stamps = {path: stamp_of(path) for path in glob(self.folder / HIDDEN / "captures", "*.py")}
         oldest_first = sorted(stamps, key=lambda path: stamps[path][1])
-        captures = [(path, read_capture(path, stamps[path])) for path in oldest_first]
-        known = self.history.background() if captures else {}
-        shown = {
-            failure_of(repro.spec, repro.provenance.nodes or repro.nodes): repro.name
-            for repro in repros
-            if captures and not repro.damage
-        }
-        for path, read in captures:
-            if read is None or read[0] in (known.get(str(path), ("", ""))[0], reduced_digest(path)):
-                continue
-            found, repro = (path, read[0]), shown.get(read[1])
-            if repro is None:
-                return found
-            self.announce.once(found, events.CaptureKnown(str(path), repro))
+        found = [
+            (path, read) for path in oldest_first if (read := read_capture(path, stamps[path])) is not None
+        ]
+        here = {str(repro.path): repro for repro in repros if found and not repro.damage}
+        shown = {failure_of(one.spec, one.provenance.nodes or one.nodes): one.name for one in here.values()}
+        known = self.history.background() if found else {}
+        waiting = []
+        for path, read in found:
+            ends = [
+                end
+                for end in (known.get(str(path)), reduced(path))
+                if end is not None and end[0] == read.digest
+            ]
+            if not ends:
+                waiting.append((path, read))
+            elif (made := here.get(ends[-1][1])) is not None:
+                shown[read.program] = made.name
+        for path, read in waiting:
+            repro = shown.get(read.failure) or shown.get(read.program)
+            if repro is not None:
+                self.announce.once((path, read.digest), events.CaptureKnown(str(path), repro))
+            elif not is_claimed(path):
+                return path, read.digest
         return None
 
     def ended(self, message: Ended) -> bool:
@@ -175,29 +186,47 @@ class IdleWork:
         self.announce(events.ReductionFinished(capture, repro, "" if repro else reason))
 
 
+class Capture(NamedTuple):
+    """What is to be known of a capture without torch."""
+
+    digest: str
+    failure: str
+    program: str
+    """Equal for captures of the same program, graph and settings, wherever its lines stand in the source and whichever rank it was."""
+
+
 @lru_cache(maxsize=1024)
-def read_capture(path: Path, stamp: tuple[int, ...]) -> tuple[str, str] | None:
-    """Digest and failure of the capture at ``path``, whose files have this ``stamp``: it is asked for every second.
+def read_capture(path: Path, stamp: tuple[int, ...]) -> Capture | None:
+    """The capture at ``path``, whose files have this ``stamp``: it is asked for every second.
 
     None for one that is damaged, still being written, or of another layout, which is reduced on request.
     """
     try:
         data = read_regular(path, SCRIPT_LIMIT_BYTES)
-        table = header_table(text_of(data))
+        text = text_of(data)
+        table = header_table(text)
         spec, nodes = RunSpec.from_table(table), Provenance.from_table(table).nodes or nodes_in(table)
+        program = repr(spec) + program_of(text)
     except (OSError, *DAMAGE):
         return None
     if spec.expected.message == LAYOUT:
         return None
-    return hashlib.sha1(data, usedforsecurity=False).hexdigest(), failure_of(spec, nodes)
+    return Capture(hashlib.sha1(data, usedforsecurity=False).hexdigest(), failure_of(spec, nodes), program)
 
 
-def reduced_digest(path: Path) -> str:
-    """The digest of the capture when somebody last reduced it, be it by ``minidbg run`` or ``minidbg reduce``; empty if nobody."""
+def program_of(text: str) -> str:
+    """A digest of what a capture runs: of its text without the docstring in front, the header and the comments behind lines."""
+    code = re.sub(r"(?ms)\A\"\"\".*?\"\"\"|^# .*?$|  # .*?$", "", text)
+    return hashlib.sha1(code.encode("utf-8", "backslashreplace"), usedforsecurity=False).hexdigest()
+
+
+def reduced(capture: Path) -> tuple[str, str] | None:
+    """The digest of the capture when somebody last reduced it, be it by ``minidbg run`` or ``minidbg reduce``, and the repro."""
     try:
-        return str(json.loads(read_regular(path.with_suffix(".reduced"), NOTE_LIMIT_BYTES))["digest"])
+        told = json.loads(read_regular(capture.with_suffix(".reduced"), NOTE_LIMIT_BYTES))
+        return str(told["digest"]), str(told["written"]["path"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
+        return None
 
 
 def failure_of(spec: RunSpec, nodes: int) -> str:

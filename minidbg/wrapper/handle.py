@@ -28,6 +28,7 @@ from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.repro import known_workaround
 from minidbg.words import environment
+from minidbg.words.claims import claimed
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
 from minidbg.words.files import replace_file
@@ -155,7 +156,8 @@ def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Repo
     except OSError as refusal:  # a folder that nobody may write to, a full disk
         settings, complaint = with_temporary_folder(settings, refusal)
         capture = captured(case, settings)
-    answer = reduced_or_why_not(case, capture, settings, deadline, same_as)
+    with claimed(capture.absolute()):
+        answer = reduced_or_why_not(case, capture, settings, deadline, same_as)
     return replace(answer, line=f"{complaint}{answer.line}")
 
 

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from minidbg.words import environment
+from minidbg.words.claims import claimed
 from minidbg.words.files import glob
 from minidbg.words.json_lines import json_objects, last_json
 from minidbg.words.kinds import Kind
@@ -227,14 +228,15 @@ def reduced(
     command.append(f"{settings.seconds:g}")
     limit, began = settings.seconds + GRACE_S, time.monotonic()
     try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            timeout=limit,
-            check=False,
-            text=True,
-            env=environment.for_judge(),
-        )
+        with claimed(capture):
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                timeout=limit,
+                check=False,
+                text=True,
+                env=environment.for_judge(),
+            )
     except subprocess.TimeoutExpired:
         return f"{happened}; not reduced within {time.monotonic() - began:.0f} s: the capture is in {shown}"
     written = last_json(done.stdout)

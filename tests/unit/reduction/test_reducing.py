@@ -33,7 +33,8 @@ from minidbg.judge.harness import NOT_CALLED
 from minidbg.reduction import problem, publishing, reducing, session
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.source.size import call_nodes, call_targets
-from minidbg.watch.idle_work import reduced_digest
+from minidbg.watch import idle_work
+from minidbg.words.claims import is_claimed
 from minidbg.words.errors import CannotWrite, Interrupted, NotReproduced
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Provenance, RunSpec
@@ -855,7 +856,8 @@ def test_reducing_a_capture_keeps_the_time_limit_asked_for_and_says_so_for_the_d
 
     def reduced(case: object, folder: Path, *, limits: Limits, **_: object) -> object:
         asked.append(limits)
-        return SimpleNamespace(path=folder / "crash_small.py", line="one node")
+        assert is_claimed(path), "the daemon would reduce it too"
+        return ReductionResult(folder / "crash_small.py", 3, 1, 7, 2.0, True, Verdict.REPRODUCES)
 
     case = SimpleNamespace(backend=BackendRef("b", "b"))
     monkeypatch.setattr(reducing.repro, "load", lambda path: case)
@@ -863,7 +865,9 @@ def test_reducing_a_capture_keeps_the_time_limit_asked_for_and_says_so_for_the_d
     monkeypatch.setenv("MINIDBG_TIME_LIMIT_S", "8")
     reducing.reduce_path(path, limits=Limits())
     assert asked[0].call_seconds == 8.0
-    assert reduced_digest(path) == hashlib.sha1(b"a capture", usedforsecurity=False).hexdigest()
+    digest = hashlib.sha1(b"a capture", usedforsecurity=False).hexdigest()
+    assert idle_work.reduced(path) == (digest, str(tmp_path / "crash_small.py"))
+    assert not is_claimed(path)
     path.write_text("another")
     monkeypatch.delenv("MINIDBG_TIME_LIMIT_S")
     reducing.reduce_path(path, limits=Limits())

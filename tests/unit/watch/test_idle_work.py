@@ -17,6 +17,7 @@ from minidbg.watch.events import Event
 from minidbg.watch.idle_work import ASK_AGAIN_S, UNTOUCHED_S, Flights, IdleWork
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.settings import Column
+from minidbg.words.claims import claimed
 from minidbg.workers.pool import Ended, Order
 
 SCRIPT = """# /// script
@@ -106,10 +107,40 @@ def test_a_capture_that_somebody_else_has_reduced_is_left_until_it_is_another(de
     """Issue 15: crash and hang captures that 'minidbg run' had reduced were reduced again at each start."""
     path = desk.capture("crash.py", "A", at=1)
     digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
-    path.with_suffix(".reduced").write_text(json.dumps({"digest": digest, "repro": "x.py", "result": ""}))
+    note = {"digest": digest, "result": "", "written": {"path": "x.py"}}
+    path.with_suffix(".reduced").write_text(json.dumps(note))
     assert not desk.work.start([])
     desk.capture("crash.py", "B", at=2)
     assert desk.work.start([])
+
+
+def test_a_capture_that_another_process_is_reducing_is_left_to_it(desk: Desk) -> None:
+    """Seen with a real daemon: what 'minidbg run' was reducing after a crash was reduced here a second time."""
+    capture = desk.capture("crash.py", "A", at=1)
+    with claimed(capture):
+        assert not desk.work.start([])
+    assert desk.work.start([]), "its process has ended and left no result"
+
+
+SAME_PROGRAM = (
+    '"""Seen on rank {rank} of 2."""\n{script}    # at train.py:{line}\n    x = 1  # train.py:{line}\n'
+)
+
+
+def test_a_crash_whose_program_was_reduced_is_known_wherever_its_lines_stand_and_on_every_rank(
+    desk: Desk,
+) -> None:
+    made, other = desk.repro("SIGSEGV"), desk.repro("other")
+    for rank, path in enumerate((desk.captures / "a.py", desk.captures / "b.py")):
+        path.write_text(SAME_PROGRAM.format(rank=rank, script=SCRIPT.format(error="A"), line=7 + rank))
+    assert desk.work.start([made, other])
+    assert desk.ends(0, stdout=json.dumps({"path": str(made.path)}))
+    assert not desk.work.start([made, other])
+    assert [(event.name, event.repro) for event in desk.told[-1:]] == [("capture_known", made.name)]
+    assert desk.work.start([other]), "its repro was thrown away"
+    desk.ends(cancelled=True)
+    path.write_text(path.read_text().replace("x = 1", "x = 2"))
+    assert desk.work.start([made, other]), "another program"
 
 
 def test_a_regression_is_bisected_between_its_commits(desk: Desk) -> None:
