@@ -59,14 +59,14 @@ def render(matrix: Matrix, width: int, height: int) -> RenderableType:
     for (backend, device), why in matrix.broken.items():
         text = f"broken: {backend} on {device}: {why}"
         head += [line(part, "bold red") for part in wrapped(text, width, 2)]
-    head += [
-        line(flip_text(flip, width), FLIP_STYLES.get(flip.kind, "bold yellow"))
-        for flip in list(matrix.flips)[: max(1, height // 6)]
-    ]
+    flips = list(matrix.flips)[: max(1, height // 6)]
+    head += [line(flip_text(one, width), FLIP_STYLES.get(one.kind, "bold yellow")) for one in flips]
+    if earlier := earlier_flips(matrix, len(flips)):
+        head.append(line(earlier, "dim"))
     if matrix.help:
         return Group(*head, *help_lines(width))
     names, devices = matrix.names(), shown_devices(matrix, width)
-    foot: list[RenderableType] = [line(text, "") for text in details(matrix, width)[: max(2, height // 3)]]
+    foot: list[RenderableType] = [line(text, "") for text in details(matrix, width)[: max(2, height // 4)]]
     foot += [line(text, "dim") for text in notices(matrix, width, max(1, height // 6))]
     shown = (matrix.cells.get((name, device)) for name in names for device in devices)
     if any(cell is not None and matrix.is_old(cell) for cell in shown):
@@ -224,6 +224,12 @@ def flip_text(flip: Flipped, width: int) -> str:
     """A flip in one line, without the revisions where those do not fit."""
     text = f"{clock(flip.at)} {flip.line()}"
     return text if cell_len(text) <= width else text.removesuffix(f"; {printable(flip.between)}")
+
+
+def earlier_flips(matrix: Matrix, shown: int) -> str:
+    """How many flips there were before those that are shown, and who lists them; empty when there were none."""
+    left = matrix.flipped - shown
+    return f"... and {plural(left, 'earlier flip')}; all: minidbg history" if left > 0 else ""
 
 
 def footer(width: int) -> str:

@@ -221,11 +221,13 @@ def program_of(text: str) -> str:
 
 
 def reduced(capture: Path) -> tuple[str, str] | None:
-    """The digest of the capture when somebody last reduced it, be it by ``minidbg run`` or ``minidbg reduce``, and the repro."""
+    """The digest of the capture when somebody last reduced it, by ``minidbg run`` or ``minidbg reduce``, and the repro or nothing."""
     try:
         told = json.loads(read_regular(capture.with_suffix(".reduced"), NOTE_LIMIT_BYTES))
-        return str(told["digest"]), str(told["written"]["path"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(told["digest"]), str(
+            told.get("written", {}).get("path") or ""
+        )  # an earlier version told no more
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -62,6 +62,8 @@ class Matrix:
     home: str = ""
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     flips: deque[Flipped] = field(default_factory=lambda: deque(maxlen=SHOWN_FLIPS))
+    """The last ones, the newest first; ``flipped`` is the number of all."""
+    flipped: int = 0
     notices: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=SHOWN_NOTICES))
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     activity: str = "starting workers"
@@ -121,6 +123,7 @@ class Matrix:
                 cell.old &= event.sweep != self.sweep
                 if not event.muted:
                     self.flips.appendleft(event)
+                    self.flipped += 1
             case events.SweepFinished():
                 self.activity = f"waiting; sweep {event.sweep} took {event.seconds:.2f} s"
                 if event.first_verdict_seconds:

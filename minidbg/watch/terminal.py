@@ -21,7 +21,7 @@ from rich.live import Live
 
 from minidbg.watch.announce import View
 from minidbg.watch.daemon import Inbox, Key
-from minidbg.watch.drawing import render
+from minidbg.watch.drawing import earlier_flips, render
 from minidbg.watch.events import Event, Flipped
 from minidbg.watch.matrix import Matrix
 from minidbg.words import environment
@@ -137,8 +137,9 @@ class Terminal(View):
         self.live.stop()
         for descriptor in (self.wake_reader, self.wake_writer):
             os.close(descriptor)
-        for flip in reversed(self.matrix.flips):
-            self.console.print(flip.line(), markup=False, highlight=False)
+        earlier = earlier_flips(self.matrix, len(self.matrix.flips))
+        for text in (*filter(None, [earlier]), *(flip.line() for flip in reversed(self.matrix.flips))):
+            self.console.print(text, markup=False, highlight=False)
 
 
 def obey(matrix: Matrix, key: str) -> Key | None:

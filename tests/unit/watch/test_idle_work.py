@@ -103,12 +103,14 @@ def test_captures_are_reduced_one_by_one_the_oldest_first_and_none_twice(desk: D
     assert results == {str(old): "x.py", str(new): "minidbg: the case does not show its failure here"}
 
 
-def test_a_capture_that_somebody_else_has_reduced_is_left_until_it_is_another(desk: Desk) -> None:
+@pytest.mark.parametrize("written", [{}, {"written": {"path": "x.py"}}, {"written": {"path": None}}])
+def test_a_capture_that_somebody_else_has_reduced_is_left_until_it_is_another(
+    desk: Desk, written: dict[str, object]
+) -> None:
     """Issue 15: crash and hang captures that 'minidbg run' had reduced were reduced again at each start."""
     path = desk.capture("crash.py", "A", at=1)
     digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
-    note = {"digest": digest, "result": "", "written": {"path": "x.py"}}
-    path.with_suffix(".reduced").write_text(json.dumps(note))
+    path.with_suffix(".reduced").write_text(json.dumps({"digest": digest, "result": "", **written}))
     assert not desk.work.start([])
     desk.capture("crash.py", "B", at=2)
     assert desk.work.start([])

@@ -220,6 +220,15 @@ def test_a_flip_stands_on_top_and_an_unconfirmed_one_in_its_cell(matrix: Matrix)
     assert matrix.flips[0].path == "/r/a.py"
 
 
+def test_flips_that_are_not_shown_are_counted(matrix: Matrix) -> None:
+    for number in range(9):
+        assert "earlier flip" not in as_text(matrix, 80, 60) or number > 6
+        matrix.hear(flip(f"r{number}.py"))
+    matrix.hear(flip("muted.py", muted="waits"))
+    assert "... and 3 earlier flips; all: minidbg history" in as_text(matrix, 80, 60)
+    assert "... and 5 earlier flips; all: minidbg history" in as_text(matrix, 80, 24)
+
+
 def test_a_failed_build_is_told_until_the_code_is_good_again(matrix: Matrix) -> None:
     """Issue 15: the head line said 'building' for ever."""
     matrix.hear(events.BuildStarted("make", at=NOW))
