@@ -307,11 +307,14 @@ class History:
         self.write_row("update flips set announced = 1 where id = ?", (flip,))
 
     @reads
-    def flips(self, repro: str | None = None, *, limit: int = 50, unannounced: bool = False) -> list[Flip]:
+    def flips(
+        self, repro: str | None = None, *, limit: int = 50, announced: bool | None = None
+    ) -> list[Flip]:
+        """The newest first; with ``announced`` those that people have been told of, or those they have not."""
         rows = self.connection.execute(
             "select repro, device, at, kind, before, after, sweep, last_before, id from flips"
-            " where (:repro is null or repro = :repro) and (not :unannounced or announced = 0) order by at desc, id desc limit :limit",
-            {"repro": repro, "unannounced": unannounced, "limit": limit},
+            " where (:repro is null or repro = :repro) and (:announced is null or announced = :announced) order by at desc, id desc limit :limit",
+            {"repro": repro, "announced": announced, "limit": limit},
         )
         return [
             sound(Flip(name, device, at, kind, Verdict(before), Verdict(after), sweep, last_before, number))
@@ -320,7 +323,7 @@ class History:
 
     def read_through(self) -> None:
         """Read once what a daemon reads later, so that a file with damaged pages is found at the start. Raises DamagedHistory."""
-        self.every_state(), self.states(), self.sweeps(1), self.flips(unannounced=True)
+        self.every_state(), self.states(), self.sweeps(1), self.flips(announced=False)
         self.environments(), self.background()
 
     # Environments and background work

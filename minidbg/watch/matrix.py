@@ -119,7 +119,9 @@ class Matrix:
                 self.cell(event.repro, event.device).maybe = event.verdict
             case Flipped():  # it may come without a result of a sweep
                 cell = self.cell(event.repro, event.device)
-                cell.verdict, cell.since, cell.flip = event.after, event.at, event
+                if cell.verdict != event.after:
+                    cell.verdict, cell.since = event.after, event.at
+                cell.flip = event
                 cell.old &= event.sweep != self.sweep
                 if not event.muted:
                     self.flips.appendleft(event)

@@ -60,8 +60,11 @@ class Live(View):
             match event:
                 case events.Started():
                     with contextlib.suppress(MinidbgError):  # there is no history yet
-                        past = recorder.flips_of(Path(event.home), SHOWN_FLIPS)
-                        self.flips.extend((self.seq, flip) for flip in reversed(past))
+                        # those that nobody was told of are told next
+                        past = recorder.flips_of(Path(event.home), SHOWN_FLIPS, announced=True)
+                        muted = {notes["repro"] for notes in event.notes if notes.get("muted")}
+                        heard = (flip for flip in reversed(past) if flip.repro not in muted)
+                        self.flips.extend((self.seq, flip) for flip in heard)
                 case events.MachineFound():
                     self.machine = event.to_json()
                 case events.Columns():

@@ -98,7 +98,7 @@ class Recorder:
 
     def tell_forgotten_flips(self, repros: Mapping[str, Repro]) -> None:
         """Announce the flips that a killed daemon had stored and not told."""
-        for flip in reversed(self.history.flips(unannounced=True)):
+        for flip in reversed(self.history.flips(announced=False)):
             self.tell_flip(flip, repros.get(flip.repro))
 
     def lost_its_disk(self, now: float) -> bool:
@@ -296,12 +296,14 @@ IN_COUNTS = {
 }
 
 
-def flips_of(folder: Path, limit: int, name: str | None = None) -> list[Flipped]:
+def flips_of(
+    folder: Path, limit: int, name: str | None = None, *, announced: bool | None = None
+) -> list[Flipped]:
     """The flips below a folder, or those of one repro, newest first. Raises MinidbgError without a history."""
     with history_in(folder) as found:
         if found is None:
             raise MinidbgError(f"no history in {folder}; 'minidbg watch {folder}' begins one")
-        return [flipped(found, flip) for flip in found.flips(name, limit=limit)]
+        return [flipped(found, flip) for flip in found.flips(name, limit=limit, announced=announced)]
 
 
 Past = tuple[list[Flipped], list[Observation]]

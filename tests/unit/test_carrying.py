@@ -107,7 +107,7 @@ def test_since_when_is_right_over_nightly_runs_that_keep_one_file(tmp_path: Path
         before, after = history.sweep(flip.last_before), history.sweep(flip.sweep)
         assert (str(before.revisions["/src"]), str(after.revisions["/src"])) == ("commit300.", "commit400.")
         assert [run.sweep for run in history.observations("r.py")] == [6, 5, 4, 3, 2, 1], "newest first"
-        assert history.flips(unannounced=True) == [], "another machine has told of it"
+        assert history.flips(announced=False) == [], "another machine has told of it"
 
 
 def test_two_machines_of_a_kind_are_one_story(opened: Open) -> None:

@@ -74,9 +74,10 @@ def test_sweeps_results_states_and_flips_are_read_back(history: History) -> None
     assert str(revision) == "0123456789+fedcba98"
     assert history.observations("r.py") == [result(stale=True, sweep=number)]
     assert history.states() == {("r.py", "cpu"): state(modules=("a.py",), streak_verdict=Verdict.GONE)}
-    assert [found.id for found in history.flips(unannounced=True)] == [flip_id]
+    assert [found.id for found in history.flips(announced=False)] == [flip_id]
     history.mark_announced(flip_id)
-    assert history.flips(unannounced=True) == []
+    assert history.flips(announced=False) == []
+    assert history.flips(announced=True) == history.flips("r.py")
     assert history.flips("r.py")[0].after is Verdict.GONE
     assert history.flips("other.py") == []
 

@@ -308,6 +308,19 @@ def test_the_page_has_the_matrix_and_all_errors_and_at_the_end_reloads_no_more(t
     assert "secret" not in view.path.read_text(), "a copy is passed on"
 
 
+def test_the_page_begins_with_the_flips_that_were_told_those_of_muted_repros_left_out(folder: Path) -> None:
+    """One that a killed daemon had not told comes as an event a moment later, and would stand there twice."""
+    with History.open(folder / ".minidbg" / "history.sqlite") as opened:
+        for number, repro in ((2, "b.py"), (3, "never.py")):
+            opened.add_flip(Flip(repro, "cpu", NOW + number, "FIXED", Verdict.REPRODUCES, Verdict.GONE, 2, 1))
+            opened.mark_announced(number)
+        live = Live(clock=lambda: NOW)
+        live.show(replace(STARTED, home=str(folder), notes=({"repro": "never.py", "muted": "waits"},)))
+        assert [one["repro"] for one in live.everything()["flips"]] == ["b.py"]
+        live.show(flip("a.py"))
+        assert [one["repro"] for one in live.everything()["flips"]] == ["b.py", "a.py"]
+
+
 def test_the_log_has_no_token(tmp_path: Path) -> None:
     log = Log(tmp_path / "watch.log")
     event = Serving("http://10.0.0.1/", "secret", actions=False, at=NOW)
@@ -506,8 +519,9 @@ def test_during_a_build_and_after_one_that_failed_every_row_is_old(matrix: Matri
 
 
 def test_a_flip_that_was_forgotten_in_an_earlier_session_leaves_its_row_old(matrix: Matrix) -> None:
-    matrix.hear(flip("a.py"))
+    matrix.hear(replace(flip("a.py", "REGRESSED", "reproduces"), at=NOW + 3600))
     assert is_marked(matrix, "a.py")
+    assert matrix.cells["a.py", "cpu"].since == NOW - 7200, "when it happened, not when it was told"
     matrix.hear(sweep_started(2))
     matrix.hear(sweep_finished(2))
     assert is_marked(matrix, "a.py")
