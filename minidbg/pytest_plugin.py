@@ -23,11 +23,11 @@ import pytest
 from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
 from minidbg.watch.runner import PROBE_SCRIPT, judging, mode_for, outcome_of
 from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_devices
-from minidbg.watch.states import is_expected, is_fallback
+from minidbg.watch.states import is_fallback
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import read_regular
 from minidbg.words.json_lines import last_json
-from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.outcome import Outcome, Verdict, is_expected
 from minidbg.words.script_header import BLOCK, SCRIPT_LIMIT_BYTES, text_of
 from minidbg.workers.pool import Mode, preload_for
 from minidbg.workers.waiting import OneByOne

@@ -24,7 +24,7 @@ from pathlib import Path
 from minidbg import repro, workers
 from minidbg.reduction.stages import StageReport, find_stages, keep_stages
 from minidbg.report.story import Story, difference
-from minidbg.repro import templates
+from minidbg.words import templates
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Verdict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from minidbg.source.node_list import ListedNode
@@ -25,13 +25,17 @@ class Left:
 
     inputs: tuple[str, ...]
     made: frozenset[tuple[str, str]]
-    """Of each statement the name that it assigns, else the last word of what it calls; and its comment, ``train.py:41``."""
+    """Of each statement the name that it assigns and its call (see ``call_of``), else the last word of what it calls; and its
+    comment, ``train.py:41``."""
 
     def mark(self, node: ListedNode) -> Mark:
-        """What became of ``node``: in a reduction nodes keep their names and their lines of the program."""
+        """What became of ``node``: in a reduction nodes keep their lines of the program, and their names or what they read."""
+        if node.op == "input":  # another value may have its name by now
+            return Mark.KEPT if node.name in self.inputs else Mark.REMOVED
         if node.name in self.inputs:
-            return Mark.KEPT if node.op == "input" else Mark.AS_INPUT
-        if {(node.name, node.place), (node.name, "")} & self.made:
+            return Mark.AS_INPUT
+        call = call_of(node.op, node.reads.split(", "))
+        if {(node.name, node.place), (node.name, ""), (call, node.place)} & self.made:
             return Mark.KEPT
         # a value that nobody uses has no name in a script, and neither has a block: ``with torch.autocast(...)``
         is_nameless = not node.name or node.op.startswith("_enter_")
@@ -52,11 +56,20 @@ def left_in(model: str) -> Left:
     return Left(tuple(inputs), frozenset(made_in(definition, comments_by_line(model))))
 
 
+def call_of(op: str, reads: Iterable[str]) -> str:
+    """``relu(x)``: a call by its last word and by what it reads, however its value is named."""
+    return f"{op.rpartition('.')[2]}({', '.join(sorted({*reads} - {'torch', ''}))})"
+
+
 def made_in(definition: ast.stmt, comments: dict[int, str]) -> Iterator[tuple[str, str]]:
     for node in ast.walk(definition):
         match node:
-            case ast.Assign([ast.Name(name)]):
-                yield name, comments.get(node.end_lineno or 0, "")
+            case ast.Assign([ast.Name(name)], value):
+                place = comments.get(node.end_lineno or 0, "")
+                yield name, place
+                if isinstance(value, ast.Call):
+                    reads = (one.id for one in ast.walk(value) if isinstance(one, ast.Name))
+                    yield call_of(ast.unparse(value.func), reads), place
             case ast.Assign([ast.Subscript()]):
                 yield "setitem", comments.get(node.end_lineno or 0, "")
             case ast.Expr(ast.Call(ast.Attribute(attr="create_node"), [*_, ast.Constant(str(name))])):

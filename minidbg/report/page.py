@@ -17,11 +17,12 @@ from minidbg.history import Observation
 from minidbg.report.errors_along import ErrorsAlong
 from minidbg.report.marked_nodes import Mark, left_in
 from minidbg.report.story import LoggedCall, Story, difference, facts
-from minidbg.repro import templates
 from minidbg.repro.header import script_text
 from minidbg.source.node_list import ListedNode, read_nodes
+from minidbg.words import templates
 from minidbg.words.errors import UnreadableRepro
-from minidbg.words.script_header import DIVIDER
+from minidbg.words.outcome import Verdict, contradiction
+from minidbg.words.script_header import DIVIDER, heading
 from minidbg.words.text import display_path, moment, plural
 
 MOST_LISTED = 20_000
@@ -65,15 +66,17 @@ def page(
 ) -> str:
     """The page of ``story``; ``errors`` along its graph (or its capture's), and a ``complaint`` to be shown.
 
-    ``body_only``: what the page of ``minidbg watch`` does not know itself, as a part of a page: facts, graph, reduction.
+    ``body_only``: what the page of ``minidbg watch`` does not know itself, as a part of a page: facts, neighbour, captured
+    graph, reduction.
     """
     nodes = marked_nodes(story)
     rows = list(node_rows(nodes or measured_nodes(errors), errors))
     lines = difference(story.parts.model, story.neighbour.model) if story.neighbour else ()
     variables = {
         "story": story,
-        "title": story.title,
-        "facts": [*facts(story), ("run", f"python {display_path(story.path)}")],
+        "title": heading(story.docstring, story.message) or story.title,
+        "news": list(filter(None, news(story))),
+        "facts": [*facts(story), *(() if body_only else [("run", f"python {display_path(story.path)}")])],
         "complaint": complaint,
         "graph_note": graph_note(story, nodes),
         "left": [row for row in rows if row.mark is not Mark.REMOVED],
@@ -173,6 +176,13 @@ def successes(steps: Sequence[LoggedCall]) -> Iterator[tuple[int, LoggedCall]]:
 
 
 # --- where it was seen ---
+
+
+def news(story: Story) -> Iterator[str]:
+    """Where the header is contradicted, a sentence for each device; empty for the others."""
+    for state in story.past.states:
+        verdict, expect = Verdict(state.verdict), Verdict(story.header.expect)
+        yield contradiction(verdict, expect, repro=story.path.stem, device=state.device)
 
 
 def device_rows(story: Story) -> Iterator[DeviceRow]:

@@ -25,7 +25,6 @@ from minidbg.fx.ranks import with_group
 from minidbg.python_text.source_text import joined
 from minidbg.repro import selfcheck
 from minidbg.repro.header import header_of, write_header
-from minidbg.repro.templates import fill
 from minidbg.repro.wording import docstring
 from minidbg.source import describing, module_text, origins, tensors
 from minidbg.source.contents import EXACT_READER, ValueReader
@@ -38,6 +37,7 @@ from minidbg.words.errors import CannotWrite
 from minidbg.words.kinds import Kind
 from minidbg.words.run_spec import BackendRef, CallPath
 from minidbg.words.settings import VALUE_LIMIT_BYTES
+from minidbg.words.templates import fill
 
 SCRIPT_IMPORTS = (
     "from __future__ import annotations",

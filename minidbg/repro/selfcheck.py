@@ -19,11 +19,11 @@ from minidbg.judge.signature import (
     VOLATILE,
     meaningful_lines,
 )
-from minidbg.repro import templates
 from minidbg.repro.header import Header
 from minidbg.repro.wording import is_dotted_name, mode_phrases
 from minidbg.source.expressions import quoted
 from minidbg.torch_internals.devices import kind_of
+from minidbg.words import templates
 from minidbg.words.errors import MinidbgError
 from minidbg.words.literals import write_literal
 from minidbg.words.outcome import Signature

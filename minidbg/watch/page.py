@@ -20,10 +20,9 @@ from minidbg.watch.repros import Repro, replace_text
 from minidbg.words.errors import MinidbgError
 from minidbg.words.text import display_path
 
-SITE = Path(__file__).with_name("site")
-STYLES = Path("repro_templates", "style.css.j2")
+SCRIPT = Path(__file__).with_name("page.js")
 SHOWN_FLIPS = 50
-BRIEF_CHARACTERS = 160
+BRIEF_CHARACTERS = 300
 
 
 class Live(View):
@@ -171,28 +170,30 @@ def about(repro: Repro | None) -> Json:
 
 def cell_json(cell: Cell, *, brief: bool = True) -> list[Any]:
     """Verdict, since when, seconds, whether the present sweep saw it, what was said, and what is being confirmed."""
-    note = cell.note.partition("\n")[0][:BRIEF_CHARACTERS] if brief else cell.note
+    note = cell.note
+    if brief:
+        note = note.partition("\n")[0]
+        note = note if len(note) <= BRIEF_CHARACTERS else f"{note[: BRIEF_CHARACTERS - 1]}…"
     since = None if cell.since is None else round(cell.since)
     return [cell.verdict, since, round(cell.seconds, 2), int(cell.fresh), note, cell.maybe]
 
 
 def page_html(state: Json, *, alone: bool) -> str:
     """The page with ``state`` in it. ``alone``: with its style and script too, so that it needs no server."""
-    text = (SITE / "index.html").read_text(encoding="utf-8")
     data = json.dumps(state, separators=(",", ":")).replace("<", "\\u003c")
-    if alone:
-        style, script = style_text(), (SITE / "page.js").read_text(encoding="utf-8")
-        text = text.replace('<link rel="stylesheet" href="page.css">', f"<style>\n{style}</style>")
-        text = text.replace('<script src="page.js" defer></script>', "")
-        text = text.replace("</body>", f"<script>\n{script}</script>\n</body>")
-    return text.replace("STATE", data, 1)
+    script = SCRIPT.read_text(encoding="utf-8") if alone else ""
+    return filled("watch.html.j2", state=data, script=script, alone=alone)
 
 
 def style_text() -> str:
     """The style of all pages of minidbg, then this one's own."""
-    package = Path(__file__).parents[1]
-    shared = next(path for folder in (package, package.parent) if (path := folder / STYLES).is_file())
-    return shared.read_text(encoding="utf-8") + (SITE / "page.css").read_text(encoding="utf-8")
+    return filled("style.css.j2") + filled("watch.css.j2")
+
+
+def filled(name: str, **variables: Any) -> str:
+    from minidbg.words import templates  # jinja2 is loaded by a daemon that has a page
+
+    return templates.fill(name, variables)
 
 
 class Page(View):

@@ -16,10 +16,10 @@ from minidbg.history import NAME, Flip, History, Observation, Revision, State
 from minidbg.watch.announce import Announcer
 from minidbg.watch.events import DiskFull, Flipped, Json, Judged, Notice, in_words
 from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of
-from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, is_expected, is_fallback
+from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, is_fallback
 from minidbg.watch.summaries import Summary, summaries, verified_in
 from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Verdict
+from minidbg.words.outcome import Verdict, is_expected
 from minidbg.words.text import moment, plural, printable
 
 TRY_DISK_S = 30.0

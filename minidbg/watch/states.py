@@ -253,11 +253,6 @@ def flip_between(before: State, after: Verdict, transition: Transition, runs: Se
     )  # fmt: skip
 
 
-def is_expected(verdict: Verdict, expect: Verdict) -> bool:
-    """Whether a header that expects ``expect`` is content with ``verdict``; a flaky failure is a known failure."""
-    return verdict is expect or (expect is Verdict.REPRODUCES and verdict is Verdict.FLAKY)
-
-
 def usual_seconds(states: Iterable[State], repros: Mapping[str, Repro]) -> float:
     """The longest that a repro which came back has taken."""
     known = ((state, repros[state.repro]) for state in states if state.repro in repros)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -19,33 +18,18 @@ sync_api = pytest.importorskip(
 pytest.importorskip("uvicorn", reason="the page needs its server: pip install 'minidbg[serve]'")
 
 # ruff: noqa: E402 - what is missing is said first, aloud
+from support.live_pages import filled, serving
 from support.lying_repro import lay
 from support.toy_repros import BROKEN, WORKS, Checkout, script
 from support.watch_driver import WatchProcess, free_port, watching
 
-from minidbg.extras.serve.serving import WebServer
-from minidbg.history import State
 from minidbg.watch import events
 from minidbg.watch.events import Event
 from minidbg.watch.page import Live, Page
-from minidbg.watch.repros import read_repros
 from minidbg.watch.states import Transition
 from minidbg.words.outcome import Verdict
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
+pytestmark = pytest.mark.slow
 
 
 @contextmanager
@@ -74,41 +58,6 @@ def looking(
         assert errors == []
     finally:
         context.close()
-
-
-@contextmanager
-def serving(home: Path, live: Live, asked: list[str] | None = None) -> Iterator[str]:
-    server = WebServer("127.0.0.1:0", live, home, None if asked is None else asked.append)
-    server.start()
-    try:
-        yield server.url
-    finally:
-        server.close()
-
-
-COLUMNS = ("cpu", "cuda:0", "cuda:1", "acme:0", "acme:1", "cpu ACME_FUSE=1", "cpu {fuse=False}", "mps")
-VERDICTS = tuple(
-    map(Verdict, ("gone", "gone", "gone", "reproduces", "changed", "crashed", "timeout", "flaky", "skipped"))
-)
-
-
-def filled(home: Path, *, repros: int, columns: int) -> Live:
-    """A matrix of that size, as a daemon tells of it when it starts."""
-    home.mkdir(exist_ok=True)
-    live, now = Live(), time.time()
-    found = read_repros([home], home)
-    live.repros = lambda: found
-    more = range(repros - len(found))
-    names = [*found, *(f"compile_op{number:04d}_{number * 7919 % 16**6:06x}.py" for number in more)]
-    states = tuple(
-        State(
-            name, column, VERDICTS[(row * 7 + place) % len(VERDICTS)], now - 60 * row, now, "s", "e", "c",
-            reason=f"LoweringException: no lowering for aten.op{row}.default" if row % 3 == 0 else "",
-        )
-        for row, name in enumerate(names) for place, column in enumerate(COLUMNS[:columns])
-    )  # fmt: skip
-    live.show(events.Started(7, str(home), tuple(names), (), 1, 2, states=states, at=now))
-    return live
 
 
 def flip(repro: str, kind: str = "REGRESSED", after: str = "crashed") -> Event:
@@ -288,6 +237,34 @@ def test_a_repro_s_page_has_everything_in_any_light_and_width(
         assert background == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
 
 
+def test_on_a_phone_the_last_three_flips_are_in_view_and_names_are_without_their_folders(
+    browser: Any, tmp_path: Path
+) -> None:
+    live, names = Live(), [f"of/the/lab/compile_op_{number}.py" for number in range(5)]
+    live.show(events.Started(7, str(tmp_path), tuple(names), (), 1, 2, at=1.0))
+    for name in names:
+        live.show(flip(name))
+    with serving(tmp_path, live) as address, looking(browser, address, width=390) as page:
+        shown = [li.inner_text() for li in page.locator("#flips li").all() if li.is_visible()]
+        assert [text.split()[-1] for text in shown] == ["compile_op_4", "compile_op_3", "compile_op_2"]
+        page.get_by_text("2 earlier").click()
+        sync_api.expect(page.locator("#flips li").last).to_be_visible()
+        name = page.locator("#rows tbody th a").first
+        assert name.inner_text() == "compile_op_0"
+        assert name.get_attribute("title") == names[0]
+
+
+def test_while_the_captured_graph_is_read_the_page_says_so_with_a_clock(browser: Any, tmp_path: Path) -> None:
+    home = tmp_path / "repros"
+    repro = lay(home)
+    with serving(home, filled(home, repros=1, columns=1)) as address, looking(browser, address) as page:
+        page.route("**/story*", lambda route: None)  # no answer comes
+        page.goto(f"{address}#repro={repro.name}")
+        for second in (0, 1, 2):
+            words = f"reads the captured graph and the log of its reduction: {second} s"
+            sync_api.expect(page.locator("#story")).to_contain_text(words)
+
+
 UNNAMED = """() => [...document.querySelectorAll("a, button, input, select, main, section, table, progress")]
   .filter(one => one.checkVisibility() && !(one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.length))
   .map(one => one.outerHTML.slice(0, 120))"""
@@ -316,7 +293,7 @@ def test_hostile_texts_are_texts(browser: Any, tmp_path: Path) -> None:
     with serving(home, live) as address, looking(browser, address) as page:
         sync_api.expect(page.locator("#rows")).to_contain_text(evil)
         live.show(flip(f"{evil}.py"))
-        sync_api.expect(page.locator("#flips")).to_contain_text("<img src=x")
+        sync_api.expect(page.locator("#flips a")).to_have_attribute("title", f"{evil}.py")
         page.goto(f"{address}#repro={repro.name}")
         page.wait_for_selector("#story .nodes", timeout=90_000)
         assert evil in page.locator("#repro").inner_text()

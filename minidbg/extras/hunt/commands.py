@@ -34,9 +34,6 @@ STYLE = {
     "ok": "green", "unsupported": "bright_black", "handed back": "cyan", "fails": "yellow", "wrong": "red",
     "crashed": "magenta", "hangs": "magenta", "skipped": "bright_black",
 }  # fmt: skip
-LETTERS = {
-    "ok": "·", "unsupported": "u", "handed back": "b", "fails": "F", "wrong": "W", "crashed": "C", "hangs": "H", "skipped": " ",
-}  # fmt: skip
 LINE_EVERY_S = 20.0
 MOST_JOBS = 4
 MOST_TOLD = 10
@@ -268,7 +265,9 @@ def print_table(cells: Sequence[OpCell]) -> None:
         used = dict.fromkeys(str(cell.state) for row in telling.values() for cell in row.values())
         click.echo(
             "  ".join(
-                f"{LETTERS[state]} {state}" for state in LETTERS if state in used and state != "skipped"
+                f"{table.LETTERS[state]} {state}"
+                for state in table.LETTERS
+                if state in used and state != "skipped"
             )
         )
     graphs = next((cell for cell in cells if cell.op == table.GRAPHS), None)
@@ -283,6 +282,8 @@ def print_table(cells: Sequence[OpCell]) -> None:
 
 def mark(cell: OpCell | None, width: int) -> str:
     """The letter of a cell, in the middle of its column."""
+    from minidbg.extras.hunt.table import LETTERS
+
     if cell is None:
         return " " * width
     state = str(cell.state)

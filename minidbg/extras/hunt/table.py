@@ -12,13 +12,17 @@ from typing import Any
 import torch
 
 from minidbg.extras.hunt.samples import DTYPES
-from minidbg.extras.hunt.states import SHOWN, CellState, DistinctFailure, HuntFolder
-from minidbg.repro import templates
+from minidbg.extras.hunt.states import SHOWN, CellState, HuntFolder
 from minidbg.repro.header import write_lines
+from minidbg.words import templates
 from minidbg.words.errors import BadSetting
 from minidbg.words.files import replace_file
 
 GRAPHS = "random graphs"
+LETTERS: Mapping[str, str] = {
+    "ok": "·", "unsupported": "u", "handed back": "b", "fails": "F", "wrong": "W", "crashed": "C", "hangs": "H", "skipped": " ",
+}  # fmt: skip
+"""Of each state, in the table and on the page."""
 
 
 @dataclass(slots=True)
@@ -82,42 +86,44 @@ def rows_of(cells: Sequence[OpCell]) -> dict[tuple[str, str], dict[str, OpCell]]
 
 
 def heat_map(store: HuntFolder, title: str, facts: Mapping[str, str]) -> str:
-    """The page: one that stands alone, opens from disk, light and dark."""
+    """The page: one that stands alone, opens from disk, light and dark; what is worst comes first."""
     cells = cells_of(store)
     rows = rows_of(cells)
-    dtypes = [one for one in DTYPES if any(one in row for row in rows.values())]
-    devices = {device for _, device in rows}
+    several = len({device for _, device in rows}) > 1
+    telling: list[tuple[str, Mapping[str, OpCell]]] = []
+    alike: dict[CellState, list[str]] = {}
+    for (op, device), row in rows.items():
+        name = f"{op} {device}" if several else op
+        state = worst(row)
+        if state.is_failure or any(cell.state not in (state, CellState.SKIPPED) for cell in row.values()):
+            telling.append((name, row))
+        else:  # one word for all that was judged says as much
+            alike.setdefault(state, []).append(name)
+    telling.sort(key=lambda one: -worst(one[1]).rank)
+    dtypes = [one for one in DTYPES if any(one in row for _, row in telling)]
     return templates.fill(
         "hunt.html.j2",
         {
             "title": title,
             "facts": list(facts.items()),
             "dtypes": dtypes,
-            "rows": [
-                (op if len(devices) < 2 else f"{op} {device}", [row.get(dtype) for dtype in dtypes])
-                for (op, device), row in rows.items()
-            ],
-            "totals": [(str(state), slug(state), count) for state, count in totals(cells).items()],
+            "rows": [(name, [row.get(dtype) for dtype in dtypes]) for name, row in telling],
+            "alike": sorted(alike.items(), key=lambda one: -one[0].rank),
+            "totals": sorted(totals(cells).items(), key=lambda one: -one[0].rank),
             "graphs": next((cell for cell in cells if cell.op == GRAPHS), None),
-            "cases": [case_line(found) for found in store.cases()],
+            "cases": store.cases(),
             "slug": slug,
+            "letters": LETTERS,
         },
     )
 
 
+def worst(row: Mapping[str, OpCell]) -> CellState:
+    return max((cell.state for cell in row.values()), key=lambda state: state.rank)
+
+
 def slug(state: CellState) -> str:
     return str(state).replace(" ", "-")
-
-
-def case_line(found: DistinctFailure) -> dict[str, Any]:
-    return {
-        "state": str(found.state),
-        "slug": slug(found.state),
-        "count": found.count,
-        "ops": found.ops_text(4),
-        "text": found.text,
-        "repro": found.repro.name if found.repro else "",
-    }
 
 
 # ---- the baseline

@@ -23,13 +23,14 @@ from starlette.routing import Route
 
 from minidbg.watch import recorder
 from minidbg.watch.events import Json
-from minidbg.watch.page import SITE, Live, about, page_html, style_text
+from minidbg.watch.page import SCRIPT, Live, about, page_html, style_text
 from minidbg.watch.repros import HIDDEN, Repro, stamp_of
 from minidbg.watch.summaries import Summary
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import read_regular
+from minidbg.words.outcome import contradiction
 from minidbg.words.run_spec import DAMAGE, Provenance
-from minidbg.words.script_header import DIVIDER, text_of
+from minidbg.words.script_header import DIVIDER, heading, text_of
 from minidbg.words.text import display_path, last_line
 from minidbg.workers import Standby
 
@@ -128,7 +129,7 @@ class Site:
         routes = [
             Route("/", self.page),
             Route("/page.css", lambda request: Response(style_text(), media_type="text/css")),
-            Route("/page.js", lambda request: Response((SITE / "page.js").read_bytes(), media_type="text/javascript")),
+            Route("/page.js", lambda request: Response(SCRIPT.read_bytes(), media_type="text/javascript")),
             Route("/state", lambda request: JSONResponse(self.state())),
             Route("/events", self.events),
             Route("/repro", self.repro),
@@ -243,42 +244,56 @@ class Site:
         inside = repro.path.resolve().is_relative_to(self.home)
         story = repro.provenance if inside else Provenance()
         return {
-            "repro": repro.name, "about": about(repro), "path": display_path(repro.path),
-            "message": story.message, "from": story.captured_from,
-        }  # fmt: skip
+            "repro": repro.name,
+            "about": about(repro),
+            "path": display_path(repro.path),
+            "message": story.message,
+        }
 
     def script_of(self, repro: Repro) -> Json:
-        """The script, highlighted, without the part by which it judges itself; or why it is not shown."""
+        """The script and of it the model, highlighted, without the part by which it judges itself; or why it is not shown."""
         try:
             text = text_of(read_regular(self.path_of(repro), SHOWN_BYTES)).split(DIVIDER)[0].rstrip()
         except (NotHere, OSError, ValueError) as error:
-            return {"title": repro.name, "script": "", "refusal": str(error)}
-        try:
-            title = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
-        except DAMAGE:
-            title = ""
-        html = pygments.highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
-        return {"title": title or repro.name, "script": html, "refusal": ""}
+            return {"title": repro.name, "model": "", "script": "", "lines": 0, "refusal": str(error)}
+        title, model = "", ""
+        with contextlib.suppress(*DAMAGE):
+            tree = ast.parse(text)
+            title = heading(ast.get_docstring(tree) or "", repro.provenance.message.strip())
+            wanted = (node for node in tree.body if getattr(node, "name", "") in ("Repro", "graph"))
+            model = "".join(ast.get_source_segment(text, node) or "" for node in wanted)
+        return {
+            "title": title or repro.name, "model": highlighted(model), "script": highlighted(text),
+            "lines": text.count("\n") + 1, "refusal": "",
+        }  # fmt: skip
 
     def past_of(self, repro: Repro) -> Json:
         """Its verdicts, runs and flips, by column, and the last run of each in full."""
         columns: dict[str, Json] = {}
+        news = []
         with recorder.history_in(self.folder) as history:
             if history is None:
-                return {"columns": {}, "flips": []}
+                return {"columns": {}, "news": [], "flips": []}
             for (name, column), state in sorted(history.states().items()):
                 if name == repro.name:
                     row = recorder.row_of(repro.path, Summary.of(repro), state)
                     columns[column] = {"runs": [], "last": None, "state": row}
+                    stem = repro.path.stem
+                    news.append(contradiction(state.verdict, repro.expect, repro=stem, device=column))
             for result in history.observations(repro.name, limit=RUNS_A_COLUMN * (len(columns) + 1)):
                 known = columns.setdefault(result.device, {"runs": [], "last": None, "state": None})
                 verdict = "stale" if result.stale else str(result.outcome.verdict)
                 known["runs"].append([verdict, result.at, result.outcome.reason])
                 if known["last"] is None:
-                    told = {"at": result.at, "purpose": result.purpose, "torch": result.torch}
+                    told = {"at": result.at, "torch": result.torch}
                     known["last"] = {**told, **result.outcome.to_json()}
             flips = [recorder.flipped(history, flip).page_row() for flip in history.flips(repro.name)]
-        return {"columns": columns, "flips": flips}
+        return {"columns": columns, "news": list(filter(None, news)), "flips": flips}
+
+
+def highlighted(source: str) -> str:
+    """``source`` as HTML, to stand in ``<pre>``."""
+    return str(pygments.highlight(source, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)))
 
 
 def refusal(request: Request, error: Exception) -> Response:

@@ -65,6 +65,23 @@ def test_nodes_are_kept_become_inputs_or_are_removed_by_name_and_line() -> None:
     assert marks(MODEL, *gone) == [Mark.REMOVED] * 3
 
 
+def test_a_value_that_took_the_name_of_an_input_is_found_by_what_it_reads() -> None:
+    """Seen with a linear, relu, linear, relu: of ``x`` and ``x_1`` one was left, and was written as ``x``."""
+    model = """class Repro(torch.nn.Module):
+    def forward(self, linear):
+        x = torch.relu(linear)  # a.py:1
+        return (x,)
+"""
+    relu, other = (
+        ListedNode("x_1", "relu", "linear", place="a.py:1"),
+        ListedNode("x_2", "relu", "linear_1", place="a.py:1"),
+    )
+    found = marks(
+        model, ListedNode("x", "input", place="a.py:1"), ListedNode("linear", "linear"), relu, other
+    )
+    assert found == [Mark.REMOVED, Mark.AS_INPUT, Mark.KEPT, Mark.REMOVED]
+
+
 def test_calls_without_a_name_and_blocks_are_found_by_op_and_line() -> None:
     kept = [ListedNode("", "add_", place="a.py:2"), ListedNode("", "setitem", place="a.py:3")]
     kept += [ListedNode("_enter_autocast", "_enter_autocast"), ListedNode("", "_exit_autocast")]
@@ -195,7 +212,7 @@ def test_the_course_of_a_reduction_is_a_table_of_what_was_smaller_each_time(repr
 
 def test_a_page_has_everything_and_loads_nothing(repro: Path) -> None:
     text = page(story_of(repro))
-    for part in ("What fails", "The captured graph", "How it was found", "Where it was seen", "The script"):
+    for part in ("What fails", "Where it was seen", "Facts", "The captured graph", "How it was found"):
         assert f"<h2>{part}</h2>" in text
     assert not re.search(r"""(src|href)\s*=\s*["']""", text)
     assert "<script" not in text

@@ -207,7 +207,11 @@ def test_history_and_the_last_run_of_a_repro(serve: Serve, home: Path) -> None:
             run = Observation("a.py", "cpu", NOW + at, outcome, "run", "s", "e", "2.14", stale, number)
             opened.add_observation(run)
         opened.put_state(State("a.py", "cpu", Verdict.GONE, NOW + 3, NOW + 3, "s", "e", "c", runs=1))
-    told = serve().json("/repro?repro=a.py")["columns"]["cpu"]
+    answer = serve().json("/repro?repro=a.py")
+    (news,) = answer["news"]
+    assert news.startswith("cpu: gone")
+    assert news.endswith("minidbg accept a")
+    told = answer["columns"]["cpu"]
     assert [run[0] for run in told["runs"]] == ["gone", "stale", "reproduces"], "newest first"
     assert (told["last"]["message"], told["last"]["torch"]) == ("said 3", "2.14")
     assert told["state"]["verdict"] == "gone"

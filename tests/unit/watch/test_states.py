@@ -16,12 +16,11 @@ from minidbg.watch.states import (
     Purpose,
     Transition,
     decide,
-    is_expected,
     quiet_runs_needed,
     seen_too_seldom,
     usual_seconds,
 )
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict, is_expected
 
 GONE, REPRODUCES, CHANGED = Verdict.GONE, Verdict.REPRODUCES, Verdict.CHANGED
 CRASHED, TIMEOUT, FLAKY = Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY

@@ -191,7 +191,7 @@ def test_a_cell_shows_the_worst_of_its_samples_and_the_page_all_cells(tmp_path: 
     assert table.totals(table.cells_of(store)) == {CellState.OK: 1, CellState.WRONG: 1}
     page = table.heat_map(store, "toy", {"torch": "2"})
     assert "add float32: wrong: wrong: 3" in page
-    assert "&lt;mul&gt;" in page
+    assert "&lt;mul&gt;" in page, "and it is folded with all that are ok in each dtype"
     assert "<mul>" not in page
 
 

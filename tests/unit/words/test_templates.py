@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.repro import templates
+from minidbg.words import templates
 
 
 @pytest.fixture

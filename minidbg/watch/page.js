@@ -2,7 +2,7 @@
 // The server tells states, this file draws them. All texts go into the page as text; HTML comes only from the server's own templates.
 const FAILING = ["reproduces", "changed", "crashed", "timeout", "flaky"];
 const ORDER = ["crashed", "timeout", "changed", "flaky", "reproduces", "invalid", null, "fallback", "skipped", "gone"];
-const ROW_PX = 30, SPARE_ROWS = 20, PHONE_ROWS = 100, MOST_FLIPS = 50, SILENCE_MS = 40000, HIDDEN_MS = 10000;
+const ROW_PX = 30, SPARE_ROWS = 20, PHONE_ROWS = 100, FEW_ROWS = 100, MOST_FLIPS = 50, FLIPS_IN_VIEW = 3, SILENCE_MS = 40000, HIDDEN_MS = 10000;
 const [VERDICT, SINCE, SECONDS, FRESH, NOTE, MAYBE] = [0, 1, 2, 3, 4, 5];
 const $ = id => document.getElementById(id);
 const make = (tag, properties = {}, ...children) => {
@@ -91,7 +91,7 @@ function follow() {
 
 const clock = at => { const then = new Date(at * 1000); return (Date.now() - then > 72e6 ? then.toISOString().slice(0, 10) + " " : "") + then.toTimeString().slice(0, 8); };
 const ago = at => { const s = Math.max(0, Date.now() / 1000 - at); for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60]]) if (s >= size) return `${Math.floor(s / size)} ${unit}`; return `${Math.floor(s)} s`; };
-const stem = name => name.replace(/\.py$/, "");
+const stem = name => name.replace(/\.py$/, ""), base = name => stem(name).split("/").pop(), folder = name => name.slice(0, name.lastIndexOf("/") + 1);
 const link = (name, column, text) => make("a", { href: `#${new URLSearchParams(column ? { repro: name, column } : { repro: name })}`, textContent: text });
 
 function drawHead() {
@@ -115,6 +115,7 @@ function drawHead() {
   const at = document.activeElement?.parentElement === $("counts") ? document.activeElement.value : null;
   $("counts").replaceChildren(...chips);
   if (at !== null) chips.find(chip => chip.value === at)?.focus();
+  $("fold").textContent = shown ? `${shown} ${count[shown] || 0}` : `${count.failing} of ${count[""]} fail`;
 }
 
 function counts() {
@@ -130,10 +131,11 @@ const statesOf = repro => { const one = place().get("column"); return one ? (rep
 
 function drawFlips() {
   const items = [...flips].reverse().map(one => make("li", {}, make("time", { className: "dim", textContent: clock(one.at) }), make("span", { className: `kind ${one.kind}`, textContent: one.kind }),
-    link(one.repro, one.device, stem(one.repro)), make("span", { textContent: `[${one.device}]` }), make("span", { className: "dim", textContent: [one.between, one.files.slice(0, 3).join(", ")].filter(Boolean).join("  ") })));
-  const list = make("ol", { tabIndex: 0 }, ...items);
-  list.setAttribute("aria-label", "latest flips, newest first");
-  $("flips").replaceChildren(...(items.length ? [list] : []));
+    Object.assign(link(one.repro, one.device, base(one.repro)), { title: one.repro }), make("span", { textContent: columns.length > 1 ? `[${one.device}]` : "" }), make("span", { className: "dim where", textContent: [one.between, one.files.slice(0, 3).join(", ")].filter(Boolean).join("  ") })));
+  const list = (name, some) => { const made = make("ol", {}, ...some); made.setAttribute("aria-label", name); return made; };
+  const earlier = items.splice(FLIPS_IN_VIEW), open = $("flips").querySelector("details")?.open || false;
+  $("flips").replaceChildren(...(items.length ? [list("latest flips, newest first", items)] : []),
+    ...(earlier.length ? [make("details", { open }, make("summary", { textContent: `${earlier.length} earlier` }), list("earlier flips", earlier))] : []));
 }
 
 // ---- the rows ----
@@ -145,6 +147,7 @@ function drawColumns() {
   const heads = ["repro", ...shown].map(name => role(make("th", { scope: "col", textContent: name }), "columnheader"));
   table.tHead.replaceChildren(role(make("tr", {}, ...heads), "row"));
   const one = place().get("column") || "";
+  $("one-column").hidden = columns.length < 2;
   $("column").replaceChildren(make("option", { value: "", textContent: "all" }), ...columns.map(name => make("option", { value: name, textContent: name, selected: name === one })));
   for (const repro of repros.values()) repro.row = null;
   present = "";
@@ -153,9 +156,9 @@ function drawColumns() {
 function rowOf(name) {
   const repro = repros.get(name);
   if (!repro.row) {
-    const row = repro.row = role(make("tr"), "row"), first = link(name, "", stem(name));
+    const row = repro.row = role(make("tr"), "row"), first = link(name, "", base(name));
     first.tabIndex = -1; first.title = name; row.dataset.name = name; row.states = {};
-    row.append(role(make("th", { scope: "row" }, first), "rowheader"));
+    row.append(role(make("th", { scope: "row" }, first, folder(name) && ` ${folder(name)}`), "rowheader"));
     for (const column of columns) { const td = row.states[column] = role(make("td"), "gridcell"); td.dataset.column = column; row.append(td); }
     for (const kind of ["since", "took", "note"]) { row[kind] = role(make("td", { className: kind === "note" ? "note" : "plain" }), "gridcell"); row.append(row[kind]); }
     fillRow(name);
@@ -210,13 +213,14 @@ function draw(anew = false) {
 }
 
 function drawRows() {  // of a long list only what is in view, and a little more: a browser cannot scroll ten thousand cells smoothly
-  const frame = $("frame"), body = $("rows").tBodies[0], count = displayed.length;
-  const first = phone.matches ? 0 : Math.max(0, Math.floor(frame.scrollTop / ROW_PX / 10) * 10 - SPARE_ROWS);
-  const end = phone.matches ? Math.min(count, limit) : Math.min(count, first + Math.ceil(innerHeight / ROW_PX) + 2 * SPARE_ROWS + 10);
+  const frame = $("frame"), body = $("rows").tBodies[0], count = displayed.length, all = phone.matches || isFew();
+  $("rows").classList.toggle("few", isFew());
+  const first = all ? 0 : Math.max(0, Math.floor(frame.scrollTop / ROW_PX / 10) * 10 - SPARE_ROWS);
+  const end = all ? Math.min(count, limit) : Math.min(count, first + Math.ceil(innerHeight / ROW_PX) + 2 * SPARE_ROWS + 10);
   const rows = displayed.slice(first, end), key = rows.join("\n");
   $("rows").setAttribute("aria-rowcount", count + 1);
   $("more").replaceChildren(phone.matches && count > limit ? make("button", { type: "button", textContent: `${count - limit} more`, onclick: () => { limit += PHONE_ROWS; drawRows(); } }) : count ? "" : "no repro is like that");
-  body.style.paddingTop = phone.matches ? 0 : `${first * ROW_PX}px`; body.style.paddingBottom = phone.matches ? 0 : `${(count - end) * ROW_PX}px`;
+  body.style.paddingTop = `${first * ROW_PX}px`; body.style.paddingBottom = all ? 0 : `${(count - end) * ROW_PX}px`;
   if (key === present) return;
   present = key;
   const at = document.activeElement;
@@ -224,17 +228,20 @@ function drawRows() {  // of a long list only what is in view, and a little more
   if (at !== document.activeElement && at.isConnected) at.focus({ preventScroll: true });
 }
 
+const isFew = () => displayed.length <= FEW_ROWS;  // all of them are drawn, each as high as its message needs
+
 function activate(name, index, focus = true) {
   const links = one => [...(repros.get(one)?.row?.querySelectorAll("a") || [])];
   for (const one of links(active.name)) one.tabIndex = -1;
-  if (focus && !phone.matches) {
+  const measured = !phone.matches && !isFew();
+  if (focus && measured) {
     const frame = $("frame"), top = displayed.indexOf(name) * ROW_PX, room = frame.clientHeight - 2 * ROW_PX - 12;
     if (top < frame.scrollTop) frame.scrollTop = top; else if (top > frame.scrollTop + room) frame.scrollTop = top - room;
     drawRows();
   }
   const to = links(name);
   active = { name: name || "", index: Math.max(0, Math.min(index, to.length - 1)) };
-  if (to.length) { to[active.index].tabIndex = 0; if (focus) to[active.index].focus({ preventScroll: !phone.matches }); }
+  if (to.length) { to[active.index].tabIndex = 0; if (focus) to[active.index].focus({ preventScroll: measured }); }
 }
 
 // ---- one repro ----
@@ -254,13 +261,23 @@ async function openRepro(name, column) {
   if (!answer.ok) { $("story").replaceChildren(make("p", { className: "complaint", textContent: `No more can be shown: ${html}` })); return; }
   $("story").innerHTML = html;
 }
+function waitingForStory() {
+  const began = Date.now(), line = make("p", { className: "dim" });
+  const tick = () => {
+    line.textContent = `An interpreter with torch reads the captured graph and the log of its reduction: ${Math.round((Date.now() - began) / 1000)} s`;
+    if (line.isConnected || Date.now() - began < 1000) setTimeout(tick, 1000);
+  };
+  tick();
+  return line;
+}
 let refreshing = 0;
 function refreshRepro() {
   const name = place().get("repro");
   clearTimeout(refreshing);
   if (name && !head.alone) refreshing = setTimeout(async () => {
     const told = await ask(`repro?${new URLSearchParams({ repro: name })}`);
-    if (!told.error && $("repro").dataset.name === name) $("seen")?.replaceWith(seen(name, place().get("column"), told));
+    if (told.error || $("repro").dataset.name !== name) return;
+    $("news")?.replaceWith(news(told)); $("seen")?.replaceWith(seen(name, place().get("column"), told));
   }, 300);
 }
 const ask = async address => { try { const answer = await fetch(address); return answer.ok ? await answer.json() : { error: await answer.text() }; } catch (error) { return { error: String(error) }; } };
@@ -268,38 +285,53 @@ const ask = async address => { try { const answer = await fetch(address); return
 function alone(name) {  // what the matrix itself knows
   const { about, cells } = repros.get(name) || { about: {}, cells: {} };
   const rows = Object.entries(cells).map(([column, cell]) => [column, { runs: [], state: { verdict: cell[VERDICT], since: cell[SINCE] }, last: { verdict: cell[VERDICT], seconds: cell[SECONDS], message: cell[NOTE] } }]);
-  return { title: stem(name), about, message: "", columns: Object.fromEntries(rows), flips: flips.filter(one => one.repro === name), script: "", refusal: "" };
+  return { title: base(name), about, message: "", news: [], columns: Object.fromEntries(rows), flips: flips.filter(one => one.repro === name), model: "", script: "", refusal: "" };
 }
 const backLink = () => make("p", {}, make("a", { href: `#${listPlace}`, textContent: "← all repros" }));
 const command = name => `python ${name.startsWith("/") ? name : `${head.home}/${name}`}`;
 
 function page(name, column, told) {
   const { about } = told, button = (text, onclick) => make("button", { type: "button", textContent: text, onclick });
-  const facts = [about.kind && `${about.kind} in ${about.backend}`, about.expect && `its header expects ${about.expect}`, told.from && `from ${told.from}`, about.owner && `owner: ${about.owner}`, about.muted && `muted: ${about.muted}`, about.damage];
+  const facts = [about.kind && `${about.kind} in ${about.backend}`, about.owner && `owner: ${about.owner}`, about.muted && `muted: ${about.muted}`, about.damage];
   const line = make("p", { className: "dim", textContent: [name, ...facts].filter(Boolean).join("  ·  ") });
   if (about.issue) line.append("  ·  ", /^https?:\/\//.test(about.issue) ? make("a", { href: about.issue, rel: "noreferrer", textContent: about.issue }) : `issue ${about.issue}`);
   const tools = make("div", { className: "tools" }, button("Copy command", () => copy(command(name))), button("Copy link", () => copy(location.href)), ...(head.actions ? [button("Re-run", () => rerun(name))] : []), make("code", { className: "dim", textContent: command(name) }));
-  const script = told.script ? [make("h2", { textContent: "The script" }), make("pre", { className: "code", innerHTML: told.script }), make("p", { className: "dim", textContent: "Without the part by which the script judges itself." })] : told.refusal ? [make("p", { className: "complaint", textContent: told.refusal })] : [];
-  const story = make("div", { id: "story" }, ...(told.script ? [make("p", { className: "dim", textContent: "The graph and its reduction are being read …" })] : []));
-  return [backLink(), make("h2", { className: "title", textContent: told.title }), line, ...(told.message ? [make("pre", { className: "message", textContent: told.message })] : []), tools, seen(name, column, told), story, ...script];
+  const script = told.script ? [make("details", { className: "script" }, make("summary", { textContent: `The script, ${told.lines} lines` }), make("pre", { className: "code", innerHTML: told.script }), make("p", { className: "dim", textContent: "Without the part by which the script judges itself." }))] : told.refusal ? [make("p", { className: "complaint", textContent: told.refusal })] : [];
+  const model = told.model ? [make("h2", { textContent: "What fails" }), make("pre", { className: "code", innerHTML: told.model })] : [];
+  const story = make("div", { id: "story" }, ...(told.script ? [waitingForStory()] : []));
+  return [backLink(), make("h2", { className: "title", textContent: told.title }), news(told), line, ...(told.message ? [make("pre", { className: "message", textContent: told.message })] : []), tools, ...model, seen(name, column, told), story, ...script];
+}
+
+const news = told => make("div", { id: "news" }, ...told.news.map(text => make("p", { className: "news", textContent: text })));
+
+function figuresTable(figures) {  // of wrong results: the worst element, and how many are wrong
+  const size = value => typeof value === "number" ? value.toExponential(1) : String(value), digits = value => Number.isFinite(value) ? String(Number(value.toPrecision(7))) : value;
+  const row = { where: figures.where + (figures.index?.length ? ` at [${figures.index}]` : ""), got: digits(figures.actual), wanted: digits(figures.expected), error: "error" in figures ? `${size(figures.error)} ${figures.unit}` : undefined, allowed: "allowed" in figures ? size(figures.allowed) : undefined };
+  const known = Object.entries(row).filter(([, value]) => value !== undefined);
+  const cells = known.map(([name, value]) => { const td = make("td", { textContent: String(value) }); td.dataset.label = name; return td; });
+  const rest = ["wrong" in figures && `${figures.wrong} of ${figures.elements} elements differ by more than allowed`, "rmse_eager" in figures && `RMSE against float64: backend ${size(figures.rmse_compiled)}, eager ${size(figures.rmse_eager)}, allowed ${size(figures.rmse_allowed)}`];
+  return [make("table", { className: "stack" }, make("thead", {}, make("tr", {}, ...known.map(([name]) => make("th", { scope: "col", textContent: name })))), make("tr", {}, ...cells)), make("p", { className: "dim", textContent: rest.filter(Boolean).join("; ") })];
 }
 
 function seen(name, column, told) {
   const rows = Object.entries(told.columns), box = make("section", { id: "seen" }, make("h2", { textContent: "Where it was seen" }));
   if (!rows.length) { box.append(make("p", { className: "dim", textContent: "Not run yet." })); return box; }
-  box.append(make("table", { className: "seen" }, make("tr", {}, ...["column", "now", "since", "runs, the latest on the right"].map(text => make("th", { scope: "col", textContent: text }))), ...rows.map(([one, { runs, state }]) => {
+  box.append(make("table", { className: "stack" }, make("thead", {}, make("tr", {}, ...["column", "now", "since", "runs, the latest on the right"].map(text => make("th", { scope: "col", textContent: text })))), ...rows.map(([one, { runs, state }]) => {
     const strip = make("div", { className: "strip" }, ...[...runs].reverse().map(([verdict, at, reason]) => make("i", { className: verdict, title: `${clock(at)} ${verdict} ${reason}` })));
     role(strip, "img").setAttribute("aria-label", runs.length ? `${runs.length} runs, the last ones: ${runs.slice(0, 5).map(run => run[0]).join(", ")}` : "no runs are known");
     const now = state?.verdict || "not judged", flaky = state?.failures && now === "flaky" ? ` ${state.failures} of ${state.runs}` : "";
-    return make("tr", { className: one === column ? "chosen" : "" }, make("td", {}, link(name, one, one)), make("td", { className: `verdict ${now}`, textContent: now + flaky }), make("td", { textContent: state?.since ? `${ago(state.since)}, ${clock(state.since)}` : "" }), make("td", {}, strip));
+    return make("tr", { className: one === column ? "chosen" : "" }, make("td", {}, link(name, one, one)), make("td", {}, make("span", { className: `verdict ${now}`, textContent: now + flaky })), make("td", { className: "whole", textContent: state?.since ? `${ago(state.since)}, ${clock(state.since)}` : "" }), make("td", { className: "text" }, strip));
   })));
   for (const flip of told.flips) box.append(make("p", {}, `${clock(flip.at)} `, make("b", { className: flip.kind, textContent: flip.kind }), ` on ${flip.device}: ${flip.before} → ${flip.after}  ${flip.between}`));
   const failing = rows.find(([, { last }]) => last && FAILING.includes(last.verdict))?.[0];
   for (const [one, { last }] of rows) if (last) {
-    const { verdict, seconds, reason, message, stderr, figures, purpose, torch, at } = last;
-    const text = [reason, message, figures && Object.keys(figures).length ? JSON.stringify(figures, null, 1) : "", stderr].filter(Boolean).join("\n\n");
-    const about = [verdict, `${seconds.toFixed(2)} s`, at && clock(at), torch && `torch ${torch}`, purpose].filter(Boolean).join(", ");
-    box.append(make("details", { open: one === (column || failing) }, make("summary", { textContent: `The last run on ${one}: ${about}` }), make("pre", { textContent: text || "It said nothing." })));
+    const { verdict, seconds, reason, message, stderr, figures, torch, at } = last, flat = text => text.replace(/[\s;]+/g, " ").trim();
+    const above = flat(told.message), isAbove = text => above && (above.includes(flat(text)) || flat(text).endsWith(above));
+    const texts = [...new Set([reason, message].filter(Boolean))], text = [...texts.filter(one => !isAbove(one)), stderr].filter(Boolean).join("\n\n");
+    const about = [verdict, `${seconds.toFixed(2)} s`, at && clock(at), torch && `torch ${torch}`].filter(Boolean).join(", ");
+    const known = texts.find(isAbove), type = known && flat(known).endsWith(above) && flat(known).slice(0, -above.length).replace(/: $/, "");
+    const same = figures?.where ? "" : known ? `${type ? `${type}, with the` : "The"} message above.` : "It said nothing.";
+    box.append(make("details", { open: one === (column || failing) }, make("summary", { textContent: `The last run on ${one}: ${about}` }), ...(figures?.where ? figuresTable(figures) : []), text ? make("pre", { textContent: text }) : make("p", { className: "dim", textContent: same })));
   }
   return box;
 }
@@ -358,6 +390,7 @@ $("column").addEventListener("change", () => setPlace("column", $("column").valu
 $("counts").addEventListener("click", event => { const chip = event.target.closest("button"); if (chip) setPlace("show", chip.value); });
 $("sort").addEventListener("click", () => { sortNames(); draw(); });
 $("rerun-all").addEventListener("click", () => rerun(""));
+$("fold").addEventListener("click", () => $("fold").setAttribute("aria-expanded", String($("filters").classList.toggle("open"))));
 $("filters").addEventListener("submit", event => event.preventDefault());
 $("rows").addEventListener("focusin", event => { const row = event.target.closest("tbody tr"); if (row && event.target.tagName === "A") activate(row.dataset.name, [...row.querySelectorAll("a")].indexOf(event.target), false); });
 document.querySelector(".skip").addEventListener("click", event => { event.preventDefault(); activate(active.name, active.index); });
