@@ -64,7 +64,7 @@ def test_the_wheel_holds_the_package_with_its_templates_and_nothing_else(wheel: 
         "py.typed",
         "ARCHITECTURE.md",
         "help/changes.md",
-        "watch/site/page.js",
+        "watch/page.js",
         "repro_templates/script.py.j2",
     ):
         assert f"minidbg/{part}" in names
