@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TextIO
 
+from minidbg.words.foreign import is_of_a_signal_handler
 from minidbg.workers import family
 from minidbg.workers.child import PR_SET_CHILD_SUBREAPER, ChildResult, die_with_parent, prctl
 from minidbg.workers.fork import Notes, call_in_fork, fork
@@ -76,7 +77,9 @@ def received(asked: socket.socket, deadline: float | None = None) -> dict[str, A
         try:
             with contextlib.suppress(ConnectionError):
                 piece = asked.recv(1 << 20)
-        except TimeoutError:
+        except TimeoutError as error:
+            if is_of_a_signal_handler(error):  # a limit of the program's own, not ours
+                raise
             return None
         if not piece:
             return dict(json.loads(data)) if data else None

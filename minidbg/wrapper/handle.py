@@ -72,6 +72,8 @@ def handle_quietly(failure: Failure, settings: Settings) -> Report:
     except MinidbgError as refusal:
         return report_without_script(failure, refusal, settings)
     except OSError as error:
+        if is_of_a_signal_handler(error):
+            raise
         return Report(f"not captured, the file system refused: {error}; repro_dir= names another folder")
     except Exception as trouble:
         if is_of_a_signal_handler(trouble):
@@ -154,6 +156,8 @@ def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Repo
         repro.discard(repro.drafts(settings.repro_dir) / "none")
         capture = captured(case, settings)
     except OSError as refusal:  # a folder that nobody may write to, a full disk
+        if is_of_a_signal_handler(refusal):
+            raise
         settings, complaint = with_temporary_folder(settings, refusal)
         capture = captured(case, settings)
     with claimed(capture.absolute()):
@@ -199,6 +203,8 @@ def reduced_or_why_not(
     except MinidbgError as refusal:
         return Report(f"{remark}{refusal}; {kept_in}", capture=capture)
     except OSError as trouble:
+        if is_of_a_signal_handler(trouble):
+            raise
         line = f"not reduced: no process can be started for it here ({trouble}); {then}"
         return Report(line, capture=capture)
     if written.path is None:

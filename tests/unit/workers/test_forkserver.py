@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +146,33 @@ def test_questions_of_other_threads_can_be_interrupted(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             asked.result(timeout=60)
     assert workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": 5}, seconds=60).value[0] == 5
+
+
+def test_a_time_limit_of_the_askers_own_ends_the_wait_and_the_question(tmp_path: Path) -> None:
+    """A handler of SIGALRM mostly raises TimeoutError, which a socket raises too when its own time is up."""
+    pid_file, me = tmp_path / "pid", threading.get_ident()
+
+    def out_of_time(*_: object) -> None:
+        raise TimeoutError("the program's own limit")
+
+    def alarm() -> None:
+        while not (pid_file.exists() and pid_file.read_text()):
+            time.sleep(0.01)
+        signal.pthread_kill(me, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, out_of_time)
+    try:
+        threading.Thread(target=alarm).start()
+        with pytest.raises(TimeoutError, match="own limit"):
+            workers.call_in_server(
+                workers.Preparation(HERE + "sleep"), {"pid_file": str(pid_file)}, seconds=20
+            )
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(int(pid_file.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(int(pid_file.read_text()))
 
 
 def test_a_question_that_its_deadline_cuts_off_leaves_the_server_to_the_next(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
+from minidbg import asking
 from minidbg.commands.run.launch import graph_lines
 from minidbg.judge import ensemble
+from minidbg.reduction import reducing
 from minidbg.words.foreign import chain_of
 from minidbg.wrapper import capture, flight, handle, stats, verify_runs
 from minidbg.wrapper.graph_stats import write_stats
@@ -79,12 +82,23 @@ def test_the_end_of_minidbg_run_counts_the_graphs_of_all_processes() -> None:
     assert graph_lines([]) == []
 
 
-class TimeIsUp(Exception):
+class TimeIsUp(TimeoutError):
     """What the handler of a program's own alarm raises."""
 
 
 @pytest.mark.parametrize(
-    "where", ["compiling", "recording", "running", "comparing", "explaining", "handling", "suspecting"]
+    "where",
+    [
+        "compiling",
+        "recording",
+        "running",
+        "comparing",
+        "explaining",
+        "handling",
+        "suspecting",
+        "capturing",
+        "reducing",
+    ],
 )
 def test_what_a_signal_handler_raises_is_nobodys_failure(
     where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -99,7 +113,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
 
     def backend(gm: torch.fx.GraphModule, _: object) -> object:
         def run(*args: torch.Tensor) -> object:
-            if where in ("handling", "suspecting"):
+            if where in ("handling", "suspecting", "capturing", "reducing"):
                 raise RuntimeError("the backend's own")
             if where == "running":
                 alarm()
@@ -116,7 +130,11 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
         "explaining": (ensemble, "left_by"),
         "handling": (handle, "capture_and_reduce"),
         "suspecting": (capture, "suspects_of"),
+        "capturing": (handle, "captured"),
+        "reducing": (handle, "reduce_in_server"),
     }
+    monkeypatch.setattr(reducing, "prepare", lambda case: None)
+    monkeypatch.setattr(asking, "packed", lambda *_, **__: nullcontext({"left_out_bytes": 0}))
     if where in ours:
         monkeypatch.setattr(*ours[where], alarm)
     before = signal.signal(signal.SIGUSR1, out_of_time)
@@ -128,4 +146,5 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
         signal.signal(signal.SIGUSR1, before)
     assert any(isinstance(one, TimeIsUp) for one in chain_of(raised.value))
     assert minidbg.report_of(raised.value) is None
-    assert [path for path in tmp_path.rglob("*.py") if path.parent.name != "flight"] == []
+    written = [path.parent.name for path in tmp_path.rglob("*.py") if path.parent.name != "flight"]
+    assert written == (["captures"] if where == "reducing" else [])
