@@ -117,7 +117,10 @@ def warm_up_compiling(*, inductor: bool) -> None:
     hub: Any = torch.hub
     hub.tqdm.monitor_interval = 0  # dynamo's progress bar would start a thread, which no child would have
     for backend in ("aot_eager", *(("inductor",) if inductor else ())):
-        with contextlib.suppress(Exception), without_graph_caches():
+        with (
+            contextlib.suppress(Exception),
+            without_graph_caches(),
+        ):  # a broken backend: the children will meet it
             compiled = torch.compile(lambda value: torch.relu(value) + 1, backend=backend, fullgraph=True)
             if with_autograd:
                 result: Any = compiled(torch.ones(4, requires_grad=True))

@@ -348,7 +348,7 @@ def get_ready(question: Question) -> None:
         if name not in WARMED and name not in sys.modules:
             WARMED.add(name)
             if starts_nothing(name):
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # whatever a foreign module raises, the child will meet
                     importlib.import_module(name)
     if question["warm"] and not {question["warm"], "inductor"} & WARMED:
         WARMED.add(question["warm"])

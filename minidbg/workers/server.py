@@ -71,7 +71,7 @@ def run_in_fork(argument: dict[str, Any], note: object) -> NoReturn:
 
 def end(status: int) -> NoReturn:
     """End this process, and lose nothing of what it has printed."""
-    with contextlib.suppress(BaseException):
+    with contextlib.suppress(BaseException):  # the script may have put anything there, and we end in any case
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)

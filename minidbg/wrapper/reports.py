@@ -67,7 +67,7 @@ def set_report(error: BaseException, report: Report) -> None:
     """Make ``report`` readable from the exception that the user catches, and from the one that it wraps."""
     for one in (error, attribute_of(error, "inner_exception")):
         if isinstance(one, BaseException):
-            with contextlib.suppress(Exception):  # a type that takes no attribute
+            with contextlib.suppress(AttributeError, TypeError):  # a type that takes no attribute
                 # exceptions that are frozen dataclasses refuse a plain assignment
                 object.__setattr__(one, ATTRIBUTE, report)
 
