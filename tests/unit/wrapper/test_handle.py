@@ -380,15 +380,16 @@ def test_a_capture_is_claimed_from_when_it_is_written_until_it_is_reduced(
     capture = tmp_path / ".minidbg" / "captures" / capture.name
     claims: list[bool] = []
 
-    def reduced_elsewhere(*_: Any) -> ReductionResult:
+    def reduce_in_server(*_: Any) -> ReductionResult:
         claims.append(is_claimed(capture))
         return ReductionResult(None, 3, 1, 7, 2.0, True, Verdict.REPRODUCES)
 
+    monkeypatch.setattr(handle.reducing, "prepare", lambda case: None)
     monkeypatch.setattr(handle, "captured", lambda *_: capture)
-    monkeypatch.setattr(handle, "reduced_elsewhere", reduced_elsewhere)
+    monkeypatch.setattr(handle, "reduce_in_server", reduce_in_server)
     settings = Settings(reduce=Reduce.NOW, repro_dir=tmp_path)
     repro.captures(tmp_path)
-    handle.written_and_reduced(case, settings, Deadline.after(9.0))
+    handle.respond(case, settings)
     assert claims == [True], "a daemon would begin with it too"
     assert not is_claimed(capture)
 
