@@ -19,6 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import minidbg
 from minidbg import asking, repro, workers
+from minidbg.fx.case import Case
 from minidbg.repro import read_header
 from minidbg.words.outcome import Verdict
 from minidbg.wrapper import handle
@@ -195,7 +196,7 @@ def test_too_large_a_backend_is_kept_with_that_reason(
     ("backend", "why"),
     [
         (BreaksElsewhere(3), "it cannot be unpickled in another process: ConnectionError: only process"),
-        (EndsProcesses(3), "exit status 7"),
+        (EndsProcesses(3), "ended with status 7"),
     ],
 )
 def test_a_child_that_cannot_unpickle_it_says_nothing_about_the_failure(
@@ -210,30 +211,22 @@ def test_a_child_that_cannot_unpickle_it_says_nothing_about_the_failure(
 
 @pytest.mark.parametrize("backend", [BreaksElsewhere(3), EndsProcesses(3)])
 def test_a_question_whose_child_cannot_unpickle_it_has_no_answer(
-    backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: Any, tmp_path: Path, cases: list[Case]
 ) -> None:
-    captured: list[Any] = []
-    monkeypatch.setattr(
-        handle, "respond", lambda case, settings: captured.append(case) or Report("asked below")
-    )
     failing(backend, tmp_path)
     with (
-        asking.pickled_for_children(captured[0]) as case,
+        asking.pickled_for_children(cases[0]) as case,
         pytest.raises(minidbg.MinidbgError, match="unpickl"),
     ):
         asking.submit(case, seconds=60)
 
 
 def test_it_is_unpickled_in_the_fork_of_each_question_and_never_in_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cases: list[Case]
 ) -> None:
-    captured: list[Any] = []
-    monkeypatch.setattr(
-        handle, "respond", lambda case, settings: captured.append(case) or Report("asked below")
-    )
     log = tmp_path / "log"
     failing(NotesItsProcess(3, log), tmp_path)
-    with asking.pickled_for_children(captured[0]) as case:
+    with asking.pickled_for_children(cases[0]) as case:
         (file,) = workers.start_server().folder.glob("backend_*.pickle")
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         verdicts = [asking.submit(case, seconds=60).verdict for _ in range(2)]

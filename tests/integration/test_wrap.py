@@ -559,7 +559,7 @@ def test_an_interrupt_passes_untouched(answers: Answers) -> None:
 
 
 def test_our_own_trouble_never_hides_the_users_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("a bug of ours")
 
     monkeypatch.setattr(handle, "respond", broken)
@@ -600,7 +600,7 @@ def test_work_on_a_failure_is_not_itself_answered(monkeypatch: pytest.MonkeyPatc
     wrapper = wrap(raises)
     inner: list[Exception] = []
 
-    def respond(case: Case, settings: Settings) -> Report:
+    def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Report:
         inner.append(fail(lambda: wrapper(case.graph_module, list(case.inputs))))
         return Report("done")
 
@@ -881,7 +881,7 @@ def test_a_failure_is_answered_in_plain_modes(monkeypatch: pytest.MonkeyPatch) -
     """Oracle calls enter the modes of their case; what they inherit would otherwise stay on."""
     seen: list[tuple[bool, bool, bool, torch.device]] = []
 
-    def respond(case: Case, settings: Settings) -> Report:
+    def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Report:
         modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         seen.append((*modes, torch.empty(1).device))
         return Report("done")

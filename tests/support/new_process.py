@@ -36,7 +36,7 @@ class Answers:
     settings: list[Settings] = field(default_factory=list)
     inputs: list[list[Any]] = field(default_factory=list)
 
-    def __call__(self, case: Case, settings: Settings) -> Report:
+    def __call__(self, case: Case, settings: Settings, same_as: Path | None = None) -> Report:
         self.cases.append(case)
         self.settings.append(settings)
         self.inputs.append([v.clone() if isinstance(v, torch.Tensor) else v for v in case.inputs])
