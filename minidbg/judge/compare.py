@@ -266,7 +266,7 @@ class _Judge:
                 break
             if isinstance(self.tolerances, str):
                 found["precision"] = self.tolerances
-                found["text"] = found["text"].replace("eager's", f"eager's in {self.tolerances}")
+                found["text"] = found["text"].replace(", eager ", f", eager in {self.tolerances} ")
         return found and _difference(where, kind, message=f"{where} {found.pop('text')}", **found)
 
     def may_be_rounding(self, found: Mapping[str, Any]) -> bool:
