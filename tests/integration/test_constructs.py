@@ -16,6 +16,7 @@ from support.constructs import CONSTRUCTS, MIXED, TRACED_ONCE, Construct, sandwi
 from support.graphs_to_write import assert_round_trip
 from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from support.quick_path import failing_program, take_the_quick_path
+from support.travelled import assert_same_case, case_of_program, travelled
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -69,16 +70,22 @@ def assert_smallest(construct: Construct, folder: Path) -> None:
     assert construct.check(found), found.path
 
 
-@each(lambda one: one.name != "graph_break", by_default=lambda one: one in MIXED)
-def test_its_graph_comes_back_from_source_and_from_dynamo_as_it_was(construct: Construct) -> None:
+@each(lambda one: one.name != "graph_break", by_default=lambda one: True)
+def test_its_graph_is_the_same_where_it_is_read_from_source_and_in_the_child(construct: Construct) -> None:
+    dynamic = construct.given.get("dynamic")
+    with construct.around():
+        case = case_of_program(construct.function, construct.args(), "eager", dynamic)
+        assert_round_trip(case.graph_module)
+        assert_same_case(case, travelled(case))
+
+
+@each(lambda one: one.name not in {"graph_break", *TRACED_ONCE}, by_default=lambda one: one in MIXED)
+def test_dynamo_traces_what_is_written_of_it_as_it_was(construct: Construct) -> None:
+    if construct.name == "derivative" and torch.__version__.startswith("2.11"):
+        pytest.skip("dynamo of 2.11 does not take back what torch.func.grad leaves in a graph")
     dynamic = construct.given.get("dynamic")
     with construct.around():
         gm, inputs = capture_by_dynamo(construct.function, construct.args(), dynamic=dynamic)
-        assert_round_trip(gm)
-        if construct.name in TRACED_ONCE:
-            return
-        if construct.name == "derivative" and torch.__version__.startswith("2.11"):
-            pytest.skip("dynamo of 2.11 does not take back what torch.func.grad leaves in a graph")
         module = instantiate(write_module(gm, constant_expression=by_name))
         again, _ = capture_by_dynamo(module, inputs, dynamic=dynamic)
     # From 2.14 on dynamo writes arithmetic on sizes in an order of its own.

@@ -1,32 +1,21 @@
-"""Every case and every construct is the same in the child as here, and judged alike."""
+"""Every real case is the same in the child as here, and judged alike; constructs are in test_constructs.py."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support.constructs import CONSTRUCTS, Construct
-from support.travelled import assert_same_case, travelled
+from support.travelled import assert_same_case, case_of_program, travelled
 
-from minidbg import asking, backends
+from minidbg import asking
 from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
-from minidbg.fx.context import current_context
-from minidbg.fx.copying import capture_by_dynamo
-from minidbg.words.run_spec import RunSpec
 
 CASES = sorted((Path(__file__).parents[1] / "cases").glob("*_*.py"))
 JUDGED = ("accuracy_own_remainder_inf", "compile_own_prod_bool")
 """Two that are judged also where only quick tests run."""
-
-
-def case_of_program(function: Any, args: Any, backend: str, dynamic: bool | None = None) -> Case:
-    graph_module, inputs = capture_by_dynamo(function, args, dynamic=dynamic)
-    spec = RunSpec(backends.find(backend), current_context(inputs), dynamic=dynamic)
-    return Case(graph_module, tuple(inputs), spec, compiler=backend)
 
 
 def case_in(path: Path) -> Case:
@@ -60,12 +49,3 @@ def test_a_real_case_is_judged_in_the_child_as_here(path: Path) -> None:
     there = asking.submit(case, seconds=300)
     here = execute(case)
     assert (there.verdict, there.signature, there.suspects) == (here.verdict, here.signature, here.suspects)
-
-
-@pytest.mark.parametrize(
-    "construct", [one for one in CONSTRUCTS if one.name != "graph_break"], ids=lambda one: one.name
-)
-def test_a_construct_is_the_same_in_the_child(construct: Construct) -> None:
-    with construct.around():
-        case = case_of_program(construct.function, construct.args(), "eager", construct.given.get("dynamic"))
-        assert_same_case(case, travelled(case))

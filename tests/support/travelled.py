@@ -9,16 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from minidbg import torch_internals
+from minidbg import backends, torch_internals
 from minidbg.asking.packing import with_backend
 from minidbg.fx.attribute_paths import lookup
 from minidbg.fx.case import Case
-from minidbg.fx.copying import storage_key
+from minidbg.fx.context import current_context
+from minidbg.fx.copying import capture_by_dynamo, storage_key
 from minidbg.fx.ranks import with_group
 from minidbg.source import transport
 from minidbg.source.origins import location
 from minidbg.source.size import canonical_text
 from minidbg.source.specs import construction_of, is_constructed
+from minidbg.words.run_spec import RunSpec
+
+
+def case_of_program(function: Any, args: Any, backend: str, dynamic: bool | None = None) -> Case:
+    graph_module, inputs = capture_by_dynamo(function, args, dynamic=dynamic)
+    spec = RunSpec(backends.find(backend), current_context(inputs), dynamic=dynamic)
+    return Case(graph_module, tuple(inputs), spec, compiler=backend)
 
 
 def travelled(case: Case, **how: Any) -> Case:
