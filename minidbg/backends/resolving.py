@@ -33,15 +33,18 @@ if TYPE_CHECKING:
 def load_by_path(path: str, name: str = "", package: str = "") -> "ModuleType":  # noqa: UP037
     """The module of the script at ``path``, loaded once per process; its ``__main__`` block does not run.
 
-    ``package`` is what its relative imports start from. Its folder joins the end of ``sys.path``.
-    Raises ModuleNotFoundError when the file is not here.
+    A relative ``path`` is one from a folder above this file, or of ``sys.path``. ``package`` is what its relative imports
+    start from. Its folder joins the end of ``sys.path``. Raises ModuleNotFoundError when the file is not here.
     """
     import hashlib
     import importlib.util
     import os
+    import pathlib
     import re
     import sys
 
+    folders = [*pathlib.Path(__file__).absolute().parents, *map(pathlib.Path, sys.path)]
+    path = next((str(folder / path) for folder in folders if (folder / path).is_file()), path)
     stem = re.sub(r"\W", "_", os.path.splitext(os.path.basename(path))[0])
     name = name or f"{stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
     main = sys.modules["__main__"]
@@ -51,7 +54,7 @@ def load_by_path(path: str, name: str = "", package: str = "") -> "ModuleType": 
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not os.path.isfile(path):
-        raise ModuleNotFoundError(f"no script at {path}", name=stem, path=path)
+        raise ModuleNotFoundError(f"no {path}: add its folder to PYTHONPATH", name=stem, path=path)
     if os.path.dirname(path) not in sys.path:
         sys.path.append(os.path.dirname(path))
     module = importlib.util.module_from_spec(spec)

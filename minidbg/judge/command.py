@@ -72,11 +72,12 @@ def spec_with_options(path: str, options: str) -> RunSpec:
     """
     import torch  # noqa: F401 - whose dtypes may stand in the options
 
+    from minidbg.words.files import read_regular
     from minidbg.words.literals import read_literal
-    from minidbg.words.run_spec import RunSpec
-    from minidbg.words.script_header import read_table
+    from minidbg.words.run_spec import RunSpec, table_of
+    from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, text_of
 
-    spec = RunSpec.from_table(read_table(path))
+    spec = RunSpec.from_table(table_of(text_of(read_regular(path, SCRIPT_LIMIT_BYTES)), path))
     if not options:
         return spec
     if spec.backend.mode is not None:

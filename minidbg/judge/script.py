@@ -79,7 +79,8 @@ def find_backend(own: Callable[[], Any], reference: BackendRef, wanted: str | No
             found = own()
             break
         except ImportError as error:
-            missing = Unavailable(f"the backend's modules are not all here: {brief(error)}")
+            where = f"; put its folder on PYTHONPATH ({', '.join(paths)}: not there)" if paths else ""
+            missing = Unavailable(f"the backend's modules are not all here: {brief(error)}{where}")
         except Exception as error:  # noqa: BLE001 - a broken backend module cannot be judged
             missing = Unavailable(f"the backend cannot be loaded: {brief(error)}")
     else:

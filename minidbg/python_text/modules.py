@@ -167,13 +167,13 @@ def installed(module: str) -> Installed:
     if found is None:
         if not folders:
             return Installed()
-        home = f"{folders[0]}{_at_commit(folders[0])}"
+        home = f"the folder {os.path.basename(folders[0])}{_at_commit(folders[0])}"
         return Installed(
             remark=f"{top_level(module)} is not installed: it was imported from {home}", paths=folders
         )
     origin = _origin(found)
     if _is_editable(origin):
-        home = f"{_folder(origin)}{_at_commit(_folder(origin))}"
+        home = f"{found.name}{_at_commit(_folder(origin))}"
         return Installed(remark=f"{top_level(module)} is an editable install of {home}")
     if origin:
         return Installed(remark=_from_url(found, origin), paths=folders)
@@ -272,7 +272,8 @@ def _from_url(found: Distribution, origin: dict[str, object]) -> str:
         return f"{found.name} {found.version} was installed by: pip install '{found.name} @ {at}'"
     if address.startswith("file:"):
         place = _folder(origin)
-        return f"{found.name} {found.version} was installed from {place}{_at_commit(place)}"
+        name = os.path.basename(os.path.normpath(place))
+        return f"{found.name} {found.version} was installed from a file or folder {name}{_at_commit(place)}"
     return f"{found.name} {found.version} was installed from {_without_credentials(unquote(address))}"
 
 

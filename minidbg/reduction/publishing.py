@@ -315,6 +315,7 @@ def run_both_ways(
     None for the second where the judge does not see the failure.
     """
     limit = partial(limit_of_a_run, session, seconds)
+    by_itself = partial(repro.run_alone, draft, without=variables_to_try(case))
     why = write_draft(write, case)
     alone = session.ahead.take() if session and session.ahead else None
     fork = asking.preparation(case, "") if session and asking.answers_in_forks(case) else None
@@ -328,6 +329,14 @@ def run_both_ways(
         if session is not None and session.others and not case.spec.traits.endless and session.remaining():
             outcomes.append(in_time(judge_draft(case, draft, limit(), fork), session))
         ended = how_alone()
+    if ended.exit_status in (0, 3) and variables_to_try(case):
+        needing = with_variables(case)
+        why = write_draft(write, needing)
+        again = by_itself(seconds=limit())
+        if again.exit_status == 1:
+            case, ended = needing, again
+        else:
+            why = write_draft(write, case)
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
     if others_shown or ended.exit_status in (0, 3):
         outcomes += [in_time(judge_draft(case, draft, limit()), session) for _ in range(RUNS_IN_DOUBT)]
@@ -335,11 +344,11 @@ def run_both_ways(
     shown = with_every_error(case, outcome)
     if shown is not case:
         why = write_draft(write, shown)
-        ended = repro.run_alone(draft, seconds=limit())
+        ended = by_itself(seconds=limit())
     if outcome.verdict is Verdict.FLAKY:
         for _ in range(RUNS_IN_DOUBT):
             if ended.exit_status != 1:
-                ended = repro.run_alone(draft, seconds=limit())
+                ended = by_itself(seconds=limit())
     if ended.exit_status != 1 and not why:
         limit()  # what the deadline has cut off says nothing about the script
         judged_as = outcome.message.partition("\n")[0][:SAID_CHARACTERS] or outcome.in_words
@@ -347,14 +356,30 @@ def run_both_ways(
             f"by a few lines of its own it ends with {how_it_ended(ended)}; minidbg's judge saw: {judged_as}"
         )
         write_draft(write, shown, why)
-        ended = repro.run_alone(draft, seconds=limit())
+        ended = by_itself(seconds=limit())
     if ended.exit_status != 1:
         limit()
     elif backends.is_pickled(case.backend):
         write_draft(write, repro.to_keep(shown), why, lacks_its_backend(shown))
-        unfilled = repro.run_alone(draft, seconds=limit())
+        unfilled = by_itself(seconds=limit())
         ended = ended if unfilled.exit_status == Verdict.SKIPPED.exit_status else unfilled
     return outcome, ended
+
+
+OF_THE_MACHINE = ("CC", "CXX", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""Variables without which a script finds another compiler or another card: they stay as they are, and no script sets them."""
+
+
+def variables_to_try(case: Case) -> tuple[str, ...]:
+    """The environment variables of the failing program that its script may need; it is run without them first."""
+    return tuple(name for name in case.spec.context.env if name not in OF_THE_MACHINE)
+
+
+def with_variables(case: Case) -> Case:
+    """``case`` whose script sets the variables that it needs."""
+    context = case.spec.context
+    env = {name: context.env[name] for name in variables_to_try(case)}
+    return case.with_spec(context=replace(context, env=env, env_matters=True))
 
 
 def lacks_its_backend(case: Case) -> str:
@@ -387,16 +412,17 @@ def run_alone_meanwhile(
     case: Case, draft: Path, limit: Callable[[], float], ahead: workers.InterpreterAhead | None
 ) -> Iterator[Callable[[], workers.ChildResult]]:
     """How the draft ends by itself: a function that waits for it. It runs beside the block where the machine has room for both."""
+    by_itself = partial(repro.run_alone, draft, without=variables_to_try(case))
     if ahead is None:
-        yield lambda: repro.run_alone(draft, seconds=limit())
+        yield lambda: by_itself(seconds=limit())
         return
     start = partial(ahead.start, [str(draft.absolute())])
     if devices_of(case.inputs) or bytes_of(tensors_in(case.inputs)) > ROOM_BYTES:
-        yield lambda: start(seconds=limit())() or repro.run_alone(draft, seconds=limit())
+        yield lambda: start(seconds=limit())() or by_itself(seconds=limit())
         return
     end = start(seconds=limit())
     try:
-        yield lambda: end() or repro.run_alone(draft, seconds=limit())
+        yield lambda: end() or by_itself(seconds=limit())
     finally:
         ahead.cancel()  # where nobody has waited for it
 

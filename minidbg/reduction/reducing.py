@@ -453,9 +453,8 @@ REDUCE = "minidbg.reduction.reducing:reduce_in_child"
 
 def prepare(case: Case) -> None:
     """Start the forkserver and have it import what a reduction of ``case`` needs; return at once. Raises OSError."""
-    workers.prepare(
-        replace(asking.preparation(case, REDUCE), ahead=repro.interpreter_ahead(case.backend.name))
-    )
+    ahead = repro.interpreter_ahead(case.backend.name, without=case.spec.context.env)
+    workers.prepare(replace(asking.preparation(case, REDUCE), ahead=ahead))
 
 
 def call_reduce_in_child(

@@ -59,7 +59,7 @@ class PrestartedInterpreters(contextlib.ExitStack):
     def __init__(self, case: Case) -> None:
         """``case`` is what their scripts will be about."""
         super().__init__()
-        self.ahead = repro.interpreter_ahead(case.backend.name)
+        self.ahead = repro.interpreter_ahead(case.backend.name, without=case.spec.context.env)
         self.waiting: list[workers.InterpreterAhead] = []
 
     def start(self) -> None:

@@ -48,15 +48,15 @@ def rewritten(story: Story, *, run: bool = True) -> Export:
     """The repro written anew, whatever version wrote it. Loads it, which runs its backend's imports."""
     case = repro.load(story.path)
     exactness = repro.Exactness.EXACT if story.parts.stored else repro.Exactness.SMALL
-    complaint, name = "", story.path.name
+    complaint, name, folder = "", story.path.name, str(repro.folder_of(story.path))
     try:
-        text = repro.render(case, exactness=exactness).text
+        text = repro.render(case, exactness=exactness, folder=folder).text
         if run:
             check_that_it_fails(text, story)
         return Export(text, name, remarks=remarks_of(story))
     except repro.NoShortForm as refusal:
         complaint = f"{refusal}; this one asks minidbg for the verdict"
-    text = repro.render(case, repro.Form.HANDS_OVER, exactness=exactness).text
+    text = repro.render(case, repro.Form.HANDS_OVER, exactness=exactness, folder=folder).text
     if run:
         try:
             check_that_it_fails(text, story)
@@ -78,7 +78,7 @@ def check_that_it_fails(text: str, story: Story) -> None:
         script.write_text(text, encoding="utf-8")
         if tensors.exists():
             shutil.copyfile(tensors, script.with_suffix(".safetensors"))
-        ended = repro.run_alone(script, seconds=RUN_SECONDS)
+        ended = repro.run_alone(script, seconds=RUN_SECONDS, paths=story.header.spec.backend.paths)
     if ended.exit_status != 1:
         raise repro.NoShortForm(
             f"this form does not fail as the repro does (exit status {ended.exit_status})"

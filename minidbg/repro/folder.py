@@ -26,13 +26,14 @@ from minidbg.repro.wording import telling_op
 from minidbg.source import describing
 from minidbg.source.size import canonical_text
 from minidbg.source.specs import Exactness
+from minidbg.words import script_header
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import for_its_owner, read_regular, replace_file, sync_folder
 from minidbg.words.script_digest import digest_of_files
 from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 
-HIDDEN = ".minidbg"
+HIDDEN = script_header.HIDDEN
 IGNORE = ".gitignore"
 LOCK_SECONDS = 60.0
 SHARED, PRIVATE = 0o775, 0o700
@@ -72,7 +73,7 @@ def keep_capture(
         exactness = Exactness.SEEDED
 
     def put(path: Path) -> Path:
-        script = render(case, Form.CAPTURE, exactness=exactness, with_nodes=True)
+        script = render(case, Form.CAPTURE, exactness=exactness, with_nodes=True, folder=str(folder_of(path)))
         return write_script(script, path, private=True)
 
     return _placed(case, folder, captures(folder), put)
@@ -155,11 +156,7 @@ def drafts(folder: Path | str) -> Path:
 
 def folder_of(path: Path | str) -> Path:
     """The repro folder that a repro, a capture or a draft lies in."""
-    path = Path(path).absolute()
-    for parent in path.parents:
-        if parent.name == HIDDEN:
-            return parent.parent
-    return path.parent
+    return Path(script_header.folder_of(str(Path(path).absolute())))
 
 
 def file_name(case: Case) -> str:
@@ -210,7 +207,14 @@ def write(
 
     Folders are made. Raises what ``render`` raises, and leaves the file that was there.
     """
-    script = render(case, form, exactness=exactness, value_limit_bytes=value_limit_bytes, remark=remark)
+    script = render(
+        case,
+        form,
+        exactness=exactness,
+        value_limit_bytes=value_limit_bytes,
+        remark=remark,
+        folder=str(folder_of(path)),
+    )
     return write_script(script, Path(path))
 
 

@@ -11,20 +11,23 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from minidbg.fx.case import Case
+from minidbg.repro import near
 from minidbg.source.size import call_nodes
+from minidbg.words import run_spec, script_header
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import read_regular
 from minidbg.words.kinds import Kind
 from minidbg.words.records import damage_in_words, texts
 from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
 from minidbg.words.script_header import (
+    ABOVE,
     HANG_LIMIT_S,
     SCHEMA,
     SCRIPT_LIMIT_BYTES,
+    TORCH_WAS,
     expected_in,
     metadata_of,
     nodes_in,
-    table_in,
     text_of,
 )
 
@@ -48,17 +51,36 @@ class Header:
 # --- writing ---
 
 
-def write_header(case: Case, *, device: str, has_tensors: bool, kind: Kind | None = None) -> str:
-    """The block as comment lines, ready to stand in a script. ``kind`` is for a case that shows no failure yet."""
+def write_header(
+    case: Case,
+    *,
+    device: str,
+    has_tensors: bool,
+    kind: Kind | None = None,
+    message: str | None = None,
+    folder: str | None = None,
+) -> str:
+    """The block as comment lines, ready to stand in a script. ``kind`` is for a case that shows no failure yet.
+
+    ``message`` is what the header holds of the failure's message, where that is not all of it: ``ABOVE``, mostly.
+    ``folder`` is the repro folder that the script is for, where that is known.
+    """
     version, remarks = case.provenance.torch_version, list(case.backend.remarks)
+    if message is not None:
+        case = replace(case, provenance=replace(case.provenance, message=message))
+    if folder is not None:
+        case = case.with_spec(backend=near.for_header(case.backend, folder))
+    plain = ["".join(one if one.isprintable() else " " for one in remark) for remark in remarks]
+    if remarks and not any(remark.startswith(TORCH_WAS) for remark in remarks) and plain == remarks:
+        case = case.with_spec(backend=replace(case.backend, remarks=(ABOVE,)))
     if torch_requirement(version) == "torch":
-        remarks.insert(0, f"torch was {version}, which no index keeps")
-    plain = ("".join(one if one.isprintable() else " " for one in remark) for remark in remarks)
+        plain.insert(0, f"{TORCH_WAS}{version}, which no index keeps")
     lines = [
-        f"dependencies = {write_value(dependencies(case, has_tensors=has_tensors))}",
+        *write_wrapped("dependencies", dependencies(case, has_tensors=has_tensors)),
         *(f"# {remark}" for remark in plain),
         "[tool.minidbg]",
-        *write_lines(table_of(case, device=device, kind=kind)),
+        *write_lines({"expect": "reproduces"}),
+        *write_wrapped("details", details_of(case, device=device, kind=kind)),
     ]
     body = "\n".join(f"# {line}" for line in lines)
     return f"# /// script\n{body}\n# ///"
@@ -79,8 +101,8 @@ def torch_requirement(version: str) -> str:
     return "torch" if parsed.is_devrelease or parsed.is_prerelease else f"torch=={parsed.public}"
 
 
-def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the case: what a person may change, and on one line all else that tools read."""
+def details_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
+    """``[tool.minidbg]`` of the case, without what a person may change: what tools read."""
     hangs = case.spec.traits.endless
     spec = replace(
         case.spec,
@@ -89,10 +111,10 @@ def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, 
         # generous, since a healthy compile must not pass for a hang
         time_limit_s=30 + len(case.graph_module.graph.nodes) // 10 if hangs else HANG_LIMIT_S,
     )
-    nodes = call_nodes(case.graph_module)
     return {
-        "expect": "reproduces",
-        "details": {"schema": SCHEMA, "nodes": nodes, **spec.to_table(case.provenance)},
+        "schema": SCHEMA,
+        "nodes": call_nodes(case.graph_module),
+        **spec.to_table(case.provenance),
     }
 
 
@@ -122,7 +144,7 @@ def header_of(text: str, path: Path) -> Header:
     """The header in ``text``, which was read from ``path``. Raises UnreadableRepro."""
     try:
         metadata = metadata_of(text)
-        table = table_in(metadata)
+        table = run_spec.table_of(text, path)
     except ValueError as error:
         raise UnreadableRepro(f"{path}: {error}") from error
     try:
@@ -159,6 +181,54 @@ def write_lines(table: Mapping[str, Any]) -> Iterator[str]:
     """
     for key, value in table.items():
         yield f"{_key(key)} = {write_value(value)}"
+
+
+WIDTH = 198
+"""Most characters of a line, which is a comment of the script."""
+
+
+def write_wrapped(key: str, value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
+    """``key = value`` in one line, or in several: a list an item a line, a mapping as the list of its ``pieces``."""
+    begin = f"{key} = "
+    if len(begin) + len(write_value(value)) <= WIDTH:
+        yield begin + write_value(value)
+        return
+    begin += "["
+    items = pieces(value, WIDTH - len(begin) - 1) if isinstance(value, Mapping) else value
+    *parts, last = map(write_value, items)
+    for part in parts:
+        yield f"{begin}{part},"
+        begin = "  "
+    yield f"{begin}{last}]"
+
+
+def pieces(table: Mapping[str, Any], width: int) -> Iterator[Mapping[str, Any]]:
+    """``table`` in parts of at most ``width`` characters each, which ``script_header.whole`` puts together again.
+
+    A TOML table of one line cannot be broken; a list of such tables can.
+    """
+    piece: dict[str, Any] = {}
+    for atom in _atoms(table, width):
+        longer = script_header.merged(piece, atom)
+        if piece and len(write_value(longer)) > width:
+            yield piece
+            longer = atom
+        piece = longer
+    yield piece
+
+
+def _atoms(value: Any, width: int) -> Iterator[Any]:
+    """The parts of a value that stay in one line: words of a long text, items of a long list."""
+    if len(write_value(value)) <= width // 2 or not isinstance(value, str | Mapping | Sequence):
+        yield value
+    elif isinstance(value, str):
+        yield from re.findall(r"\S{1,15}\s?|\s", value)
+    elif isinstance(value, Mapping):
+        yield from ({key: atom} for key, item in value.items() for atom in _atoms(item, width))
+    elif any(len(write_value(item)) > width // 2 for item in value):
+        yield from _atoms(script_header.numbered(value), width)
+    else:
+        yield from ([item] for item in value)
 
 
 def _key(key: str) -> str:

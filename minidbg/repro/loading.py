@@ -20,6 +20,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
+from minidbg.repro.near import with_whole_paths
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, OWN_NAMES, SCRIPT_IMPORTS
 from minidbg.source import origins, tensors
 from minidbg.source.expressions import quoted
@@ -313,7 +314,7 @@ def backend_of(parts: Parts, header: Header) -> BackendRef:
     *setup, last = [node for node in function.body if node not in comments] or [ast.Pass()]
     returns = any(isinstance(part, ast.Return) for node in setup for part in ast.walk(node))
     if isinstance(last, ast.Return) and last.value is not None and not returns:
-        lines = tuple(dedented(parts.backend, node) for node in setup)
+        lines = with_whole_paths([dedented(parts.backend, node) for node in setup], header.spec.backend.files)
         found = replace(plain, setup=lines, expression=dedented(parts.backend, last.value))
         lacks_it = found.is_to_be_filled_in or backends.is_pickled(found)
         return found if lacks_it else replace(found, fill_in="")

@@ -6,9 +6,10 @@ import ast
 import enum
 import inspect
 import itertools
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from minidbg.fx.copying import storage_bytes, storage_key
 from minidbg.fx.effects import tensors_in
 from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.ranks import with_group
-from minidbg.python_text.source_text import joined
-from minidbg.repro import selfcheck
-from minidbg.repro.header import header_of, write_header
-from minidbg.repro.wording import docstring
+from minidbg.python_text.source_text import joined, read_statements
+from minidbg.repro import near, selfcheck
+from minidbg.repro.header import Header, header_of, without_half_pairs, write_header
+from minidbg.repro.wording import beyond_title, docstring, lines_to_keep, shown_lines
 from minidbg.source import describing, module_text, origins, tensors
 from minidbg.source.contents import EXACT_READER, ValueReader
 from minidbg.source.expressions import quoted
@@ -35,7 +36,9 @@ from minidbg.source.node_list import node_lines
 from minidbg.source.specs import Exactness, InputSpec
 from minidbg.words.errors import CannotWrite
 from minidbg.words.kinds import Kind
+from minidbg.words.literals import write_literal
 from minidbg.words.run_spec import BackendRef, CallPath
+from minidbg.words.script_header import ABOVE, message_in
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 from minidbg.words.templates import fill
 
@@ -46,11 +49,17 @@ SCRIPT_IMPORTS = (
     "import os, re, sys, traceback",
     "import os, re, subprocess, sys, traceback",
     "import itertools, os, sys, traceback",
+    "import pathlib, sys",
     "import sys",
+    "import getopt, itertools, os, pathlib, re, sys, traceback",
     "from getopt import getopt",
     "import torch",
 )
 """Imports that a script has for itself, or had until minidbg wrote it otherwise."""
+OF_ITS_JUDGE = ("getopt", "itertools", "os", "re", "sys", "traceback")
+"""Modules that a script imports below the failure, where it judges itself."""
+NO_CACHES = 'TORCHINDUCTOR_FX_GRAPH_CACHE="0", TORCHINDUCTOR_AUTOGRAD_CACHE="0"'
+"""Read when dynamo is imported, at its first use mostly."""
 EMBEDDED_MARK = "# Copied from the program that failed:"
 KERNELS_MARK = "# Triton kernels that the graph launches:"
 OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path", *selfcheck.NAMES)
@@ -94,23 +103,28 @@ def render(
     kind: Kind | None = None,
     remark: str = "",
     with_nodes: bool = False,
+    folder: str | None = None,
 ) -> Script:
     """The script of ``case``; ``contents`` is how its inputs are looked at, with care or at a glance.
 
     ``kind`` is the one to expect of a case that has not failed yet; ``remark`` is one more sentence for the docstring.
-    ``with_nodes`` is for what is kept as a capture: its nodes follow as data.
+    ``with_nodes`` is for what is kept as a capture: its nodes follow as data. ``folder`` is the repro folder that the script is for:
+    what lies around it is not named by absolute paths.
     Raises CannotWrite naming the part of the case that has no form in a script, or values beyond ``value_limit_bytes``,
     and NoShortForm for a case that a short script cannot show.
     """
     check_size(case, exactness, value_limit_bytes)
     kind = case.kind or kind or case.spec.kind_if_unseen
     case = with_group(case)
+    runs, context = form is not Form.CAPTURE, case.spec.context
+    if runs and not context.env_matters:  # it was run without them
+        case = case.with_spec(context=replace(context, env={}))
     stored: dict[str, Tensor] = {}
     explicit = case.spec.context.default_dtype != "torch.float32"
     model = _model(case, exactness, stored, explicit=explicit)
     if clashing := sorted(set(OWN_NAMES) & model.kernels.keys()):
         raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the script uses that name itself")
-    taken = {*OWN_NAMES, *model.kernels}
+    taken = {*OWN_NAMES, *OF_ITS_JUDGE, *model.kernels}
     case = case.with_spec(backend=avoid_names(case.backend, taken, SCRIPT_IMPORTS))
     specs = describing.describe(
         case.inputs,
@@ -121,14 +135,29 @@ def render(
         contents=contents,
     )
     device = tensors.main_device(specs)
-    header = write_header(case, device=device, has_tensors=bool(stored), kind=kind)
-    runs = form is not Form.CAPTURE
+    told = docstring(case, values=values_line(stored), remark=remark)
+    header = write_header(
+        case,
+        device=device,
+        has_tensors=bool(stored),
+        kind=kind,
+        message=message_to_keep(case, told) if runs else None,
+        folder=folder,
+    )
+    paths = list(near.path_lines(case.backend, folder)) if runs else []
+    if folder is not None:
+        case = case.with_spec(backend=near.for_code(case.backend, folder))
     plain_backend = plain_name(case.backend) or (function_name(case.backend) if runs else "")
     embedded = _embedded(case)
     kernels = f"{KERNELS_MARK}\n{joined(list(model.kernels.values()))}\n\n\n" if model.kernels else ""
+    of_paths = ["import pathlib, sys"] if paths else []
+    imports = tuple(dict.fromkeys([*of_paths, "import torch", *model.imports, *tensors.imports_for(specs)]))
     variables: dict[str, Any] = {
-        "docstring": docstring(case, values=values_line(stored), remark=remark),
-        "imports": tuple(dict.fromkeys(["import torch", *model.imports, *tensors.imports_for(specs)])),
+        "docstring": told,
+        "imports": imports,
+        "loads_early": runs and imports_more_than_torch("\n".join([*imports, embedded, kernels])),
+        "no_caches": NO_CACHES,
+        "env": write_literal(dict(context.env)) if context.env_matters else "",
         "embedded": embedded,
         "annotated": _has_annotations(embedded),
         "embedded_mark": EMBEDDED_MARK,
@@ -139,10 +168,11 @@ def render(
         "stored": STORED.rstrip("\n") if stored else "",
         "device": device,
         "header": header,
-        "paths": list(case.backend.paths) if runs else [],
+        "paths": paths,
     }
     if runs:
-        variables |= _lines_of(form, case, header, model.text, plain_backend)
+        read = header_of(f'"""{told}"""\n{header}', Path("the header"))
+        variables |= _lines_of(form, case, read, model.text, plain_backend)
     text = fill(form.value, variables)
     if with_nodes:
         text += f"\n{node_lines(case.graph_module, model.node_names, case.inputs)}"
@@ -159,9 +189,21 @@ def check_size(case: Case, exactness: Exactness, limit_bytes: int) -> None:
         raise CannotWrite("the values of the inputs", why)
 
 
-def _lines_of(form: Form, case: Case, header: str, model: str, plain_backend: str) -> dict[str, Any]:
+def message_to_keep(case: Case, told: str) -> str:
+    """What the header of a published script holds of the failure's message, which its docstring ``told`` quotes.
+
+    ``ABOVE`` where that is enough to recognise the failure by; else the lines that are, or all of it.
+    """
+    message = without_half_pairs(beyond_title(case))
+    pattern = selfcheck.text_pattern(message)
+    shown, kept = (without_half_pairs("\n".join(lines(case))) for lines in (shown_lines, lines_to_keep))
+    if message_in(f'"""{told}"""') == shown and selfcheck.text_pattern(shown) == pattern:
+        return ABOVE if shown else ""
+    return kept if selfcheck.text_pattern(kept) == pattern else message
+
+
+def _lines_of(form: Form, case: Case, read: Header, model: str, plain_backend: str) -> dict[str, Any]:
     """The variables of the lines that judge the failure, or show it. Raises NoShortForm."""
-    read = header_of(header, Path("the header"))
     if form is Form.HANDS_OVER:
         return selfcheck.lines_that_show(read, model=model, plain_backend=plain_backend)
     has_numbers = any(type(value) is int for value in case.inputs)
@@ -282,6 +324,14 @@ def _has_annotations(text: str) -> bool:
         getattr(node, "annotation", None) is not None or getattr(node, "returns", None) is not None
         for node in ast.walk(ast.parse(text))
     )
+
+
+def imports_more_than_torch(text: str) -> bool:
+    """Whether the top level of a script imports what may import dynamo: a part of torch, or somebody else's module."""
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    run = (found for found in read_statements(text, "<script>") if not isinstance(found.node, definitions))
+    imported = {name for found in run for name in found.imported}
+    return any(name != "torch" and name.partition(".")[0] not in sys.stdlib_module_names for name in imported)
 
 
 def _check(text: str) -> None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,25 +60,41 @@ def run(
     return replace(outcome, device=device or outcome.device or header.spec.device)
 
 
-def run_alone(path: Path, *, seconds: float) -> workers.ChildResult:
-    """How ``python path`` ends, run by itself from an empty folder for at most ``seconds``."""
-    return _run([str(path.absolute())], seconds)
+def run_alone(
+    path: Path, *, seconds: float, without: Iterable[str] = (), paths: Sequence[str] = ()
+) -> workers.ChildResult:
+    """How ``python path`` ends, run by itself from an empty folder for at most ``seconds``.
+
+    ``without`` some of this process's environment variables, and with ``paths`` on its PYTHONPATH.
+    """
+    env: dict[str, str | None] = dict.fromkeys(without)
+    if paths:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, os.environ.get("PYTHONPATH")]))
+    return _run([str(path.absolute())], seconds, env=env)
 
 
-def _run(argv: list[str], seconds: float, python: str | None = None) -> workers.ChildResult:
+def _run(
+    argv: list[str], seconds: float, python: str | None = None, env: Mapping[str, str | None] | None = None
+) -> workers.ChildResult:
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
         parts = (environment.USUAL_THREADS, *([environment.OTHER_PYTHON] if python else []))
         unset = dict.fromkeys(name for part in parts for name in part.taken_out)
         return workers.run_python(
-            argv, seconds=seconds, cwd=folder, env=unset, python=python or sys.executable
+            argv, seconds=seconds, cwd=folder, env={**unset, **(env or {})}, python=python or sys.executable
         )
 
 
-def interpreter_ahead(backend: str) -> workers.Ahead:
-    """What an interpreter imports while a search runs, whose script for ``backend`` (its name) will then be run by itself, and its variables."""
+def interpreter_ahead(backend: str, without: Iterable[str] = ()) -> workers.Ahead:
+    """What an interpreter imports while a search runs, whose script for ``backend`` (its name) will then be run by itself, and its variables.
+
+    ``without`` are variables of this process that it does not get, since the script may not need them.
+    """
     modules = ("torch", "torch._dynamo", *(("torch._inductor.compile_fx",) if backend == "inductor" else ()))
-    given = {**workers.where_kernels_go(), **dict.fromkeys(environment.FORKABLE.put_in)}  # it need not be
+    given = {
+        **workers.where_kernels_go(),
+        **dict.fromkeys((*environment.FORKABLE.put_in, *without)),
+    }  # it need not be
     return workers.Ahead(modules, environment.for_judge(environment.USUAL_THREADS, given=given))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from torch import fx
@@ -15,11 +16,13 @@ from minidbg.repro.header import without_half_pairs
 from minidbg.source.size import call_nodes, call_targets
 from minidbg.words.literals import write_literal
 from minidbg.words.run_spec import Context
-from minidbg.words.text import escape
+from minidbg.words.text import escape, plural
 
 TITLE_WIDTH = 110
 MESSAGE_LINES = 4
-MESSAGE_WIDTH = 160
+MESSAGE_WIDTH = 135
+LINE_WIDTH = 200
+"""Of a line of the docstring, whatever is said in it."""
 
 SAID_BY_TITLE = re.compile(r" gives (?:wrong results|another layout than eager): ")
 """Begins, after the backend's name, the message of an AccuracyError."""
@@ -83,23 +86,67 @@ def ops_phrase(case: Case) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-USAGE = "Exit status: 0 gone, 1 reproduces, 3 fails differently (125 with --bisect), 125 cannot be judged here; --device D."
+USAGE = (
+    "Exit status: 0 gone, 1 reproduces, 3 fails differently (125 with --bisect), 125 cannot be judged here. "
+    "--device D runs it on device D."
+)
 
 
 def docstring(case: Case, *, values: str, remark: str = "") -> str:
     """The script's docstring, ready to stand between triple quotes; ``values`` says what the inputs hold."""
-    first, *more = [*_message_lines(_beyond_title(case)), ""]
+    first, *more = [*shown_lines(case), ""]
     headline = title(case)
-    if first and len(first) <= TITLE_WIDTH:
+    if first and len(first) <= min(TITLE_WIDTH, LINE_WIDTH - len(headline) - 1):
         headline = f"{headline[:-1]}: {first}"
     else:
         more = [first, *more]
     message = "\n".join(f"    {line}" for line in more if line)
-    parts = [headline, message, "\n".join([*([remark] if remark else []), *_story(case, values), USAGE])]
+    told = [line for part in (remark, *_story(case, values), USAGE) for line in part.splitlines()]
+    wrapped = (textwrap.fill(line, LINE_WIDTH, break_long_words=True) for line in told)
+    parts = [headline, message, "\n".join(wrapped)]
     return escaped("\n\n".join(part for part in parts if part))
 
 
-def _beyond_title(case: Case) -> str:
+def shown_lines(case: Case) -> list[str]:
+    """What a script tells of the failure's message: the first lines, and how much was cut."""
+    message = beyond_title(case)
+    for pattern, replacement in OF_ONE_PROCESS:
+        message = re.sub(pattern, replacement, message)
+    lines = _first_lines(message, meaningful_lines(message))
+    return [_cut(line) for line in lines]
+
+
+def lines_to_keep(case: Case) -> list[str]:
+    """Lines of the failure's message from which the same is told, unchanged: addresses and long lines are whole."""
+    message = beyond_title(case)
+    telling = [
+        next((line for line in message.splitlines() if one in line), one) for one in meaningful_lines(message)
+    ]
+    return _first_lines(message, telling)
+
+
+def _first_lines(message: str, telling: Sequence[str]) -> list[str]:
+    """The first of its lines, and how many more there are; of a compiler's output, which is long, the errors: ``telling``."""
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
+    said = meaningful_lines(message)
+    if len(said) <= 2 and lines and said and said[0] not in lines:
+        lines = [lines[0], *telling]
+    if more := len(lines[MESSAGE_LINES:]):
+        lines[MESSAGE_LINES - 1] += f" ... (and {plural(more, 'more line')})"
+    return lines[:MESSAGE_LINES]
+
+
+def _cut(line: str) -> str:
+    """``line``, or its beginning and how much is left out; one that was cut already stays."""
+    end = re.search(r"(?: \.\.\. \(and \d{1,6} more lines?\))?$", line)
+    begin, rest = (line[: end.start()], end[0]) if end else (line, "")
+    beyond = begin[MESSAGE_WIDTH:]
+    if not beyond or re.fullmatch(r" \.\.\. \(and \d{1,6} more characters?\)", beyond):
+        return line
+    return f"{begin[:MESSAGE_WIDTH]} ... (and {plural(len(beyond), 'more character')}){rest}"
+
+
+def beyond_title(case: Case) -> str:
     """The failure's message, without what the title says too."""
     name, message = case.backend.name, case.provenance.message
     said = SAID_BY_TITLE.match(message, len(name)) if message.startswith(name) else None
@@ -111,19 +158,6 @@ def escaped(text: str) -> str:
     quoted = without_half_pairs(text).replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     shown = "".join(one if one.isprintable() or one == "\n" else escape(one) for one in quoted)
     return HEADER_MARK.sub(" # ///", shown)  # at the start of a line it would be a second header
-
-
-def _message_lines(message: str) -> Iterator[str]:
-    for pattern, replacement in OF_ONE_PROCESS:
-        message = re.sub(pattern, replacement, message)
-    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
-    telling = meaningful_lines(message)
-    if len(telling) <= 2 and lines and telling and telling[0] not in lines:
-        lines = [lines[0], *telling]  # the compiler's own errors, without the rest of its output
-    for line in lines[:MESSAGE_LINES]:
-        yield line if len(line) <= MESSAGE_WIDTH else f"{line[:MESSAGE_WIDTH]}..."
-    if len(lines) > MESSAGE_LINES:
-        yield "..."
 
 
 OF_ONE_PROCESS = (
@@ -151,8 +185,9 @@ def _story(case: Case, values: str) -> Iterator[str]:
         yield " ".join(seen)
     if values:
         yield values
-    if case.spec.context.env:
-        yield f"Set in the environment: {' '.join(f'{name}={value}' for name, value in case.spec.context.env.items())}."
+    if case.spec.context.env_matters:
+        set_to = " ".join(f"{name}={value}" for name, value in case.spec.context.env.items())
+        yield f"Gone without this in the environment: {set_to}."
     if story.neighbour:
         yield f"It {story.neighbour}."
     yield from (f"{note[0].upper()}{note[1:].rstrip('.')}." for note in story.notes if note)

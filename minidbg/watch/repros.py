@@ -29,7 +29,7 @@ from minidbg.words.errors import MinidbgError, UnreadableRepro
 from minidbg.words.files import NOTE_LIMIT_BYTES, is_file, read_regular, replace_file
 from minidbg.words.outcome import Verdict
 from minidbg.words.records import damage_in_words
-from minidbg.words.run_spec import DAMAGE, BackendRef, Provenance, RunSpec
+from minidbg.words.run_spec import DAMAGE, BackendRef, Provenance, RunSpec, table_of
 from minidbg.words.script_digest import digest_of_files
 from minidbg.words.script_header import (
     SCRIPT_LIMIT_BYTES,
@@ -154,7 +154,7 @@ def read_repro(path: Path, name: str) -> Repro | None:
         return Repro(name, path, "", now, damage=f"{which}cannot be read: {error.strerror or error}")
     try:
         text = text_of(data)
-        table = header_table(text)
+        table = table_of(text, path)
         return Repro(
             name, path, total, now, spec=RunSpec.from_table(table), provenance=Provenance.from_table(table),
             expect=Verdict(expected_in(table)), nodes=nodes_in(table),
@@ -166,7 +166,7 @@ def read_repro(path: Path, name: str) -> Repro | None:
 
 
 def header_table(text: str) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the script's header. Raises ValueError when there is none."""
+    """``[tool.minidbg]`` of the script's header, as it is written. Raises ValueError when there is none."""
     return table_in(metadata_of(text))
 
 

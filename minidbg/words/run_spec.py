@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeAlias
 
+from minidbg.words import script_header
 from minidbg.words.kinds import UNSEEN, Kind, Traits
 from minidbg.words.literals import read_literal, write_literal
 from minidbg.words.outcome import Signature
 from minidbg.words.records import check_kinds, mapping, texts
-from minidbg.words.script_header import HANG_LIMIT_S
+from minidbg.words.script_header import ABOVE, HANG_LIMIT_S
 from minidbg.words.text import display_path
 
 DAMAGE = (
@@ -186,6 +187,8 @@ class Context:
     """Module name -> option -> value, where it differs from its default and ``repr`` round-trips."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the allow list that were set."""
+    env_matters: bool = False
+    """Whether the failure was seen with them only: then a script sets them."""
 
     def to_table(self) -> dict[str, Any]:
         """What differs from torch's defaults and has an effect on a run; and ``grad``."""
@@ -203,6 +206,8 @@ class Context:
             table["autocast"] = [list(one) for one in self.autocast]
         if self.threads_matter and self.threads is not None:
             table["threads"] = self.threads
+        if self.env_matters and self.env:
+            table["env"] = dict(self.env)
         if self.config:
             table["config"] = {
                 module: write_literal(dict(options)) for module, options in self.config.items()
@@ -212,9 +217,9 @@ class Context:
     @classmethod
     def from_table(cls, table: Mapping[str, Any], origin: Mapping[str, Any]) -> Context:
         """Read ``to_table`` back; ``origin`` tells the threads and variables that have no effect. Raises DAMAGE."""
-        read_below = {"autocast", "config", "env", "threads", "threads_matter"}
+        read_below = {"autocast", "config", "env", "env_matters", "threads", "threads_matter"}
         plain = {one.name for one in fields(cls)} - read_below
-        env = mapping(origin.get("env", {}), "env")
+        env = mapping(table.get("env", origin.get("env", {})), "env")
         found = cls(
             **{name: value for name, value in table.items() if name in plain},
             autocast=tuple(
@@ -226,6 +231,7 @@ class Context:
             },
             threads=table.get("threads", origin.get("threads")),
             threads_matter="threads" in table,
+            env_matters="env" in table,
             env=dict(zip(env, texts(list(env.values()), "env"), strict=True)),
         )
         check_kinds(found)
@@ -348,7 +354,10 @@ class RunSpec:
         kind = str(self.expected.kind)
         signature = self.signature.to_table() if self.signature else {}
         usual = {"kind": kind, "direction": "forward", "types": [], "frames": []}
-        told = {"threads": self.context.threads, "env": dict(self.context.env)}
+        told = {
+            "threads": self.context.threads,
+            "env": {} if self.context.env_matters else dict(self.context.env),
+        }
         optional = {
             "call": None if self.call is CallPath.TORCH_COMPILE else str(self.call),
             "level": None if self.level is Level.DYNAMO else str(self.level),
@@ -421,6 +430,28 @@ class RunSpec:
             "level": Level(table["level"]),
         }
         return cls(**{**table, **exact})
+
+
+def table_of(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """``[tool.minidbg]`` of the script ``text`` at ``path``: with the texts that its header only refers to, and absolute paths.
+
+    Raises ValueError when there is no such table.
+    """
+    table = script_header.table_in(script_header.metadata_of(text))
+    origin, reference = table.get("origin"), table.get("reference")
+    referred = (
+        (origin, "message", ABOVE, script_header.message_in),
+        (reference, "remarks", [ABOVE], script_header.remarks_in),
+    )
+    for owner, key, written, texts_in in referred:
+        if isinstance(owner, dict) and owner.get(key) == written:
+            owner[key] = texts_in(text)
+    home = script_header.folder_of(os.path.abspath(path))
+    for owner, key in ((table, "paths"), (reference, "files")):
+        given = owner.get(key) if isinstance(owner, dict) else None
+        if isinstance(owner, dict) and isinstance(given, list) and all(isinstance(one, str) for one in given):
+            owner[key] = [os.path.normpath(os.path.join(home, one)) for one in given]
+    return table
 
 
 def plain(value: Any) -> Any:

@@ -60,7 +60,7 @@ def test_module_of_no_distribution_is_a_remark(install: Install) -> None:
     found = installed("some_dist")
 
     assert found.requirement == ""
-    assert found.remark == f"some_dist is not installed: it was imported from {folder}"
+    assert found.remark == f"some_dist is not installed: it was imported from the folder {folder.name}"
 
 
 def test_remark_names_the_commit(install: Install) -> None:
@@ -70,9 +70,9 @@ def test_remark_names_the_commit(install: Install) -> None:
         said = subprocess.run([*git, *command.split()], check=True, capture_output=True, text=True).stdout
     commit = said[:12]
 
-    assert installed("some_dist").remark.endswith(f"{folder} at commit {commit}")
+    assert installed("some_dist").remark.endswith(f" the folder {folder.name} at commit {commit}")
     (folder / "some_dist.py").write_text("changed = 1\n")
-    assert installed("some_dist").remark.endswith(f"{folder} at commit {commit}-dirty")
+    assert installed("some_dist").remark.endswith(f" the folder {folder.name} at commit {commit}-dirty")
 
 
 def test_editable_install_is_a_remark_without_a_path(install: Install) -> None:
@@ -82,7 +82,7 @@ def test_editable_install_is_a_remark_without_a_path(install: Install) -> None:
     found = installed("some_dist")
 
     assert found.requirement == ""
-    assert found.remark == "some_dist is an editable install of /src/project"
+    assert found.remark == "some_dist is an editable install of some-dist"
     assert found.paths == ()
     assert folder.exists()
 
@@ -94,7 +94,7 @@ def test_editable_install_is_a_remark_without_a_path(install: Install) -> None:
             {"url": "https://me:secret@host/some.git?t=1", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
             "by: pip install 'some-dist @ git+https://host/some.git@abc'",
         ),
-        ({"url": "file:///src/project", "dir_info": {}}, "from /src/project"),
+        ({"url": "file:///src/project", "dir_info": {}}, "from a file or folder project"),
     ],
     ids=["a repository", "a folder"],
 )

@@ -34,10 +34,10 @@ from minidbg.reduction.publishing import (
 )
 from minidbg.reduction.result import Limits
 from minidbg.reduction.session import Session
-from minidbg.repro import Exactness
+from minidbg.repro import Exactness, read_header
 from minidbg.words.deadline import Deadline
 from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, Provenance, RunSpec
+from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance, RunSpec
 from minidbg.workers import ChildResult
 
 COMPILE = Signature(Kind.COMPILE, types=("ValueError",))
@@ -101,6 +101,32 @@ def test_values_that_a_script_makes_are_asked_for_where_there_are_tensors(
     without = publishing.ScriptForm(case_of(lambda n: n + 1, 3), Exactness.SEEDED)
     assert seeded_values_suffice(without, a_session())
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_script_sets_the_variables_of_the_program_only_where_it_is_gone_without_them(
+    needed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which compiler and which card are the machine's, and stay."""
+
+    def run_alone(draft: Path, *, without: tuple[str, ...], **_: Any) -> ChildResult:
+        assert without == ("OMP_NUM_THREADS", "MY_FLAG")
+        sets = "os.environ.update({'OMP_NUM_THREADS': '1', 'MY_FLAG': '2'})" in draft.read_text()
+        return ChildResult(exit_status=1 if sets or not needed else 0)
+
+    monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
+    shown = Outcome(Verdict.REPRODUCES, signature=COMPILE)
+    monkeypatch.setattr(publishing, "judge_draft", lambda *_: shown)
+    context = Context(env={"OMP_NUM_THREADS": "1", "MY_FLAG": "2", "CXX": "/usr/bin/g++"})
+    limit = Limits().value_limit_bytes
+    _, draft = publishing.verify(
+        case_of(context=context), Exactness.SEEDED, tmp_path, value_limit_bytes=limit
+    )
+    assert draft is not None
+    text = draft.read_text()
+    assert ("OMP_NUM_THREADS" in text) is ("MY_FLAG" in text) is needed
+    assert "CXX" not in text
+    assert read_header(draft).spec.context.env_matters is needed
 
 
 # ---- what is told

@@ -3,7 +3,6 @@
 import ast
 import math
 import runpy
-import tomllib
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from minidbg.repro import Exactness, Form, render, write
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Direction, Kind, Signature
 from minidbg.words.run_spec import BackendRef, CallPath, Context
-from minidbg.words.script_header import BLOCK
+from minidbg.words.script_header import metadata_of, table_in
 
 
 def top_of(case, **arguments):
@@ -28,8 +27,6 @@ def with_constant(value):
 
 
 MODEL_AND_INPUTS = """
-import sys
-
 import torch
 
 
@@ -48,6 +45,26 @@ def inputs(device="cpu"):
 
 def test_the_model_and_its_inputs_come_first(make_case):
     assert top_of(make_case()).rstrip() == MODEL_AND_INPUTS.strip()
+
+
+@pytest.mark.parametrize("form", [Form.SHORT, Form.HANDS_OVER])
+def test_how_a_script_judges_stands_below_the_failure(make_case, form):
+    """Above it stands one line, for imports: a torch that cannot be imported must not end a script with 1."""
+    text = render(make_case(), form).text
+    above, _, below = text.partition("def test_repro")
+    lines = above.partition('"""\n')[2].splitlines()
+    assert lines[0].startswith('if __name__ == "__main__": import sys; sys.excepthook = ')
+    assert lines[1:3] == ["import torch", ""]
+    assert "getopt" not in above
+    assert "TORCHINDUCTOR_FX_GRAPH_CACHE" not in above
+    assert "TORCHINDUCTOR_FX_GRAPH_CACHE" in below
+
+
+def test_caches_are_switched_off_before_an_import_that_reads_the_setting(make_case):
+    embedded = "from torch._dynamo.backends.common import aot_autograd\n\n\ndef b(gm, inputs):\n    return gm.forward\n"
+    text = render(make_case(backend=BackendRef("b", "b", embedded=embedded))).text
+    assert text.count("TORCHINDUCTOR_FX_GRAPH_CACHE") == 1
+    assert text.index("TORCHINDUCTOR_FX_GRAPH_CACHE") < text.index("import torch\n")
 
 
 def test_a_compile_repro_has_at_most_sixty_lines_and_model_and_inputs_come_first(make_case):
@@ -82,8 +99,7 @@ def test_a_script_never_names_minidbg_in_its_code_unless_it_asks_for_the_verdict
 def test_options_and_config_are_written_so_that_they_are_read(make_case):
     backend = BackendRef("b", '"b"', options={"a": (1, None), "b": 'x"y'})
     text = render(make_case(backend=backend)).text
-    content = "\n".join(line[2:] for line in BLOCK.search(text)["content"].splitlines())
-    options = tomllib.loads(content)["tool"]["minidbg"]["details"]["options"]
+    options = table_in(metadata_of(text))["options"]
     assert ast.literal_eval(options) == {"a": (1, None), "b": 'x"y'}
 
 

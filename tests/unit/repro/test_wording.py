@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
+from minidbg.repro.render import render
 from minidbg.repro.wording import docstring, escaped, mode_phrases, op_names, ops_phrase, title
 from minidbg.words.outcome import Direction, Kind, Signature
-from minidbg.words.run_spec import Context, Provenance
+from minidbg.words.run_spec import BackendRef, Context, Provenance
 
 
 def graph_of(*calls):
@@ -99,8 +100,22 @@ def test_modes_that_differ_from_the_defaults_are_told():
 def test_the_message_is_cut_to_its_first_lines(make_case):
     message = "\n".join(f"line {number} " + "x" * 300 for number in range(40))
     lines = docstring(make_case(provenance=Provenance(message=message)), values="").splitlines()
-    assert sum("line" in line and "x" * 100 in line for line in lines) == 4
-    assert max(map(len, lines)) < 180
+    told = [line for line in lines if "x" * 100 in line]
+    assert len(told) == 4
+    assert told[0].endswith("xxx ... (and 172 more characters)")
+    assert told[3].endswith("xxx ... (and 172 more characters) ... (and 36 more lines)")
+    assert max(map(len, lines)) <= 200
+
+
+def test_no_line_of_the_docstring_is_longer_than_200_characters(make_case):
+    long = "word " * 60
+    context = Context(env={"CXX": long})
+    backend = BackendRef("aot_autograd(fw_compiler=" + "x" * 80 + ")", '"eager"')
+    story = Provenance(
+        message="m" * 110, notes=(long,), captured_from="a.py:3", line="y = " + "x" * 300, reduced=True
+    )
+    case = make_case(backend=backend, context=context, provenance=story)
+    assert max(map(len, docstring(case, values=long, remark=long).splitlines())) <= 200
 
 
 def test_notes_are_sentences(make_case):
@@ -174,8 +189,13 @@ def test_the_docstring_tells_how_far_it_was_reduced_and_where_it_was_seen(make_c
 
 
 def test_the_docstring_tells_what_lies_beside_the_script_and_what_was_set(make_case):
-    case = make_case(context=Context(env={"A": "1", "B": "2"}), provenance=Provenance())
-    assert story_of(case, values="A file.") == ["A file.", "Set in the environment: A=1 B=2."]
+    context = Context(env={"A": "1", "B": "2"}, env_matters=True)
+    case = make_case(context=context, provenance=Provenance())
+    told = ["A file.", "Gone without this in the environment: A=1 B=2."]
+    assert story_of(case, values="A file.") == told
+    unneeded = case.with_spec(context=Context(env={"OMP_NUM_THREADS": "1"}))
+    assert story_of(unneeded, values="A file.") == ["A file."]
+    assert "OMP_NUM_THREADS" not in render(unneeded).text
 
 
 def test_addresses_and_files_of_one_process_are_left_out_of_the_message(make_case):
@@ -190,13 +210,14 @@ def test_a_long_first_line_of_the_message_stands_below_the_title(make_case):
         assert ("x" in docstring(case, values="").splitlines()[0].removeprefix(title(case)[:-1])) is beside
 
 
-def test_further_lines_of_a_message_are_counted_out_only_where_there_are_some(make_case):
-    def lines(count):
+def test_how_many_lines_of_a_message_were_left_out_is_told_only_where_some_were(make_case):
+    def last(count):
         message = "\n".join(f"line {number}" for number in range(count))
-        return docstring(make_case(provenance=Provenance(message=message)), values="").splitlines()
+        return docstring(make_case(provenance=Provenance(message=message)), values="").split("\n\n")[1]
 
-    assert "    ..." not in lines(4)
-    assert "    ..." in lines(5)
+    assert last(4).endswith("\n    line 3")
+    assert last(5).endswith("\n    line 3 ... (and 1 more line)")
+    assert last(63).endswith("\n    line 3 ... (and 59 more lines)")
 
 
 def test_a_default_device_and_options_that_are_no_names_are_told_as_code_that_does_nothing_else():

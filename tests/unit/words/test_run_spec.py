@@ -24,7 +24,7 @@ HOLDERS = {
     "watch/idle_work.py": "the same, for captures: nodes",
 }
 """Files that hold a header's table as it was read, and why."""
-READERS = {"read_table", "table_in", "metadata_of", "header_table"}
+READERS = {"table_of", "read_table", "table_in", "metadata_of", "header_table"}
 
 OTHER_TABLES = {
     ("words/script_header.py", "details"): "the line that the table is written on; it is opened there",
