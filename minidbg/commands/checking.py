@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from minidbg.commands.output import CANNOT_JUDGE, JSON, print_json
+from minidbg.commands.output import CANNOT_JUDGE, JSON, ReproPath, print_json
 from minidbg.commands.watching import OPTIONS
 from minidbg.words.outcome import EXIT_STATUS, Outcome, Verdict
 from minidbg.words.settings import PRECISIONS
@@ -27,7 +27,7 @@ VERDICT_STYLE = {
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=ReproPath(folders=True))
 @JSON
 @click.option("--device", help="Run on this device instead of the one in the script, for example cuda:1.")
 @click.option("--backend", help="Ask another backend: a registered name, or MODULE:EXPRESSION.")
@@ -66,7 +66,7 @@ def check(
 ) -> None:
     """Run repros in fresh interpreters, and say which still fail.
 
-    PATHS are scripts or folders of scripts. Exit status: the worst of 1 (reproduces), 3 (fails differently),
+    PATHS are scripts, enough of their names in the repro folder, or folders of scripts. Exit status: the worst of 1 (reproduces), 3 (fails differently),
     125 (cannot be judged here), 0 (gone).
     """
     from minidbg import repro
@@ -123,13 +123,11 @@ def compare(repros: list[Path], pythons: tuple[str, ...], seconds: float, *, as_
 def repros_in(paths: Sequence[Path]) -> list[Path]:
     """The scripts that ``paths`` name: files as they are, of folders the scripts at their top.
 
-    Raises click.UsageError when a path does not exist or a folder holds no script.
+    Raises click.UsageError when a folder holds no script.
     """
     from minidbg.watch.repros import find_repros
 
     for path in paths:
-        if not path.exists():
-            raise click.UsageError(f"{path}: no such file or folder; give repro scripts or a folder of them")
         if not find_repros([path]):
             raise click.UsageError(
                 f"{path}: no *.py in this folder; captures lie in {path}/.minidbg/captures"

@@ -23,6 +23,23 @@ INTERRUPTED = 130
 VERBOSITY: ContextVar[int] = ContextVar("minidbg_verbosity", default=0)
 """-1 or less when quiet, 0 as a rule, 1 or more when verbose; errors are told when no context of click is left."""
 
+
+class ReproPath(click.Path):
+    """The script that a person means: a path, or enough of a name in the repro folder; with ``folders`` a folder as it is."""
+
+    def __init__(self, *, folders: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.folders = folders
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Raises MinidbgError where no repro has such a name, or several have."""
+        from minidbg.watch.repros import find_repro
+
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        return path if self.folders and path.is_dir() else find_repro(path, repro_folder())
+
+
+REPRO = ReproPath()
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 COUNT = click.IntRange(min=1)
@@ -79,13 +96,6 @@ def repro_folder() -> Path:
     from minidbg.words import settings
 
     return settings.load().repro_dir
-
-
-def repro_named(text: Path) -> Path:
-    """The script that a person means by ``text``: a path, or enough of a name in the repro folder. Raises MinidbgError."""
-    from minidbg.watch.repros import find_repro
-
-    return find_repro(text, repro_folder())
 
 
 def print_json(value: Any) -> None:

@@ -24,6 +24,7 @@ from minidbg.commands.output import (
     FOLDER,
     INTERRUPTED,
     JSON,
+    REPRO,
     VERBOSITY,
     configure,
     lines_of,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("path", required=False, type=REPRO)
 @click.option(
     "--last-crash", is_flag=True, help="Reduce what the last process that died in a backend was at."
 )

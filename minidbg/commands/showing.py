@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minidbg.commands.output import FILE, JSON, note, print_json, repro_named
+from minidbg.commands.output import FILE, JSON, REPRO, note, print_json
 from minidbg.watch import settings as watching
 from minidbg.words import settings
 from minidbg.words.errors import MinidbgError
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from minidbg.report import Story
 
 
-REPRO = click.argument("repro", type=click.Path(path_type=Path))
+NAMED = click.argument("repro", type=REPRO)
 OUTPUT = click.option("-o", "--output", type=FILE, help="Write it here, not to stdout.")
 RUN = click.option("--run/--no-run", default=True, help="Run it first, to be sure that it fails (default).")
 
 
 @click.command()
-@REPRO
+@NAMED
 @click.option(
     "--html",
     type=FILE,
@@ -51,7 +51,7 @@ def show(repro: Path, html: Path | None, errors: bool, body: bool, as_json: bool
 
     if errors and html is None:
         raise click.UsageError("--errors has its bars on a page; give --html FILE too")
-    story = report.story_of(repro_named(repro))
+    story = report.story_of(repro)
     if html is not None:
         write_page(story, html, errors=errors, body_only=body)
     if as_json:
@@ -77,29 +77,29 @@ def write_page(story: Story, html: Path, *, errors: bool, body_only: bool = Fals
 
 
 @click.command()
-@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@NAMED
 @click.option("--seconds", default=120.0, show_default=True, help="Most seconds to spend.")
 @JSON
-def stages(path: Path, seconds: float, as_json: bool) -> None:
-    """Find the stage of compiling at which PATH's failure arises.
+def stages(repro: Path, seconds: float, as_json: bool) -> None:
+    """Find the stage of compiling at which REPRO's failure arises.
 
-    show, report and the page tell it from then on. Runs its graph through eager, aot_eager and
-    aot_eager_decomp_partition, and bisects inductor's passes, lowerings and options with torch's own bisector. Each
-    run is a child process.
+    REPRO is a script, or enough of a name in the repro folder; show, report and the page tell the stage from then on.
+    Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and bisects inductor's passes, lowerings
+    and options with torch's own bisector. Each run is a child process.
     """
     from minidbg.reduction import stages as room
 
-    report = room.find_stages(path, seconds=seconds, note=note)
-    room.keep_stages(path, report)
+    report = room.find_stages(repro, seconds=seconds, note=note)
+    room.keep_stages(repro, report)
     if as_json:
-        print_json({"repro": str(path), "sentence": report.sentence, **report.to_table()})
+        print_json({"repro": str(repro), "sentence": report.sentence, **report.to_table()})
     else:
         click.echo(report.sentence)
-    note(f"{report.seconds:.1f} s; kept in {display_path(room.kept_file(path))}")
+    note(f"{report.seconds:.1f} s; kept in {display_path(room.kept_file(repro))}")
 
 
 @click.command()
-@REPRO
+@NAMED
 @OUTPUT
 @RUN
 @click.option("--keep-private", is_flag=True, help="Leave paths, user and host names as they are.")
@@ -116,7 +116,7 @@ def report(
     from minidbg.report import story_of
     from minidbg.report.forms import issue
 
-    story = story_of(repro_named(repro))
+    story = story_of(repro)
     written = issue(story, run=run, keep_private=keep_private, versions=versions, note=note)
     if run and not written.ran:
         note("the failure did not show when it was run just now; the report has what was captured")
@@ -128,7 +128,7 @@ def report(
 
 
 @click.command()
-@REPRO
+@NAMED
 @OUTPUT
 @RUN
 @JSON
@@ -136,7 +136,7 @@ def export(repro: Path, output: Path | None, run: bool, as_json: bool) -> None:
     """Write REPRO anew, also from a script of an earlier version."""
     from minidbg.report import forms, story_of
 
-    story = story_of(repro_named(repro))
+    story = story_of(repro)
     form = forms.rewritten(story, run=run)
     for remark in (form.complaint, *form.remarks):
         if remark:

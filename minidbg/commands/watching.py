@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from minidbg.commands.cluster_options import cluster_options
-from minidbg.commands.output import JSON, print_json, repro_folder, repro_named
+from minidbg.commands.output import JSON, REPRO, ReproPath, print_json, repro_folder
 from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
 from minidbg.words import retired
 from minidbg.words.cluster_address import Cluster
@@ -201,7 +201,7 @@ def history() -> None:
 
 
 @history.command("show")
-@click.argument("repro", required=False, type=click.Path(path_type=Path))
+@click.argument("repro", required=False, type=ReproPath(folders=True))
 @click.option("-n", "--limit", default=20, show_default=True, help="How many flips, and how many runs.")
 @JSON
 def show_history(repro: Path | None, limit: int, as_json: bool) -> None:
@@ -211,7 +211,7 @@ def show_history(repro: Path | None, limit: int, as_json: bool) -> None:
     """
     from minidbg.watch import recorder
 
-    path = repro_folder() if repro is None else repro if repro.is_dir() else repro_named(repro)
+    path = repro or repro_folder()
     past = recorder.history_of(path, limit)
     show(recorder.history_rows(past), recorder.history_text(past), as_json=as_json)
 
@@ -243,7 +243,7 @@ def import_history(files: tuple[Path, ...], folder: Path | None) -> None:
 
 
 @click.command("accept")
-@click.argument("repros", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("repros", nargs=-1, required=True, type=REPRO)
 @click.option(
     "--mute",
     metavar="REASON",
@@ -257,7 +257,7 @@ def accept(repros: tuple[Path, ...], mute: str | None, as_json: bool) -> None:
     """
     from minidbg.watch.repros import write_in_header
 
-    for path in map(repro_named, repros):
+    for path in repros:
         write_in_header(path, {"expect": "gone"} if mute is None else {"muted": mute or None})
         done = "is now a regression test: it must stay gone"
         if mute is not None:
@@ -267,7 +267,7 @@ def accept(repros: tuple[Path, ...], mute: str | None, as_json: bool) -> None:
 
 @click.command("bisect")
 @click.argument("revisions", nargs=-1, metavar="[GOOD BAD]")
-@click.argument("repro", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("repro", type=REPRO)
 @click.option("--torch", "versions", metavar="V,V,...", help="Search these versions of torch, not commits.")
 @click.option(
     "--environments",

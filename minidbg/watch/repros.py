@@ -26,7 +26,7 @@ import psutil
 
 from minidbg.watch.snapshot import stamp
 from minidbg.words.errors import MinidbgError, UnreadableRepro
-from minidbg.words.files import NOTE_LIMIT_BYTES, is_file, read_regular, replace_file
+from minidbg.words.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular, replace_file
 from minidbg.words.outcome import Verdict
 from minidbg.words.records import damage_in_words
 from minidbg.words.run_spec import DAMAGE, BackendRef, Provenance, RunSpec, table_of
@@ -209,19 +209,24 @@ def module_names(path: str) -> list[str]:
 
 
 def find_repro(text: Path, folder: Path) -> Path:
-    """The script that a person means by ``text``: a path, or enough of a name in ``folder``. Raises MinidbgError."""
-    for candidate in (text, folder / text, folder / f"{text}.py", folder / HIDDEN / "captures" / text):
+    """The script that a person means by ``text``: a path, or enough of the name of a repro or else a capture in ``folder``.
+
+    Raises MinidbgError.
+    """
+    captures = folder / HIDDEN / "captures"
+    for candidate in (text, folder / text, folder / f"{text}.py", captures / text):
         if is_file(candidate):
             return candidate
-    names = [path.stem for path in find_repros([folder])]
-    matches = [name for name in names if str(text) in name]
+    repros = find_repros([folder])
+    matches = [path for path in repros if str(text) in path.stem]
+    matches = matches or [path for path in glob(captures, "*.py") if str(text) in path.stem]
     if len(matches) == 1:
-        return folder / f"{matches[0]}.py"
-    which = matches or names
+        return matches[0]
+    which = [path.stem for path in matches or repros]
     listed = f"{', '.join(which[:5])}{', ...' if len(which) > 5 else ''}"
     if matches:
         raise MinidbgError(f"'{text}' matches several repros: {listed}; give more of the name")
-    known = f"{display_path(folder)} has {listed}" if names else "give the path of a repro script"
+    known = f"{display_path(folder)} has {listed}" if which else "give the path of a repro script"
     raise MinidbgError(f"no repro's name contains '{text}'; {known}")
 
 

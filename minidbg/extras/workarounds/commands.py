@@ -7,33 +7,32 @@ from pathlib import Path
 
 import click
 
-from minidbg.commands.output import CANNOT_JUDGE, COUNT, JSON, note, print_json, repro_named
+from minidbg.commands.output import CANNOT_JUDGE, COUNT, JSON, REPRO, note, print_json
 from minidbg.words.text import plural, printable
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("repro", type=REPRO)
 @click.option("--max-questions", default=10, show_default=True, type=COUNT, help="Most changes to try.")
 @JSON
-def workaround(path: Path, max_questions: int, as_json: bool) -> None:
+def workaround(repro: Path, max_questions: int, as_json: bool) -> None:
     """Find the smallest change of the program that avoids a failure.
 
-    PATH is a repro or a capture. Each change is tried on the unreduced capture, where that is still there, and
+    REPRO is a repro or a capture. Each change is tried on the unreduced capture, where that is still there, and
     counts when the backend then gives what eager gives. Exit status 0, or 125 when nothing helps.
     """
     from minidbg import report
     from minidbg.extras import workarounds
 
-    script = repro_named(path)
-    story = report.story_of(script)
-    is_capture = story.capture is None or story.capture.absolute() == script.absolute()
-    capture = script if story.capture is None or is_capture else story.capture
+    story = report.story_of(repro)
+    is_capture = story.capture is None or story.capture.absolute() == repro.absolute()
+    capture = repro if story.capture is None or is_capture else story.capture
     if is_capture:
         note("its unreduced capture is not there, so the changes are tried on this script alone")
-    search = workarounds.find(capture, None if is_capture else script, most_questions=max_questions)
-    workarounds.keep(script, search)
+    search = workarounds.find(capture, None if is_capture else repro, most_questions=max_questions)
+    workarounds.keep(repro, search)
     if as_json:
-        print_json({"repro": str(script), "capture": str(capture), **search.to_json()})
+        print_json({"repro": str(repro), "capture": str(capture), **search.to_json()})
     for number, found in enumerate([] if as_json else search.found, 1):
         click.echo(f"{number}. {printable(found.what)}: {found.cost}")
         click.echo(f"   {found.where}")

@@ -48,7 +48,9 @@ def test_an_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureF
     assert capsys.readouterr().err == "minidbg: no command named 'lst'\n  did you mean 'list'?\n"
 
 
-@pytest.mark.parametrize("arguments", [("check",), ("check", "--devise", "cpu"), ("reduce", "nothing.py")])
+@pytest.mark.parametrize(
+    "arguments", [("check",), ("check", "--devise", "cpu"), ("reduce", "--max-calls", "0")]
+)
 def test_a_usage_error_names_the_command_and_its_help(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,3 +162,25 @@ def test_verbose_logs_our_events_and_touches_no_other_logger(capsys: pytest.Capt
 def test_completion_prints_what_the_shell_evaluates(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of("completion", shell) == 0
     assert "_MINIDBG_COMPLETE" in capsys.readouterr().out
+
+
+TAKES_A_REPRO = {
+    "show": (), "stages": (), "workaround": (), "report": (), "export": (), "reduce": (), "check": (), "accept": (),
+    "bisect": ("GOOD", "BAD"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKES_A_REPRO)
+def test_each_command_about_a_repro_takes_a_part_of_its_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MINIDBG_DIR", str(tmp_path))
+    (tmp_path / "compile_relu_ab12cd.py").write_text("")
+    command = root.get_command(click.Context(root), name)
+    context = command.make_context(name, [*TAKES_A_REPRO[name], "relu_ab"])
+    found = {
+        value for one in context.params.values() for value in (one if isinstance(one, tuple) else (one,))
+    }
+    assert tmp_path / "compile_relu_ab12cd.py" in found
+    assert status_of(name, *TAKES_A_REPRO[name], "tanh") == 125
+    assert "no repro's name contains 'tanh'" in capsys.readouterr().err

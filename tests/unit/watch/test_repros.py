@@ -191,6 +191,7 @@ def test_a_repro_is_found_by_its_path_or_enough_of_its_name(tmp_path: Path) -> N
         (Path("3f_relu"), relu),
         (Path("ad"), add),
         (Path("captured.py"), capture),
+        (Path("aptur"), capture),
     ):
         assert find_repro(text, tmp_path) == found
 
