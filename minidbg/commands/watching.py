@@ -18,6 +18,7 @@ from minidbg.commands.output import JSON, REPRO, ReproPath, print_json, repro_fo
 from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
 from minidbg.words import retired
 from minidbg.words.cluster_address import Cluster
+from minidbg.words.kinds import Kind
 from minidbg.words.text import display_path
 
 WITH_VALUE = {"--json": r".*\.jsonl?$", "--serve": r".*:\d+$"}
@@ -65,6 +66,15 @@ def words(kind: type[enum.StrEnum]) -> click.Choice[str]:
     return click.Choice([str(member) for member in kind])
 
 
+KINDS = click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=words(Kind),
+    help="Only repros of this kind of failure; may be given more than once.",
+)
+
+
 @click.command("watch", cls=WatchCommand)
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--devices", help="cpu,cuda:1 or all; by default each repro runs on its own device.")
@@ -107,9 +117,11 @@ def words(kind: type[enum.StrEnum]) -> click.Choice[str]:
 )
 @click.option("--allow-actions", is_flag=True, help="With --serve: let whoever opens the page ask for runs.")
 @click.option("--no-reduce", is_flag=True, help="Do not reduce captures in the background.")
+@KINDS
 @cluster_options
 def watch(
     paths: tuple[Path, ...],
+    kinds: tuple[str, ...],
     json_file: str | None,
     no_reduce: bool,
     html: Path | None,
@@ -136,7 +148,7 @@ def watch(
         raise click.UsageError(f"--serve: {serve!r} is no address; it looks like 127.0.0.1:8765")
     found = list(paths) or [repro_folder()]
     loaded = load({**options, "reduce": False if no_reduce else None})
-    settings = replace(loaded, cluster=cluster, once=once)
+    settings = replace(loaded, cluster=cluster, once=once, kinds=tuple(map(Kind, kinds)))
     from minidbg.commands.table import extra
     from minidbg.watch.starting import Outputs, run_daemon
 
@@ -161,16 +173,18 @@ def status(folder: Path | None, as_json: bool) -> None:
 
 @click.command("list")
 @FOLDER
+@KINDS
 @JSON
-def list_repros(folder: Path | None, as_json: bool) -> None:
+def list_repros(folder: Path | None, kinds: tuple[str, ...], as_json: bool) -> None:
     """List the repros of FOLDER, and what was last seen of each.
 
     A line for each device. Nothing is run.
     """
     from minidbg.watch import recorder
 
-    rows = recorder.rows_of(folder or repro_folder())
-    show(rows, recorder.list_text(rows), as_json=as_json)
+    rows = recorder.rows_of(folder or repro_folder(), kinds)
+    none = f"no repros of kind {' or '.join(kinds)}"
+    show(rows, none if kinds and not rows else recorder.list_text(rows), as_json=as_json)
 
 
 def show(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) -> None:

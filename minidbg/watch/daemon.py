@@ -108,7 +108,9 @@ class Daemon:
         runner = Runner(self.pool, settings, Bytecode(hidden / "pycache"), send_code=send_code)
         self.sweeper = Sweeper(settings, self.recorder, self.watched, runner, announce)
         self.builds = Builds(self.inbox.put, self.watched, history, announce)
-        self.idle_work = IdleWork(self.home, history, self.pool, announce, cluster=settings.cluster)
+        self.idle_work = IdleWork(
+            self.home, history, self.pool, announce, cluster=settings.cluster, kinds=settings.kinds
+        )
         self.status: int | None = None
         self.machine_order = 0
         self.paused = False

@@ -10,11 +10,11 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from minidbg.history import History
 from minidbg.watch import events
@@ -27,6 +27,7 @@ from minidbg.words.claims import is_claimed
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.files import NOTE_LIMIT_BYTES, glob, read_regular
 from minidbg.words.json_lines import last_json
+from minidbg.words.kinds import Kind
 from minidbg.words.outcome import LAYOUT
 from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
 from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, nodes_in, text_of
@@ -69,10 +70,6 @@ LOWEST_PRIORITY = 19
 NO_VARIABLES: Mapping[str, str] = {}
 
 
-Waiting: TypeAlias = tuple[Path, str]
-"""A capture, and its digest when it was chosen."""
-
-
 @dataclass(slots=True)
 class IdleWork:
     """At most one process at a time, each ``python -m minidbg...`` in an interpreter of its own."""
@@ -85,6 +82,8 @@ class IdleWork:
     clock: Callable[[], float] = time.monotonic
     cluster: Cluster | None = None
     """Where the questions of a reduction are asked, when not here."""
+    kinds: Collection[Kind] = ()
+    """Only captures of these kinds are reduced; of all, where there are none."""
     flights: Flights = field(init=False)
     running: dict[int, Callable[[Ended], None]] = field(default_factory=dict)
     """By the number of the order: who hears of its end."""
@@ -130,13 +129,9 @@ class IdleWork:
         self.running[number] = then
         self.pool.run(Order(number, argv, Mode.FRESH, seconds, nice=LOWEST_PRIORITY, env=env))
 
-    def next_capture(self, repros: Iterable[Repro]) -> Waiting | None:
+    def next_capture(self, repros: Iterable[Repro]) -> tuple[Path, str] | None:
         """A capture that nobody has tried as it is now, or is trying, and whose failure no repro shows yet, the oldest first."""
-        stamps = {path: stamp_of(path) for path in glob(self.folder / HIDDEN / "captures", "*.py")}
-        oldest_first = sorted(stamps, key=lambda path: stamps[path][1])
-        found = [
-            (path, read) for path in oldest_first if (read := read_capture(path, stamps[path])) is not None
-        ]
+        found = captures_in(self.folder)
         here = {str(repro.path): repro for repro in repros if found and not repro.damage}
         shown = {failure_of(one.spec, one.provenance.nodes or one.nodes): one.name for one in here.values()}
         known = self.history.background() if found else {}
@@ -152,6 +147,8 @@ class IdleWork:
             elif (made := here.get(ends[-1][1])) is not None:
                 shown[read.program] = made.name
         for path, read in waiting:
+            if self.kinds and read.kind not in self.kinds:
+                continue
             repro = shown.get(read.failure) or shown.get(read.program)
             if repro is not None:
                 self.announce.once((path, read.digest), events.CaptureKnown(str(path), repro))
@@ -190,9 +187,24 @@ class Capture(NamedTuple):
     """What is to be known of a capture without torch."""
 
     digest: str
+    kind: Kind
     failure: str
     program: str
     """Equal for captures of the same program, graph and settings, wherever its lines stand in the source and whichever rank it was."""
+
+
+def captures_in(folder: Path) -> list[tuple[Path, Capture]]:
+    """The captures of the repro folder, the oldest first."""
+    stamps = {path: stamp_of(path) for path in glob(folder / HIDDEN / "captures", "*.py")}
+    oldest_first = sorted(stamps, key=lambda path: stamps[path][1])
+    return [(path, read) for path in oldest_first if (read := read_capture(path, stamps[path])) is not None]
+
+
+def unreduced(folder: Path) -> list[Path]:
+    """The captures of the repro folder that nobody has reduced as they are now, the oldest first."""
+    return [
+        path for path, read in captures_in(folder) if (end := reduced(path)) is None or end[0] != read.digest
+    ]
 
 
 @lru_cache(maxsize=1024)
@@ -211,7 +223,8 @@ def read_capture(path: Path, stamp: tuple[int, ...]) -> Capture | None:
         return None
     if spec.expected.message == LAYOUT:
         return None
-    return Capture(hashlib.sha1(data, usedforsecurity=False).hexdigest(), failure_of(spec, nodes), program)
+    digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()
+    return Capture(digest, spec.expected.kind, failure_of(spec, nodes), program)
 
 
 def program_of(text: str) -> str:

@@ -179,8 +179,8 @@ def history_in(folder: Path) -> Iterator[History | None]:
         yield opened
 
 
-def rows_of(folder: Path) -> list[Json]:
-    """One row for each repro and device; a repro that was never run has one without a verdict."""
+def rows_of(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
+    """One row for each repro, or those of these ``kinds``, and device; a repro that was never run has one without a verdict."""
     home = home_of([folder])
     seen: dict[str, list[State | None]] = {}
     with history_in(home) as found:
@@ -191,6 +191,7 @@ def rows_of(folder: Path) -> list[Json]:
         row_of(path, summary, state, verified.get(name))
         for name, (path, summary) in summaries([folder], home).items()
         for state in seen.get(name, [None])
+        if not kinds or summary.kind in kinds
     ]
 
 

@@ -21,6 +21,7 @@ from minidbg.words import settings as base
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.converters import choice, flag, number, path, setting, text, texts, whole
 from minidbg.words.errors import BadSetting
+from minidbg.words.kinds import Kind
 
 if TYPE_CHECKING:
     from minidbg.history import Environment
@@ -139,6 +140,8 @@ class WatchSettings:
     cluster: Cluster | None = None
     """The machines that runs go to; None: this one."""
     once: bool = False
+    kinds: tuple[Kind, ...] = ()
+    """Only repros of these kinds are watched; all, where there are none."""
     folder: Path = dataclasses.field(default_factory=Path.cwd)
     """Where the build command and the hook run: the folder of the settings file, else the current one."""
 

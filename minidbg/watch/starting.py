@@ -89,7 +89,8 @@ def run_daemon(
         ask = (lambda repro: inbox.put(Key("rerun", repro=repro))) if outputs.allow_actions else None
         server = extra("page")(address, live, home_of(paths), ask)
     announce = Announcer(views_of(settings, outputs, inbox, live, server))
-    backends = {repro.spec.backend.name for repro in read_repros(paths, Path()).values()}
+    repros = read_repros(paths, Path(), kinds=settings.kinds).values()
+    backends = {repro.spec.backend.name for repro in repros}
 
     def make_pool(hidden: Path) -> Pool:
         if settings.cluster is None:

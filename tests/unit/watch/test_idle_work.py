@@ -18,6 +18,7 @@ from minidbg.watch.idle_work import ASK_AGAIN_S, UNTOUCHED_S, Flights, IdleWork
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.settings import Column
 from minidbg.words.claims import claimed
+from minidbg.words.kinds import Kind
 from minidbg.workers.pool import Ended, Order
 
 SCRIPT = """# /// script
@@ -143,6 +144,14 @@ def test_a_crash_whose_program_was_reduced_is_known_wherever_its_lines_stand_and
     desk.ends(cancelled=True)
     path.write_text(path.read_text().replace("x = 1", "x = 2"))
     assert desk.work.start([made, other]), "another program"
+
+
+def test_captures_of_another_kind_than_is_watched_wait(desk: Desk) -> None:
+    desk.capture("a.py", "KeyError", at=1)
+    desk.work.kinds = (Kind.CRASH,)
+    assert not desk.work.start([])
+    desk.work.kinds = (Kind.CRASH, Kind.COMPILE)
+    assert desk.work.start([])
 
 
 def test_a_regression_is_bisected_between_its_commits(desk: Desk) -> None:

@@ -31,6 +31,7 @@ from minidbg.watch.results import Results
 from minidbg.watch.settings import FailOn
 from minidbg.watch.states import Transition
 from minidbg.watch.terminal import obey
+from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Outcome, Verdict
 
 NOW = 1_000_000.0
@@ -863,6 +864,12 @@ def test_options_that_stand_alone_or_take_a_value_take_no_repro(
     assert {**context.params, "paths": paths}.items() >= wanted.items()
 
 
+def test_a_kind_that_there_is_not_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
+    for command in (list_repros, watch):
+        done = CliRunner().invoke(command, ["--kind", "crashes", str(tmp_path)])
+        assert (done.exit_code, all(kind in done.output for kind in Kind)) == (2, True), done.output
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -904,6 +911,16 @@ def test_accept_makes_a_regression_test_and_begins_no_new_history(
     run(accept, "b.py", "--mute", "")
     heard = read_repro(folder / "b.py", "b.py")
     assert heard.muted == ""
+
+
+def test_list_names_the_repros_of_one_kind(folder: Path) -> None:
+    crash = (folder / "b.py").read_text().replace('kind = "compile"', 'kind = "crash"')
+    (folder / "crash.py").write_text(crash)
+    assert [line.split()[0] for line in run(list_repros, folder, "--kind", "crash")[1].splitlines()] == [
+        "crash.py"
+    ]
+    assert len(run(list_repros, folder, "--kind", "crash", "--kind", "compile")[1].splitlines()) == 4
+    assert run(list_repros, folder, "--kind", "hang") == (0, "no repros of kind hang\n")
 
 
 def test_status_tells_whether_somebody_watches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
