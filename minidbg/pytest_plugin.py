@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
+from minidbg.watch.repros import HIDDEN, Repro, find_repros, is_script, read_repro
 from minidbg.watch.runner import PROBE_SCRIPT, judging, mode_for, outcome_of
 from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_devices
 from minidbg.watch.states import is_fallback
@@ -29,6 +29,7 @@ from minidbg.words.files import read_regular
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict, is_expected
 from minidbg.words.script_header import BLOCK, SCRIPT_LIMIT_BYTES, text_of
+from minidbg.words.text import display_path, plural
 from minidbg.workers.pool import Mode, preload_for
 from minidbg.workers.waiting import OneByOne
 
@@ -79,6 +80,31 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     pool = config.stash.get(POOL, None)
     if pool is not None:
         pool.close()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    """Where a repro folder was named and nothing in it was a test, say what is there."""
+    if exitstatus != pytest.ExitCode.NO_TESTS_COLLECTED or terminalreporter.stats.get("deselected"):
+        return
+    for word in config.args:
+        folder = Path(config.invocation_params.dir, word.partition("::")[0])
+        if (folder / HIDDEN / ".gitignore").is_file():  # minidbg wrote it: nobody else's run hears of this
+            terminalreporter.write_line(f"minidbg: {what_is_in(folder, display_path(folder))}")
+
+
+def what_is_in(folder: Path, name: str) -> str:
+    """Which repros and captures a repro folder holds of which no test was made, and what to do about it."""
+    if repros := sum(map(is_repro, find_repros([folder]))):
+        return f"{name} holds {plural(repros, 'repro')}; pytest --minidbg {name} runs them as tests"
+    from minidbg.watch.idle_work import unreduced  # late: most runs of pytest have no use for it
+
+    waiting = unreduced(folder)
+    if not waiting:
+        return f"{name} holds no repro scripts"
+    first = display_path(waiting[0])
+    return f"{name} holds no repro scripts; {plural(len(waiting), 'capture')} not reduced yet: minidbg reduce {first}"
 
 
 def pool_of(config: pytest.Config, backends: set[str] | None) -> OneByOne:

@@ -18,8 +18,10 @@ from minidbg.commands.output import JSON, REPRO, ReproPath, print_json, repro_fo
 from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
 from minidbg.words import retired
 from minidbg.words.cluster_address import Cluster
+from minidbg.words.errors import MinidbgError
 from minidbg.words.kinds import Kind
-from minidbg.words.text import display_path
+from minidbg.words.outcome import Verdict
+from minidbg.words.text import display_path, moment
 
 WITH_VALUE = {"--json": r".*\.jsonl?$", "--serve": r".*:\d+$"}
 """Options that take the next word only if it looks like this: others are repros."""
@@ -256,6 +258,34 @@ def import_history(files: tuple[Path, ...], folder: Path | None) -> None:
         lock.release()
 
 
+class StillFails(MinidbgError):
+    """A failure that is there cannot be accepted as fixed."""
+
+    def in_two(self) -> tuple[str, str]:
+        return str(self), "no header was changed; accept it when the failure is gone, or give --force"
+
+
+def why_not_gone(path: Path) -> str:
+    """Why the failure of the repro is not gone, as a run shows now and as watch saw it elsewhere; empty when it is."""
+    from minidbg import repro
+    from minidbg.watch import recorder
+    from minidbg.watch.places import whole_name
+    from minidbg.watch.states import FAILING, judges_outcome
+
+    outcome = repro.run(path, seconds=300.0)
+    said = outcome.reason or outcome.message.partition("\n")[0]
+    is_judged = judges_outcome(outcome)
+    if is_judged and outcome.verdict is not Verdict.GONE:
+        still = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
+        return f"{path} still {'reproduces' if still else f'fails ({outcome.verdict})'}: {said}"
+    own = whole_name(repro.read_header(path).spec.device)
+    seen = [one for one in recorder.states_of(path) if not is_judged or whole_name(one.device) != own]
+    failing = [f"on {one.device} at {moment(one.seen)}" for one in seen if one.verdict in FAILING]
+    if failing:
+        return f"{path} was last seen to fail {', '.join(failing)}"
+    return "" if is_judged or seen else f"{path} cannot be judged here: {outcome.in_words}"
+
+
 @click.command("accept")
 @click.argument("repros", nargs=-1, required=True, type=REPRO)
 @click.option(
@@ -263,14 +293,20 @@ def import_history(files: tuple[Path, ...], folder: Path | None) -> None:
     metavar="REASON",
     help="Instead: tell nobody of its flips, for this reason; an empty one ends that.",
 )
+@click.option("--force", is_flag=True, help="Run nothing; accept also what still fails.")
 @JSON
-def accept(repros: tuple[Path, ...], mute: str | None, as_json: bool) -> None:
+def accept(repros: tuple[Path, ...], mute: str | None, force: bool, as_json: bool) -> None:
     """Make a fixed repro a regression test: it must stay gone.
 
-    Writes expect = "gone" into its header. REPROS are paths, or enough of their names in the repro folder. A header may name an owner and an issue as well.
+    Runs each, and writes expect = "gone" into its header. While one of them still fails, here or where watch last saw
+    it, no header is changed. REPROS are paths, or enough of their names in the repro folder. A header may name an owner
+    and an issue as well.
     """
     from minidbg.watch.repros import write_in_header
 
+    failing = [] if force or mute is not None else [why for path in repros if (why := why_not_gone(path))]
+    if failing:
+        raise StillFails("\n".join(failing))
     for path in repros:
         write_in_header(path, {"expect": "gone"} if mute is None else {"muted": mute or None})
         done = "is now a regression test: it must stay gone"

@@ -15,7 +15,7 @@ from typing import Any
 from minidbg.history import NAME, Flip, History, Observation, Revision, State
 from minidbg.watch.announce import Announcer
 from minidbg.watch.events import DiskFull, Flipped, Json, Judged, Notice, in_words
-from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of
+from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of, read_repro
 from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, is_fallback
 from minidbg.watch.summaries import Summary, summaries, verified_in
 from minidbg.words.errors import MinidbgError
@@ -193,6 +193,15 @@ def rows_of(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
         for state in seen.get(name, [None])
         if not kinds or summary.kind in kinds
     ]
+
+
+def states_of(path: Path) -> list[State]:
+    """What was last seen of the repro at ``path`` as it is now, in each column."""
+    home = home_of([path])
+    repro = read_repro(path, name_of(path, home))
+    with history_in(home) as found:
+        states = found.states().values() if found is not None and repro is not None else ()
+        return [one for one in states if repro and (one.repro, one.script) == (repro.name, repro.digest)]
 
 
 def row_of(

@@ -76,7 +76,11 @@ class Purpose(enum.StrEnum):
 
 def judges(run: Observation) -> bool:
     """Whether a run says anything about the failure."""
-    return run.verdict in JUDGING and not is_fallback(run.outcome)
+    return judges_outcome(run.outcome)
+
+
+def judges_outcome(outcome: Outcome) -> bool:
+    return outcome.verdict in JUDGING and not is_fallback(outcome)
 
 
 def failed(run: Observation) -> bool:

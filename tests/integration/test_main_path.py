@@ -104,6 +104,16 @@ def test_check_with_another_backend_finds_the_failure_gone(folder: Path) -> None
     assert done.stdout.startswith("gone")
 
 
+def test_accept_says_that_a_repro_still_reproduces_and_changes_nothing(folder: Path) -> None:
+    path, before = only_repro(folder), only_repro(folder).read_text()
+    done = cli("accept", "relu", cwd=folder)
+    assert (done.returncode, done.stdout) == (125, "")
+    still, advice = done.stderr.splitlines()
+    assert still == f"minidbg: {path.relative_to(folder)} still reproduces: ValueError: no kernel for relu"
+    assert "--force" in advice
+    assert path.read_text() == before
+
+
 def test_a_path_that_is_not_there_is_125_and_says_so(tmp_path: Path) -> None:
     done = cli("check", "nowhere.py", cwd=tmp_path)
     assert done.returncode == 125

@@ -111,3 +111,30 @@ def test_a_hang_ends_at_the_time_limit(folder: Path) -> None:
     status, text = run_pytest(folder, "minidbg_repros/cos.py", "--minidbg-seconds", "1")
     assert status == 1
     assert "timeout: no answer within 1 s" in text
+
+
+def test_a_repro_folder_of_which_no_test_was_made_says_what_it_holds(folder: Path) -> None:
+    repros = folder / "minidbg_repros"
+    (repros / ".minidbg" / ".gitignore").write_text("*\n")
+    status, text = run_pytest(folder, "minidbg_repros", option="")
+    assert status == 5
+    assert (
+        "minidbg: minidbg_repros holds 6 repros; pytest --minidbg minidbg_repros runs them as tests" in text
+    )
+    for path in repros.glob("*.py"):
+        path.unlink()
+    _, text = run_pytest(folder, "minidbg_repros")
+    capture = "minidbg_repros/.minidbg/captures/capture.py"
+    hint = "minidbg: minidbg_repros holds no repro scripts"
+    assert f"{hint}; 1 capture not reduced yet: minidbg reduce {capture}\n" in text
+    (folder / capture).unlink()
+    assert f"{hint}\n" in run_pytest(folder, "minidbg_repros", option="")[1]
+
+
+def test_the_pytest_runs_of_others_hear_nothing(folder: Path) -> None:
+    (folder / "minidbg_repros" / ".minidbg" / ".gitignore").write_text("*\n")
+    (folder / "test_own.py").write_text("def test_one(): pass\n")
+    (folder / "empty").mkdir()
+    for words in (["empty"], ["src"], ["test_own.py", "-k", "nothing"]):
+        assert "minidbg:" not in run_pytest(folder, *words, option="")[1]
+    assert "minidbg:" not in run_pytest(folder, "minidbg_repros", "-k", "nothing")[1]

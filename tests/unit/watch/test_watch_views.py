@@ -900,7 +900,7 @@ def test_accept_makes_a_regression_test_and_begins_no_new_history(
 
     monkeypatch.setenv("MINIDBG_DIR", str(folder))
     before = read_repro(folder / "b.py", "b.py")
-    done, said = run(accept, "b")
+    done, said = run(accept, "b", "--force")
     assert (done, "regression test" in said) == (0, True)
     run(accept, "b.py", "--mute", 'waits for "#7"')
     after = read_repro(folder / "b.py", "b.py")
@@ -911,6 +911,64 @@ def test_accept_makes_a_regression_test_and_begins_no_new_history(
     run(accept, "b.py", "--mute", "")
     heard = read_repro(folder / "b.py", "b.py")
     assert heard.muted == ""
+
+
+REPRODUCES = Outcome(Verdict.REPRODUCES, message="ValueError: no kernel")
+NO_DEVICE = Outcome(Verdict.SKIPPED, reason="no device cuda")
+HANDED_BACK = Outcome(Verdict.GONE, reason="fallback: eager ran it")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "seen", "why"),
+    [
+        (Outcome(Verdict.GONE), {}, ""),
+        (Outcome(Verdict.GONE), {"cpu": Verdict.REPRODUCES}, ""),
+        (
+            Outcome(Verdict.GONE),
+            {"cuda:0": Verdict.REPRODUCES},
+            r"was last seen to fail on cuda:0 at 1970-01-1\d ",
+        ),
+        (REPRODUCES, {"cpu": Verdict.GONE}, "still reproduces: ValueError: no kernel"),
+        (Outcome(Verdict.CRASHED, reason="SIGSEGV"), {}, r"still fails \(crashed\): SIGSEGV"),
+        (NO_DEVICE, {}, "cannot be judged here: skipped: no device cuda"),
+        (NO_DEVICE, {"cpu": Verdict.GONE}, ""),
+        (NO_DEVICE, {"cpu": Verdict.REPRODUCES}, "was last seen to fail on cpu"),
+        (HANDED_BACK, {}, "cannot be judged here: gone: fallback"),
+    ],
+)
+def test_accept_takes_no_repro_that_still_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, seen: dict[str, Verdict], why: str
+) -> None:
+    from minidbg.watch.repros import read_repro
+
+    path = folder / "never.py"
+    digest = read_repro(path, "never.py").digest
+    with History.open(folder / ".minidbg" / "history.sqlite") as opened:
+        for device, verdict in seen.items():
+            opened.put_state(State("never.py", device, verdict, NOW, NOW, digest, "e", "c"))
+        opened.put_state(State("never.py", "xpu", Verdict.REPRODUCES, NOW, NOW, "before an edit", "e", "c"))
+    monkeypatch.setattr("minidbg.repro.run", lambda path, seconds: outcome)
+    before = path.read_text()
+    done = CliRunner().invoke(accept, [str(path)])
+    if why:
+        assert re.search(f"never.py {why}", str(done.exception))
+        assert (
+            done.exception.in_two()[1]
+            == "no header was changed; accept it when the failure is gone, or give --force"
+        )
+        assert path.read_text() == before
+    else:
+        assert (done.exit_code, "regression test" in done.output) == (0, True)
+
+
+def test_where_one_repro_still_fails_no_other_is_accepted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = {"never.py": Outcome(Verdict.GONE), "b.py": REPRODUCES}
+    monkeypatch.setattr("minidbg.repro.run", lambda path, seconds: outcomes[path.name])
+    before = (folder / "never.py").read_text()
+    assert CliRunner().invoke(accept, [str(folder / name) for name in outcomes]).exit_code != 0
+    assert (folder / "never.py").read_text() == before
 
 
 def test_list_names_the_repros_of_one_kind(folder: Path) -> None:
