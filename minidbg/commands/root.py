@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from minidbg import __version__
+from minidbg.commands.ending import Terminated, end_by, end_interrupted, unwound_by_signals
 from minidbg.commands.output import (
     CANNOT_JUDGE,
-    INTERRUPTED,
     VERBOSITY,
     colour,
     print_error,
@@ -23,7 +23,7 @@ from minidbg.commands.output import (
 )
 from minidbg.commands.table import COMMANDS, SECTIONS, loaded
 from minidbg.words import environment
-from minidbg.words.errors import nearest
+from minidbg.words.errors import Interrupted, nearest
 
 PROGRAMS = ("run", "demo")
 """Commands that run a program, whose failures are to be answered; the others judge, and answer none."""
@@ -83,16 +83,22 @@ with_common_options(cli)
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """The entry point. A request that cannot be met ends with two lines on stderr and status 125."""
+    """The entry point. A request that cannot be met ends with two lines on stderr and status 125, one that Ctrl-C ends with 130."""
     VERBOSITY.set(0)
     try:
-        status = cli.main(args=argv, prog_name="minidbg", standalone_mode=False)
+        with unwound_by_signals():
+            status = cli.main(args=argv, prog_name="minidbg", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as asked:
         click.echo(asked.format_message())
         status = 0
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("minidbg: interrupted", err=True)
-        sys.exit(INTERRUPTED)
+        end_interrupted()
+    except Interrupted as interrupted:
+        print_error(interrupted)
+        end_interrupted()
+    except Terminated as by:
+        end_by(by.number)
     except BrokenPipeError:
         # who read our output has gone: nothing to say, and nobody to say it to
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

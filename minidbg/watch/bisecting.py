@@ -21,10 +21,10 @@ from minidbg.watch.settings import Column
 from minidbg.watch.sources import module_roots, repositories_of
 from minidbg.watch.states import is_fallback
 from minidbg.words import environment
-from minidbg.words.errors import MinidbgError
+from minidbg.words.errors import Interrupted, MinidbgError
 from minidbg.words.outcome import EXIT_STATUS, Outcome, Verdict
-from minidbg.words.text import last_line, plural
-from minidbg.workers import run_python
+from minidbg.words.text import display_path, last_line, plural
+from minidbg.workers import leftovers, run_python
 from minidbg.workers.build import build_within
 
 CANNOT_JUDGE = 125
@@ -84,6 +84,17 @@ class Bisection:
             self.check_ends(repository, tree, good, bad)
             return self.search(repository, tree, good, bad, fixed=fixed)
 
+    def command(self, good: str, bad: str) -> str:
+        """The command that goes on from these ends."""
+        given = ("repository", "device", "options")
+        options = [
+            word for name in given if getattr(self, name) for word in (f"--{name}", str(getattr(self, name)))
+        ]
+        build = ["--build", self.build] if self.build and self.build_folder is None else []
+        return shlex.join(
+            ["minidbg", "bisect", good[:10], bad[:10], display_path(self.path), *options, *build]
+        )
+
     def check_ends(self, repository: Path, tree: Path, good: str, bad: str) -> None:
         """See that the repro does at both ends what was said: a search from wrong ends finds some commit, and a wrong one."""
         for commit, status, word in ((bad, 1, "bad"), (good, 0, "good")):
@@ -100,14 +111,25 @@ class Bisection:
     def search(self, repository: Path, tree: Path, good: str, bad: str, *, fixed: bool) -> Culprit:
         """Let git choose commits. The older end's behaviour is git's "before", the newer one's "after"."""
         old, new = (bad, good) if fixed else (good, bad)
-        said = bisect(tree, "start", "--term-old=before", "--term-new=after", new, old)
         steps = 2  # both ends
-        while not re.search(r"(?m)^[0-9a-f]{40} is the first '?after'? commit", said):
-            status, reason = self.judge(repository, tree)
-            self.tell(f"{git(tree, 'rev-parse', '--short=10', 'HEAD')}: {reason}")
-            steps += 1
-            is_old = status == (1 if fixed else 0)
-            said = bisect(tree, "skip" if status == CANNOT_JUDGE else "before" if is_old else "after")
+        try:
+            said = bisect(tree, "start", "--term-old=before", "--term-new=after", new, old)
+            while not re.search(r"(?m)^[0-9a-f]{40} is the first '?after'? commit", said):
+                commit = git(tree, "rev-parse", "HEAD")
+                status, reason = self.judge(repository, tree)
+                self.tell(f"{commit[:10]}: {reason}")
+                steps += 1
+                is_old = status == (1 if fixed else 0)
+                said = bisect(tree, "skip" if status == CANNOT_JUDGE else "before" if is_old else "after")
+                if status != CANNOT_JUDGE:
+                    old, new = (commit, new) if is_old else (old, commit)
+        except KeyboardInterrupt:
+            good, bad = (new, old) if fixed else (old, new)
+            left = int(git(repository, "rev-list", "--count", f"{old}..{new}")) - 1
+            raise Interrupted(
+                f"interrupted after {plural(steps, 'commit')}: gone at {good[:10]}, reproduces at {bad[:10]}, "
+                f"{plural(left, 'commit')} between them not tried; to go on: {self.command(good, bad)}"
+            ) from None
         commit = git(tree, "rev-parse", "refs/bisect/after")
         told = git(tree, "show", "--no-patch", "--format=%s%x00%an%x00%ad", "--date=short", commit)
         subject, author, date = told.split("\0")
@@ -127,7 +149,7 @@ class Bisection:
         if misplaced := imported_from_elsewhere(tree, repro, env):
             return CANNOT_JUDGE, misplaced
         files = [str(tree / name) for name in git(tree, "ls-files").splitlines()]
-        outcome = as_renamed(self.outcome(repro, env), repro, files)
+        outcome = as_renamed(self.outcome(repro, env, tree.parent), repro, files)
         if is_fallback(outcome):
             return CANNOT_JUDGE, outcome.reason
         first_line = outcome.message.partition("\n")[0] if outcome.verdict is Verdict.CHANGED else ""
@@ -135,12 +157,12 @@ class Bisection:
         is_clear = outcome.verdict in (Verdict.GONE, Verdict.REPRODUCES)
         return EXIT_STATUS[outcome.verdict] if is_clear else CANNOT_JUDGE, reason
 
-    def outcome(self, repro: Repro, env: dict[str, str]) -> Outcome:
-        """What the repro does in a fresh interpreter, from an empty folder."""
+    def outcome(self, repro: Repro, env: dict[str, str], parent: Path) -> Outcome:
+        """What the repro does in a fresh interpreter, from an empty folder in ``parent``, with which it goes."""
         command = judging(
             repro, Column(self.device or repro.spec.device, options=self.options), in_worker=False
         )
-        with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
+        with tempfile.TemporaryDirectory(prefix="minidbg-run-", dir=parent) as folder:
             done = run_python(command, seconds=self.seconds, cwd=folder, env=env)
         return outcome_of_run(done, as_its_header_says(repro), limit_s=self.seconds)
 
@@ -183,20 +205,33 @@ def is_ancestor(repository: Path, older: str, newer: str) -> bool:
     return run_git(repository, "merge-base", "--is-ancestor", older, newer).returncode == 0
 
 
+KIND = "bisect"
+REMOVE = 'git -C "$1" worktree remove --force --force "$2"; rm -rf "$3"'
+"""Twice: git locks one that it has not finished."""
+
+
 @contextlib.contextmanager
 def worktree(repository: Path, commit: str) -> Iterator[Path]:
-    """A checkout of the repository in a temporary folder, which is gone afterwards, bisection and all."""
-    with tempfile.TemporaryDirectory(prefix="minidbg-bisect-") as folder:
-        tree = Path(folder) / repository.name
+    """A checkout of the repository in a temporary folder, which is gone afterwards, bisection and all; those of killed searches go first."""
+    for line in git(repository, "worktree", "list", "--porcelain").splitlines():
+        left = Path(line.removeprefix("worktree "))
+        if leftovers.is_of_the_dead(KIND, left.parent.name):
+            remove_worktree(repository, left)
+    tree = leftovers.make_folder(KIND) / repository.name
+    try:
         git(repository, "worktree", "add", "--detach", "--force", str(tree), commit)
-        try:
-            yield tree
-        finally:
-            for arguments in (("bisect", "reset"), ("worktree", "remove", "--force", str(tree))):
-                with contextlib.suppress(CannotBisect):
-                    git(tree if arguments[0] == "bisect" else repository, *arguments)
-            with contextlib.suppress(CannotBisect):
-                git(repository, "worktree", "prune")
+        yield tree
+    finally:
+        remove_worktree(repository, tree)
+
+
+def remove_worktree(repository: Path, tree: Path) -> None:
+    """Remove the worktree and its folder, in a process that goes on when a second Ctrl-C ends this one."""
+    subprocess.Popen(
+        ["sh", "-c", REMOVE, "sh", str(repository), str(tree), str(tree.parent)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        env=environment.for_tool(),
+    ).wait()  # fmt: skip
 
 
 def environment_for(tree: Path, repro: Repro, repository: Path) -> dict[str, str]:

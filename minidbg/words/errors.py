@@ -112,4 +112,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class Interrupted(MinidbgError):
-    """Ctrl-C ended a reduction before its result was verified."""
+    """Ctrl-C ended a search; the message says what it had found, and how to go on."""

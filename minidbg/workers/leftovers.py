@@ -67,13 +67,17 @@ def make_folder(kind: str, parent: Path | None = None) -> Path:
 
 def remove_those_of_the_dead(kind: str, parent: Path) -> None:
     """Remove the folders of this kind in ``parent`` whose owners have ended; what cannot be removed stays."""
-    name = re.compile(rf"minidbg-{kind}-{this_place()}-(\d{{1,10}})-(\d{{1,15}})-[^-]+")
     try:
         places = list(parent.iterdir())
     except OSError:
         return
     for place in places:
-        found = name.fullmatch(place.name)
         # a link would lead elsewhere
-        if found and not place.is_symlink() and has_ended(int(found[1]), int(found[2]), SURELY_ANOTHER_S):
+        if is_of_the_dead(kind, place.name) and not place.is_symlink():
             shutil.rmtree(place, ignore_errors=True)
+
+
+def is_of_the_dead(kind: str, name: str) -> bool:
+    """Whether that is the name of a folder of this kind, whose owner has ended."""
+    found = re.fullmatch(rf"minidbg-{kind}-{this_place()}-(\d{{1,10}})-(\d{{1,15}})-[^-]+", name)
+    return found is not None and has_ended(int(found[1]), int(found[2]), SURELY_ANOTHER_S)

@@ -1,0 +1,67 @@
+"""How a signal ends a command: Ctrl-C, SIGTERM and SIGHUP unwind it, so that it lets go of what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+from minidbg.commands.output import INTERRUPTED
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminated(BaseException):
+    """One of the signals ``ENDING`` has come."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def unwound_by_signals() -> Iterator[None]:
+    """A block that the signals ``ENDING`` leave by ``Terminated``, as Ctrl-C leaves it by KeyboardInterrupt; a second one ends the process."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        # one that is ignored (nohup) stays so
+        wanted = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, terminated) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def terminated(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)
+    raise Terminated(number)
+
+
+def end_interrupted() -> NoReturn:
+    """End a command that Ctrl-C has unwound. From here on another one ends the process at once, whatever torch does at its exit."""
+    let_go()
+    sys.exit(INTERRUPTED)
+
+
+def end_by(number: int) -> NoReturn:
+    """End as the signal would have: who started us is told so."""
+    let_go()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    sys.exit(128 + number)  # where the signal is blocked
+
+
+def let_go() -> None:
+    """End the forkserver, if there is one, and all that it was asked."""
+    from minidbg import workers  # late: most commands have none
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    workers.end_server()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
