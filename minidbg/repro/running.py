@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -20,8 +21,9 @@ from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.judge.death import outcome_of_run
 from minidbg.repro.header import read_header
 from minidbg.words import environment
-from minidbg.words.errors import MinidbgError
+from minidbg.words.errors import Interrupted, MinidbgError
 from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.text import display_path
 
 
 def run(
@@ -209,14 +211,35 @@ def search_torch(
     Environments are made in ``folder`` and stay there for the next search; without it they go, one after the other. Raises MinidbgError.
     """
     wanted = [one for one in read_header(repro).dependencies if not one.startswith("torch==")]
+    judged: dict[str, Verdict] = {}
 
     def judge(version: str) -> Outcome:
         with interpreter_with_torch(version, wanted, folder, tell) as python:
             outcome = run(repro, python=python, seconds=seconds)
         tell(f"torch {version}: {outcome.verdict}{f' ({outcome.reason})' if outcome.reason else ''}")
+        judged[version] = outcome.verdict
         return outcome
 
-    return find_flip(in_order(versions), judge)
+    every = in_order(versions)
+    try:
+        return find_flip(every, judge)
+    except KeyboardInterrupt:
+        so_far = ", ".join(f"{version} {verdict}" for version, verdict in judged.items())
+        rest = ",".join(still_between(every, judged))
+        how = f"minidbg bisect --torch {rest} {display_path(repro)}"
+        how += f" --environments {folder}" if folder is not None else ""
+        what = f"interrupted: torch {so_far}" if judged else "interrupted before a version was judged"
+        raise Interrupted(f"{what}; to go on: {how}") from None
+
+
+def still_between(versions: Sequence[str], judged: Mapping[str, Verdict]) -> Sequence[str]:
+    """The versions among which the flip lies, the neighbours on both sides included; those that cannot judge are left out."""
+    left = [one for one in versions if judged.get(one) not in (Verdict.SKIPPED, Verdict.INVALID)]
+    known = [index for index, one in enumerate(left) if one in judged]
+    for low, high in itertools.pairwise(known):
+        if (judged[left[low]] is Verdict.GONE) != (judged[left[high]] is Verdict.GONE):
+            return left[low : high + 1]
+    return left
 
 
 @contextlib.contextmanager

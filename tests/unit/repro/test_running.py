@@ -225,6 +225,26 @@ def test_bisect_uses_environments_that_are_there(fake: Fake, script: Path, tmp_p
     assert done.exit_code == 0
 
 
+def test_ctrl_c_says_among_which_versions_the_search_goes_on(
+    fake: Fake, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version, verdict in (("2.11.0", F), ("2.12.1", F), ("2.13.0", F), ("2.14.1", G), ("2.15.0", G)):
+        fake(version, verdict)
+    run = running.run
+
+    def run_until_2_14(path: Path, *, python: str, seconds: float) -> Outcome:
+        if "torch-2.14.1" in python:
+            raise KeyboardInterrupt
+        return run(path, python=python, seconds=seconds)
+
+    monkeypatch.setattr(running, "run", run_until_2_14)
+    versions = "2.11.0,2.12.1,2.13.0,2.14.1,2.15.0"
+    done = command("bisect", "--torch", versions, "--environments", tmp_path / "environments", script)
+    what, how = done.exception.in_two()
+    assert what == "interrupted: torch 2.11.0 reproduces, 2.15.0 gone, 2.13.0 reproduces"
+    assert how.startswith("to go on: minidbg bisect --torch 2.13.0,2.14.1,2.15.0 ")
+
+
 def test_an_environment_is_made_by_the_installer_that_is_here_and_goes(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
