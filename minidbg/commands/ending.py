@@ -45,9 +45,9 @@ def terminated(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def end_interrupted() -> NoReturn:
-    """End a command that Ctrl-C has unwound. From here on another one ends the process at once, whatever torch does at its exit."""
+    """End a command that Ctrl-C has unwound, without what an interpreter does at its end: that of torch takes seconds."""
     let_go()
-    sys.exit(INTERRUPTED)
+    os._exit(INTERRUPTED)
 
 
 def end_by(number: int) -> NoReturn:
@@ -55,13 +55,15 @@ def end_by(number: int) -> NoReturn:
     let_go()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    sys.exit(128 + number)  # where the signal is blocked
+    os._exit(128 + number)  # where the signal is blocked
 
 
 def let_go() -> None:
-    """End the forkserver, if there is one, and all that it was asked."""
+    """End the forkserver, if there is one, with all that it was asked, and write out what was printed. A second Ctrl-C has to wait for it."""
     from minidbg import workers  # late: most commands have none
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     workers.end_server()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # who read it has gone
+            stream.flush()

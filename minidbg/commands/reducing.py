@@ -12,17 +12,17 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from minidbg import workers
 from minidbg.commands.cluster_options import cluster_options
+from minidbg.commands.ending import end_interrupted
 from minidbg.commands.output import (
     CANNOT_JUDGE,
     COUNT,
     FOLDER,
-    INTERRUPTED,
     JSON,
     REPRO,
     VERBOSITY,
@@ -33,7 +33,7 @@ from minidbg.commands.output import (
     repro_folder,
 )
 from minidbg.words.cluster_address import Cluster
-from minidbg.words.errors import MinidbgError
+from minidbg.words.errors import Interrupted, MinidbgError
 from minidbg.words.text import display_path
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def reduce(
     PATH may have been edited by hand. It may also be a .pt2 file of torch.export.save, or a script that torch's own
     minifier or tlparse wrote (minifier_launcher.py, repro.py, fx_graph_runnable); it is executed.
 
-    Ctrl-C ends the search, and the best repro so far is verified and written. A reduction that was ended in any other way
-    (kill -9, power loss) goes on where it was when it is started again.
+    Ctrl-C ends the search, and the best repro so far is verified and written; a second one ends that too. A reduction that
+    was ended before a repro was written (also by kill -9, power loss) goes on where it was when it is started again.
     """
     if (path is None) is not last_crash:
         raise click.UsageError("give one of them: a PATH, or --last-crash")
@@ -100,6 +100,10 @@ def reduce(
     elif written["path"] is not None:
         click.echo(display_path(written["path"]))
     note(answer["line"])
+    if answer["interrupted"]:
+        if not written["certified"]:
+            note(f"interrupted; to go on: minidbg reduce {display_path(written['path'] or path)}")
+        end_interrupted()
     sys.exit(0 if written["path"] is not None else CANNOT_JUDGE)
 
 
@@ -116,14 +120,24 @@ def reduce_in_server(
     cluster: Cluster | None,
     events: bool,
 ) -> Mapping[str, Any]:
-    """What ``reduced`` answers in a fork of the forkserver: this process needs no torch. Raises what it has raised."""
+    """What ``reduced`` answers in a fork of the forkserver, and whether it was ``interrupted``: this process needs no torch.
+
+    Raises what it has raised, and Interrupted.
+    """
     from minidbg.watch.repros import read_repro  # which needs no torch
+
+    interrupted = False
+
+    def on_interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+        note("interrupted: verifying the best so far, if there is one; Ctrl-C again ends at once")
 
     script = read_repro(
         path, path.name
     )  # of what is no repro of minidbg's nothing is known; it is read there
     name = script.spec.backend.name if script is not None else ""
-    with workers.stream_to_the_user() as stream:
+    with saying_how_to_go_on(path), workers.stream_to_the_user() as stream:
         done = workers.call_in_server(
             workers.Preparation(f"{__name__}:reduced", warm="inductor" if name == "inductor" else "imports"),
             {
@@ -137,7 +151,7 @@ def reduce_in_server(
             },
             seconds=limits["seconds"] + FOR_THE_REST_S,
             stream=stream,
-            on_interrupt=lambda: None,
+            on_interrupt=on_interrupt,
         )
     if not done.answered:
         raise MinidbgError(f"not reduced: {done.why_no_answer}; start it again, and it goes on where it was")
@@ -145,8 +159,20 @@ def reduce_in_server(
         raise click.UsageError(done.value["usage"])
     if "lines" in done.value:
         click.echo("\n".join(done.value["lines"]), err=True)
-        sys.exit(INTERRUPTED if done.value["interrupted"] else CANNOT_JUDGE)
-    return cast(Mapping[str, Any], done.value)
+        if done.value["interrupted"]:
+            end_interrupted()
+        sys.exit(CANNOT_JUDGE)
+    return {**done.value, "interrupted": interrupted}
+
+
+@contextlib.contextmanager
+def saying_how_to_go_on(path: Path) -> Iterator[None]:
+    """A block that Ctrl-C leaves with how to go on. Raises Interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        how = f"to go on where it was: minidbg reduce {display_path(path)}"
+        raise Interrupted(f"interrupted before a repro was verified; {how}") from None
 
 
 def reduced(argument: Mapping[str, Any], _: object) -> dict[str, Any]:
@@ -164,7 +190,7 @@ def reduced(argument: Mapping[str, Any], _: object) -> dict[str, Any]:
         except KeyboardInterrupt:
             return {"lines": ["minidbg: interrupted"], "interrupted": True}
         except Exception as error:  # noqa: BLE001 - whatever the script's code raises is told as a command tells it
-            return {"lines": lines_of(error), "interrupted": False}
+            return {"lines": lines_of(error), "interrupted": isinstance(error, Interrupted)}
     return {"written": written.to_json(), "line": written.line}
 
 

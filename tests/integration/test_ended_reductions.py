@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import cli, python
+from support.signalled import Signalled
 
 import minidbg
 from minidbg import repro
@@ -94,6 +95,50 @@ def test_ctrl_c_in_the_users_program_writes_the_best_and_raises_the_programs_err
     assert "not certified as minimal" in stderr.splitlines()[-1]
     (path,) = (tmp_path / "minidbg_repros").glob("*.py")
     assert repro.run(path).verdict is minidbg.Verdict.REPRODUCES
+
+
+def reducing(folder: Path, capture: Path) -> Signalled:
+    """``minidbg reduce`` that has asked a few questions."""
+    command = Signalled("reduce", capture, "--jobs", "1", cwd=folder)
+    command.wait_until(lambda: len(replay_log(folder)) > 2)
+    return command
+
+
+def test_ctrl_c_of_the_command_writes_the_best_and_says_how_to_go_on(tmp_path: Path) -> None:
+    command = reducing(tmp_path, capture_in(tmp_path))
+    command.send()
+    status, stdout, stderr = command.end(120)
+    path = stdout.strip()
+    assert status == 130
+    assert repro.run(tmp_path / path).verdict is minidbg.Verdict.REPRODUCES
+    lines = stderr.splitlines()
+    assert lines[-1] == f"minidbg: interrupted; to go on: minidbg reduce {path}"
+    assert "not certified as minimal" in lines[-2]
+
+
+def test_a_second_ctrl_c_ends_the_command_at_once_and_the_next_goes_on(tmp_path: Path) -> None:
+    capture = capture_in(tmp_path)
+    command = reducing(tmp_path, capture)
+    asked = len(replay_log(tmp_path))
+    command.send()
+    command.wait_until(command.says("minidbg: interrupted: verifying the best so far"))
+    command.send()
+    began = time.monotonic()
+    status, stdout, stderr = command.end()
+    assert (status, stdout) == (130, "")
+    assert time.monotonic() - began < 4, "what it had asked ends with it"
+    assert (
+        stderr.splitlines()[-1] == f"  to go on where it was: minidbg reduce {capture.relative_to(tmp_path)}"
+    )
+    done = cli("reduce", capture, "--jobs", "1", "--json", cwd=tmp_path, check=True)
+    assert json.loads(done.stdout)["certified"]
+    assert len([entry for entry in replay_log(tmp_path) if "digest" in entry]) > asked
+
+
+def test_sigterm_of_the_command_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = reducing(tmp_path, capture_in(tmp_path))
+    command.send(signal.SIGTERM)
+    assert command.end()[0] == -signal.SIGTERM
 
 
 def test_a_killed_reduce_command_goes_on_and_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.signalled import Signalled
 from support.toy_repros import BROKEN, WORKS, git, script, toy_package
 
 from minidbg.commands.watching import bisect
@@ -127,30 +125,15 @@ def test_a_backend_outside_any_repository_is_refused_with_the_way_out(
 class Search:
     """``minidbg bisect`` as a process, which waits at its third commit for the test."""
 
-    def __init__(self, repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.repository, self.temporary = repository, repository.folder.parent / "tmp"
-        self.temporary.mkdir()
-        monkeypatch.setattr("tempfile.tempdir", str(self.temporary))  # of this process
-        waits = self.temporary.parent / "waits"
+    def __init__(self, repository: Repository, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.repository, waits = repository, folder / "waits"
         slow = f"import pathlib, time\npathlib.Path({str(waits)!r}).touch()\ntime.sleep(100)\n"
         self.good = repository.commit(WORKS, "good")
         repository.commit(slow, "slow")
         self.bad = repository.commit(BROKEN, "bad")
-        command = [sys.executable, "-m", "minidbg", "bisect", self.good, self.bad, str(repository.repro)]
-        self.process = subprocess.Popen(
-            command, text=True, stderr=subprocess.PIPE, start_new_session=True,
-            env={**os.environ, "TMPDIR": str(self.temporary)},
-        )  # fmt: skip
-        until = time.monotonic() + 120
-        while not waits.exists():
-            assert self.process.poll() is None, self.process.communicate()[1]
-            assert time.monotonic() < until
-            time.sleep(0.02)
-
-    def ended_by(self, number: int) -> str:
-        """Send the signal as a terminal does; what it says then."""
-        os.killpg(self.process.pid, number)
-        return self.process.communicate(timeout=60)[1]
+        self.command = Signalled("bisect", self.good, self.bad, repository.repro, cwd=folder)
+        monkeypatch.setattr("tempfile.tempdir", str(self.command.temporary))  # of this process
+        self.command.wait_until(waits.exists)
 
     def worktrees(self) -> list[str]:
         """Those beside the person's own checkout."""
@@ -159,41 +142,39 @@ class Search:
 
 
 @pytest.fixture
-def search(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Search:
-    return Search(repository, monkeypatch)
+def search(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Search:
+    return Search(repository, tmp_path, monkeypatch)
 
 
 def test_ctrl_c_says_how_far_the_search_is_and_how_to_go_on_and_leaves_nothing(search: Search) -> None:
-    said = search.ended_by(signal.SIGINT)
-    assert search.process.returncode == 130
-    ends = search.good[:10], search.bad[:10]
-    found = (
-        "interrupted after 2 commits: gone at {}, reproduces at {}, 1 commit between them not tried".format(
-            *ends
-        )
-    )
+    search.command.send()
+    status, _, said = search.command.end()
+    assert status == 130
     what, how = said.splitlines()[-2:]
+    good, bad = search.good[:10], search.bad[:10]
+    found = (
+        f"interrupted after 2 commits: gone at {good}, reproduces at {bad}, 1 commit between them not tried"
+    )
     assert what == f"minidbg: {found}"
-    assert how.startswith("  to go on: minidbg bisect {} {} ".format(*ends))
-    assert "Traceback" not in said
+    assert how.startswith(f"  to go on: minidbg bisect {good} {bad} ")
     assert search.worktrees() == []
-    assert list(search.temporary.iterdir()) == []
 
 
 def test_sigterm_leaves_no_worktree(search: Search) -> None:
-    assert "Traceback" not in search.ended_by(signal.SIGTERM)
-    assert search.process.returncode == -signal.SIGTERM
+    search.command.send(signal.SIGTERM)
+    assert search.command.end()[0] == -signal.SIGTERM
     assert search.worktrees() == []
-    assert list(search.temporary.iterdir()) == []
 
 
-def test_the_next_search_clears_what_a_killed_one_left_and_nothing_of_a_living_one(search: Search) -> None:
-    search.ended_by(signal.SIGKILL)
+def test_the_next_search_clears_what_a_killed_one_left_and_nothing_of_a_living_one(
+    search: Search, tmp_path: Path
+) -> None:
+    search.command.send(signal.SIGKILL)
+    search.command.process.wait()
     assert len(search.worktrees()) == 1
-    living = leftovers.make_folder("bisect", search.repository.folder.parent) / "checkout"
+    living = leftovers.make_folder("bisect", tmp_path) / "checkout"
     git(search.repository.folder, "worktree", "add", "-q", "--detach", str(living))
-    found = Bisection(search.good, search.bad, search.repository.repro, print, seconds=3).run
     with pytest.raises(CannotBisect, match="cannot be judged"):
-        found()
+        Bisection(search.good, search.bad, search.repository.repro, print, seconds=3).run()
     assert search.worktrees() == [str(living)]
-    assert list(search.temporary.iterdir()) == []
+    assert list(search.command.temporary.iterdir()) == []

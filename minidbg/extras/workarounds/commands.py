@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from minidbg.commands.output import CANNOT_JUDGE, COUNT, JSON, REPRO, note, print_json
+from minidbg.words.errors import Interrupted
 from minidbg.words.text import plural, printable
 
 
@@ -30,7 +31,8 @@ def workaround(repro: Path, max_questions: int, as_json: bool) -> None:
     if is_capture:
         note("its unreduced capture is not there, so the changes are tried on this script alone")
     search = workarounds.find(capture, None if is_capture else repro, most_questions=max_questions)
-    workarounds.keep(repro, search)
+    if not search.interrupted:
+        workarounds.keep(repro, search)
     if as_json:
         print_json({"repro": str(repro), "capture": str(capture), **search.to_json()})
     for number, found in enumerate([] if as_json else search.found, 1):
@@ -44,4 +46,7 @@ def workaround(repro: Path, max_questions: int, as_json: bool) -> None:
         nodes = search.found[0].nodes
         tried = f"{plural(nodes, 'node')}, {plural(search.questions, 'run')}, {search.seconds:.1f} s"
         note(f"tried on the graph of {tried}")
+    if search.interrupted:
+        tried = f"{len(search.found)} found after {plural(search.questions, 'run')}"
+        raise Interrupted(f"interrupted: {tried}, nothing kept; the same command starts anew")
     sys.exit(0 if search.found else CANNOT_JUDGE)

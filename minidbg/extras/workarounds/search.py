@@ -72,6 +72,8 @@ class WorkaroundSearch:
     questions: int
     seconds: float
     notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    """Whether Ctrl-C ended it before all was tried."""
 
     def to_json(self) -> dict[str, Any]:
         found = [{**asdict(one), "cost": one.cost} for one in self.found]
@@ -80,13 +82,14 @@ class WorkaroundSearch:
             "questions": self.questions,
             "seconds": round(self.seconds, 1),
             "notes": list(self.notes),
+            **({"interrupted": True} if self.interrupted else {}),
         }
 
 
 def find(capture: Path, reduced: Path | None, *, most_questions: int = MOST_QUESTIONS) -> WorkaroundSearch:
     """Changes of the program that avoid the failure of the capture; ``reduced`` is its repro, which names the ops at fault.
 
-    Runs the script's code. Raises UnreadableRepro, and NotReproduced when the capture does not fail here.
+    Ctrl-C ends the search with what was found so far, whose cost is then not measured. Runs the script's code. Raises UnreadableRepro, and NotReproduced when the capture does not fail here.
     """
     began = time.monotonic()
     case = repro.load(capture)
@@ -95,17 +98,24 @@ def find(capture: Path, reduced: Path | None, *, most_questions: int = MOST_QUES
             f"{capture}: a compiler of aot_autograd's is called with this graph; no line of a program is known for it"
         )
     small = repro.load(reduced) if reduced is not None else case
-    with workers.own_kernel_cache():
-        trials = Asking(case, most_questions)
-        if trials.outcome(case).verdict not in (Verdict.REPRODUCES, Verdict.FLAKY):
-            raise NotReproduced(
-                f"{capture} does not show its failure here, so nothing can be tried against it"
-            )
-        trials.questions = 0  # that it fails is no question about a change
-        found = list(trials.working(candidates(case, small, trials)))
-        timed = with_costs(case, found)
-    notes = () if found else ("nothing helped of what was tried: " + "; ".join(trials.tried),)
-    return WorkaroundSearch(tuple(timed), trials.questions, time.monotonic() - began, notes)
+    trials = Asking(case, most_questions)
+    found: list[Change] = []
+    interrupted = False
+    try:
+        with workers.own_kernel_cache():
+            if trials.outcome(case).verdict not in (Verdict.REPRODUCES, Verdict.FLAKY):
+                raise NotReproduced(
+                    f"{capture} does not show its failure here, so nothing can be tried against it"
+                )
+            trials.questions = 0  # that it fails is no question about a change
+            for change in trials.working(candidates(case, small, trials)):
+                found.append(change)  # one by one: Ctrl-C may come between two
+            timed = with_costs(case, found)
+    except KeyboardInterrupt:
+        interrupted, timed = True, [workaround_of(case, one) for one in found]
+    failed = [what for what, works in trials.tried.items() if not works]
+    notes = ("nothing helped of what was tried: " + "; ".join(failed),) if failed and not found else ()
+    return WorkaroundSearch(tuple(timed), trials.questions, time.monotonic() - began, notes, interrupted)
 
 
 class Asking:
@@ -208,13 +218,16 @@ def two_agree_in_eager(argument: Mapping[str, Any], note: object) -> bool:
 
 def with_costs(case: Case, found: Sequence[Change]) -> list[Workaround]:
     """The workarounds with what a call of each takes, the cheapest first."""
-    nodes = sum(is_call(node) for node in case.graph_module.graph.nodes)
     eager = seconds_a_call(case, None) if found else None
-    made = [
-        Workaround(one.what, one.lines, one.where, nodes, seconds_a_call(one.case, one.case), eager)
-        for one in found
-    ]
+    made = [workaround_of(case, one, seconds_a_call(one.case, one.case), eager) for one in found]
     return sorted(made, key=lambda one: one.seconds_a_call or float("inf"))
+
+
+def workaround_of(
+    case: Case, change: Change, seconds: float | None = None, eager_seconds: float | None = None
+) -> Workaround:
+    nodes = sum(is_call(node) for node in case.graph_module.graph.nodes)
+    return Workaround(change.what, change.lines, change.where, nodes, seconds, eager_seconds)
 
 
 def seconds_a_call(case: Case, compiled: Case | None) -> float | None:

@@ -192,6 +192,24 @@ def test_the_best_one_is_kept_for_show_and_the_warning_of_a_fallback_names_it(tm
     assert handle.workaround_text(report) == f"; until it is mended: {best}"
 
 
+def test_ctrl_c_ends_the_search_with_what_was_found_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = repro.write(case_of(program, torch.randn(3)), tmp_path / "whole.py", repro.Form.CAPTURE)
+    verdicts = iter([Verdict.REPRODUCES, Verdict.REPRODUCES, Verdict.GONE])
+
+    def submit(case: Case, *, seconds: float) -> Outcome:
+        if (verdict := next(verdicts, None)) is None:
+            raise KeyboardInterrupt
+        return Outcome(verdict)
+
+    monkeypatch.setattr(search.asking, "submit", submit)
+    monkeypatch.setattr(search, "agrees_in_eager", lambda case, changed: True)
+    found = workarounds.find(capture, None)
+    assert (found.interrupted, found.questions, len(found.found)) == (True, 3, 1)
+    assert found.found[0].cost == "its cost was not measured"
+
+
 @pytest.mark.slow
 def test_a_capture_that_fails_has_a_workaround_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
