@@ -140,10 +140,11 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
     return (found[0] if found else {}), found[1:], complaint
 
 
-def last_result(folder: Path) -> ReductionResult | None:
-    """What the reduction in ``folder`` ended with, if it came to an end."""
-    _, entries, _ = read_log(folder / FILE)
-    for entry in entries[-1:]:
+def last_result(folder: Path, *, since: float = 0.0) -> ReductionResult | None:
+    """What the reduction in ``folder`` ended with, if it came to an end and began ``since`` then, in seconds of the epoch."""
+    head, entries, _ = read_log(folder / FILE)
+    began = head.get("began", 0.0)
+    for entry in entries[-1:] if isinstance(began, float) and began >= since else ():
         with contextlib.suppress(KeyError, TypeError, ValueError):
             return ReductionResult.from_json(entry["written"])
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from support import PLANTED
 from support.command_line import python
+from support.signalled import Signalled
 
 OPS = "cumsum,hypot,trunc,frac,erfinv,add,nn.functional.relu"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -102,6 +104,24 @@ def test_a_hunt_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(after) == len(set(after))
     (repro,) = (tmp_path / "minidbg_repros").glob("*.py")
     assert [one["repro"] for one in said if "case" in one] == [str(repro)]
+
+
+def test_ctrl_c_says_how_far_a_hunt_is_and_leaves_no_process(tmp_path: Path) -> None:
+    words = "hunt toy_with_bugs:toy --ops add,hypot,frac --dtypes float32 --no-graphs --jobs 2"
+    running = Signalled(*words.split(), cwd=tmp_path, env={"PYTHONPATH": str(PLANTED)})
+
+    def is_at_the_hang() -> bool:
+        with contextlib.suppress(FileNotFoundError):  # a batch has just ended
+            return any("frac" in path.read_text() for path in tmp_path.rglob("doing_*.json"))
+        return False
+
+    running.wait_until(is_at_the_hang)
+    running.send()
+    status, _, said = running.end()
+    assert status == 130
+    assert re.search(r"^minidbg: interrupted: .* of 3 .*; the same command goes on from here$", said, re.M), (
+        said
+    )
 
 
 def test_aot_eager_is_silent_over_a_slice_of_torchs_samples(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from minidbg.commands.ending import end_interrupted
 from minidbg.commands.output import (
     COUNT,
     FILE,
@@ -21,7 +22,7 @@ from minidbg.commands.output import (
     print_json,
     repro_folder,
 )
-from minidbg.words.text import in_one_line, plural, printable
+from minidbg.words.text import display_path, in_one_line, plural, printable
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -56,7 +57,7 @@ def words(_context: click.Context, _parameter: click.Parameter, given: tuple[str
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
-    help="Begin nothing new after so long; by default, until all is tried.",
+    help="End after so long, reductions included; by default, until all is tried.",
 )
 @click.option("--samples", type=COUNT, help="Most samples of an op in one dtype.")
 @click.option("--graphs/--no-graphs", default=True, help="Whether random graphs are tried too.")
@@ -125,15 +126,16 @@ def hunt(
             note(
                 f"going on with a hunt that has run {plural(len(hunted.store.results), 'program')}; --fresh begins anew"
             )
-        interrupted = False
         try:
             hunted.run()
         except KeyboardInterrupt:
-            interrupted = True
-            hunted.store.read()
-    if hunted.complete and not interrupted:
+            hunted.interrupted = True
+    if hunted.complete and not hunted.interrupted:
         hunted.store.end()
-    sys.exit(tell(hunted, baseline, update_baseline, html, as_json, interrupted))
+    status = tell(hunted, baseline, update_baseline, html, as_json)
+    if hunted.interrupted:
+        end_interrupted()
+    sys.exit(status)
 
 
 def literals(given: Sequence[str]) -> dict[str, Any]:
@@ -152,9 +154,7 @@ def literals(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def tell(
-    hunted: Hunt, baseline: Path | None, update: bool, html: Path | None, as_json: bool, interrupted: bool
-) -> int:
+def tell(hunted: Hunt, baseline: Path | None, update: bool, html: Path | None, as_json: bool) -> int:
     """Print and write what was found; the exit status."""
     import torch
 
@@ -171,10 +171,16 @@ def tell(
             print_case(case)
         click.echo(", ".join(f"{count} {state}" for state, count in totals.items()) or "nothing was tried")
     tried = tried_in_words(hunted, cells)
-    rest = "" if hunted.complete and not interrupted else "; the same command goes on from here"
-    note(f"{plural(len(cases), 'failure')}; {tried}{rest}")
-    if waiting := sum(not one.settled for one in cases):
-        note(f"{waiting} of the failures {'is' if waiting == 1 else 'are'} captured and not reduced yet")
+    before = "interrupted: " if hunted.interrupted else ""
+    rest = "" if hunted.complete and not hunted.interrupted else "; the same command goes on from here"
+    note(f"{before}{plural(len(cases), 'failure')}; {tried}{rest}")
+    if waiting := sum(not one.settled and one.repro is None for one in cases):
+        why = f" within {hunted.wanted.seconds:g} s" if hunted.deadline.is_over else " yet"
+        note(f"{waiting} of the failures {'is' if waiting == 1 else 'are'} captured and not reduced{why}")
+    for path in hunted.cut_short:
+        note(
+            f"not reduced to the end within {hunted.wanted.seconds:g} s; to go on: minidbg reduce {display_path(path)}"
+        )
     for one in store.refuted()[:MOST_TOLD]:
         note(f"not counted, since its capture did not fail again: {one.first}: {one.line[:200]}")
     for complaint in hunted.complaints:
@@ -184,7 +190,7 @@ def tell(
         html.write_text(table.heat_map(store, f"{backend}: what works", facts), encoding="utf-8")
         note(f"written: {html}")
     failing = bool(cases)
-    if baseline is not None:
+    if baseline is not None and not hunted.interrupted:  # half a hunt is no baseline
         failing = compare(hunted, baseline, as_json)
         if update:
             table.write_baseline(baseline, store, backend)

@@ -24,8 +24,10 @@ from minidbg import workers
 from minidbg.extras.hunt.candidates import Plan, Wanted, about, name_of, untried
 from minidbg.extras.hunt.states import CellState, HuntFolder, append
 from minidbg.reduction.importers import backend_named
+from minidbg.reduction.replay import last_result
 from minidbg.reduction.result import Limits
 from minidbg.torch_internals import OP_SAMPLES
+from minidbg.words.deadline import NEVER, Deadline
 from minidbg.words.errors import MinidbgError
 from minidbg.words.text import shrinkage
 from minidbg.workers import ChildResult
@@ -39,6 +41,10 @@ LEAST_PATIENCE_S = 10.0
 MUCH_LONGER = 10.0
 GRACE_S = 30.0
 LOOK_S = 0.25
+TO_END_S = 3.0
+"""Beyond the time that was given: for a reduction to end what it has started."""
+LEAST_FOR_REDUCTION_S = 10.0
+"""With less time left none is begun."""
 HANGS_ASKED = 4
 HANG_SECONDS = 10.0
 """Of a question of the reduction of a hang: candidates that do not hang take far less."""
@@ -68,6 +74,8 @@ class Hunt:
 
     def __init__(self, wanted: Wanted, listener: Listener = lambda standing: None) -> None:
         self.wanted, self.listener = wanted, listener
+        self.deadline = NEVER if wanted.seconds is None else Deadline.after(wanted.seconds)
+        self.began, self.began_at = time.monotonic(), time.time()
         used = backend_named(wanted.backend)
         self.ref = dataclasses.replace(used.ref, options=wanted.options, mode=wanted.mode)
         self.warmth: dict[str, Any] = {
@@ -80,12 +88,14 @@ class Hunt:
         }  # fmt: skip
         self.store = HuntFolder.open(wanted.folder, self.ref, head, fresh=wanted.fresh)
         self.cells: list[tuple[str, str, str]] = []
-        self.began = time.monotonic()
         self.reductions_begun: set[str] = set()
         self.again: deque[list[dict[str, Any]]] = deque()
         """Batches that a death cut short."""
         self.complaints: dict[str, None] = {}
         self.complete = False
+        self.interrupted = False
+        self.cut_short: list[Path] = []
+        """Repros whose reductions the end of the time has ended early."""
         self.under_way: dict[Future[Settled], str] = {}
         """With what each is about."""
         self.reduced_last = False
@@ -97,14 +107,29 @@ class Hunt:
         with workers.own_kernel_cache(), self.store.alone(), ThreadPoolExecutor(self.wanted.jobs) as pool:
             try:
                 self.cells = [tuple(cell) for cell in self.started()["cells"]]
-                self.began = time.monotonic()
                 self.go_round(pool)
             except BaseException:
-                while wait(self.under_way, timeout=0.0).not_done:  # a thread whose server ends asks one more
+                self.interrupted = True
+                while wait(self.under_way, timeout=0.0).not_done:
+                    workers.interrupt_questions()
                     workers.end_server()
                     wait(self.under_way, timeout=LOOK_S)
                 raise
+            finally:
+                self.take_stock()
+
+    def take_stock(self) -> None:
+        """Have all that children have left on disk: also the repros whose reductions were ended before they could tell of them."""
+        for future in [one for one in self.under_way if one.done() and one.exception() is None]:
+            if settled := future.result():
+                self.store.settle(*settled)
         self.store.read()
+        for key in self.reductions_begun:
+            failure = self.store.found[key]
+            if failure.repro is None and failure.capture is not None and not failure.settled:
+                place = failure.capture.parents[1] / "reductions" / failure.capture.stem
+                written = last_result(place, since=self.began_at)
+                failure.repro = written.path if written is not None else None
 
     def go_round(self, pool: ThreadPoolExecutor) -> None:
         """Have as many batches and reductions under way as there are jobs, until nothing is left."""
@@ -115,7 +140,7 @@ class Hunt:
         while True:
             self.store.read()
             while len(under_way) < self.wanted.jobs:
-                to_reduce = self.to_reduce() if self.seconds_left() > 0 else []
+                to_reduce = self.to_reduce() if self.deadline.left() > LEAST_FOR_REDUCTION_S else []
                 reduces_next = to_reduce and plan.swept and not self.reduced_last
                 batch = None if reduces_next else self.next_batch(batches)
                 if batch is not None:
@@ -145,7 +170,7 @@ class Hunt:
     def next_batch(self, batches: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
         """What to try next; None when candidates are out, or the time but for the reductions that wait."""
         reserved = len(self.to_reduce()) * self.seconds_of_reduction
-        if self.seconds_left() <= min(reserved, MOST_RESERVED * (self.wanted.seconds or 0.0)):
+        if self.deadline.left() <= min(reserved, MOST_RESERVED * (self.wanted.seconds or 0.0)):
             return None
         while self.again:
             if rest := list(untried(self.again.popleft(), self.store)):
@@ -155,17 +180,21 @@ class Hunt:
             self.complete = True
         return batch
 
-    def seconds_left(self) -> float:
-        if self.wanted.seconds is None:
-            return float("inf")
-        return self.wanted.seconds - (time.monotonic() - self.began)
-
     # ---- asking children
 
     def asked(
-        self, function: str, argument: Mapping[str, Any], seconds: float, stream: Any = None
+        self,
+        function: str,
+        argument: Mapping[str, Any],
+        seconds: float,
+        stream: Any = None,
+        *,
+        late_s: float = 0.0,
     ) -> ChildResult:
-        """What ``function`` of ``judging`` answers in a child."""
+        """What ``function`` of ``judging`` answers in a child, at the latest ``late_s`` after the time that was given."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+        deadline = self.deadline.earlier(-late_s)
         found = self.store.found
         common = {
             "backend": {
@@ -183,7 +212,8 @@ class Hunt:
         return workers.call_in_server(
             workers.Preparation(f"minidbg.extras.hunt.judging:{function}", **self.warmth),
             {**common, **argument},
-            seconds=seconds,
+            seconds=deadline.left(seconds),
+            deadline=deadline,
             memory_bytes=workers.memory_limit(),
             stream=stream,
         )
@@ -201,6 +231,9 @@ class Hunt:
         wanted = self.wanted
         plan = {"ops": wanted.ops, "dtypes": wanted.dtypes, "devices": wanted.devices}
         done = self.asked("started", plan, START_S)
+        if not done.answered and self.deadline.is_over:
+            self.complaints["the time was over before anything could be tried; give more --seconds"] = None
+            return {"cells": []}
         if not done.answered:
             raise refusal_in(done)
         return dict(done.value)
@@ -208,7 +241,7 @@ class Hunt:
     def batch(self, batch: list[dict[str, Any]], number: int) -> None:
         """Have the batch judged; what a death cut off goes into another one."""
         doing = self.store.place / f"doing_{os.getpid()}_{number}.json"
-        seconds = max(1.0, min(BATCH_SECONDS, self.seconds_left()))
+        seconds = max(1.0, self.deadline.left(BATCH_SECONDS))
         tried = [name for name in list(self.store.results) if name.startswith("graph ")]
         argument = {"batch": batch, "doing": str(doing), "seconds": seconds, "tried": tried}
         try:
@@ -217,6 +250,8 @@ class Hunt:
                 rest = batch[done.value["done"] :]
             elif done.error:
                 rest = self.after_mistake(batch, done)
+            elif self.deadline.is_over:  # that ended it, and says nothing about the candidate
+                rest = []
             else:
                 rest = self.after_death(batch, doing, done)
         finally:
@@ -249,7 +284,7 @@ class Hunt:
             done = dataclasses.replace(done, timed_out=True, signal=None)
         argument = {"candidate": candidate, "done": dataclasses.asdict(done)}
         told = self.asked("keep_death", argument, self.wanted.call_seconds * 2)
-        if not told.answered:
+        if not told.answered and not self.deadline.is_over:
             record = {
                 "candidate": candidate, "id": name_of(candidate), "state": CellState.SKIPPED,
                 "reason": "ends the process, and cannot be rebuilt",
@@ -258,10 +293,12 @@ class Hunt:
         return [one for one in batch if one != candidate]
 
     def reduce(self, key: str) -> Settled:
-        """Reduce the first failure of ``key`` to a verified repro; the key, and what became of it."""
+        """Reduce the first failure of ``key`` to a verified repro; the key, and what became of it. None where the time was too short."""
         found, began = self.store.found[key], time.monotonic()
+        seconds = self.deadline.left(self.wanted.reduce_seconds)
         limits = Limits(
-            seconds=self.wanted.reduce_seconds,
+            seconds=seconds,
+            due=None if self.wanted.seconds is None else began + seconds,
             call_seconds=self.wanted.call_seconds,
             value_limit_bytes=self.wanted.value_limit_bytes,
         )
@@ -270,11 +307,17 @@ class Hunt:
             limits = dataclasses.replace(limits, max_calls=HANGS_ASKED, call_seconds=short)
         argument = {"path": str(found.capture), "limits": dataclasses.asdict(limits)}
         with open(os.devnull, "w") as stream:
-            done = self.asked("reduced", argument, limits.seconds + GRACE_S, stream)
+            done = self.asked("reduced", argument, limits.seconds + GRACE_S, stream, late_s=TO_END_S)
+        self.seconds_of_reduction = time.monotonic() - began
+        was_short = seconds < self.wanted.reduce_seconds
+        if was_short and not (done.answered and (done.value.get("path") or not done.value.get("ended_by"))):
+            return None  # it is still to be reduced
         if done.answered:
             answer = dict(done.value)
             if answer.get("path"):
                 answer["line"] = shrinkage(answer["nodes_before"], answer["nodes_after"])
+                if was_short and answer.get("ended_by"):
+                    self.cut_short.append(Path(answer["path"]))
             else:
                 answer.setdefault(
                     "refused", f"no repro: {answer.get('verdict')}: {'; '.join(answer.get('notes', ()))}"
@@ -284,12 +327,11 @@ class Hunt:
                 "was ended after its time" if done.timed_out else f"died ({done.signal or done.exit_status})"
             )
             answer = {"refused": f"its reduction {how}: {done.error.strip().rpartition(chr(10))[2]}"}
-        self.seconds_of_reduction = time.monotonic() - began
         return key, answer
 
     def standing(self, doing: str) -> HuntProgress:
         begun = {tuple(name.split(" ")[:3]) for name in self.store.results if not name.startswith("graph")}
-        rest = self.seconds_left()
+        rest = self.deadline.left()
         return HuntProgress(
             tried=len(self.store.results),
             cells=len(self.cells),
@@ -297,7 +339,7 @@ class Hunt:
             failures=len(self.store.cases()),
             doing=doing,
             seconds=time.monotonic() - self.began,
-            rest_seconds=max(0.0, rest) if rest != float("inf") else None,
+            rest_seconds=rest if rest != float("inf") else None,
         )
 
 

@@ -13,13 +13,18 @@ import torch
 from support.command_line import python
 from torch.fx import symbolic_trace
 
-from minidbg.extras.hunt import candidates, judging, programs, samples, states, table
+from minidbg.extras.hunt import candidates, hunting, judging, programs, samples, states, table
+from minidbg.extras.hunt.commands import tell
+from minidbg.extras.hunt.hunting import Hunt
 from minidbg.extras.hunt.states import RANKS, CellState, HuntFolder
 from minidbg.fx.case import Case
+from minidbg.reduction.result import ReductionResult
 from minidbg.source.size import call_targets
+from minidbg.words.deadline import Deadline
 from minidbg.words.errors import BadSetting
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
+from minidbg.workers import ChildResult
 
 BACKEND = BackendRef("toy", '"toy"')
 HEAD = {"backend": "toy", "seed": 0}
@@ -408,3 +413,85 @@ def test_two_children_may_write_at_once(tmp_path: Path) -> None:
         states.append(tmp_path / "file", {"parent": number})
     os.wait()
     assert len([json.loads(line) for line in (tmp_path / "file").read_text().splitlines()]) == 600
+
+
+# ---- the time that is given
+
+
+class Asked:
+    """A hunt with so many seconds left, whose children give one answer."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, left_s: float, answer: ChildResult
+    ) -> None:
+        self.hunt = Hunt(candidates.Wanted("aot_eager", folder, seconds=90.0))
+        self.hunt.deadline = Deadline.after(left_s)
+        capture = folder / ".minidbg" / "captures" / "compile_add_ab12cd.py"
+        states.append(self.hunt.store.results_file, failing("add", "k", capture=str(capture)))
+        self.hunt.store.read()
+        self.asked: list[dict[str, Any]] = []
+
+        def call(preparation: object, argument: dict[str, Any], **how: Any) -> ChildResult:
+            self.asked.append({**argument, **how})
+            return answer
+
+        monkeypatch.setattr(hunting.workers, "call_in_server", call)
+
+
+def ended(path: Path | None, ended_by: str = "budget of 20 s") -> ReductionResult:
+    return ReductionResult(path, 9, 4, 3, 1.0, False, Verdict.REPRODUCES, ended_by=ended_by)
+
+
+def test_a_reduction_has_no_more_than_the_time_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repro = tmp_path / "compile_add.py"
+    answer = ChildResult(answered=True, value=ended(repro).to_json())
+    asked = Asked(tmp_path, monkeypatch, left_s=20.0, answer=answer)
+    assert asked.hunt.reduce("k")[1]["path"] == str(repro)
+    (question,) = asked.asked
+    limits = question["limits"]
+    assert 15 < limits["seconds"] <= 20
+    assert limits["due"] == pytest.approx(asked.hunt.deadline.at, abs=0.5)
+    assert question["deadline"].at < asked.hunt.deadline.at + 5
+    assert asked.hunt.cut_short == [repro]
+
+
+@pytest.mark.parametrize(
+    "answer", [ChildResult(timed_out=True), ChildResult(answered=True, value=ended(None).to_json())]
+)
+def test_a_reduction_that_the_end_of_the_time_cut_off_says_nothing_about_the_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: ChildResult
+) -> None:
+    hunt = Asked(tmp_path, monkeypatch, left_s=20.0, answer=answer).hunt
+    assert hunt.reduce("k") is None
+    assert [one.settled for one in hunt.store.cases()] == [False]
+
+
+def test_a_candidate_that_the_end_of_the_time_cut_off_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(tmp_path, monkeypatch, left_s=0.0, answer=ChildResult(timed_out=True))
+    before = asked.hunt.store.results_file.read_text()
+    asked.hunt.batch([failing("mul", "m")["candidate"]], 0)
+    assert asked.asked[0]["seconds"] == 0.0
+    assert (len(asked.asked), list(asked.hunt.again)) == (1, [])
+    assert asked.hunt.store.results_file.read_text() == before
+
+
+def test_a_repro_that_was_written_before_the_end_is_not_called_unreduced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its reduction had no time left to tell of it."""
+    hunt = Asked(tmp_path, monkeypatch, left_s=20.0, answer=ChildResult(timed_out=True)).hunt
+    log = tmp_path / ".minidbg" / "reductions" / "compile_add_ab12cd" / "replay.jsonl"
+    log.parent.mkdir(parents=True)
+    end = {"end": "published", "written": ended(tmp_path / "compile_add.py", "").to_json()}
+    for began, repro in ((hunt.began_at - 60, None), (hunt.began_at + 1, tmp_path / "compile_add.py")):
+        log.write_text(json.dumps({"schema": 1, "began": began}) + "\n" + json.dumps(end) + "\n")
+        hunt.reductions_begun.add("k")
+        hunt.take_stock()
+        (failure,) = hunt.store.cases()
+        assert failure.repro == repro
+        tell(hunt, None, False, None, as_json=False)
+        assert ("1 of the failures is captured and not reduced" in capsys.readouterr().err) is (repro is None)
