@@ -116,11 +116,9 @@ def test_a_hang_ends_at_the_time_limit(folder: Path) -> None:
 def test_a_repro_folder_of_which_no_test_was_made_says_what_it_holds(folder: Path) -> None:
     repros = folder / "minidbg_repros"
     (repros / ".minidbg" / ".gitignore").write_text("*\n")
-    status, text = run_pytest(folder, "minidbg_repros", option="")
+    status, text = run_pytest(repros, option="")
     assert status == 5
-    assert (
-        "minidbg: minidbg_repros holds 6 repros; pytest --minidbg minidbg_repros runs them as tests" in text
-    )
+    assert "minidbg: . holds 6 repros; pytest --minidbg . runs them as tests" in text
     for path in repros.glob("*.py"):
         path.unlink()
     _, text = run_pytest(folder, "minidbg_repros")
