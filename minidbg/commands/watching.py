@@ -277,13 +277,13 @@ def why_not_gone(path: Path) -> str:
     is_judged = judges_outcome(outcome)
     if is_judged and outcome.verdict is not Verdict.GONE:
         still = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
-        return f"{path} still {'reproduces' if still else f'fails ({outcome.verdict})'}: {said}"
+        return f"{display_path(path)} still {'reproduces' if still else f'fails ({outcome.verdict})'}: {said}"
     own = whole_name(repro.read_header(path).spec.device)
     seen = [one for one in recorder.states_of(path) if not is_judged or whole_name(one.device) != own]
     failing = [f"on {one.device} at {moment(one.seen)}" for one in seen if one.verdict in FAILING]
     if failing:
-        return f"{path} was last seen to fail {', '.join(failing)}"
-    return "" if is_judged or seen else f"{path} cannot be judged here: {outcome.in_words}"
+        return f"{display_path(path)} was last seen to fail {', '.join(failing)}"
+    return "" if is_judged or seen else f"{display_path(path)} cannot be judged here: {outcome.in_words}"
 
 
 @click.command("accept")

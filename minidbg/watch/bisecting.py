@@ -28,6 +28,7 @@ from minidbg.workers import leftovers, run_python
 from minidbg.workers.build import build_within
 
 CANNOT_JUDGE = 125
+SECONDS = 300.0
 
 
 class CannotBisect(MinidbgError):
@@ -67,7 +68,7 @@ class Bisection:
     device: str | None = None
     options: str = ""
     """Options of the backend that are added to the repro's own, a Python dict as text."""
-    seconds: float = 300.0
+    seconds: float = SECONDS
 
     def run(self) -> Culprit:
         """Find the commit. Raises CannotBisect, saying what stands in the way and what to do."""
@@ -91,8 +92,9 @@ class Bisection:
             word for name in given if getattr(self, name) for word in (f"--{name}", str(getattr(self, name)))
         ]
         build = ["--build", self.build] if self.build and self.build_folder is None else []
+        limit = ["--seconds", f"{self.seconds:g}"] if self.seconds != SECONDS else []
         return shlex.join(
-            ["minidbg", "bisect", good[:10], bad[:10], display_path(self.path), *options, *build]
+            ["minidbg", "bisect", good[:10], bad[:10], display_path(self.path), *options, *build, *limit]
         )
 
     def check_ends(self, repository: Path, tree: Path, good: str, bad: str) -> None:
@@ -128,7 +130,7 @@ class Bisection:
             left = int(git(repository, "rev-list", "--count", f"{old}..{new}")) - 1
             raise Interrupted(
                 f"interrupted after {plural(steps, 'commit')}: gone at {good[:10]}, reproduces at {bad[:10]}, "
-                f"{plural(left, 'commit')} between them not tried; to go on: {self.command(good, bad)}"
+                f"{plural(left, 'commit')} between them; to go on: {self.command(good, bad)}"
             ) from None
         commit = git(tree, "rev-parse", "refs/bisect/after")
         told = git(tree, "show", "--no-patch", "--format=%s%x00%an%x00%ad", "--date=short", commit)
