@@ -219,12 +219,12 @@ class Hunt:
         )
 
     def patience(self) -> float:
-        """Seconds that one graph of several candidates may take: by the pace so far, since one that hangs holds up the others."""
+        """Seconds that one graph of several candidates may take: by the pace so far and the time left, since one that hangs holds up the others."""
         tried = len(self.store.results)
         usual = (
             self.store.seconds / tried * MOST_TOGETHER if tried > MOST_TOGETHER else self.wanted.call_seconds
         )
-        return max(LEAST_PATIENCE_S, usual * MUCH_LONGER)
+        return max(LEAST_PATIENCE_S, min(usual * MUCH_LONGER, self.deadline.left() / 4))
 
     def started(self) -> dict[str, Any]:
         """The forkserver, ready for batches, and the cells of the table. Raises MinidbgError."""

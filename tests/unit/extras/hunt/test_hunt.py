@@ -442,6 +442,15 @@ def ended(path: Path | None, ended_by: str = "budget of 20 s") -> ReductionResul
     return ReductionResult(path, 9, 4, 3, 1.0, False, Verdict.REPRODUCES, ended_by=ended_by)
 
 
+def test_a_hang_among_several_candidates_does_not_take_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hunt = Asked(tmp_path, monkeypatch, left_s=80.0, answer=ChildResult()).hunt
+    assert 15 < hunt.patience() <= 20
+    hunt.deadline = Deadline.after(1.0)
+    assert hunt.patience() == hunting.LEAST_PATIENCE_S
+
+
 def test_a_reduction_has_no_more_than_the_time_that_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
