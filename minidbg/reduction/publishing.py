@@ -36,7 +36,7 @@ from minidbg.words.deadline import Deadline
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
 from minidbg.words.run_spec import CallPath
-from minidbg.words.text import last_line
+from minidbg.words.text import last_line, signal_name
 
 log = logging.getLogger("minidbg")
 
@@ -456,7 +456,7 @@ def how_it_ended(ended: workers.ChildResult) -> str:
     if ended.timed_out:
         return f"no end within {ended.seconds:.0f} s"
     said = ended.stdout.strip().rpartition("\n")[2] or ended.stderr_tail.strip().rpartition("\n")[2]
-    status = f"signal {ended.signal}" if ended.signal is not None else f"exit status {ended.exit_status}"
+    status = f"exit status {ended.exit_status}" if ended.signal is None else signal_name(ended.signal)
     return f"{status}: {said[:SAID_CHARACTERS]}" if said else status
 
 

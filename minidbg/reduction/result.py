@@ -247,6 +247,6 @@ def figures_of(event: Progress) -> str:
     if not event.start_nodes:
         return clock
     rest = "" if event.rest_seconds is None else f"; about {math.ceil(event.rest_seconds)} s more"
-    return (
-        f"{event.start_nodes} -> {event.nodes} nodes after {plural(event.oracle_calls, 'run')}, {clock}{rest}"
-    )
+    is_smaller = event.nodes != event.start_nodes
+    nodes = f"{event.start_nodes} -> {event.nodes} nodes" if is_smaller else plural(event.nodes, "node")
+    return f"{nodes} after {plural(event.oracle_calls, 'run')}, {clock}{rest}"

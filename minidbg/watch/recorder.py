@@ -227,20 +227,25 @@ def row_of(
 def list_text(rows: Sequence[Json]) -> str:
     if not rows:
         return "no repros"
-    width, column = (max(len(row[name]) for row in rows) for name in ("repro", "device"))
-    lines = []
-    for row in rows:
-        verdict = IN_LIST.get(standing := standing_of(row), standing)
-        if row.get("outdated"):
-            verdict += " (before an edit)"
-        since = f"since {moment(row['since'])}" if row["since"] else ""
-        since = f"at {moment(row['verified'])}" if row.get("verified") else since
-        unexpected = "" if row.get("expected", True) else f"  header expects {row['expect']}"
-        what = f"{row['kind'] or ''} in {row['backend']}" if row["kind"] else row["reason"]
-        lines.append(
-            f"{row['repro']:<{width}}  {row['device']:<{column}} {verdict:<13} {since:<23} {what}{unexpected}".rstrip()
-        )
+    table = [row_cells(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True) if width).rstrip()
+        for cells in table
+    ]
     return printable("\n".join(lines))
+
+
+def row_cells(row: Json) -> tuple[str, ...]:
+    """What ``list`` shows of a row: repro, device, verdict, since when, failure."""
+    verdict = IN_LIST.get(standing := standing_of(row), standing)
+    if row.get("outdated"):
+        verdict += " (before an edit)"
+    since = f"since {moment(row['since'])}" if row["since"] else ""
+    since = f"at {moment(row['verified'])}" if row.get("verified") else since
+    unexpected = "" if row.get("expected", True) else f"; header expects {row['expect']}"
+    what = f"{row['kind'] or ''} in {row['backend']}" if row["kind"] else row["reason"]
+    return row["repro"], row["device"], verdict, since, f"{what}{unexpected}"
 
 
 def standing_of(row: Json) -> str:

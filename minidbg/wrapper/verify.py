@@ -73,7 +73,7 @@ def warn_if_graph_returned_unchanged(
     returned = getattr(compiled_fn, "__self__", compiled_fn)
     nothing = returned is given and graph_texts(given) == graph_texts(untouched)
     if nothing and not link.name.startswith("eager") and PROCESS.is_new(f"fallback: {link.name}"):
-        log.warning("minidbg: fallback: %s gave a graph back as it was, so eager runs it", link.name)
+        log.warning("minidbg: %s gave a graph back unchanged, so eager runs it", link.name)
 
 
 @dataclass(slots=True)

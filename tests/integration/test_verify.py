@@ -865,7 +865,7 @@ def test_a_backend_that_gives_the_graph_back_is_told_apart_once(
     for size in (2, 3):
         torch._dynamo.reset()
         call(lambda x: x.sin(), torch.ones(size), backend=lazy)
-    assert warnings_of(caplog) == ["minidbg: fallback: lazy gave a graph back as it was, so eager runs it"]
+    assert warnings_of(caplog) == ["minidbg: lazy gave a graph back unchanged, so eager runs it"]
 
 
 # ---- optimizers, whose parameters dynamo makes attributes of the graph

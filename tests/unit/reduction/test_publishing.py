@@ -153,7 +153,7 @@ def test_what_a_spent_budget_left_out_is_told(found: Reduced, said: str) -> None
         (ChildResult(timed_out=True, seconds=7.4), "no end within 7 s"),
         (ChildResult(exit_status=3), "exit status 3"),
         (ChildResult(exit_status=3, stdout="a\nb\n", stderr_tail="c"), "exit status 3: b"),
-        (ChildResult(signal=11, stderr_tail="a\nSegmentation fault\n"), "signal 11: Segmentation fault"),
+        (ChildResult(signal=11, stderr_tail="a\nSegmentation fault\n"), "SIGSEGV: Segmentation fault"),
         (ChildResult(exit_status=0, stdout="x" * 600), "exit status 0: " + "x" * 500),
     ],
 )

@@ -479,6 +479,19 @@ def test_a_first_wrong_node_that_is_right_by_itself_does_not_change_what_is_look
     assert "further on" not in written.path.read_text()
 
 
+def test_a_script_that_misses_its_failure_says_what_it_printed_and_what_the_judge_saw(
+    case: Case, tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = "fails differently: no 'kern' in 'x'"
+    ends = iter([ChildResult(exit_status=3, stdout=printed), ChildResult(exit_status=1)])
+    monkeypatch.setattr(publishing.repro, "run_alone", lambda draft, **_: next(ends))
+    written = reduced(case, tmp_path)
+    assert written.path is not None
+    (asks,) = (line for line in written.path.read_text().splitlines() if "asks minidbg" in line)
+    assert printed in asks
+    assert "judge saw: ValueError: no kernel" in asks
+
+
 def test_other_failures_met_on_the_way_are_kept_as_captures(tmp_path: Path, oracle: list[Case]) -> None:
     def two_bugs(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         names = [node.target for node in graph_module.graph.nodes]
