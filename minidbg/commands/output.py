@@ -15,7 +15,7 @@ import click
 
 from minidbg.words import retired
 from minidbg.words.errors import MinidbgError
-from minidbg.words.text import printable
+from minidbg.words.text import display_path, printable
 
 CANNOT_JUDGE = 125
 """The status of every request that could not be met: no mistake of ours looks like a failing repro to ``git bisect``."""
@@ -98,6 +98,16 @@ def repro_folder() -> Path:
     return settings.load().repro_dir
 
 
+def existing_folder(folder: Path | None) -> Path:
+    """The folder that was named, or the repro folder. Raises MinidbgError where no failure has made that one yet."""
+    default = repro_folder()
+    if folder is None and not default.exists():
+        raise MinidbgError(
+            f"no repros yet: there is no {display_path(default)}; the first failure under minidbg run, or minidbg.wrap, makes it"
+        )
+    return folder or default
+
+
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, default=str))
 
@@ -137,7 +147,10 @@ def usage_lines(error: click.ClickException) -> list[str]:
     """The lines for a command that was given something it does not take."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "minidbg"
-    what, _, advice = error.format_message().partition("; ")
+    is_of_argument = isinstance(error, click.BadParameter) and isinstance(error.param, click.Argument)
+    # click's own words name the argument first: invalid value for '[PATH]'
+    said = error.message if is_of_argument and error.message else error.format_message()
+    what, _, advice = " ".join(said.split()).partition("; ")
     option = error.option_name if isinstance(error, click.NoSuchOption) else ""
     if context and (instead := retired.of_option(context.info_name or "", option)):
         what, _, advice = f"{option}: {instead}".partition("; ")

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from minidbg.commands.cluster_options import cluster_options
-from minidbg.commands.output import JSON, REPRO, ReproPath, print_json, repro_folder
+from minidbg.commands.output import JSON, REPRO, ReproPath, existing_folder, print_json, repro_folder
 from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
 from minidbg.words import retired
 from minidbg.words.cluster_address import Cluster
@@ -168,7 +168,7 @@ def status(folder: Path | None, as_json: bool) -> None:
     """
     from minidbg.watch import recorder
 
-    found = recorder.status_of(folder or repro_folder())
+    found = recorder.status_of(existing_folder(folder))
     show([found], recorder.status_text(found), as_json=as_json)
     sys.exit(0 if found["running"] else 1)
 
@@ -184,7 +184,7 @@ def list_repros(folder: Path | None, kinds: tuple[str, ...], as_json: bool) -> N
     """
     from minidbg.watch import recorder
 
-    rows = recorder.rows_of(folder or repro_folder(), kinds)
+    rows = recorder.rows_of(existing_folder(folder), kinds)
     none = f"no repros of kind {' or '.join(kinds)}"
     show(rows, none if kinds and not rows else recorder.list_text(rows), as_json=as_json)
 
@@ -227,7 +227,7 @@ def show_history(repro: Path | None, limit: int, as_json: bool) -> None:
     """
     from minidbg.watch import recorder
 
-    path = repro or repro_folder()
+    path = repro if repro is not None and not repro.is_dir() else existing_folder(repro)
     past = recorder.history_of(path, limit)
     show(recorder.history_rows(past), recorder.history_text(past), as_json=as_json)
 
@@ -309,7 +309,7 @@ def accept(repros: tuple[Path, ...], mute: str | None, force: bool, as_json: boo
         raise StillFails("\n".join(failing))
     for path in repros:
         write_in_header(path, {"expect": "gone"} if mute is None else {"muted": mute or None})
-        done = "is now a regression test: it must stay gone"
+        done = "is now a regression test: its failure must be gone"
         if mute is not None:
             done = f"is muted: {mute}" if mute else "is heard again"
         show([{"repro": str(path), "done": done}], f"{display_path(path)} {done}", as_json=as_json)

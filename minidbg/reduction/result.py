@@ -76,7 +76,8 @@ class ReductionResult:
     def line(self) -> str:
         counts = f"{shrinkage(self.nodes_before, self.nodes_after)}, "
         if self.known_before and self.path is not None:
-            return f"{counts}found before, and its repro still fails; run: python {display_path(self.path)}"
+            counts = counts.partition(",")[0]
+            return f"{counts}, found before, and its repro still fails; run: python {display_path(self.path)}"
         counts += f"{plural(self.oracle_calls, 'run')}, {self.seconds:.1f} s"
         if self.path is None and self.ended_by:
             return f"{counts}; not verified: {self.ended_by}"

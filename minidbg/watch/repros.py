@@ -224,6 +224,8 @@ def find_repro(text: Path, folder: Path) -> Path:
     for candidate in (text, folder / text, folder / f"{text}.py", captures / text):
         if is_file(candidate):
             return candidate
+    if text.name != str(text):
+        raise MinidbgError(f"{text}: no such file; give a repro script, or a part of its name alone")
     repros = find_repros([folder])
     matches = [path for path in repros if str(text) in path.stem]
     matches = matches or [path for path in glob(captures, "*.py") if str(text) in path.stem]

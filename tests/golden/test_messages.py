@@ -17,7 +17,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from minidbg.commands.run.launch import failure_lines, graph_lines
+from minidbg.commands.output import existing_folder
+from minidbg.commands.run.launch import Ending, failure_lines, graph_lines, nothing_failed
 from minidbg.commands.watching import accept
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
@@ -155,7 +156,13 @@ MESSAGES: Mapping[str, Callable[[], str]] = {
     "run: a graph that did not compile": lambda: graphs("compile", graphs=1, failed=1),
     "run: graphs that failed": lambda: graphs("compile", "accuracy", graphs=3, verified=1, failed=2),
     "run: a graph that was not verified": lambda: graphs(graphs=1, not_verified={"no memory": 1}),
+    "run: nothing was compiled": lambda: nothing_failed([], Ending(0)),
+    "run: nothing was compiled, and the program failed": lambda: nothing_failed([], Ending(2)),
+    "run: nothing was compiled, and the program died": lambda: nothing_failed([], Ending(-11)),
+    "run: no failure": lambda: nothing_failed([{"event": "wrapped", "backend": one} for one in ("a", "a", "b")], Ending(0)),
     "run: graphs verified in part": lambda: graphs(graphs=2, verified=2, left_out={"output 0": 2}),
+    "a result: known, of one node": lambda: written(known_before=True, nodes_before=1),
+    "a name: of another folder": lambda: refused(lambda: find_repro(Path("other/x.py"), folder_of("x"))),
     "a name: none": lambda: refused(lambda: find_repro(Path("x"), folder_of("a_relu", "b_relu"))),
     "a name: several": lambda: refused(lambda: find_repro(Path("relu"), folder_of(*"abcdefg", *(f"{one}_relu" for one in "abcdefg")))),
     "a name: no repros": lambda: refused(lambda: find_repro(Path("x"), folder_of())),
@@ -164,6 +171,7 @@ MESSAGES: Mapping[str, Callable[[], str]] = {
     "stages": lambda: STAGES.sentence,
     "show: figures": lambda: reduction_line({**FIGURES, "oracle_calls": 4, "seconds": 6.8}),
     "show: figures without a log": lambda: reduction_line({**FIGURES, "oracle_calls": 0, "seconds": 0.0}),
+    "list: no folder": lambda: refused(lambda: existing_folder(None)),
     "list: not seen": listed,
     "list: verified": lambda: listed(verified=NOW),
     "list: verified before an edit": lambda: listed(verified=NOW, outdated=True),
@@ -187,6 +195,7 @@ def golden() -> Iterator[tuple[str, str]]:
 def test_a_message_says_what_was_agreed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.environ.get("MINIDBG_WRITE_GOLDEN")
     monkeypatch.delenv("MINIDBG_WRITE_GOLDEN", raising=False)  # it is no setting of minidbg
+    monkeypatch.delenv("MINIDBG_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
     said = MESSAGES[name]()
     if write:

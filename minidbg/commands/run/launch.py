@@ -131,7 +131,7 @@ def summary_of(
     if glob(settings.repro_dir / ".minidbg" / "flight", "*.py"):
         lines += deaths_since(began, settings, ending, say)
     if not lines and not failures:
-        lines = [nothing_failed(events)]
+        lines = [nothing_failed(events, ending)]
     kinds = {str(event.get("kind")) for event in failures}
     return [*lines, *graph_lines((event for event in events if event.get("event") == "graphs"), kinds)]
 
@@ -168,13 +168,12 @@ def graph_lines(events: Iterable[dict[str, Any]], kinds: Collection[str] = ()) -
     return [*lines, *(f"{plural(number, 'graph')} {reason}" for reason, number in reasons.most_common())]
 
 
-def nothing_failed(events: Sequence[dict[str, Any]]) -> str:
+def nothing_failed(events: Sequence[dict[str, Any]], ending: Ending) -> str:
     """The line for a program in which no backend failed."""
     backends = Counter(str(event.get("backend")) for event in events if event.get("event") == "wrapped")
     if not backends:
-        return (
-            "no torch.compile in this program; --compile-all MODULE:CLASS compiles the instances of a class"
-        )
+        advice = "; --compile-all MODULE:CLASS compiles the instances of a class"
+        return f"no torch.compile in this program{ending.in_words or advice}"
     uses = ", ".join(f"{name} {times} times" if times > 1 else name for name, times in backends.items())
     return f"no backend failed (wrapped: {uses})"
 

@@ -207,7 +207,8 @@ def tried_in_words(hunted: Hunt, cells: Sequence[OpCell]) -> str:
 
     tried = len({(cell.op, cell.dtype, cell.device) for cell in cells if cell.op != GRAPHS})
     graphs = sum(sum(cell.counts.values()) for cell in cells if cell.op == GRAPHS)
-    return f"{tried:,} of {plural(len(hunted.cells), PAIR)}, {plural(graphs, 'random graph')}"
+    pairs = f"{tried:,} of {plural(len(hunted.cells), PAIR)}"
+    return f"{pairs}, {plural(graphs, 'random graph')}" if graphs else pairs
 
 
 def print_records(

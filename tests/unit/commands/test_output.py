@@ -60,6 +60,13 @@ def test_a_usage_error_names_the_command_and_its_help(
     assert todo == f"  see: minidbg {arguments[0]} --help"
 
 
+def test_a_file_that_is_not_there_is_named_without_the_arguments_own_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert status_of("reduce", "nothing.py") == 125
+    assert capsys.readouterr().err.startswith("minidbg reduce: file 'nothing.py' does not exist")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

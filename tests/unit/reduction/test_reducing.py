@@ -32,6 +32,7 @@ from minidbg.fx.case import Case
 from minidbg.judge.harness import NOT_CALLED
 from minidbg.reduction import problem, publishing, reducing, session
 from minidbg.reduction.result import Limits, ReductionResult
+from minidbg.repro.flights import reduced_crash
 from minidbg.source.size import call_nodes, call_targets
 from minidbg.watch import idle_work
 from minidbg.words.claims import is_claimed
@@ -862,7 +863,7 @@ def test_reducing_a_capture_keeps_the_time_limit_asked_for_and_says_so_for_the_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Issue 15: a crash took limits of its own, and the daemon reduced again what was reduced already."""
-    path = tmp_path / ".minidbg" / "captures" / "crash.py"
+    path = tmp_path / ".minidbg" / "captures" / "crash_relu.py"
     path.parent.mkdir(parents=True)
     path.write_text("a capture")
     asked: list[Limits] = []
@@ -881,6 +882,9 @@ def test_reducing_a_capture_keeps_the_time_limit_asked_for_and_says_so_for_the_d
     digest = hashlib.sha1(b"a capture", usedforsecurity=False).hexdigest()
     assert idle_work.reduced(path) == (digest, str(tmp_path / "crash_small.py"))
     assert not is_claimed(path)
+    assert reduced_crash(tmp_path) is None
+    (tmp_path / "crash_small.py").touch()
+    assert reduced_crash(tmp_path)["path"] == str(tmp_path / "crash_small.py")
     path.write_text("another")
     monkeypatch.delenv("MINIDBG_TIME_LIMIT_S")
     reducing.reduce_path(path, limits=Limits())

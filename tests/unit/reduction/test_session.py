@@ -161,7 +161,7 @@ def test_a_flaky_failure_gets_several_chances_and_no_more_than_it_needs(
     ("limits", "spent_s", "said"),
     [
         ({"seconds": 8.0}, 0.0, "budget of 8 s"),
-        ({"seconds": 8.0, "max_calls": 5}, 0.0, "budget of 5 calls"),
+        ({"seconds": 8.0, "max_calls": 5}, 0.0, "budget of 5 runs"),
         ({"seconds": 8.0, "max_calls": 5}, 4.0, "budget of 8 s"),
     ],
 )
