@@ -187,13 +187,17 @@ def as_capture(path: Path) -> Path:
     Nothing is run: whether it shows a crash or a hang is for the judge to find out. Raises OSError, and
     FileNotFoundError when another process was faster.
     """
-    repro_folder = path.parent.parent.parent
-    digest = hashlib.sha256(read_regular(path, SCRIPT_LIMIT_BYTES)).hexdigest()[:6]
-    target = captures(repro_folder) / f"crash_{digest}.py"
+    target = capture_of(path)
     with contextlib.suppress(FileNotFoundError):
         os.replace(tensors_of(path), target.with_suffix(".safetensors"))
     os.replace(path, target)
     return target
+
+
+def capture_of(path: Path) -> Path:
+    """Where ``as_capture`` moves the record. Raises OSError, and FileNotFoundError when it is gone."""
+    digest = hashlib.sha256(read_regular(path, SCRIPT_LIMIT_BYTES)).hexdigest()[:6]
+    return captures(path.parent.parent.parent) / f"crash_{digest}.py"
 
 
 def reduced_crash(folder: Path | str) -> Mapping[str, Any] | None:

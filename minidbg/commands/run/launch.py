@@ -197,15 +197,17 @@ def deaths_since(
             flights.remove(record)
             yield happened
             continue
-        try:
-            capture = flights.as_capture(record)
-        except FileNotFoundError:
-            yield f"{happened}; another minidbg has taken its record"
-        except OSError as error:
-            yield f"{happened}; its record {record} cannot be moved ({error})"
-        else:
-            interrupted = ending.was_interrupted or name.step is flights.Step.INTERRUPTED
-            yield reduced(capture, settings, happened, say, interrupted=interrupted)
+        with contextlib.ExitStack() as claim:
+            try:
+                claim.enter_context(claimed(flights.capture_of(record)))  # before it is there: watch looks
+                capture = flights.as_capture(record)
+            except FileNotFoundError:
+                yield f"{happened}; another minidbg has taken its record"
+            except OSError as error:
+                yield f"{happened}; its record {record} cannot be moved ({error})"
+            else:
+                interrupted = ending.was_interrupted or name.step is flights.Step.INTERRUPTED
+                yield reduced(capture, settings, happened, say, interrupted=interrupted)
 
 
 def reduced(
@@ -227,15 +229,14 @@ def reduced(
     command.append(f"{settings.seconds:g}")
     limit, began = settings.seconds + GRACE_S, time.monotonic()
     try:
-        with claimed(capture):
-            done = subprocess.run(
-                command,
-                stdout=subprocess.PIPE,
-                timeout=limit,
-                check=False,
-                text=True,
-                env=environment.for_judge(),
-            )
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            timeout=limit,
+            check=False,
+            text=True,
+            env=environment.for_judge(),
+        )
     except subprocess.TimeoutExpired:
         return f"{happened}; not reduced within {time.monotonic() - began:.0f} s: the capture is in {shown}"
     written = last_json(done.stdout)
