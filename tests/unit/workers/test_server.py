@@ -173,8 +173,11 @@ STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {
 def test_a_run_that_takes_too_much_memory_is_ended_and_no_other(
     driver: Driver, mode: str, script: str
 ) -> None:
-    other = driver.start(driver.script("import time; time.sleep(3)", "other.py"))
+    done = driver.folder / "done"
+    waits = f"import os, time\nwhile not os.path.exists({str(done)!r}): time.sleep(0.01)"
+    other = driver.start(driver.script(waits, "other.py"))
     ended = driver.run(script, mode=mode, memory_bytes=256 << 20)
+    done.touch()
     assert (ended.out_of_memory, ended.timed_out) == (True, False)
     assert died_by(ended.result) == "memory limit"
     assert ((ended := driver.next_end()).id, ended.status) == (other, 0)
