@@ -64,7 +64,7 @@ def test_a_file_that_is_not_there_is_named_without_the_arguments_own_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert status_of("reduce", "nothing.py") == 125
-    assert capsys.readouterr().err.startswith("minidbg reduce: file 'nothing.py' does not exist")
+    assert capsys.readouterr().err.startswith("minidbg: no repro's name contains 'nothing.py'")
 
 
 @pytest.mark.parametrize(
