@@ -309,7 +309,7 @@ def accept(repros: tuple[Path, ...], mute: str | None, force: bool, as_json: boo
         raise StillFails("\n".join(failing))
     for path in repros:
         write_in_header(path, {"expect": "gone"} if mute is None else {"muted": mute or None})
-        done = "is now a regression test: its failure must be gone"
+        done = "is now a regression test: it must stay gone"
         if mute is not None:
             done = f"is muted: {mute}" if mute else "is heard again"
         show([{"repro": str(path), "done": done}], f"{display_path(path)} {done}", as_json=as_json)

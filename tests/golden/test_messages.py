@@ -108,7 +108,7 @@ def status_of(**verdicts: int) -> str:
 def accepted() -> str:
     script = Path("compile_sin.py")
     script.write_text("# /// script\n# [tool.minidbg]\n# schema = 1\n# ///\n")
-    return CliRunner().invoke(accept, ["--force", str(script)]).output.rstrip()
+    return CliRunner().invoke(accept, [str(script), "--force"]).output.rstrip()
 
 
 FIGURES = {

@@ -63,8 +63,8 @@ def test_a_usage_error_names_the_command_and_its_help(
 def test_a_file_that_is_not_there_is_named_without_the_arguments_own_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert status_of("reduce", "nothing.py") == 125
-    assert capsys.readouterr().err.startswith("minidbg: no repro's name contains 'nothing.py'")
+    assert status_of("history", "import", "nothing.sqlite") == 125
+    assert capsys.readouterr().err.startswith("minidbg history import: file 'nothing.sqlite' does not exist")
 
 
 @pytest.mark.parametrize(
