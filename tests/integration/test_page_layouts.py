@@ -84,7 +84,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     python("program.py", cwd=folder, env=env, check=True)
     (compiles,) = folder.glob("minidbg_repros/compile_*.py")
     (wrong,) = folder.glob("minidbg_repros/accuracy_*.py")
-    cli("accept", wrong, cwd=folder, check=True)
+    cli("accept", "--force", wrong, cwd=folder, check=True)
     arguments = ("--serve", f"127.0.0.1:{free_port()}", "--html", str(folder / "copy.html"), "--jobs", "1")
     many = filled(folder / "many", repros=40, columns=4)
     with watching(folder, *arguments, env=env) as daemon, serving(folder / "many", many) as address_of_many:
