@@ -69,7 +69,7 @@ def found_in(path: str, modules: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Those of the top-level ``modules`` that lie in the folder ``path``, each with the name of its folder or file."""
     try:
         names = sorted(os.listdir(path))
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no path can be called so
         return
     for top in modules:
         yield from [(top, name) for name in names if name == top or name.partition(".")[0] == top][:1]

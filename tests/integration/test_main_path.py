@@ -124,7 +124,7 @@ def test_a_capture_reduces_to_the_same_graph_from_the_command_line(folder: Path,
     (capture,) = (folder / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
     done = cli("reduce", capture, "--dir", tmp_path / "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    path = Path(done.stdout.strip())
+    path = tmp_path / done.stdout.strip()
     assert path.parent == tmp_path / "out"
     assert "1 of 40 nodes" in path.read_text()
 
