@@ -87,7 +87,7 @@ def test_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
 
 def test_without_new_processes_the_capture_is_kept(tmp_path: Path) -> None:
     (line,) = failed(tmp_path, "processes", tmp_path / "repros")
-    assert "no process can be made to reduce it here" in line
+    assert "not reduced: no process can be started for it here" in line
     assert script_in(tmp_path, line).is_file()
 
 

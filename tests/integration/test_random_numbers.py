@@ -67,6 +67,7 @@ def test_nothing_that_a_program_imports_of_ours_draws(tmp_path: Path) -> None:
     printed(IMPORTS, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_training_program_by_name_has_the_losses_of_the_bare_one(tmp_path: Path) -> None:
     assert printed(TRAINING, tmp_path, "minidbg") == printed(TRAINING, tmp_path, "aot_eager")
 

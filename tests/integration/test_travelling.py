@@ -29,7 +29,14 @@ def case_in(path: Path) -> Case:
         return case_of_program(function, args, module.BACKEND, getattr(module, "DYNAMIC", None))
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        # the crash needs 256 MB of inputs
+        pytest.param(path, marks=pytest.mark.slow if path.stem.startswith("crash") else (), id=path.stem)
+        for path in CASES
+    ],
+)
 def test_a_real_case_is_the_same_in_the_child(path: Path) -> None:
     case = case_in(path)
     assert_same_case(case, travelled(case))

@@ -50,6 +50,7 @@ def module(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delitem(sys.modules, name, raising=False)
 
 
+@pytest.mark.slow  # each question waits for the time limit
 @pytest.mark.skipif(sys.platform != "linux", reason="the backend looks for its process in /proc")
 def test_a_backend_that_hangs_in_forks_is_asked_in_fresh_interpreters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

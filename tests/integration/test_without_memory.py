@@ -64,7 +64,7 @@ def test_every_look_at_every_odd_tensor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "backend"),
     [
-        ("hessian", "off_by_a_thousandth"),
+        pytest.param("hessian", "off_by_a_thousandth", marks=pytest.mark.slow),
         pytest.param("random_rows", "off_by_a_thousandth", marks=pytest.mark.slow),
         pytest.param("attention", "off_by_a_thousandth", marks=pytest.mark.slow),
         pytest.param("gaps", "blind_to_strides", marks=pytest.mark.slow),
