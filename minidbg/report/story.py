@@ -345,11 +345,14 @@ def reduction_line(figures: Mapping[str, Any]) -> str:
     if not figures["reduced"]:
         return f"no: {plural(figures['nodes'], 'node')}, {plural(figures['inputs'], 'input')}, as captured"
     proof = "no single one can be left out" if figures["certified"] else "perhaps more could be left out"
-    text = (
-        f"{figures['nodes']} of {plural(figures['nodes_before'], 'node')},"
-        f" {figures['inputs']} of {plural(figures['inputs_before'], 'input')}"
-        f" ({proof})"
+    inputs, before = figures["inputs"], figures["inputs_before"]
+    # values on the way become inputs: there may be more than at first
+    of = (
+        f"{inputs} of {plural(before, 'input')}"
+        if inputs <= before
+        else f"{plural(inputs, 'input')} for {before}"
     )
+    text = f"{figures['nodes']} of {plural(figures['nodes_before'], 'node')}, {of} ({proof})"
     runs = figures["oracle_calls"]
     return f"{text}; {plural(runs, 'run')}, {figures['seconds']:.1f} s" if runs else text
 

@@ -171,6 +171,7 @@ MESSAGES: Mapping[str, Callable[[], str]] = {
     "stages": lambda: STAGES.sentence,
     "show: figures": lambda: reduction_line({**FIGURES, "oracle_calls": 4, "seconds": 6.8}),
     "show: figures without a log": lambda: reduction_line({**FIGURES, "oracle_calls": 0, "seconds": 0.0}),
+    "show: figures where values on the way became inputs": lambda: reduction_line({**FIGURES, "inputs": 2, "oracle_calls": 0}),
     "list: no folder": lambda: refused(lambda: existing_folder(None)),
     "list: not seen": listed,
     "list: verified": lambda: listed(verified=NOW),
