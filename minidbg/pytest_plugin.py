@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from minidbg.watch.repros import HIDDEN, Repro, find_repros, is_script, read_repro
+from minidbg.watch.repros import Repro, find_repros, is_script, read_repro
 from minidbg.watch.runner import PROBE_SCRIPT, judging, mode_for, outcome_of
 from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_devices
 from minidbg.watch.states import is_fallback
@@ -28,9 +28,9 @@ from minidbg.words.errors import MinidbgError
 from minidbg.words.files import read_regular
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict, is_expected
-from minidbg.words.script_header import BLOCK, SCRIPT_LIMIT_BYTES, text_of
+from minidbg.words.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
 from minidbg.words.text import display_path, plural
-from minidbg.workers.pool import Mode, preload_for
+from minidbg.workers.pool import RunMode, preload_for
 from minidbg.workers.waiting import OneByOne
 
 CANNOT_JUDGE = (Verdict.SKIPPED, Verdict.INVALID)
@@ -210,7 +210,7 @@ class ReproItem(pytest.Item):
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         warm = len(repros) > WORTH_WARMING * workers
         pool = pool_of(self.config, {repro.spec.backend.name for repro in repros} if warm else None)
-        mode = mode_for(Workers.AUTO, self.device, fresh=False) if warm and not fresh else Mode.FRESH
+        mode = mode_for(Workers.AUTO, self.device, fresh=False) if warm and not fresh else RunMode.FRESH
         limit = self.config.getoption("minidbg_seconds")
         if self.repro.spec.expected.kind.traits.endless:
             limit = min(limit, self.repro.spec.time_limit_s)
@@ -239,7 +239,7 @@ def machine_here() -> Machine:
     """The devices of this machine, asked in a child: this process needs no torch."""
     pool = OneByOne(preload_for((), forks=False))
     try:
-        ended = pool.run((PROBE_SCRIPT, "devices"), Mode.FRESH, 120.0)
+        ended = pool.run((PROBE_SCRIPT, "devices"), RunMode.FRESH, 120.0)
     finally:
         pool.close()
     try:

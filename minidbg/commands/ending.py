@@ -12,16 +12,9 @@ from types import FrameType
 from typing import NoReturn
 
 from minidbg.commands.output import INTERRUPTED
+from minidbg.words.errors import Terminated
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-
-
-class Terminated(BaseException):
-    """One of the signals ``ENDING`` has come."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from minidbg import __version__
-from minidbg.commands.ending import Terminated, end_by, end_interrupted, unwound_by_signals
+from minidbg.commands.ending import end_by, end_interrupted, unwound_by_signals
 from minidbg.commands.output import (
     CANNOT_JUDGE,
     VERBOSITY,
@@ -23,7 +23,7 @@ from minidbg.commands.output import (
 )
 from minidbg.commands.table import COMMANDS, SECTIONS, loaded
 from minidbg.words import environment
-from minidbg.words.errors import Interrupted, nearest
+from minidbg.words.errors import Interrupted, Terminated, nearest
 
 PROGRAMS = ("run", "demo")
 """Commands that run a program, whose failures are to be answered; the others judge, and answer none."""

@@ -29,7 +29,7 @@ from minidbg.watch.watched import Watched
 from minidbg.words.json_lines import last_json
 from minidbg.words.text import display_path, last_line
 from minidbg.workers.build import Built
-from minidbg.workers.pool import NUMBERS, Died, Ended, Mode, Order, Pool, Ready
+from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Pool, Ready, RunMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Daemon:
     def ask_for_devices(self) -> None:
         self.machine_order = next(NUMBERS)
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
-        mode = Mode.FORK if forks(self.settings.workers) else Mode.FRESH
+        mode = RunMode.FORK if forks(self.settings.workers) else RunMode.FRESH
         self.pool.run(Order(self.machine_order, (PROBE_SCRIPT, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from minidbg.history import History
 from minidbg.watch import events
 from minidbg.watch.announce import Announcer
-from minidbg.watch.repros import HIDDEN, Repro, header_table, stamp_of
+from minidbg.watch.repros import Repro, header_table, stamp_of
 from minidbg.watch.runner import PROBE_SCRIPT
 from minidbg.watch.settings import Column
 from minidbg.watch.watched import Mark, Watched
@@ -30,10 +30,10 @@ from minidbg.words.json_lines import last_json
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import LAYOUT
 from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
-from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, nodes_in, text_of
+from minidbg.words.script_header import HIDDEN, SCRIPT_LIMIT_BYTES, nodes_in, text_of
 from minidbg.words.text import last_line
 from minidbg.workers.build import Build, Built
-from minidbg.workers.pool import NUMBERS, Ended, Mode, Order, Pool
+from minidbg.workers.pool import NUMBERS, Ended, Order, Pool, RunMode
 
 FOLDER = "flight"
 UNTOUCHED_S = 10.0
@@ -127,7 +127,7 @@ class IdleWork:
         """Have it run; ``then`` hears of its end."""
         number = next(NUMBERS)
         self.running[number] = then
-        self.pool.run(Order(number, argv, Mode.FRESH, seconds, nice=LOWEST_PRIORITY, env=env))
+        self.pool.run(Order(number, argv, RunMode.FRESH, seconds, nice=LOWEST_PRIORITY, env=env))
 
     def next_capture(self, repros: Iterable[Repro]) -> tuple[Path, str] | None:
         """A capture that nobody has tried as it is now, or is trying, and whose failure no repro shows yet, the oldest first."""

@@ -33,6 +33,7 @@ from minidbg.words.records import damage_in_words
 from minidbg.words.run_spec import DAMAGE, BackendRef, Provenance, RunSpec, table_of
 from minidbg.words.script_digest import digest_of_files
 from minidbg.words.script_header import (
+    HIDDEN,
     SCRIPT_LIMIT_BYTES,
     backend_in,
     expected_in,
@@ -46,7 +47,6 @@ from minidbg.words.text import display_path
 UNKNOWN = RunSpec(BackendRef("", ""))
 """Of a script that is damaged."""
 NO_REPROS = frozenset({"conftest.py", "__init__.py"})
-HIDDEN = ".minidbg"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import RunSpec
 from minidbg.words.text import signal_name
 from minidbg.workers import memory_limit
-from minidbg.workers.pool import NUMBERS, Ended, Mode, Order, Pool, busyness
+from minidbg.workers.pool import NUMBERS, Ended, Order, Pool, RunMode, busyness
 
 PROBE_SCRIPT = str(Path(__file__).with_name("probe.py"))
 CANARY_SECONDS = 120.0
@@ -98,10 +98,10 @@ class Runner:
         )
         self.under_way[number] = replace(run, began=began)
 
-    def time_limit(self, run: Run, repro: Repro, state: State | None, mode: Mode) -> float:
+    def time_limit(self, run: Run, repro: Repro, state: State | None, mode: RunMode) -> float:
         if run.purpose is Purpose.CANARY:
             return CANARY_SECONDS
-        fresh, fixed = mode is Mode.FRESH, self.settings.seconds
+        fresh, fixed = mode is RunMode.FRESH, self.settings.seconds
         least = LEAST_SECONDS * busyness()
         if repro.spec.expected.kind.traits.endless:
             own = repro.spec.time_limit_s
@@ -113,10 +113,10 @@ class Runner:
             return FIRST_RUN_SECONDS
         return min(MOST_SECONDS, max(least, FACTOR * state.seconds) + (least if fresh else 0))
 
-    def mode(self, run: Run) -> Mode:
+    def mode(self, run: Run) -> RunMode:
         """How the run gets its process: see ``mode_for``."""
         if run in self.lost_once or sets_threads(run):
-            return Mode.FRESH
+            return RunMode.FRESH
         return mode_for(self.settings.workers, run.job.column.device, fresh=run.fresh, turn=run.turn)
 
     def lost(self, run: Run) -> bool:
@@ -153,15 +153,15 @@ def forks(workers: Workers, device: str = "cpu") -> bool:
     )
 
 
-def mode_for(workers: Workers, device: str, *, fresh: bool, turn: int = 1) -> Mode:
+def mode_for(workers: Workers, device: str, *, fresh: bool, turn: int = 1) -> RunMode:
     """The mode of an order.
 
     The first confirmation (``turn`` 1) comes from a fork of the untouched interpreter; if that contradicts the warm one, or more
     are needed, interpreters of their own decide: they differ in what a fork inherits, such as the order of sets.
     """
     if not forks(workers, device) or (fresh and turn != 1):
-        return Mode.FRESH
-    return Mode.UNTOUCHED if fresh else Mode.FORK
+        return RunMode.FRESH
+    return RunMode.UNTOUCHED if fresh else RunMode.FORK
 
 
 # What the end of a run says

@@ -23,9 +23,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from minidbg.history import Revision
-from minidbg.watch.repros import HIDDEN, Repro, read_repro
+from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.snapshot import JUNK_FOLDERS, Ignore, Root, Snapshot, is_inside, repository_of, scan
 from minidbg.words import environment
+from minidbg.words.script_header import HIDDEN
 
 GIT_SECONDS = 20.0
 LOCKS = ("index.lock", "HEAD.lock")

@@ -17,7 +17,6 @@ from time import time_ns
 from typing import Any
 
 from minidbg.watch.repros import (
-    HIDDEN,
     Repro,
     find_repros,
     hidden_folder,
@@ -31,6 +30,7 @@ from minidbg.words.files import LOG_LIMIT_BYTES, read_regular, replace_file
 from minidbg.words.json_lines import json_objects
 from minidbg.words.outcome import Verdict
 from minidbg.words.records import check_kinds
+from minidbg.words.script_header import HIDDEN
 
 FILE = "summaries"
 VERSION = "minidbg summaries 1"

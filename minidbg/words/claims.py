@@ -12,8 +12,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from minidbg.words.files import is_file
+from minidbg.words.script_header import HIDDEN
 
-CAPTURES = (".minidbg", "captures")
+CAPTURES = (HIDDEN, "captures")
 """The folders that a capture lies in. A repro is no capture, and gets no file beside it."""
 ASKED_S = 0.1
 """Who asks whether there is a claim holds the lock for less than this."""

@@ -113,3 +113,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 class Interrupted(MinidbgError):
     """Ctrl-C ended a search; the message says what it had found, and how to go on."""
+
+
+class Terminated(BaseException):
+    """The signal ``number`` has come, by which somebody ends this process; what it unwinds lets go of what it holds."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number

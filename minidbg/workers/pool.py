@@ -42,7 +42,7 @@ NUMBERS = itertools.count(1)
 """For the orders of this process: two never have the same."""
 
 
-class Mode(StrEnum):
+class RunMode(StrEnum):
     """How a run gets its process."""
 
     FORK = "fork"
@@ -59,7 +59,7 @@ class Order:
 
     id: int
     argv: tuple[str, ...]
-    mode: Mode
+    mode: RunMode
     seconds: float
     memory_bytes: int | None = None
     pycache: str = ""
@@ -219,7 +219,7 @@ class ServerPool:
 
     def submit(self, order: Order) -> Future[Ended]:
         """Start a script in the server that has its variables; a future of its ``Ended``."""
-        which = "untouched" if order.mode is Mode.UNTOUCHED else "warm"
+        which = "untouched" if order.mode is RunMode.UNTOUCHED else "warm"
         return self.server_for(which, tuple(sorted(order.env.items()))).submit(order)
 
     def cancel(self, number: int) -> None:
@@ -307,7 +307,7 @@ class ServerProcess:
         A server that has died ends it with ``lost``.
         """
         unset: list[str] = []
-        one_thread = order.one_thread or order.mode is Mode.FORK
+        one_thread = order.one_thread or order.mode is RunMode.FORK
         folder = self.folder / str(order.id)
         request = {**asdict(order), "env": {}, "unset": unset, "one_thread": one_thread}
         if not one_thread:

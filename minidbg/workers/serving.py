@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TextIO
 
+from minidbg.words.errors import Terminated
 from minidbg.words.foreign import is_of_a_signal_handler
 from minidbg.workers import family
 from minidbg.workers.child import PR_SET_CHILD_SUBREAPER, ChildResult, die_with_parent, prctl
@@ -46,10 +47,6 @@ def named(function: str) -> Callable[..., Any]:
 def import_path() -> list[str]:
     """``sys.path`` for another process, without what Python passes over: a program may have put a Path there."""
     return [one for one in sys.path if isinstance(one, str)]
-
-
-class Terminated(BaseException):
-    """SIGTERM has come."""
 
 
 # ---- the asker's side ------------------------------------------------------------------------------
@@ -141,7 +138,7 @@ def serve(
 def terminated(number: int, frame: object) -> NoReturn:
     """Once: the end is not to be interrupted."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated
+    raise Terminated(number)
 
 
 def heard(asker: socket.socket) -> Question | None:

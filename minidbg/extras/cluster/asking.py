@@ -25,7 +25,7 @@ from minidbg.words.cluster_address import Cluster
 from minidbg.words.errors import CannotWrite, MinidbgError
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.workers.pool import NUMBERS, Died, Ended, Mode, Order, Ready
+from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Ready, RunMode
 
 QUESTION = str(packing.__file__)
 JOIN_S = 120.0
@@ -59,7 +59,14 @@ class Asker:
         warm = "inductor" if case.backend.name == "inductor" else "aot"
         argv = (QUESTION, str(file), json.dumps(to_the_end))
         order = Order(
-            number, argv, Mode.FORK, seconds, one_thread=True, place=self.place, script=str(file), warm=warm
+            number,
+            argv,
+            RunMode.FORK,
+            seconds,
+            one_thread=True,
+            place=self.place,
+            script=str(file),
+            warm=warm,
         )
         pool = self.pool
         assert pool is not None

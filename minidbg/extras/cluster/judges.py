@@ -35,9 +35,9 @@ from minidbg.workers.pool import (  # fmt: skip
     LEAST_ROOM_BYTES,
     NUMBERS,
     Ended,
-    Mode,
     Order,
     Preload,
+    RunMode,
     ServerPool,
     busyness,
 )
@@ -95,7 +95,7 @@ class Judges(WorkerPlugin):
         """Find out what devices are here, and what this machine is called."""
         no_torch = () if self.pool("aot").preload.modules else ("--no-torch",)
         argv = (str(PACKAGE / "watch" / "probe.py"), "devices", *no_torch)
-        ended = self.run(Order(next(NUMBERS), argv, Mode.FORK, DEVICES_SECONDS), "devices")
+        ended = self.run(Order(next(NUMBERS), argv, RunMode.FORK, DEVICES_SECONDS), "devices")
         said = last_json(ended.stdout)
         if said is None:
             raise RuntimeError(f"torch could not be asked for devices: {ended.stderr[-500:]}")
@@ -155,7 +155,7 @@ class Judges(WorkerPlugin):
         paths = [str(tree) + path for path in code.paths if os.path.isdir(str(tree) + path)]
         memory = request["memory_bytes"] or memory_limit(self.facts["slots"])
         return Order(
-            next(NUMBERS), tuple(argv), Mode(request["mode"]), request["seconds"] * max(1.0, busyness() / request["busy"]),
+            next(NUMBERS), tuple(argv), RunMode(request["mode"]), request["seconds"] * max(1.0, busyness() / request["busy"]),
             memory_bytes=memory, nice=request["nice"], one_thread=request["one_thread"],
             env=request["env"], paths=tuple(paths),
         )  # fmt: skip

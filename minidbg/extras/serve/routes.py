@@ -24,13 +24,13 @@ from starlette.routing import Route
 from minidbg.watch import recorder
 from minidbg.watch.events import Json
 from minidbg.watch.page import SCRIPT, Live, about, page_html, style_text
-from minidbg.watch.repros import HIDDEN, Repro, stamp_of
+from minidbg.watch.repros import Repro, stamp_of
 from minidbg.watch.summaries import Summary
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import read_regular
 from minidbg.words.outcome import contradiction
 from minidbg.words.run_spec import DAMAGE, Provenance
-from minidbg.words.script_header import DIVIDER, heading, text_of
+from minidbg.words.script_header import DIVIDER, HIDDEN, heading, text_of
 from minidbg.words.text import display_path, last_line
 from minidbg.workers import Standby
 

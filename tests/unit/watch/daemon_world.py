@@ -16,7 +16,7 @@ from minidbg.watch.daemon import Daemon, Hint, Inbox
 from minidbg.watch.events import Event
 from minidbg.watch.settings import WatchSettings
 from minidbg.watch.snapshot import Root
-from minidbg.workers.pool import Ended, Mode, Order
+from minidbg.workers.pool import Ended, Order, RunMode
 
 REPRO = """# /// script
 # [tool.minidbg]
@@ -78,7 +78,7 @@ class TablePool:
         if verdict == "SEGV":
             return Ended(order.id, signal=11, stdout="phase compile forward\n")
         files = str(source), str(self.package / "__init__.py"), os.path.realpath(script_of(order))
-        files = files if order.mode is not Mode.FRESH else None
+        files = files if order.mode is not RunMode.FRESH else None
         return Ended(order.id, 0, stdout=json.dumps({"verdict": verdict, "seconds": 0.1}), files=files)
 
     def cancel(self, number: int) -> None: ...

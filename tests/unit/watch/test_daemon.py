@@ -17,7 +17,7 @@ from minidbg.watch.settings import FailOn, OnChange
 from minidbg.words.cluster_address import Cluster
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Verdict
-from minidbg.workers.pool import Ended, Mode, Order
+from minidbg.workers.pool import Ended, Order, RunMode
 
 
 def test_one_change_is_one_sweep_of_all_repros_with_the_failing_first(world: World) -> None:
@@ -168,7 +168,7 @@ def test_each_repro_runs_on_each_device_and_a_missing_one_is_skipped_aloud(world
     assert missing.text == (
         "cuda:1 not present (found cpu, cuda:0); 1 repro skipped there; 'minidbg doctor' lists what is here"
     )
-    assert {order.mode for order in world.pool.orders if "cuda:0" in order.argv} == {Mode.FRESH}
+    assert {order.mode for order in world.pool.orders if "cuda:0" in order.argv} == {RunMode.FRESH}
 
 
 def test_a_module_that_is_renamed_is_no_change_of_failure(world: World) -> None:
@@ -290,7 +290,7 @@ def test_variants_are_columns_with_their_own_variables_and_options(world: World)
     acme, threads = (("ACME_FUSE", "1"), ("ACME_LOG", "a b")), (("OMP_NUM_THREADS", "4"),)
     assert set(given) == {(*one, other) for one in ((), acme, threads) for other in (plain, options)}
     assert given[*acme, plain].mode == "fork"
-    assert given[*threads, plain].mode is Mode.FRESH, "a fork has one thread"
+    assert given[*threads, plain].mode is RunMode.FRESH, "a fork has one thread"
 
 
 def test_a_repro_with_a_mode_is_skipped_where_options_are_added(world: World) -> None:

@@ -31,7 +31,7 @@ from minidbg.watch.sweep import Run
 from minidbg.words.errors import BadSetting, MinidbgError
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.workers.build import Build, Built, build_within
-from minidbg.workers.pool import Ended, Mode
+from minidbg.workers.pool import Ended, RunMode
 
 SCRIPT = """# /// script
 # dependencies = []
@@ -366,16 +366,18 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
     task, fresh = Run(Purpose.RUN, job), Run(Purpose.CONFIRM, job, fresh=True)
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
     runner = Runner(None, WatchSettings(), Bytecode(tmp_path / "pycache"))
-    assert runner.time_limit(task, hang, None, Mode.FORK) == 10.0
-    assert runner.time_limit(fresh, hang, None, Mode.FRESH) == 20.0, "an interpreter must start first"
+    assert runner.time_limit(task, hang, None, RunMode.FORK) == 10.0
+    assert runner.time_limit(fresh, hang, None, RunMode.FRESH) == 20.0, "an interpreter must start first"
     runner.usual_seconds = 5.0
-    assert runner.time_limit(task, hang, None, Mode.FORK) == 25.0
+    assert runner.time_limit(task, hang, None, RunMode.FORK) == 25.0
     known = State("p.py", "cpu", Verdict.GONE, 1.0, 1.0, plain.digest, "e", "c", seconds=20.0)
-    assert [runner.time_limit(task, plain, state, Mode.FORK) for state in (None, known)] == [180.0, 100.0]
+    assert [runner.time_limit(task, plain, state, RunMode.FORK) for state in (None, known)] == [180.0, 100.0]
     monkeypatch.setattr(os, "getloadavg", lambda: (4.0 * (os.cpu_count() or 1), 0.0, 0.0))
-    assert runner.time_limit(fresh, plain, known, Mode.FRESH) == 240.0, "a busy machine is slow to start one"
+    assert runner.time_limit(fresh, plain, known, RunMode.FRESH) == 240.0, (
+        "a busy machine is slow to start one"
+    )
     limited = Runner(None, WatchSettings(seconds=7.0), runner.bytecode)
-    assert limited.time_limit(task, plain, known, Mode.FORK) == 7.0
+    assert limited.time_limit(task, plain, known, RunMode.FORK) == 7.0
 
 
 # What workers are asked besides

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from minidbg.judge.death import died_by
-from minidbg.workers.pool import Died, Ended, Mode, Order, Preload, Ready, ServerPool
+from minidbg.workers.pool import Died, Ended, Order, Preload, Ready, RunMode, ServerPool
 from minidbg.workers.server import fingerprints
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
@@ -38,7 +38,9 @@ class Driver:
         path.write_text(text)
         return path
 
-    def start(self, script: Path, *, mode: Mode = Mode.FORK, seconds: float = 30.0, **more: object) -> int:
+    def start(
+        self, script: Path, *, mode: RunMode = RunMode.FORK, seconds: float = 30.0, **more: object
+    ) -> int:
         self.number += 1
         self.pool.run(Order(self.number, (str(script), "--json"), mode, seconds, **more))
         return self.number
@@ -70,11 +72,11 @@ def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     return True
 
 
-MODES = pytest.mark.parametrize("mode", list(Mode))
+MODES = pytest.mark.parametrize("mode", list(RunMode))
 
 
 @MODES
-def test_a_script_runs_as_main_with_its_arguments_folder_and_status(driver: Driver, mode: Mode) -> None:
+def test_a_script_runs_as_main_with_its_arguments_folder_and_status(driver: Driver, mode: RunMode) -> None:
     driver.script("VALUE = 41", "beside.py")
     ended = driver.run(
         "import sys, json, beside\n"
@@ -89,7 +91,7 @@ def test_a_script_runs_as_main_with_its_arguments_folder_and_status(driver: Driv
 
 @MODES
 def test_an_uncaught_exception_never_looks_like_a_verdict_of_the_warm_runs(
-    driver: Driver, mode: Mode
+    driver: Driver, mode: RunMode
 ) -> None:
     ended = driver.run("raise ValueError('not a verdict')", mode=mode)
     assert "ValueError: not a verdict" in ended.stderr
@@ -97,25 +99,25 @@ def test_an_uncaught_exception_never_looks_like_a_verdict_of_the_warm_runs(
 
 
 def test_a_module_runs_as_main_in_an_interpreter_of_its_own(driver: Driver) -> None:
-    driver.pool.run(Order(99, ("-m", "json.tool", "--help"), Mode.FRESH, 60.0))
+    driver.pool.run(Order(99, ("-m", "json.tool", "--help"), RunMode.FRESH, 60.0))
     assert "json.tool" in driver.next_end().stdout
 
 
 def test_the_files_that_a_run_had_loaded_are_told(driver: Driver) -> None:
     beside = driver.script("import json", "beside.py")
-    assert str(beside) in (driver.run("import beside", mode=Mode.FORK).files or ())
-    assert str(beside) in (driver.run("import beside", mode=Mode.FRESH).files or ())
+    assert str(beside) in (driver.run("import beside", mode=RunMode.FORK).files or ())
+    assert str(beside) in (driver.run("import beside", mode=RunMode.FRESH).files or ())
 
 
 @MODES
-def test_a_crash_is_told_with_its_signal(driver: Driver, mode: Mode) -> None:
+def test_a_crash_is_told_with_its_signal(driver: Driver, mode: RunMode) -> None:
     ended = driver.run("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", mode=mode)
     assert (ended.status, ended.signal) == (None, signal.SIGSEGV)
     assert "Segmentation fault" in ended.stderr, "faulthandler says where"
 
 
 @MODES
-def test_a_hang_ends_at_its_time_limit_with_the_stack(driver: Driver, mode: Mode) -> None:
+def test_a_hang_ends_at_its_time_limit_with_the_stack(driver: Driver, mode: RunMode) -> None:
     began = time.monotonic()
     ended = driver.run("def stuck():\n    while True: pass\nstuck()", mode=mode, seconds=1.0)
     assert ended.timed_out
@@ -285,5 +287,5 @@ def test_a_fresh_run_has_the_threads_a_person_would_have(
 ) -> None:
     program = "import os; print(os.environ.get('OMP_NUM_THREADS', 'unset'))"
     had = os.environ.get("OMP_NUM_THREADS", "unset")
-    assert driver.run(program, mode=Mode.FORK).stdout == "1\n"
-    assert driver.run(program, mode=Mode.FRESH).stdout == f"{had}\n"
+    assert driver.run(program, mode=RunMode.FORK).stdout == "1\n"
+    assert driver.run(program, mode=RunMode.FRESH).stdout == f"{had}\n"

@@ -22,7 +22,7 @@ from minidbg.extras.cluster.pool import Asked, ClusterPool
 from minidbg.watch.events import Notice
 from minidbg.watch.places import Members, Place
 from minidbg.words.cluster_address import Cluster
-from minidbg.workers.pool import Ended, Mode, Order
+from minidbg.workers.pool import Ended, Order, RunMode
 
 from .test_members import worker
 
@@ -105,7 +105,7 @@ def test_the_third_worker_that_dies_under_an_order_ends_it(
     within(pool, lambda: pool.look_round({"tcp://a:1": worker(**MINE)}))
     within(pool, lambda: setattr(pool.connection, "client", Client()))
     within(pool, pool.connection.connected.set)
-    order = Order(7, (), Mode.FORK, 1.0, place="cpu@box")
+    order = Order(7, (), RunMode.FORK, 1.0, place="cpu@box")
     answer = pool.answer(Asked(order, {}, Code()))
     asyncio.run_coroutine_threadsafe(answer, pool.connection.loop).result(10)
     (ended,) = [one for one in told if isinstance(one, Ended)]
@@ -158,9 +158,9 @@ def test_the_code_is_sent_once_for_each_content_and_kind_of_machine(
 
 def test_an_order_has_its_script_and_tensors_with_it(pool: ClusterPool, tmp_path: Path) -> None:
     (script := tmp_path / "a.py").write_text("x = 1")
-    assert pool.request(Order(1, (), Mode.FORK, 1.0, script=str(script)))["tensors"] == b""
+    assert pool.request(Order(1, (), RunMode.FORK, 1.0, script=str(script)))["tensors"] == b""
     (tmp_path / "a.safetensors").write_bytes(b"values")
-    request = pool.request(Order(1, (str(script), "--json"), Mode.FORK, 1.0, script=str(script)))
+    request = pool.request(Order(1, (str(script), "--json"), RunMode.FORK, 1.0, script=str(script)))
     assert (request["name"], request["script"], request["tensors"]) == ("a.py", b"x = 1", b"values")
     assert request["argv"] == ["@script", "--json"]
 
@@ -176,7 +176,7 @@ def test_an_order_that_is_given_up_while_the_code_is_zipped_is_not_run(
     within(pool, lambda: pool.look_round({"tcp://a:1": worker(**MINE)}))
     within(pool, lambda: setattr(pool.connection, "client", client))
     within(pool, pool.connection.connected.set)
-    asked = Asked(Order(7, (), Mode.FORK, 1.0, place="cpu@box"), {}, Code())
+    asked = Asked(Order(7, (), RunMode.FORK, 1.0, place="cpu@box"), {}, Code())
     answer = asyncio.run_coroutine_threadsafe(pool.answer(asked), pool.connection.loop)
     within(pool, lambda: None)  # until it waits for the zip
     within(pool, lambda: pool.give_up(7))
