@@ -3,7 +3,7 @@
 A program under ``minidbg run``, or one that torch's override variables lead to minidbg, carries variables that have
 ``torch.compile`` wrapped. An interpreter that judges its repro and inherits them wraps the repro too, reduces its failure,
 judges that repro in an interpreter, and so on. So no other file of the package hands ``os.environ`` on
-(``tests/unit/test_environment.py``), and whatever an interpreter must have or must lack is a ``Part`` here.
+(``tests/house/test_floors.py``), and whatever an interpreter must have or must lack is a ``Part`` here.
 
 An interpreter that judges carries a mark. ``minidbg.wrap`` in it gives the backend as it is, and no failure is answered.
 """

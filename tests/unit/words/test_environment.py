@@ -1,19 +1,14 @@
-"""What a child of minidbg's inherits, and that nobody hands the environment on but the one room that says why."""
+"""What a child of minidbg's inherits."""
 
 from __future__ import annotations
 
-import ast
 import os
-import textwrap
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from minidbg.judge import harness
 from minidbg.words import environment
-
-PACKAGE = Path(__file__).parents[3] / "minidbg"
 
 OF_A_PROGRAM = {
     "MINIDBG__RUN": "{}",
@@ -89,87 +84,6 @@ def test_a_process_that_judges_for_a_while_is_afterwards_as_it_was() -> None:
             pass
         assert environment.is_judging()
     assert dict(os.environ) == before
-
-
-@pytest.mark.parametrize(
-    "part", [one for one in vars(environment).values() if isinstance(one, environment.Part)]
-)
-def test_each_variable_has_its_reason(part: environment.Part) -> None:
-    assert len(part.why.split()) >= 4
-    assert part.taken_out or part.put_in
-
-
-# ---- the lint
-
-STARTERS = ("run", "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
-ELSEWHERE_INHERITED = ("system", "popen", "execv", "execl", "execlp", "execvp", "spawnv", "spawnl", "spawnvp")
-READERS = {"several_ranks", "from_environment", "eager_fails_too", "allowed_environment"}
-"""Functions that read variables of a mapping and start nothing."""
-
-EXCEPTIONS = {
-    "words/environment.py": "the one room",
-    "workers/server.py": "a run becomes its script, in the environment that the pool has made for it",
-}
-
-
-def inherited(tree: ast.AST) -> Iterator[str]:
-    """Each place, with its line, that hands the whole environment on, or starts something that inherits it."""
-    parents = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            module, _, name = ast.unparse(node.func).rpartition(".")
-            starts = module == "subprocess" and name in STARTERS
-            if (starts and all(one.arg != "env" for one in node.keywords)) or (
-                module == "os" and name in ELSEWHERE_INHERITED
-            ):
-                yield f"line {node.lineno}: {ast.unparse(node)[:60]}"
-        is_environ = isinstance(node, ast.Attribute) and ast.unparse(node) == "os.environ"
-        if is_environ and not is_one_variable(parents[id(node)], parents):
-            yield f"line {node.lineno}: {ast.unparse(parents[id(node)])[:60]}"
-
-
-def is_one_variable(parent: ast.AST, parents: dict[int, ast.AST]) -> bool:
-    """Whether ``os.environ`` is read or set there, and not copied or handed to somebody."""
-    match parent:
-        case ast.Subscript() | ast.Compare():
-            return True
-        case ast.Attribute(attr="get" | "pop" | "update" | "clear" | "setdefault"):
-            return True
-        case ast.Call(func=function):
-            return ast.unparse(function).rpartition(".")[2] in READERS
-        case ast.AugAssign() | ast.arguments():
-            return True
-    return False
-
-
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_nobody_else_hands_the_environment_on(path: Path) -> None:
-    name = str(path.relative_to(PACKAGE))
-    found = list(inherited(ast.parse(path.read_text())))
-    if name in EXCEPTIONS:
-        assert found, "an exception that nobody needs any more"
-        return
-    assert not found, "minidbg.words.environment makes the environment of children"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "subprocess.run(['x'])",
-        "subprocess.Popen(['x'], env={**os.environ, 'A': 'b'})",
-        "start(env=os.environ)",
-        "start(dict(os.environ))",
-        "start(os.environ | more)",
-        "start({k: v for k, v in os.environ.items()})",
-        "start(os.environ.copy())",
-        "environ = os.environ",
-        "os.execv('x', [])",
-    ],
-)
-def test_the_lint_sees_each_way_to_hand_it_on(line: str) -> None:
-    assert list(inherited(ast.parse(textwrap.dedent(line))))
 
 
 def test_the_mark_goes_with_the_last_of_several_threads_that_judge(monkeypatch: pytest.MonkeyPatch) -> None:

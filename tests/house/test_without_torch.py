@@ -1,0 +1,64 @@
+"""What is promised to work where a package is missing, run where it cannot be imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.command_line import python
+
+from house.source import trees
+
+REFUSED = """
+import sys
+
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {refused}:
+            raise ImportError(f"{{name}} is not to be imported here")
+
+
+sys.meta_path.insert(0, Refused())
+"""
+
+
+def refusing(*packages: str) -> str:
+    return REFUSED.format(refused=packages)
+
+
+def test_words_workers_and_commands_that_only_read_need_no_torch(tmp_path: Path) -> None:
+    """The daemon of ``minidbg watch`` imports them, every command line does, and a server for scripts that need no torch."""
+    modules = [
+        "minidbg." + name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        for name in trees()
+        if name.startswith(("words/", "workers/"))
+    ]
+    program = refusing("torch") + (
+        "import importlib\n"
+        f"for name in {modules}: importlib.import_module(name)\n"
+        "from click.testing import CliRunner\n"
+        "from minidbg.commands import cli\n"
+        "for line in ('list', 'status', 'history', 'config', 'help', 'watch --help'):\n"
+        "    result = CliRunner().invoke(cli, line.split())\n"
+        "    assert not isinstance(result.exception, ImportError), line\n"
+    )
+    done = python("-c", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_judge_needs_torch_and_none_of_our_other_requirements(tmp_path: Path) -> None:
+    """``minidbg check --python`` and ``minidbg bisect --torch`` run it where they are missing."""
+    others = (
+        "click",
+        "rich",
+        "jinja2",
+        "structlog",
+        "watchdog",
+        "pathspec",
+        "platformdirs",
+        "safetensors",
+        "cloudpickle",
+    )
+    program = refusing(*others) + "import minidbg.judge.command, minidbg.judge.script\n"
+    done = python("-c", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
