@@ -44,6 +44,7 @@ def statuses(rows: Sequence[dict[str, Any]], part: str) -> set[str]:
 class TestOnTheStandIn:
     pytestmark = slow
 
+    @pytest.mark.exhaustive  # a quarter of an hour
     def test_all_parts_that_need_no_model_are_well(self, tmp_path: Path) -> None:
         parts = [word for name in ("flow", "triton", "watch", "speed") for word in ("--part", name)]
         done, rows = run(tmp_path / "out", "--minutes", "16", *parts)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support import PLANTED
 from support.command_line import python
+from support.rotating import rotating
 
 from minidbg import repro
 from minidbg.reduction import reducing
@@ -20,7 +21,7 @@ from minidbg.reduction.result import Limits
 from minidbg.repro import flights
 from minidbg.words.outcome import Verdict
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deaths")]
 
 MEMORY = 1 << 30  # a fresh interpreter with a CUDA build of torch takes half of it
 
@@ -88,9 +89,6 @@ DEATHS: Mapping[tuple[str, str], tuple[str, str, str]] = {
 }
 """Way and step; kind, direction and first word of the signature."""
 
-FEW = {("segfault", "run"), ("exit", "compile")}
-"""One that a signal ends, one that ends itself. Those that never end take minutes."""
-
 
 @pytest.fixture(scope="module")
 def left_behind(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
@@ -117,7 +115,7 @@ def test_each_death_leaves_one_record(left_behind: dict[tuple[str, str], Path]) 
 
 @pytest.mark.parametrize(
     "death",
-    [death if death in FEW else pytest.param(death, marks=pytest.mark.exhaustive) for death in DEATHS],
+    rotating(DEATHS),
     ids="-".join,
 )
 def test_death_becomes_a_verified_repro_of_one_node(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import python
+from support.rotating import commits
 
 FIELD = Path(__file__).parents[1] / "tools" / "surveys" / "field.py"
 DOZEN = [
@@ -27,7 +28,7 @@ def rows_of(folder: Path, *arguments: str) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("backend", "modes", "models"),
     [
-        ("aot_eager", "eval,train", DOZEN),
+        ("aot_eager", "eval,train", DOZEN[commits() % 3 :: 3]),
         pytest.param("inductor", "train", ["GPT2LMHeadModel", "SwinModel"], marks=pytest.mark.exhaustive),
     ],
 )

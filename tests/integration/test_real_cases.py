@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.command_line import python
+from support.rotating import rotating
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -79,16 +80,6 @@ IN_MODELS = [
 TRIED = ("2.13", "2.14", "2.15")
 """Versions of torch on which it is known of each case whether it fails; ``FAILS`` may name others on which it does."""
 
-FEW = (
-    "compile_own_lerp_complex",
-    "runtime_143579_custom_op_fake_stride",
-    "accuracy_187027_flip_repeat_interleave",
-    "accuracy_own_any_uint8",
-    "compile_193265_gpt2_step_schedule",
-    "accuracy_own_unet_remainder_inf",
-)
-"""One of each kind, and the two models that take the shortest."""
-
 
 def skip_unless_it_fails_here(expected: Expected, status: int | None = None) -> None:
     """Skip aloud a case that the installed torch has cured; on a torch that nobody has tried, ``status`` tells."""
@@ -111,10 +102,7 @@ def run_user_program(expected: Expected, folder: Path) -> subprocess.CompletedPr
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "expected",
-    [
-        one if one.module in FEW else pytest.param(one, marks=pytest.mark.exhaustive)
-        for one in (*SINGLE, *IN_MODELS)
-    ],
+    rotating((*SINGLE, *IN_MODELS)),
     ids=lambda expected: expected.module,
 )
 def test_a_real_failure_ends_as_a_small_repro_that_fails_elsewhere(

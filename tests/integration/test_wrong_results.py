@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support import PLANTED
 from support.command_line import python
+from support.rotating import rotating
 
 from minidbg import repro
 from minidbg.fx.effects import op_name
@@ -67,14 +68,10 @@ EXPECTED = [
 ]
 
 
-FEW = ("wrong_relu_and_other_random_numbers", "nan_for_large", "loses_mutation", "wrong_gradient")
-"""One of each way to be wrong; the others are the same way again."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "expected",
-    [one if one.backend in FEW else pytest.param(one, marks=pytest.mark.exhaustive) for one in EXPECTED],
+    rotating(EXPECTED),
     ids=lambda expected: expected.backend,
 )
 def test_wrong_results_end_as_the_minimal_graph_that_gives_them(expected: Expected, tmp_path: Path) -> None:

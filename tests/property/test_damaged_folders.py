@@ -22,11 +22,13 @@ from types import FrameType
 
 import pytest
 from damaged_folders import SOUND, damaged_folder, write_folder
+from support.rotating import commits
 
 SECONDS = 10
 MORE_BYTES = 200 << 20
 FILES = 200
-MANY_FILES = 10_000
+MANY_FILES = 1300
+"""Of each commit, others than those of the one before."""
 
 
 COMMANDS: dict[str, list[str]] = {
@@ -192,9 +194,10 @@ def test_some_hundred_damaged_folders_are_read_by_every_reading_command(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, MANY_FILES, 1000))
-def test_ten_thousand_damaged_folders_are_read_by_every_reading_command(first: int, tmp_path: Path) -> None:
-    run_trials(first, 1000, tmp_path)
+@pytest.mark.parametrize("part", range(2))
+def test_more_damaged_folders_are_read_by_every_reading_command(part: int, tmp_path: Path) -> None:
+    half = MANY_FILES // 2
+    run_trials(FILES + commits() * MANY_FILES + part * half, half, tmp_path)
 
 
 if __name__ == "__main__":
