@@ -28,26 +28,31 @@ from minidbg.source.module_text import instantiate, write_module
 from minidbg.source.size import call_targets
 
 QUICK = {
-    "all_dynamic", "dynamic_not_needed", "item", "alone_in_a_branch", "in_a_branch", "in_a_map", "checkpoint", "in_an_autocast_block",
-    "grad_mode_block", "no_grad_around", "write_through_a_view", "aliased_inputs", "graph_break", "no_leaf", "expanded",
-    "conjugated", "tied_weights", "several_outputs", "uint64", "float8_e5m2",
+    "dynamic_not_needed", "item", "in_a_branch", "checkpoint", "no_grad_around", "write_through_a_view", "graph_break", "conjugated",
+    "tied_weights", "float8_e5m2",
 }  # fmt: skip
-"""At least one of each kind; the others are as quick, but there are many."""
+LATER = {
+    "all_dynamic", "alone_in_a_branch", "in_a_map", "in_an_autocast_block", "grad_mode_block", "aliased_inputs", "no_leaf", "expanded",
+    "several_outputs", "uint64",
+}  # fmt: skip
+"""With ``QUICK`` at least one of each kind; the others are as quick, but there are many."""
 
 EXHAUSTIVE = (pytest.mark.slow, pytest.mark.exhaustive)
 
 
-def each(chosen: Any, by_default: Any) -> Any:
-    """The constructs that are ``chosen``; those that are not run ``by_default`` are exhaustive tests."""
+def each(chosen: Any, by_default: Any, slow: Any = lambda one: False) -> Any:
+    """The constructs that are ``chosen``; those that are neither run ``by_default`` nor ``slow`` are exhaustive tests."""
     rows = [
-        pytest.param(one, id=one.name, marks=() if by_default(one) else EXHAUSTIVE)
+        pytest.param(
+            one, id=one.name, marks=() if by_default(one) else pytest.mark.slow if slow(one) else EXHAUSTIVE
+        )
         for one in CONSTRUCTS
         if chosen(one)
     ]
     return pytest.mark.parametrize("construct", rows)
 
 
-@each(lambda one: one.backend, by_default=lambda one: one.name in QUICK)
+@each(lambda one: one.backend, by_default=lambda one: one.name in QUICK, slow=lambda one: one.name in LATER)
 def test_what_fails_is_reduced_to_just_that(
     construct: Construct, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,7 +99,7 @@ def other_numbers(r: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("backend", ["aot_eager", "other numbers"])
+@pytest.mark.parametrize("backend", [pytest.param("aot_eager", marks=pytest.mark.slow), "other numbers"])
 def test_healthy_random_numbers_pass(
     name: str, backend: str, answers: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -142,7 +142,7 @@ def wrapped(backend: Any, folder: Path, verify: Any = "first") -> Any:
     return minidbg.wrap(backend, reduce="later", repro_dir=folder, verify=verify)
 
 
-@pytest.mark.parametrize("verify", ["first", 2])
+@pytest.mark.parametrize("verify", ["first", pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("job", JOBS)
 def test_the_programs_first_backward_decides_what_is_donated(
     job: Job, verify: Any, donating: Donating, tmp_path: Path

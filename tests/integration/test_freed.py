@@ -78,7 +78,9 @@ def reachable(start: object) -> Iterator[object]:
             waiting += gc.get_referents(one)
 
 
-@pytest.mark.parametrize("by_name", [False, True], ids=["wrap", "by name"])
+@pytest.mark.parametrize(
+    "by_name", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["wrap", "by name"]
+)
 @pytest.mark.parametrize("backward", [True, False], ids=["backward", "no backward"])
 @pytest.mark.parametrize("fails", ["", "compile", "accuracy"])
 def test_a_backend_and_its_weights_are_freed_when_the_program_lets_go_of_them(

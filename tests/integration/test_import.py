@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from support.command_line import python
 
 IMPORTS = (
@@ -129,6 +130,7 @@ def changed_by(code: str, tmp_path: Path) -> list[str]:
     return list(json.loads(ended.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 def test_importing_minidbg_changes_nothing_in_torch(tmp_path: Path) -> None:
     assert changed_by(IMPORTS, tmp_path) == []
 
@@ -153,10 +155,12 @@ NOTICED = {
 }
 
 
+@pytest.mark.slow
 def test_the_comparison_notices_what_an_import_could_change(tmp_path: Path) -> None:
     assert set(NOTICED.values()) - set(changed_by("\n".join(NOTICED), tmp_path)) == set()
 
 
+@pytest.mark.slow
 def test_what_minidbg_imports_of_torch_is_what_a_compilation_imports() -> None:
     compiles = (
         "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)); import torch._inductor.compile_fx"

@@ -14,6 +14,8 @@ import minidbg
 from minidbg.source.size import call_targets
 from minidbg.words.errors import NotReproduced
 
+pytestmark = pytest.mark.xdist_group("main_path")
+
 PROGRAM = """
 import torch, minidbg
 
@@ -174,6 +176,7 @@ def test_save_repro_of_what_does_not_fail_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.py"))
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_a_repro_in_the_current_folder(tmp_path: Path) -> None:
     """Also where the person's settings are others."""
     (tmp_path / "pyproject.toml").write_text('[tool.minidbg]\non_failure = "fallback"\nreduce = "later"\n')

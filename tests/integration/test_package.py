@@ -22,6 +22,8 @@ from packaging.utils import canonicalize_name
 
 import minidbg
 
+pytestmark = pytest.mark.xdist_group("package")
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "minidbg"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -79,6 +81,7 @@ def test_the_wheel_has_the_version_and_the_entry_points_of_the_source(wheel: zip
     assert points.count("\nminidbg = ") == 3  # the command, torch's backend, the pytest plugin
 
 
+@pytest.mark.slow
 def test_the_sdist_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         archive.extractall(tmp_path, filter="data")

@@ -537,7 +537,9 @@ HEALTHY: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", planted.other_random_numbers])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("aot_eager", marks=pytest.mark.slow), planted.other_random_numbers]
+)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_model_passes_in_silence(
     name: str, backend: Any, answers: Answers, caplog: pytest.LogCaptureFixture

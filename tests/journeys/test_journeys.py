@@ -14,6 +14,8 @@ from travels import Journey, traveller
 
 from minidbg.commands.run.launch import graph_lines
 
+pytestmark = pytest.mark.xdist_group("journeys")
+
 MOST_LINES = 120
 MODEL = """
 import torch{more}
@@ -89,6 +91,7 @@ def test_wrap(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     assert (len(alone.started), alone.calls) == (1, 0)
 
 
+@pytest.mark.slow
 def test_by_name(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     journey = travel(
         "model.py", program=MODEL.format(more="", how='backend="minidbg", options={"backend": "my_backend"}')
@@ -115,6 +118,7 @@ def test_run(wrapped: Journey, travel: Callable[..., Journey]) -> None:
 ONE_FAILED = {"graphs": 1, "verified": 0, "failed": 1, "not_run": 0, "not_verified": {}, "left_out": {}}
 
 
+@pytest.mark.slow
 def test_torchs_own_override_variable(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     """It names minidbg in place of the backend that the program asks for, which is the one that is wrapped."""
     journey = travel("model.py", program=BARE, env={"TORCH_COMPILE_OVERRIDE_BACKENDS": ">=0:minidbg"})
@@ -142,6 +146,7 @@ torch.compile(f, backend=aot_autograd(fw_compiler=minidbg.wrap_compiler(my_compi
 """
 
 
+@pytest.mark.slow
 def test_wrap_compiler(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     """One level lower: the script calls the compiler with an ATen graph."""
     journey = travel("model.py", program=COMPILER)
@@ -153,6 +158,7 @@ def test_wrap_compiler(wrapped: Journey, travel: Callable[..., Journey]) -> None
     assert f"run: python minidbg_repros/{journey.scripts[0].name}" in journey.stderr
 
 
+@pytest.mark.slow
 def test_reduce_of_a_capture(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     """What ``reduce="later"`` leaves to do: the same repro as at once."""
     (capture,) = (wrapped.folder / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")

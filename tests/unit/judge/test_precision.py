@@ -44,6 +44,7 @@ def attention() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 MODELS = {made.__name__: made for made in (mlp, conv_net, attention)}
+QUICK_FIRST = ["mlp", "attention", pytest.param("conv_net", marks=pytest.mark.slow)]
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -97,7 +98,7 @@ def judged(program: Program, actual: dict[str, Any], precision: str | None = Non
 
 
 @pytest.mark.parametrize("precision", [*HALVES, "tf32"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", QUICK_FIRST)
 def test_a_backend_that_computes_in_lower_precision_passes_only_where_that_is_allowed(
     model: str, precision: str
 ) -> None:
@@ -136,7 +137,7 @@ def last_weight(model: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize("precision", HALVES)
 @pytest.mark.parametrize("bug", [scale, drop_bias, plant_nan, flip_a_sign])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", QUICK_FIRST)
 def test_a_bug_is_found_in_a_backend_that_computes_in_half_precision(
     model: str, bug: Callable[[nn.Module], object], precision: str
 ) -> None:

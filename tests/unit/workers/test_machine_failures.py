@@ -57,6 +57,7 @@ MACHINE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", MACHINE, ids=lambda text: text.partition(":")[0] + text[-20:])
 @pytest.mark.parametrize(("expected", "verdict"), [(WANTED, Verdict.CHANGED), (None, Verdict.REPRODUCES)])
 def test_a_failure_of_the_machine_is_asked_again(
