@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from fails_on import DTYPES, raises_on, raises_where
@@ -24,7 +24,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from support.quick_path import Found
+if TYPE_CHECKING:
+    from support.quick_path import Found
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,218 @@
+"""The corpus asked of one version: what comes of each program, held against what is written down beside it.
+
+    python tests/corpus/running.py                      # every row, by this interpreter
+    python tests/corpus/running.py --python OTHER NAME  # rows whose name or group holds NAME, by the minidbg of another one
+    MINIDBG_WRITE_CORPUS=1 python tests/corpus/running.py NAME   # what comes of them is what is to come of them
+
+``programs/GROUP.toml`` has the programs, ``programs/GROUP/NAME.txt`` what must come of each: facts, one a line, and texts. The
+programs of a group fail in one interpreter, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "programs"
+BESIDE = 2
+"""Questions more than written down: where one takes long, the next is asked beside it, needed or not."""
+HEAD = """\
+import torch
+import minidbg
+from torch import nn
+from torch.nn import functional as F
+"""
+CONSTRUCT = """\
+import torch
+import minidbg
+from support.constructs import CONSTRUCTS
+
+(one,) = (one for one in CONSTRUCTS if one.name == {name!r})
+with one.around():
+    torch.compile(one.function, backend=minidbg.wrap(one.backend), **one.given)(*one.args())
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    group: str
+    program: str
+    quick: bool = False
+    """Whether it is asked by default."""
+    alone: float = 0.0
+    """Seconds after which its process is killed, which dies before or never ends; what is left is reduced by ``--last-crash``."""
+    check: bool = False
+    """Whether the script is judged once more by ``minidbg check``, which starts an interpreter."""
+    torch: str = ""
+    """The versions on which it fails so."""
+    cuda: bool = False
+    """Whether it needs a GPU."""
+
+    @property
+    def answers(self) -> Path:
+        return PROGRAMS / self.group / f"{self.name}.txt"
+
+    def missing(self, torch_version: str, has_cuda: bool) -> str:
+        """Why it cannot be asked of an interpreter; empty where it can."""
+        if not SpecifierSet(self.torch).contains(torch_version, prereleases=True):
+            return f"{self.name}: fails so on torch{self.torch} only, this is {torch_version}"
+        return f"{self.name}: there is no GPU here" if self.cuda and not has_cuda else ""
+
+
+def rows(*names: str) -> list[Row]:
+    """Those whose name or group holds one of ``names``; all of them without."""
+    found = []
+    for path in sorted(PROGRAMS.glob("*.toml")):
+        for name, table in tomllib.loads(path.read_text()).items():
+            if "construct" in table:
+                table["program"] = CONSTRUCT.format(name=table.pop("construct"))
+            else:
+                table["program"] = HEAD + table["program"]
+            found.append(Row(name, path.stem, **table))
+    return [row for row in found if not names or any(name in (row.name, row.group) for name in names)]
+
+
+# ---- asking
+
+
+def answers(asked: Iterable[Row], python: str = sys.executable) -> Iterator[tuple[Row, str]]:
+    """What comes of each row by the minidbg of ``python``, as it is written down; groups in interpreters of their own."""
+    by_group: dict[str, list[Row]] = {}
+    for row in asked:
+        by_group.setdefault(row.group, []).append(row)
+    for group in by_group.values():
+        with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
+            yield from in_one_interpreter(group, python, Path(folder))
+
+
+def environ(folder: Path) -> dict[str, str]:
+    """What an interpreter of the corpus gets: backends and cases on its path, no setting of the person who asks, caches in ``folder``."""
+    tests = HERE.parent
+    path = [
+        str(tests),
+        str(tests / "planted"),
+        str(tests / "cases"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("MINIDBG_", "PYTEST_"))},
+        "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "COLUMNS": "110", "MINIDBG_SECONDS": "5000",
+        "MINIDBG_TIME_LIMIT_S": "30", "HOME": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }  # fmt: skip
+
+
+def in_one_interpreter(group: list[Row], python: str, folder: Path) -> Iterator[tuple[Row, str]]:
+    with subprocess.Popen(
+        [python, str(HERE / "sitting.py"), str(folder)], env=environ(folder), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin
+        assert process.stdout
+        for row in group:
+            asked = {name: getattr(row, name) for name in ("name", "program", "alone", "check")}
+            print(json.dumps(asked), file=process.stdin, flush=True)
+            line = process.stdout.readline()
+            assert line, f"the interpreter died of {row.name}: {process.wait()}"
+            yield row, as_text(json.loads(line), folder)
+        process.stdin.close()
+
+
+# ---- what is written down
+
+VARIABLE: tuple[tuple[str, str], ...] = (
+    (r"\b\d+ runs?\b", "# runs"),
+    (r"\b\d+(\.\d+)? (s|ms|min)\b", "# s"),
+    (r"\b0x[0-9a-f]+\b", "0x#"),
+    (r"_[0-9a-f]{6,}\b", "_#"),
+    (r"\b\d+\.\d+\.\d+(\.dev\d*)?(\+\w+)?\b", "#.#.#"),
+    (r"\b20\d\d-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?\S*", "DATE"),
+    (r"\bminidbg\.[\w.]*\.(?=[A-Z])", "minidbg."),
+    (r"(?m)[ \t]+$", ""),
+)
+"""What differs from run to run, from machine to machine and from torch to torch, and what stands for it."""
+
+
+def as_text(answer: Mapping[str, Any], folder: Path) -> str:
+    facts = [f"{name} = {json.dumps(value)}" for name, value in answer["facts"].items()]
+    parts = ["\n".join(facts), *(f"---- {name}\n{text}" for name, text in answer["texts"].items())]
+    text = "\n".join(part.rstrip("\n") for part in parts) + "\n"
+    text = re.sub(rf"{re.escape(str(folder))}(/\w+)?", "FOLDER", text)
+    text = text.replace(str(HERE.parent), "TESTS")
+    facts_of_text, _, texts = text.partition("\n---- ")
+    for pattern, mark in VARIABLE:
+        texts = re.sub(pattern, mark, texts)
+    return f"{facts_of_text}\n---- {texts}"
+
+
+QUESTIONS = re.compile(r"(?m)^questions = (\d+)\n")
+
+
+def difference(row: Row, text: str) -> str:
+    """What differs from what is written down, as lines for a person; empty where nothing does. Written down, where that is asked for."""
+    if os.environ.get("MINIDBG_WRITE_CORPUS"):
+        row.answers.parent.mkdir(exist_ok=True)
+        row.answers.write_text(text)
+        return ""
+    expected = row.answers.read_text() if row.answers.exists() else ""
+    most, asked = (int(found[1]) if (found := QUESTIONS.search(one)) else 0 for one in (expected, text))
+    lines = [one.splitlines() for one in (QUESTIONS.sub("", expected), QUESTIONS.sub("", text))]
+    changes = list(difflib.unified_diff(*lines, "written down", "now", lineterm="", n=2))[2:]
+    if asked > most + BESIDE:
+        changes.insert(0, f"{asked} questions, where {most} were enough")
+    return "\n".join([f"== {row.group}/{row.name}", *changes]) if changes else ""
+
+
+@functools.cache
+def torch_of(python: str) -> tuple[str, bool]:
+    """The version of torch of an interpreter, and whether it has a GPU."""
+    if python == sys.executable and not os.path.exists("/dev/nvidia0"):
+        return importlib.metadata.version("torch"), False
+    asks = "import torch; print(torch.__version__, torch.cuda.is_available())"
+    version, gpu = subprocess.run(
+        [python, "-c", asks], capture_output=True, text=True, check=True
+    ).stdout.split()
+    return version, gpu == "True"
+
+
+def failing(asked: Iterable[Row], python: str = sys.executable) -> tuple[list[str], list[str]]:
+    """What differs of each row that differs, and why others were not asked."""
+    asked = list(asked)
+    missing = {row.name: why for row in asked if (why := row.missing(*torch_of(python)))}
+    done = answers((row for row in asked if row.name not in missing), python)
+    differences = [found for row, text in done if (found := difference(row, text))]
+    return differences, list(missing.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--quick", action="store_true", help="only what is asked by default")
+    parser.add_argument("names", nargs="*")
+    given = parser.parse_args()
+    asked = [row for row in rows(*given.names) if row.quick or not given.quick]
+    differences, missing = failing(asked, given.python)
+    print(*differences, *(f"not asked: {why}" for why in missing), sep="\n")
+    sys.exit(bool(differences))
+
+
+if __name__ == "__main__":
+    main()
