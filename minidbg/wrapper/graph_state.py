@@ -105,8 +105,8 @@ class GraphState:
                 self.warn(failure, report)
                 gm = copy_graph_module(self.untouched)
             else:
-                if self.level is Level.DYNAMO:
-                    verify.warn_if_graph_returned_unchanged(link, self.untouched, gm, compiled_fn)
+                if self.level is Level.DYNAMO and verify.is_handed_back(self.untouched, gm, compiled_fn):
+                    self.facts.handed_back = f"{link.name} gave it back unchanged, so eager runs it"
                 return self.called_as(compiled_fn)
         return self.called_as_eager()
 

@@ -41,13 +41,13 @@ def stats() -> Stats:
     """
     own = [one for one in PROCESS.graphs if one.process == os.getpid() and not one.restarted]
     judged = [one for one in own if one.failed or one.verified]
-    others = [one for one in own if not (one.failed or one.verified)]
+    others = [one.handed_back or one.why_not for one in own if not (one.failed or one.verified)]
     return Stats(
         graphs=len(own),
         verified=sum(not one.failed for one in judged),
         failed=sum(one.failed for one in judged),
-        not_run=sum(not one.why_not for one in others),
-        not_verified=dict(Counter(one.why_not for one in others if one.why_not)),
+        not_run=others.count(""),
+        not_verified=dict(Counter(filter(None, others))),
         left_out=dict(Counter(note for one in judged for note in one.left_out)),
     )
 

@@ -22,6 +22,8 @@ class GraphFacts:
 
     failed: bool = False
     """The backend failed on it, or gave wrong results."""
+    handed_back: str = ""
+    """What is said of a graph that its backend gave back as it was; it is then never verified."""
     verified: bool = False
     """A call of it was compared with eager and agreed."""
     why_not: str = ""

@@ -37,7 +37,7 @@ from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
 from minidbg.wrapper.causes import is_out_of_memory
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.collectives import CollectiveRecorder, Replay, single_rank_graph
-from minidbg.wrapper.process import PROCESS, GraphFacts
+from minidbg.wrapper.process import GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_in
 from minidbg.wrapper.verify_refusals import refusal
 from minidbg.wrapper.verify_runs import compared
@@ -66,14 +66,10 @@ def is_settled(good_calls: int, verify: Verify | int = Verify.FIRST) -> bool:
     return most is not None and good_calls >= max(1, most)
 
 
-def warn_if_graph_returned_unchanged(
-    link: Link, untouched: fx.GraphModule, given: fx.GraphModule, compiled_fn: CompiledFn
-) -> None:
-    """Say once for each backend that it gave a graph back as it was: eager runs it, which is no success of the backend."""
+def is_handed_back(untouched: fx.GraphModule, given: fx.GraphModule, compiled_fn: CompiledFn) -> bool:
+    """Whether a backend gave the graph back as it was: eager runs it, which is no success of the backend."""
     returned = getattr(compiled_fn, "__self__", compiled_fn)
-    nothing = returned is given and graph_texts(given) == graph_texts(untouched)
-    if nothing and not link.name.startswith("eager") and PROCESS.is_new(f"fallback: {link.name}"):
-        log.warning("minidbg: %s gave a graph back unchanged, so eager runs it", link.name)
+    return returned is given and graph_texts(given) == graph_texts(untouched)
 
 
 @dataclass(slots=True)
@@ -107,7 +103,7 @@ class Verification:
             if failure is not None and handle.is_layout_alone(failure.error, self.settings):
                 handle.warn_of_layout(failure, self.settings)
                 failure = None
-            self.facts.verified |= failure is None
+            self.facts.verified |= failure is None and not self.facts.handed_back
             return failure
         except Exception as trouble:  # eager's own failures included: the user's result stands
             if is_of_a_signal_handler(trouble):
