@@ -189,10 +189,12 @@ def same_message(one: str, other: str) -> bool:
 
 def backend_in(text: str) -> str | None:
     """The backend of a script without ``def backend()``, as an expression: a name in quotes, or a function of the script."""
+    # above the model the user's lines are quoted and copied, which may compile something by another backend
+    judging = re.split(r"(?m)^(?:class Repro|def graph)\b", text)[-1]
     for found in re.finditer(
         r"""(?x) \btorch\.(?: compile\([^\n]*\bbackend= | _TorchCompileWrapper\( )  ( ["'][^"'\n]+["'] | [^\W\d]\w*\b(?!\() )
         | \bcompiled_fn\ =\ ([^\W\d]\w*)\(gm,\ examples\) """,
-        text,
+        judging,
     ):
         name = found[1] or found[2]
         # the judge of a long script calls a parameter of that name, which is nothing of the script's

@@ -7,7 +7,9 @@ that changes here is to be explained in the commit that changes it.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from travels import Journey, traveller
@@ -17,23 +19,20 @@ from minidbg.commands.run.launch import graph_lines
 pytestmark = pytest.mark.xdist_group("journeys")
 
 MOST_LINES = 120
-MODEL = """
-import torch{more}
+BACKEND = """
+import torch
 
+@torch._dynamo.register_backend
 def my_backend(gm, example_inputs):
     for node in gm.graph.nodes:
         if node.target is torch.relu:
             raise NotImplementedError("my_backend: no kernel for relu")
     return gm.forward
 
-torch._dynamo.register_backend(my_backend)
-
-def f(x):
-    return torch.relu(x.sin()).cos()
-
-torch.compile(f, {how})(torch.ones(3))
 """
-BARE = MODEL.format(more="", how='backend="my_backend"')
+CALL = "torch.compile(lambda x: torch.relu(x.sin()).cos(), {how})(torch.ones(3))\n"
+"""The line that the script quotes names a backend too."""
+BARE = BACKEND + CALL.format(how='backend="my_backend"')
 RUNS = "[34]"
 """Where a busy machine makes a question take half a second, the one after it is asked beside it, needed or not."""
 LINE = re.compile(rf"minidbg: 3 -> 1 nodes, {RUNS} runs, [\d.]+ s; run: python (minidbg_repros/\w+\.py)")
@@ -47,8 +46,74 @@ def travel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Journey]:
 @pytest.fixture(scope="module")
 def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Journey:
     """The program with ``minidbg.wrap``: what the other ways are held against."""
-    program = MODEL.format(more=", minidbg", how='backend=minidbg.wrap("my_backend")')
-    return traveller(tmp_path_factory)("model.py", program=program)
+    return traveller(tmp_path_factory)("model.py", program=BACKEND + CALL_BY[WRAP][0])
+
+
+RUN = ("-m", "minidbg", "run")
+WRAP = "minidbg.wrap, by name"
+OVERRIDE = {"TORCH_COMPILE_OVERRIDE_BACKENDS": ">=0:minidbg"}
+CALL_BY: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
+    way: (more + CALL.format(how=how), words, env)
+    for way, more, how, words, env in (
+        (WRAP, "import minidbg\n", 'backend=minidbg.wrap("my_backend")', (), {}),
+        ("minidbg.wrap", "import minidbg\n", "backend=minidbg.wrap(my_backend)", (), {}),
+        ("options, by name", "", 'backend="minidbg", options={"backend": "my_backend"}', (), {}),
+        ("options", "", 'backend="minidbg", options={"backend": my_backend}', (), {}),
+        ("torch's override variable, by name", "", 'backend="my_backend"', (), OVERRIDE),
+        ("torch's override variable", "", "backend=my_backend", (), OVERRIDE),
+        ("minidbg run, by name", "", 'backend="my_backend"', RUN, {}),
+        ("minidbg run", "", "backend=my_backend", RUN, {}),
+    )
+}
+"""By the way in which the backend is named: the last lines of the program, what stands before its name, and the environment."""
+IN_A_NOTEBOOK = """
+import nbclient, nbformat
+cells = [nbformat.v4.new_code_cell(open(name).read()) for name in ("toy.py", "call.py")]
+notebook = nbformat.v4.new_notebook(cells=cells)
+nbclient.NotebookClient(notebook, timeout=190, kernel_name="python3").execute()
+"""
+FORMS = ("plain", "guarded", "imported", "notebook")
+QUICK = ("plain", "options, by name")
+ROWS = [
+    pytest.param(form, way, marks=() if (form, way) == QUICK else pytest.mark.slow)
+    for form in FORMS
+    for way, (_, words, _) in CALL_BY.items()
+    if (form, way) != ("plain", WRAP) and not (form == "notebook" and words)
+]
+
+
+@pytest.mark.parametrize(("form", "way"), ROWS)
+def test_every_way_to_name_a_backend_is_as_quick_as_wrap_and_gives_its_script(
+    form: str, way: str, wrapped: Journey, travel: Callable[..., Journey], tmp_path: Path
+) -> None:
+    call, words, env = CALL_BY[way]
+    (tmp_path / "toy.py").write_text(BACKEND)
+    (tmp_path / "call.py").write_text(call)
+    guarded = 'if __name__ == "__main__":\n' + textwrap.indent(call, "    ")
+    program = {"guarded": BACKEND + guarded, "imported": f"import torch\nfrom toy import my_backend\n{call}"}
+    text = program.get(form, BACKEND + call)
+    if form == "notebook":
+        pytest.importorskip("ipykernel")
+        journey = travel("-W", "ignore", "-c", IN_A_NOTEBOOK, folder=tmp_path, env=env)
+    else:
+        journey = travel(*words, "model.py", program=text, folder=tmp_path, env=env)
+    assert journey.status == 1, journey.stderr
+    assert "3 -> 1 nodes" in journey.stderr
+    if form == "notebook":
+        assert len(journey.started) == len(wrapped.started) + 1, "nbclient, which starts the kernel"
+    else:
+        check_screen(journey)
+        assert len(journey.started) == len(wrapped.started) + bool(words)
+    if form == "imported":
+        assert len(code_of(journey)) < len(code_of(wrapped)), "the backend is imported, not copied"
+    else:
+        assert code_of(journey) == code_of(wrapped)
+
+
+def code_of(journey: Journey) -> list[str]:
+    """The script's lines without what they say of the program's: docstring, comments and header."""
+    code = journey.script.split('"""', 2)[2].partition("# ///")[0]
+    return [line.partition("  # ")[0] for line in code.splitlines()]
 
 
 def roles(journey: Journey) -> list[str]:
@@ -91,18 +156,6 @@ def test_wrap(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     assert (len(alone.started), alone.calls) == (1, 0)
 
 
-@pytest.mark.slow
-def test_by_name(wrapped: Journey, travel: Callable[..., Journey]) -> None:
-    journey = travel(
-        "model.py", program=MODEL.format(more="", how='backend="minidbg", options={"backend": "my_backend"}')
-    )
-    assert journey.status == 1
-    check_screen(journey)
-    assert LINE.fullmatch(journey.last_line())
-    assert len(journey.started) == len(wrapped.started)
-    assert journey.script == wrapped.script
-
-
 def test_run(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     """The program without a change: one interpreter more than with ``wrap``, and the same script."""
     journey = travel("-m", "minidbg", "run", "model.py", program=BARE)
@@ -112,21 +165,10 @@ def test_run(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     assert LINE.fullmatch(failed), "the last of the traceback, and not told again"
     assert graphs == f"minidbg: {graph_lines([ONE_FAILED], ['compile'])[0]}"
     assert len(journey.started) == len(wrapped.started) + 1
-    assert journey.script == wrapped.script
+    assert code_of(journey) == code_of(wrapped)
 
 
 ONE_FAILED = {"graphs": 1, "verified": 0, "failed": 1, "not_run": 0, "not_verified": {}, "left_out": {}}
-
-
-@pytest.mark.slow
-def test_torchs_own_override_variable(wrapped: Journey, travel: Callable[..., Journey]) -> None:
-    """It names minidbg in place of the backend that the program asks for, which is the one that is wrapped."""
-    journey = travel("model.py", program=BARE, env={"TORCH_COMPILE_OVERRIDE_BACKENDS": ">=0:minidbg"})
-    assert journey.status == 1
-    check_screen(journey)
-    assert "BackendCompilerFailed: backend='my_backend' raised:" in journey.stderr
-    assert len(journey.started) == len(wrapped.started)
-    assert journey.script == wrapped.script
 
 
 COMPILER = """
@@ -208,7 +250,7 @@ def test_last_crash(travel: Callable[..., Journey]) -> None:
     assert len(again.started) == 1, "nothing is asked"
 
 
-HUNTED = BARE.partition("torch._dynamo")[0].replace("torch.relu", "torch.cos")
+HUNTED = BACKEND.replace("torch.relu", "torch.cos")
 HUNTED = HUNTED.replace(
     "NotImplementedError", "IndexError"
 )  # the former says that an op is not supported, which is no failure
