@@ -23,7 +23,6 @@ import pytest
 from minidbg.watch.repros import Repro, find_repros, is_script, read_repro
 from minidbg.watch.runner import PROBE_SCRIPT, judging, mode_for, outcome_of
 from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_devices
-from minidbg.watch.states import is_fallback
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import read_regular
 from minidbg.words.json_lines import last_json
@@ -193,8 +192,6 @@ class ReproItem(pytest.Item):
             outcome = self.judged(fresh=True)
         if outcome.verdict in CANNOT_JUDGE:
             pytest.skip(f"{outcome.verdict}: {outcome.reason}")
-        if is_fallback(outcome):
-            pytest.skip(outcome.reason)
         if outcome.verdict is Verdict.GONE and self.repro.expect is Verdict.REPRODUCES:
             self.add_report_section(
                 "call", "minidbg", f'fixed: write expect = "gone" into the header of {self.path}'

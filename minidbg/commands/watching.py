@@ -270,11 +270,11 @@ def why_not_gone(path: Path) -> str:
     from minidbg import repro
     from minidbg.watch import recorder
     from minidbg.watch.places import whole_name
-    from minidbg.watch.states import FAILING, judges_outcome
+    from minidbg.watch.states import FAILING, JUDGING
 
     outcome = repro.run(path, seconds=300.0)
     said = outcome.reason or outcome.message.partition("\n")[0]
-    is_judged = judges_outcome(outcome)
+    is_judged = outcome.verdict in JUDGING
     if is_judged and outcome.verdict is not Verdict.GONE:
         still = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
         return f"{display_path(path)} still {'reproduces' if still else f'fails ({outcome.verdict})'}: {said}"

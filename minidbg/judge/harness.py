@@ -172,6 +172,10 @@ def run_compiled(
     return left, Outcome(Verdict.GONE)
 
 
+HANDED_BACK = "handed back: eager ran it"
+"""The reason of an outcome that is no success of the backend's."""
+
+
 def noting_passthrough(compiler: Any, notes: list[str]) -> Any:
     """``compiler``; a sentence goes into ``notes`` when it hands the graph back as it was, for eager to run."""
     if compiler in ("inductor", "eager"):
@@ -183,7 +187,7 @@ def noting_passthrough(compiler: Any, notes: list[str]) -> Any:
         compiled_fn = called(graph_module, *args, **kwargs)
         given_back = getattr(compiled_fn, "__self__", compiled_fn)
         if given_back is graph_module and graph_texts(graph_module) == before:
-            notes.append("fallback: the backend gave the graph back as it was, so eager ran it")
+            notes.append(HANDED_BACK)
         return compiled_fn
 
     for name in (*torch_internals.BACKEND_HOOKS, "__name__"):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from minidbg.judge.child import judge_in_child
-from minidbg.judge.harness import Runnable, brief, judge
+from minidbg.judge.harness import HANDED_BACK, Runnable, brief, judge
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import BackendRef, Level, RunSpec
 
@@ -65,6 +65,8 @@ def judge_here(
     """Run the script's case on ``device`` with ``backend``, each as the script has it unless given."""
     try:
         found = judge(script.runnable(device, backend), note=note)
+        if found.verdict is Verdict.GONE and HANDED_BACK in found.reason:
+            found = replace(found, verdict=Verdict.SKIPPED)
     except Unavailable as missing:
         found = Outcome(Verdict.SKIPPED, reason=str(missing))
     return replace(found, device=device or script.spec.device)

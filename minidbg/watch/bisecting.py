@@ -19,7 +19,6 @@ from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.runner import as_its_header_says, as_renamed, judging
 from minidbg.watch.settings import Column
 from minidbg.watch.sources import module_roots, repositories_of
-from minidbg.watch.states import is_fallback
 from minidbg.words import environment
 from minidbg.words.errors import Interrupted, MinidbgError
 from minidbg.words.outcome import EXIT_STATUS, Outcome, Verdict
@@ -152,8 +151,6 @@ class Bisection:
             return CANNOT_JUDGE, misplaced
         files = [str(tree / name) for name in git(tree, "ls-files").splitlines()]
         outcome = as_renamed(self.outcome(repro, env, tree.parent), repro, files)
-        if is_fallback(outcome):
-            return CANNOT_JUDGE, outcome.reason
         first_line = outcome.message.partition("\n")[0] if outcome.verdict is Verdict.CHANGED else ""
         reason = ": ".join(part for part in (str(outcome.verdict), outcome.reason or first_line) if part)
         is_clear = outcome.verdict in (Verdict.GONE, Verdict.REPRODUCES)

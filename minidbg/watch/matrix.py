@@ -14,7 +14,7 @@ from minidbg.watch.states import FAILING
 
 STYLES: Mapping[str | None, str] = {
     "crashed": "bold yellow", "timeout": "yellow", "changed": "yellow", "flaky": "magenta", "reproduces": "red",
-    "invalid": "bold red", None: "", "fallback": "cyan", "skipped": "dim", "gone": "green",
+    "invalid": "bold red", None: "", "skipped": "dim", "gone": "green",
 }  # fmt: skip
 """Of each verdict, those first that need attention."""
 ORDER = list(STYLES)

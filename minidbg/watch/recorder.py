@@ -16,7 +16,7 @@ from minidbg.history import NAME, Flip, History, Observation, Revision, State
 from minidbg.watch.announce import Announcer
 from minidbg.watch.events import DiskFull, Flipped, Json, Judged, Notice, in_words
 from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of, read_repro
-from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, is_fallback
+from minidbg.watch.states import FAILING, NOT_JUDGED, Decision
 from minidbg.watch.summaries import Summary, summaries, verified_in
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Verdict, is_expected
@@ -73,7 +73,7 @@ class Recorder:
         state, runs = decision.state, decision.runs
         verdict = state.verdict if state and runs else None
         if runs and decision.transition in NOT_JUDGED:
-            verdict = None if is_fallback(runs[-1].outcome) else runs[-1].verdict
+            verdict = runs[-1].verdict
         if state is not None and state.verdict is not verdict:
             state = None  # the verdict told is not the one that stands
         self.announce(Judged(

@@ -2,8 +2,7 @@
 
 Everything here is a pure function of what was seen. The rules, in order:
 
-- A run that could not judge (skipped, invalid) changes nothing. Nor does one in which the backend gave the graph back for
-  eager to run (fallback): the failure is not there, but nothing was fixed.
+- A run that could not judge (skipped, invalid) changes nothing.
 - The first run of a repro, of an edited repro, or on another machine is where its history begins: no flip.
 - A verdict unlike the last one is asked again in fresh interpreters before it counts.
 - A repro is flaky when fresh runs of one sweep disagree. A new verdict although no watched file has changed is asked for more
@@ -23,7 +22,7 @@ from typing import TypeAlias
 from minidbg.history import Flip, Observation, State
 from minidbg.watch.repros import Repro
 from minidbg.watch.settings import Column
-from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.outcome import Verdict
 
 FAILING = frozenset({Verdict.REPRODUCES, Verdict.CHANGED, Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY})
 JUDGING = FAILING | {Verdict.GONE}
@@ -52,7 +51,6 @@ class Transition(enum.StrEnum):
     FLAKY = "flaky"
     SKIPPED = "skipped"
     INVALID = "invalid"
-    FALLBACK = "fallback"
 
 
 UNCHANGED: Mapping[Verdict, Transition] = {
@@ -61,7 +59,7 @@ UNCHANGED: Mapping[Verdict, Transition] = {
     Verdict.REPRODUCES: Transition.STILL_FAILING,
 }
 """What people call a verdict that is no flip."""
-NOT_JUDGED = frozenset({Transition.SKIPPED, Transition.INVALID, Transition.FALLBACK})
+NOT_JUDGED = frozenset({Transition.SKIPPED, Transition.INVALID})
 
 
 class Purpose(enum.StrEnum):
@@ -76,20 +74,11 @@ class Purpose(enum.StrEnum):
 
 def judges(run: Observation) -> bool:
     """Whether a run says anything about the failure."""
-    return judges_outcome(run.outcome)
-
-
-def judges_outcome(outcome: Outcome) -> bool:
-    return outcome.verdict in JUDGING and not is_fallback(outcome)
+    return run.verdict in JUDGING
 
 
 def failed(run: Observation) -> bool:
     return run.verdict in FAILING
-
-
-def is_fallback(outcome: Outcome) -> bool:
-    """Whether the backend gave the graph back as it was: eager ran it, and neither failed nor fixed anything."""
-    return outcome.verdict is Verdict.GONE and outcome.reason.startswith("fallback:")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -138,8 +127,7 @@ def apply_rules(before: State | None, runs: Sequence[Observation], expect: Verdi
     """Choose the rule for ``runs`` after ``before``; None where another run must confirm them."""
     first = runs[0]
     if not judges(first):
-        fallback = is_fallback(first.outcome)
-        return Transition.FALLBACK if fallback else UNCHANGED[first.verdict], before, None
+        return UNCHANGED[first.verdict], before, None
     runs = [run for run in runs if judges(run)]
     # of another script or machine the verdict before says nothing
     if before is None or (before.script, before.environment) != (first.script, first.environment):

@@ -11,18 +11,17 @@ import math
 import statistics
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from minidbg.history import Observation, State
 from minidbg.watch.events import Unconfirmed
 from minidbg.watch.repros import Repro, module_names
-from minidbg.watch.states import FAILING, Decision, Job, Purpose, Transition, decide, is_fallback
+from minidbg.watch.states import FAILING, Decision, Job, Purpose, Transition, decide
 from minidbg.words.outcome import Outcome, Verdict
 
 SLOW_S = 5.0
 SLOW_FACTOR = 4.0
-HANDED_BACK = "graph handed back"
 """Of a repro that is gone because its backend leaves everything to eager."""
 MOST_RUNS = 6
 """Runs of one job in one sweep; who cannot be confirmed by then keeps its state."""
@@ -103,8 +102,6 @@ class Sweep:
     canaries: dict[CanaryKey, Outcome | None] = field(default_factory=dict)
     """What a program of a single op has shown: gone where the backend handles it. None while it runs."""
     held: dict[CanaryKey, list[tuple[Job, Decision | Unconfirmed]]] = field(default_factory=dict)
-    handed_back: dict[CanaryKey, list[tuple[Run, Observation]]] = field(default_factory=dict)
-    """Runs whose graph the backend gave back; whether it does so with healthy graphs too, the canary will tell."""
     slow: frozenset[Job] = field(init=False)
     backends: dict[str, str] = field(init=False)
     """The key of each repro's backend."""
@@ -219,12 +216,11 @@ class Sweep:
         self.running.discard(run)
         key = self.canary(run.job)
         self.canaries[key] = shown
-        held, handed_back = self.held.pop(key, []), self.handed_back.pop(key, [])
+        held = self.held.pop(key, [])
         if shown.verdict is Verdict.GONE:
-            return [one for _, one in held] + [done for one in handed_back for done in self.saw(*one)]
+            return [one for _, one in held]
         waiting = self.without(lambda job: self.canary(job) == key)
-        ran = [job for job, _ in held] + [run.job for run, _ in handed_back]
-        return self.without_backend([*ran, *waiting], shown)
+        return self.without_backend([*(job for job, _ in held), *waiting], shown)
 
     def without(self, is_gone: Callable[[Job], bool]) -> list[Job]:
         """Start none of these jobs any more; those that had not been started."""
@@ -252,14 +248,6 @@ class Sweep:
         canary = self.canaries.get(key)
         if canary is not None and canary.verdict is not Verdict.GONE:
             return self.without_backend([job], canary)
-        if is_fallback(shown.outcome) and not self.probing:
-            if canary is None:
-                self.handed_back.setdefault(key, []).append((run, shown))
-                return []
-            if is_fallback(
-                canary
-            ):  # a backend that does so with any graph: this one is as mended as it can be
-                shown = replace(shown, outcome=replace(shown.outcome, reason=HANDED_BACK))
         runs = self.runs.setdefault(job, [])
         runs.append(shown)
         before, repro = self.states.get((job.repro, job.device)), self.repros[job.repro]
@@ -304,7 +292,6 @@ class Sweep:
         self.edited = True
         self.without(lambda job: True)
         self.held.clear()
-        self.handed_back.clear()
 
 
 def in_order(

@@ -33,6 +33,7 @@ from minidbg.extras.hunt import programs, samples
 from minidbg.extras.hunt.candidates import Candidate, built_case, joined, may_join, name_of, used_backend
 from minidbg.extras.hunt.states import CellState, append, write_at_once
 from minidbg.fx.case import Case
+from minidbg.judge.harness import HANDED_BACK
 from minidbg.reduction import reducing
 from minidbg.reduction.importers import UsedBackend
 from minidbg.reduction.publishing import with_failure
@@ -285,7 +286,7 @@ def reduced(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
 def state_of(outcome: Outcome) -> CellState:
     """The state of the table that the outcome of a case without expectations means."""
     if outcome.verdict is Verdict.GONE:
-        if "fallback: " in outcome.reason:
+        if HANDED_BACK in outcome.reason:
             return CellState.HANDED_BACK
         return CellState.SKIPPED if "eager differs from itself" in outcome.reason else CellState.OK
     if outcome.signature is None:

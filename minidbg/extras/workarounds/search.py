@@ -145,7 +145,8 @@ class Asking:
         said = self.outcome(case)
         # what it does in parts reaches the backend as several graphs
         in_parts = said.verdict is Verdict.INVALID and said.reason.startswith(ANOTHER_GRAPH)
-        handed_back = "fallback: " in said.reason and change.case.backend.name == self.case.backend.name
+        same_backend = change.case.backend.name == self.case.backend.name
+        handed_back = same_backend and harness.HANDED_BACK in said.reason
         return (said.verdict is Verdict.GONE and not handed_back) or in_parts
 
     def left(self) -> int:

@@ -1,4 +1,4 @@
-"""What a judged script prints, and which backend it asks; nothing is run here."""
+"""What a judged script prints, and which backend it asks; next to nothing is run here."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from minidbg.judge.script import (
     check_with_pytest,
     figures,
     find_backend,
+    outcome_of,
     parse_arguments,
     printable,
     report,
@@ -201,6 +202,13 @@ def test_a_graph_of_aot_autograd_is_not_given_to_a_backend_of_torch_compile() ->
 def test_a_script_without_a_backend_function_asks_the_backend_of_its_header() -> None:
     spec = replace(SPEC, backend=BackendRef("eager", "'eager'"))
     assert Script("r.py", {"graph": id, "inputs": id}, spec).runnable().compiler == "eager"
+
+
+def test_a_graph_that_the_backend_hands_back_is_neither_failing_nor_fixed() -> None:
+    parts = {"Repro": torch.nn.ReLU, "inputs": lambda device: (torch.ones(2),)}
+    for hands_back in (lambda gm, example_inputs: gm, lambda gm, example_inputs: gm.forward):
+        found = outcome_of(Script("r.py", {**parts, "backend": lambda one=hands_back: one}, SPEC))
+        assert (found.verdict, found.reason) == (Verdict.SKIPPED, "handed back: eager ran it")
 
 
 @pytest.mark.parametrize(

@@ -167,10 +167,8 @@ def test_a_run_that_cannot_judge_keeps_the_state(verdict: Verdict) -> None:
     assert str(result.transition) == str(verdict)
 
 
-@pytest.mark.parametrize("confirmation", [(SKIPPED, ""), (GONE, "fallback: all of it")])
-def test_an_unjudged_confirmation_is_asked_again(confirmation: tuple[Verdict, str]) -> None:
-    verdict, reason = confirmation
-    assert answer(state(REPRODUCES), seen(GONE), seen(verdict, fresh=True, reason=reason)) is None
+def test_an_unjudged_confirmation_is_asked_again() -> None:
+    assert answer(state(REPRODUCES), seen(GONE), seen(SKIPPED, fresh=True)) is None
 
 
 @pytest.mark.parametrize("change", ["script", "environment"])
@@ -216,12 +214,6 @@ def test_a_known_flaky_failure_is_what_an_expected_failure_may_be() -> None:
     assert is_expected(FLAKY, REPRODUCES)
     assert not is_expected(FLAKY, GONE)
     assert not is_expected(GONE, REPRODUCES)
-
-
-@pytest.mark.parametrize("before", [None, state(REPRODUCES), state(GONE), state(FLAKY)])
-def test_a_backend_that_gave_the_graph_back_has_fixed_nothing(before: State | None) -> None:
-    result = decided(before, seen(GONE, reason="fallback: all of it"))
-    assert (result.transition, result.state, result.flip) == (Transition.FALLBACK, before, None)
 
 
 # How often something is asked in quiet times

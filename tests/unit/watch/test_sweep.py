@@ -12,7 +12,7 @@ from minidbg.watch.events import Unconfirmed
 from minidbg.watch.repros import UNKNOWN, Repro
 from minidbg.watch.settings import Column
 from minidbg.watch.states import Decision, Job, Purpose, Transition
-from minidbg.watch.sweep import HANDED_BACK, MOST_RUNS, Lane, Run, Sweep, in_order
+from minidbg.watch.sweep import MOST_RUNS, Lane, Run, Sweep, in_order
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 
 HANGS = replace(UNKNOWN, signature=Signature(Kind.HANG))
@@ -37,9 +37,8 @@ def sweep_over(*states: State, backends: dict[str, str] | None = None, **more: o
     return Sweep(2, [Job(one.repro, Column("cpu")) for one in states], repros, table, **more)
 
 
-def report(sweep: Sweep, run: Run, verdict: Verdict, *, fallback: bool = False) -> list[Decision]:
-    outcome = Outcome(verdict, reason="fallback: all of it" if fallback else "")
-    return final(sweep.saw(run, shown_by(run, outcome)))
+def report(sweep: Sweep, run: Run, verdict: Verdict) -> list[Decision]:
+    return final(sweep.saw(run, shown_by(run, Outcome(verdict))))
 
 
 def shown_by(run: Run, outcome: Outcome) -> Observation:
@@ -265,28 +264,6 @@ def test_a_flip_is_confirmed_while_warm_runs_keep_a_machine_full() -> None:
     report(sweep, second, GONE)
     (warm,) = started(sweep, 9)
     assert warm.purpose is Purpose.RUN, "one fresh interpreter at a time beside warm runs"
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_backend_that_hands_every_graph_back_can_be_mended(late: bool) -> None:
-    """A beginner's backend does so: nothing else can be seen of a mended one."""
-    hands_back = Outcome(GONE, reason="fallback: all of it")
-    sweep, canary, run = begun("a.py")
-    if not late:
-        sweep.saw_canary(canary, hands_back)
-    assert report(sweep, run, GONE, fallback=True) == []
-    if late:
-        assert started(sweep, 1) == []
-        assert final(sweep.saw_canary(canary, hands_back)) == []
-    (answer,) = report(sweep, started(sweep, 1)[0], GONE, fallback=True)
-    assert (answer.transition, answer.reason) == (Transition.FIXED, HANDED_BACK)
-
-
-def test_a_backend_that_hands_only_this_graph_back_mends_nothing() -> None:
-    sweep, canary, run = begun("a.py")
-    sweep.saw_canary(canary, PASSES)
-    (answer,) = report(sweep, run, GONE, fallback=True)
-    assert (answer.transition, answer.state) == (Transition.FALLBACK, state("a.py"))
 
 
 @pytest.mark.parametrize("verdicts", [[REPRODUCES], [GONE, GONE], [GONE, REPRODUCES, REPRODUCES]])

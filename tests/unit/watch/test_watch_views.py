@@ -433,12 +433,6 @@ def test_with_failing_only_the_rest_is_not_shown_until_it_may_fail(matrix: Matri
     assert matrix.names() == ["a.py", "b.py"]
 
 
-def test_a_repro_whose_graph_the_backend_gave_back_is_no_green_one(matrix: Matrix) -> None:
-    matrix.hear(result("a.py", None, standing="fallback", reason="fallback: eager ran it"))
-    assert matrix.cells["a.py", "cpu"].verdict == "fallback"
-    assert "eager ran it" in as_text(matrix)
-
-
 def test_the_device_key_goes_through_the_devices_and_back_to_all(matrix: Matrix) -> None:
     matrix.hear(result("b.py", "gone", "cuda:0"))
     seen = []
@@ -915,7 +909,6 @@ def test_accept_makes_a_regression_test_and_begins_no_new_history(
 
 REPRODUCES = Outcome(Verdict.REPRODUCES, message="ValueError: no kernel")
 NO_DEVICE = Outcome(Verdict.SKIPPED, reason="no device cuda")
-HANDED_BACK = Outcome(Verdict.GONE, reason="fallback: eager ran it")
 
 
 @pytest.mark.parametrize(
@@ -933,7 +926,6 @@ HANDED_BACK = Outcome(Verdict.GONE, reason="fallback: eager ran it")
         (NO_DEVICE, {}, "cannot be judged here: skipped: no device cuda"),
         (NO_DEVICE, {"cpu": Verdict.GONE}, ""),
         (NO_DEVICE, {"cpu": Verdict.REPRODUCES}, "was last seen to fail on cpu"),
-        (HANDED_BACK, {}, "cannot be judged here: gone: fallback"),
     ],
 )
 def test_accept_takes_no_repro_that_still_fails(

@@ -18,6 +18,7 @@ from minidbg.extras.hunt.commands import tell
 from minidbg.extras.hunt.hunting import Hunt
 from minidbg.extras.hunt.states import RANKS, CellState, HuntFolder
 from minidbg.fx.case import Case
+from minidbg.judge.harness import HANDED_BACK
 from minidbg.reduction.result import ReductionResult
 from minidbg.source.size import call_targets
 from minidbg.words.deadline import Deadline
@@ -65,7 +66,7 @@ def outcome(kind: Kind = Kind.COMPILE, message: str = "", types: tuple[str, ...]
     ("found", "state"),
     [
         (Outcome(Verdict.GONE), CellState.OK),
-        (Outcome(Verdict.GONE, reason="fallback: the backend gave the graph back"), CellState.HANDED_BACK),
+        (Outcome(Verdict.GONE, reason=HANDED_BACK), CellState.HANDED_BACK),
         (
             Outcome(Verdict.GONE, reason="output 0 is not judged: eager differs from itself"),
             CellState.SKIPPED,
