@@ -17,7 +17,7 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.backends.copied_source import NotSelfContained
 from minidbg.backends.finding import as_statements
-from minidbg.backends.locations import device_types, location_of, plugins_of_devices
+from minidbg.backends.locations import location_of
 from minidbg.backends.ref_builder import NotReferable, RefBuilder, check_loadable, expression_for
 from minidbg.python_text.modules import (
     file_of,
@@ -204,20 +204,14 @@ BUILT_IN = frozenset(
 
 
 def with_operators(
-    ref: BackendRef,
-    gm: fx.GraphModule,
-    inputs: Sequence[Any] = (),
-    *,
-    setup: str | Sequence[str] | None = None,
+    ref: BackendRef, gm: fx.GraphModule, *, setup: str | Sequence[str] | None = None
 ) -> BackendRef:
     """``ref`` with what the graph needs besides the backend, found and treated in the same way.
 
-    Modules that define its custom operators, foreign functions that it calls, plugins of the devices of its
-    values and of ``inputs``. Raises BackendUnreachable where nothing leads to a definition; when the user gave a
-    ``setup``, that is trusted to bring it.
+    Modules that define its custom operators, and foreign functions that it calls. Raises BackendUnreachable where nothing
+    leads to a definition; when the user gave a ``setup``, that is trusted to bring it.
     """
     builder = RefBuilder(ref)
-    builder.plugins |= dict.fromkeys(plugins_of_devices(device_types(gm, inputs)))
     given = bool(as_statements(setup))
     texts = (ref.embedded, *ref.setup)
     names = [name for name in operators_of(gm) if not any(mentions(text, name) for text in texts)]

@@ -17,7 +17,7 @@ from typing import Any
 
 from minidbg import torch_internals
 from minidbg.backends.copied_source import CopiedStatement, Copy, NotSelfContained
-from minidbg.backends.locations import Location, location_of, plugins_of_code
+from minidbg.backends.locations import Location, location_of
 from minidbg.python_text.modules import file_of, finds_again, installed, is_foreign, top_level
 from minidbg.python_text.source_text import (
     has_main_block,
@@ -112,8 +112,6 @@ class RefBuilder:
         self.remarks: dict[str, None] = dict.fromkeys(start.remarks)
         self.modules: dict[str, None] = dict.fromkeys(start.modules)
         self.fill_in = start.fill_in
-        self.plugins: dict[str, None] = {}
-        self._sources: dict[str, None] = {}
         self._names: dict[str, tuple[str, str]] = {}
 
     @contextlib.contextmanager
@@ -172,7 +170,6 @@ class RefBuilder:
     def uses(self, module: str) -> None:
         """``module`` is part of the backend: what it needs to be installed, and what there is to watch."""
         top = top_level(module)
-        self._sources[module] = None
         if top == "torch" or is_foreign(module):
             self.modules[top] = None
         if is_foreign(module):
@@ -192,14 +189,10 @@ class RefBuilder:
     ) -> BackendRef:
         """All of it as one value. Raises NotSelfContained when copied source would miss a name."""
         embedded = self._place_copies()
-        self.plugins |= dict.fromkeys(plugins_of_code((*self._sources, *self.copies)))
-        for plugin in self.plugins:
-            self.requires(plugin)
-        first = [f"import {plugin}" for plugin in self.plugins if f"import {plugin}" not in self.setup]
         return BackendRef(
             name=name,
             expression=expression,
-            setup=(*first, *self.setup),
+            setup=tuple(self.setup),
             embedded=embedded,
             files=tuple(self.files),
             paths=tuple(self.paths),

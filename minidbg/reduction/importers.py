@@ -91,9 +91,7 @@ def case_of(
     return Case(
         graph_module,
         values,
-        RunSpec(
-            backends.with_operators(backend.ref, graph_module, values, setup=setup), context, dynamic=dynamic
-        ),
+        RunSpec(backends.with_operators(backend.ref, graph_module, setup=setup), context, dynamic=dynamic),
         provenance,
         backend.compiler,
     )

@@ -70,7 +70,7 @@ class BackendRef:
     expression: str
     """Python expression for ``torch.compile(backend=...)``, evaluated after ``setup``: ``'"inductor"'``, ``my_pkg.mod.fn``."""
     setup: tuple[str, ...] = ()
-    """Statements run first, in this order: ``import my_pkg``. Device plugins come before the rest."""
+    """Statements run first, in this order: ``import my_pkg``."""
     embedded: str = ""
     """Source of definitions that no import reaches (self-contained functions of ``__main__``)."""
     files: tuple[str, ...] = ()

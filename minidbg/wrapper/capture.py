@@ -97,7 +97,7 @@ def case_of_call(
     inputs = tuple(real_value(value, index) for index, value in enumerate(values))
     dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
     spec = RunSpec(
-        backends.with_operators(reference_to(link, settings), graph_module, inputs, setup=settings.setup),
+        backends.with_operators(reference_to(link, settings), graph_module, setup=settings.setup),
         context,
         dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
         dynamic_dims=dynamic_dims if any(dynamic_dims) else (),

@@ -175,13 +175,6 @@ def test_registered_name_comes_back_with_the_import_that_registers_it(
     assert "compiled by" in ended.output
 
 
-def test_device_plugin_of_the_backend_is_imported_first(world: World) -> None:
-    (found,) = world.found("import torch_xla, tt_like", "'tt_like'")
-    assert found["setup"][0] == "import torch_xla"
-    output = world.run(found).output
-    assert output.index("torch_xla imported") < output.index("compiled by tt_like on xla")
-
-
 def test_backend_of_torch_that_is_built_on_a_package_imports_it(world: World) -> None:
     tvm, openxla = world.found("", "'tvm'", "'openxla'")
     assert 'import tvm  # "tvm" is built on it' in tvm["setup"]

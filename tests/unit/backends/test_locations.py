@@ -5,21 +5,15 @@ from __future__ import annotations
 import importlib.machinery
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
-import torch
-from torch import fx
 
-from minidbg.backends import with_operators
 from minidbg.backends.locations import (
-    device_types,
     import_for,
-    plugins_of_code,
     registering_module,
     registers,
 )
-from minidbg.words.run_spec import BackendRef
 
 REGISTERS = [
     "@register_backend\ndef mine(gm, inputs): ...",
@@ -126,63 +120,3 @@ def load(monkeypatch: pytest.MonkeyPatch, name: str, text: str = "") -> ModuleTy
     module.__spec__ = importlib.machinery.ModuleSpec(name, None)
     monkeypatch.setitem(sys.modules, name, module)
     return module
-
-
-def graph_on(device: str) -> fx.GraphModule:
-    """``x + 1`` of a value on a device that need not be here."""
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    x.meta["example_value"] = SimpleNamespace(device=torch.device(device))
-    graph.output(graph.call_function(torch.add, (x, 1)))
-    return fx.GraphModule(torch.nn.Module(), graph)
-
-
-def test_device_types_are_those_of_values_inputs_and_arguments() -> None:
-    gm = graph_on("hpu:0")
-    (add,) = gm.graph.find_nodes(op="call_function", target=torch.add)
-    add.kwargs = {"device": torch.device("mps")}
-
-    assert set(device_types(gm, [torch.empty(1, device="meta"), 3])) == {"hpu", "mps", "meta"}
-
-
-def test_plugin_of_a_device_in_the_graph_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    load(monkeypatch, "habana_frameworks")
-    load(monkeypatch, "habana_frameworks.torch")
-
-    found = with_operators(BackendRef("b", "'b'", setup=("import b",)), graph_on("hpu"))
-
-    assert found.setup == ("import habana_frameworks.torch", "import b")
-
-
-def test_plugin_of_another_device_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    load(monkeypatch, "torch_xla")
-
-    assert with_operators(BackendRef("b", "'b'"), graph_on("cpu")).setup == ()
-
-
-def test_plugin_of_a_new_device_is_what_gave_torch_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    load(monkeypatch, "my_plugin")
-    monkeypatch.setattr(torch, "maia", load(monkeypatch, "my_plugin.device"), raising=False)
-
-    assert with_operators(BackendRef("b", "'b'"), graph_on("maia")).setup == ("import my_plugin",)
-
-
-@pytest.mark.parametrize(
-    ("text", "loaded", "expected"),
-    [
-        ("import torch_npu", True, ("torch_npu",)),
-        ("def compile():\n    from torch_npu.npu import x", True, ("torch_npu",)),
-        ("import torch_npu_other", True, ()),
-        ("# import torch_npu", True, ()),
-        ("import torch_npu", False, ()),
-    ],
-)
-def test_plugin_counts_when_it_is_loaded_and_the_backends_code_imports_it(
-    monkeypatch: pytest.MonkeyPatch, text: str, loaded: bool, expected: tuple[str, ...]
-) -> None:
-    load(monkeypatch, "torch_npu")
-    if not loaded:
-        monkeypatch.delitem(sys.modules, "torch_npu")
-    load(monkeypatch, "some_backend")
-    load(monkeypatch, "some_backend.deep", text)
-    assert plugins_of_code(["some_backend"]) == expected
