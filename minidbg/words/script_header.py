@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
-from minidbg.words.files import read_regular
-
 DIVIDER = (
     "# ---- Below is nothing about the failure: what tools read, and how this script judges itself. ----"
 )
@@ -157,11 +155,6 @@ def nodes_in(table: Mapping[str, Any]) -> int:
     if type(nodes) is not int:
         raise ValueError(f"nodes = {nodes!r:.80}, where a whole number belongs")
     return nodes
-
-
-def read_table(path: str) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the script at ``path``. Raises ValueError or OSError."""
-    return table_in(metadata_of(text_of(read_regular(path, SCRIPT_LIMIT_BYTES))))
 
 
 def heading(docstring: str, message: str) -> str:

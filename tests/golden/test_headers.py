@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import torch
 from minidbg.repro import read_header
 from minidbg.words.outcome import Direction, Kind, Signature
 from minidbg.words.run_spec import BackendRef, CallPath, Context, Level, Provenance, RunSpec
-from minidbg.words.script_header import read_table
+from minidbg.words.script_header import metadata_of, table_in, text_of
 
 FOLDER = Path(__file__).parent / "headers"
 FILES = sorted(FOLDER.glob("*.txt"))
@@ -125,9 +126,13 @@ def test_where_a_case_comes_from_is_read_too() -> None:
     assert tables == replace(STORY, message=message, oracle_calls=14, seconds=3.25)
 
 
+def table_of(path: Path) -> dict[str, Any]:
+    return table_in(metadata_of(text_of(path.read_bytes())))
+
+
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("details_*.txt")), ids=lambda path: path.stem)
 def test_a_table_of_today_is_written_as_it_was_read(path: Path) -> None:
-    table, header = read_table(str(path)), read_header(path)
+    table, header = table_of(path), read_header(path)
     about_the_file = ("schema", "nodes", "expect")
     wanted = {name: value for name, value in table.items() if name not in about_the_file}
     written = header.spec.to_table(header.provenance)
@@ -140,9 +145,9 @@ def test_headers_are_read_and_written_where_torch_is_not_imported() -> None:
     program = (
         "import sys\n"
         "from minidbg.words.run_spec import Provenance, RunSpec\n"
-        "from minidbg.words.script_header import read_table\n"
+        "from minidbg.words.script_header import metadata_of, table_in, text_of\n"
         "for path in sys.argv[1:]:\n"
-        "    table = read_table(path)\n"
+        "    table = table_in(metadata_of(text_of(open(path, 'rb').read())))\n"
         "    spec, story = RunSpec.from_table(table), Provenance.from_table(table)\n"
         "    print(spec.to_table(story))\n"
         "assert 'torch' not in sys.modules\n"
@@ -151,5 +156,5 @@ def test_headers_are_read_and_written_where_torch_is_not_imported() -> None:
         [sys.executable, "-c", program, *map(str, FILES)], capture_output=True, text=True, check=False
     )
     assert not done.stderr
-    tables = [read_header(path).spec.to_table(Provenance.from_table(read_table(str(path)))) for path in FILES]
+    tables = [read_header(path).spec.to_table(Provenance.from_table(table_of(path))) for path in FILES]
     assert done.stdout.splitlines() == list(map(str, tables))

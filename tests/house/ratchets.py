@@ -1,0 +1,73 @@
+"""Numbers that may only fall, from landing to landing. ``python tests/house/ratchets.py`` lowers those in ratchets.txt to what is there."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+PACKAGE = TESTS.parent / "minidbg"
+FILE = Path(__file__).with_name("ratchets.txt")
+LINES = "lines of minidbg/"
+PATCHES = "patches of our own objects in "
+
+
+def recorded() -> dict[str, int]:
+    rows = (line.rpartition(": ") for line in FILE.read_text(encoding="utf-8").splitlines())
+    return {name: int(number) for name, _, number in rows}
+
+
+def counted() -> dict[str, int]:
+    """What ratchets.txt records, as it is now. A file of tests is there where it patches anything of ours."""
+    sources = [path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".js")]
+    found = {LINES: sum(path.read_text(encoding="utf-8").count("\n") for path in sources)}
+    for path in sorted(TESTS.rglob("*.py")):
+        if number := sum(1 for _ in patches(ast.parse(path.read_text(encoding="utf-8")))):
+            found[f"{PATCHES}{path.relative_to(TESTS)}"] = number
+    return found
+
+
+def patches(tree: ast.Module) -> Iterator[ast.Call]:
+    """Calls of ``setattr`` and ``delattr`` of a fixture on what is imported from minidbg, named as text, or made here.
+
+    What other packages have may be patched: ``os``, ``time``, ``torch``.
+    """
+    others = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                others |= {
+                    (one.asname or one.name).partition(".")[0] for one in names if not is_ours(one.name)
+                }
+            case ast.ImportFrom(module=module, names=names) if not is_ours(module or ""):
+                others |= {one.asname or one.name for one in names}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="setattr" | "delattr"), args=[ast.Constant(value=str(text)), *_]
+            ):
+                if is_ours(text):
+                    yield node
+            case ast.Call(func=ast.Attribute(attr="setattr" | "delattr"), args=[target, *_]):
+                if not {one.id for one in ast.walk(target) if isinstance(one, ast.Name)} & others:
+                    yield node
+
+
+def is_ours(name: str) -> bool:
+    return name.partition(".")[0] == "minidbg"
+
+
+def main() -> None:
+    now, before = counted(), recorded() if FILE.exists() else {}
+    rows = {name: min(number, before.get(name, number)) for name, number in now.items()}
+    FILE.write_text("".join(f"{name}: {number}\n" for name, number in rows.items()), encoding="utf-8")
+    risen = [
+        f"{name}: {number}, recorded {rows[name]}" for name, number in now.items() if number > rows[name]
+    ]
+    sys.exit("\n".join(risen) or None)
+
+
+if __name__ == "__main__":
+    main()
