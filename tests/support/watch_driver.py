@@ -17,7 +17,7 @@ from typing import Any
 
 Event = dict[str, Any]
 
-COMMAND = [sys.executable, "-c", "from minidbg.commands.watching import watch; watch()"]
+COMMAND = [sys.executable, "-m", "minidbg", "watch"]
 
 
 def free_port() -> int:
