@@ -23,7 +23,7 @@ def tiny_fuser(gm, example_inputs):
                 raise NotImplementedError(
                     f"tiny_fuser: cannot fuse add{tuple(left), tuple(right)} into {node.name}"
                 )
-    return gm.forward
+    return torch.fx.Interpreter(gm).run
 
 
 class Block(nn.Module):
