@@ -42,7 +42,7 @@ def read_module(class_source: str, namespace: Mapping[str, Any]) -> fx.GraphModu
     """The graph module that ``class_source``, one class, was written from.
 
     ``namespace`` has what the class refers to: ``torch``, the imports, what the constants are made of.
-    The class is run once to make its constants and submodules; ``forward`` is only read.
+    The class is run once to make its constants; ``forward`` is only read.
     Raises NotOurForm.
     """
     text = textwrap.dedent(class_source)
@@ -77,7 +77,11 @@ def read_module(class_source: str, namespace: Mapping[str, Any]) -> fx.GraphModu
                 raise NotOurForm(f"forward uses self.{target}, which __init__ does not make") from None
             inner = nested.get(type(value).__name__) if isinstance(value, nn.Module) else None
             is_ours = type(value).__qualname__ == f"{type(instance).__qualname__}.{type(value).__name__}"
-            root[target] = read(inner, value) if inner is not None and is_ours else value
+            if inner is not None and is_ours:
+                value = read(inner, value)
+            elif isinstance(value, nn.Module):
+                raise NotOurForm(f"self.{target} is a module, which dynamo inlines")
+            root[target] = value
         made[id(instance)] = torch_internals.lazy_graph_module(root, graph)
         return made[id(instance)]
 
