@@ -27,7 +27,7 @@ from minidbg.judge.signature import (
     text_of,
 )
 from minidbg.torch_internals import devices
-from minidbg.torch_internals.thread_state import thread_state_kept
+from minidbg.torch_internals.thread_state import thread_state_kept, without_autocast
 from minidbg.words.environment import JUDGING
 from minidbg.words.errors import TorchNameMissing
 from minidbg.words.kinds import Kind
@@ -294,9 +294,10 @@ def gradients_of(
     cotangents = [cotangent_for(root, index) for index, root in roots]
     if not goes_on():
         return {}
-    found = torch.autograd.grad(
-        [root for _, root in roots], list(sources.values()), cotangents, allow_unused=True
-    )
+    with without_autocast():
+        found = torch.autograd.grad(
+            [root for _, root in roots], list(sources.values()), cotangents, allow_unused=True
+        )
     return dict(zip(sources, found, strict=True))
 
 
@@ -329,8 +330,7 @@ def plain_modes() -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         if str(torch.get_default_device()) != "cpu":
             stack.enter_context(torch.device("cpu"))
-        if torch.is_autocast_enabled("cpu"):
-            stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.enter_context(without_autocast())
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
         torch.manual_seed(SEED)

@@ -23,7 +23,7 @@ in_memory = seen("2.11", "2.15")(memory.in_memory)
 for look in thread_state.LOOKS:  # a state that torch does not know is left out there
     seen("2.11", "2.15")(look)
 state_of_thread = thread_state.thread_state
-thread_state_kept = thread_state.thread_state_kept
+thread_state_kept, without_autocast = thread_state.thread_state_kept, thread_state.without_autocast
 
 
 @seen("2.11", "2.15")

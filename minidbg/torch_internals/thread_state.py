@@ -126,6 +126,16 @@ def autocast() -> Callable[[], None]:
     return undo
 
 
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """A block with autocast off: a program runs its backward after the call, outside the block that the call was in."""
+    with contextlib.ExitStack() as stack:
+        for name in AUTOCAST_DEVICES:
+            if torch.is_autocast_enabled(name):
+                stack.enter_context(torch.autocast(name, enabled=False))
+        yield
+
+
 def nesting() -> int:
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())

@@ -23,7 +23,7 @@ import torch
 
 from minidbg import asking, repro, torch_internals, workers
 from minidbg.fx.case import Case
-from minidbg.fx.context import default_device, enabled_autocasts
+from minidbg.fx.context import default_device
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.repro import known_workaround
@@ -113,8 +113,7 @@ def plain_modes() -> Iterator[None]:
         # a mode, under which dynamo writes other graphs: only where one is on
         if default_device() is not None:
             stack.enter_context(torch.device("cpu"))
-        for device, _, _ in enabled_autocasts():
-            stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(torch_internals.without_autocast())
         yield
 
 

@@ -5,6 +5,7 @@ The answer to a failure is a stub here; ``torch.compile`` and the backends are r
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import threading
@@ -494,6 +495,44 @@ def test_what_is_undefined_is_left_out_where_eager_has_no_gradients(
     left_out = list(stats().left_out)
     assert left_out[0] == GRADIENTS_REFUSED
     assert "torch does not define casts of floats to integers" in left_out[1]
+
+
+def a_little_more_gradient(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """The gradient of tanh is 0.3 % too large."""
+    return planted.after_each(gm, "tanh", lambda value: value * 1.003 - value.detach() * 0.003)
+
+
+def in_float32(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return torch.tanh(model(x) / 8)
+
+
+def as_autocast_has_it(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(model(x) / 8)
+
+
+@pytest.mark.parametrize(
+    ("function", "backend", "autocast", "is_wrong"),
+    [
+        (in_float32, "aot_eager", True, True),  # traces its backward under the forward's autocast
+        (as_autocast_has_it, "aot_eager", True, False),
+        (in_float32, "aot_eager", False, False),
+        (in_float32, a_little_more_gradient, True, True),
+        (in_float32, a_little_more_gradient, False, True),
+    ],
+)
+def test_gradients_are_compared_as_a_program_has_them_after_the_block_of_autocast(
+    function: Any, backend: Any, autocast: bool, is_wrong: bool, answers: Answers
+) -> None:
+    model = nn.Linear(64, 64)
+    compiled = torch.compile(lambda x: function(model, x), backend=wrap(backend))
+    with (
+        pytest.raises(AccuracyError, match="gradient of input") if is_wrong else contextlib.nullcontext(),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+    ):
+        compiled(torch.randn(32, 64))
+    assert len(answers.cases) == is_wrong
+    assert stats().verified == (not is_wrong)
 
 
 # ---- what passes in silence
