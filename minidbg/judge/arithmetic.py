@@ -15,6 +15,7 @@ FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by 
 NOISY_BELOW, TINY = 1000, 10
 FACTOR_PEAK = 10.0  # each element against eager's worst one: a single wrong element is lost in a mean
 BETTER = 4e-2  # where only eager is NaN or inf, the compiled value may be off float64 by this, relative
+ABOUT_0 = 1e-3  # in units of the tensor: beside such a value a relative error says nothing
 CHUNK = 1 << 20  # elements judged at a time, so that float64 copies stay small
 
 
@@ -48,10 +49,10 @@ def wrong_elements(
         excess = _ratio(off, relative * size + absolute)
         allowed = near[0] * _size(r, known) + near[1] + FACTOR_PEAK * errors["peak_eager"]
         from_float64 = _ratio(_distance(a, r, known), allowed).clamp(min=errors["as_a_whole"])
-        wrong.add(start, torch.where(known, torch.minimum(excess, from_float64), excess), margin)
+        wrong.add(start, torch.where(known, torch.minimum(excess, from_float64), excess), off, margin)
         if not finite.all():
-            differs = _differ(_special(a), _special(e)) & ~_agrees(a, r, expected.dtype)
-            odd.add(start, torch.where(differs, math.inf, 0.0), margin)
+            differs = _differ(a, e) & ~_agrees(a, r, expected.dtype)
+            odd.add(start, torch.where(differs, math.inf, 0.0), differs.double(), margin)
     if not (wrong.number or odd.number):
         return None
     # what there is more of: memory that is read by mistake may hold a NaN or not
@@ -69,23 +70,27 @@ def wrong_elements(
     if worst is wrong:
         figures |= {"max_abs": _finite(largest_abs), "max_rel": _finite(largest_rel)}
     if category == "float":
-        figures |= _float_figures(_wide(found), _wide(wanted), worst.most)
+        figures |= _float_figures(_wide(found), _wide(wanted), worst.allowed, _rms(expected))
     if reference is not None and worst is wrong:
         figures |= {key: _finite(errors[key]) for key in ("rmse_compiled", "rmse_eager", "rmse_allowed")}
     return {"category": category, **figures, "text": _sentence(category, expected, figures)}
 
 
 class _Count:
-    """How many elements exceed the margin, and which one the most."""
+    """How many elements exceed the margin, the most that one exceeds it, and which one is farthest beyond what is allowed."""
 
     def __init__(self) -> None:
-        self.number, self.index, self.most = 0, 0, 0.0
+        self.number, self.most = 0, 0.0
+        self.index, self.allowed, self.farthest = 0, 0.0, 0.0
 
-    def add(self, start: int, excess: torch.Tensor, margin: float) -> None:
+    def add(self, start: int, excess: torch.Tensor, off: torch.Tensor, margin: float) -> None:
         self.number += int((excess > margin).sum())
-        index = int(excess.argmax())
-        if excess[index] > self.most:
-            self.index, self.most = start + index, float(excess[index])
+        self.most = max(self.most, float(excess.max()))
+        beyond = torch.where(excess > margin, off - off / excess, 0.0)
+        index = int(beyond.argmax())
+        if beyond[index] > self.farthest:
+            self.index, self.farthest = start + index, float(beyond[index])
+            self.allowed = float(off[index] - beyond[index])
 
 
 def _errors(runs: Any, near: tuple[float, float], factor: float) -> dict[str, float]:
@@ -117,12 +122,12 @@ def _errors(runs: Any, near: tuple[float, float], factor: float) -> dict[str, fl
     }
 
 
-def _float_figures(found: torch.Tensor, wanted: torch.Tensor, excess: float) -> dict[str, Any]:
-    """The error of the worst element, in units of the expected value where that is not 0."""
+def _float_figures(found: torch.Tensor, wanted: torch.Tensor, allowed: float, usual: float) -> dict[str, Any]:
+    """The error of the element that is shown, in units of the expected value unless that is about 0 beside the ``usual`` one."""
     size = float(wanted.abs())
-    error = float((found - wanted).abs()) / (size or 1.0)
-    unit = "relative" if size else "absolute"
-    return {"unit": unit, "error": _finite(error), "allowed": _finite(error / excess)}
+    unit, size = ("relative", size) if size > ABOUT_0 * usual else ("absolute", 1.0)
+    error = float((found - wanted).abs()) / size
+    return {"unit": unit, "error": _finite(error), "allowed": _finite(allowed / size)}
 
 
 def _sentence(category: str, expected: torch.Tensor, figures: dict[str, Any]) -> str:
@@ -158,7 +163,7 @@ def is_noise(one: torch.Tensor, two: torch.Tensor, error: float = 0.0) -> bool:
     noise = size = 0.0
     for _, (x, y) in _chunks(one, two):
         finite = x.isfinite() & y.isfinite()
-        if _differ(_special(x), _special(y)).any():
+        if _differ(x, y).any():
             return False
         noise = math.hypot(noise, _norm(_distance(x, y, finite)))
         size = math.hypot(size, _norm(_size(x, finite)))
@@ -170,14 +175,16 @@ def are_close(a: torch.Tensor, e: torch.Tensor, relative: float, absolute: float
     if not _has_floats(e):
         return torch.equal(a, e)
     pairs = (pair for _, pair in _chunks(a, e, change=_computable))
-    return all(torch.allclose(one, two, relative, absolute, equal_nan=True) for one, two in pairs)
+    return all(torch.allclose(_parts(x), _parts(y), relative, absolute, equal_nan=True) for x, y in pairs)
 
 
 def far_apart(one: torch.Tensor, two: torch.Tensor, relative: float, absolute: float) -> torch.Tensor:
     """Where two tensors of one shape differ by more than the tolerances; integers and bools: at all."""
     if not _has_floats(two):
         return one != two
-    return ~torch.isclose(_wide(one), _wide(two), relative, absolute, equal_nan=True).to(two.device)
+    one, wide = _wide(one), _wide(two)
+    far = ~torch.isclose(one, wide, relative, absolute, equal_nan=True) | _differ(one, wide)
+    return far.to(two.device)
 
 
 def largest(value: torch.Tensor) -> float:
@@ -235,12 +242,14 @@ def _ratio(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _differ(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return (x != y) & ~(x.isnan() & y.isnan())
+    """Where two tensors have other NaN or inf; the finite part of a complex number that is not finite may be off by ``BETTER``."""
+    one, two = (torch.where(z.isfinite().unsqueeze(-1), 0.0, _parts(z).double()) for z in (x, y))
+    return ~torch.isclose(one, two, BETTER, BETTER, equal_nan=True).all(-1)
 
 
-def _special(x: torch.Tensor) -> torch.Tensor:
-    """0 where ``x`` is finite, elsewhere its NaN or inf; of a complex number only that it is not finite, as NaN."""
-    return torch.where(x.isfinite(), 0.0, math.nan if x.is_complex() else x.double())
+def _parts(x: torch.Tensor) -> torch.Tensor:
+    """The numbers of each element, in a last dimension: a real one, or a real and an imaginary part."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.unsqueeze(-1)
 
 
 def _agrees(a: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -248,7 +257,7 @@ def _agrees(a: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> tor
     rounded = _wide(reference.to(dtype))
     finite = a.isfinite() & reference.isfinite()
     near = _distance(a, reference, finite) <= BETTER * (1 + _size(reference, finite))
-    return near & ~_differ(_special(a), _special(rounded))
+    return near & ~_differ(a, rounded)
 
 
 def _chunks(

@@ -221,7 +221,7 @@ def figures(found: Mapping[str, Any]) -> Iterator[str]:
         whose = f"eager's in {found['precision']}" if "precision" in found else "eager's own"
         yield f"  rmse against eager in float64: the backend's {compiled}, {whose} {eager}, allowed {allowed}"
     if "excess" in found:
-        yield f"  that is {short(found['excess'])} times what is allowed"
+        yield f"  at worst {short(found['excess'])} times what is allowed"
 
 
 def short(number: Any) -> str:

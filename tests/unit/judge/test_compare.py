@@ -332,10 +332,40 @@ def test_values_read_from_elsewhere_are_a_float_difference_even_if_some_are_nan(
     assert found(rubbish, expected)["signature"] == found(with_nan, expected)["signature"]
 
 
-def test_complex_numbers_that_are_not_finite_are_the_same_kind_of_wrong() -> None:
-    e = torch.tensor([complex(math.inf, math.nan), 1j])
-    assert is_silent(torch.tensor([complex(math.nan, 0), 1j]), e)
-    assert found(torch.tensor([1j, 1j]), e)["category"] == "nan"
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "category"),
+    [
+        (complex(NAN, 0), complex(INF, 0), "nan"),
+        (complex(INF, NAN), complex(NAN, INF), "nan"),
+        (complex(NAN, 0), complex(INF, NAN), "nan"),
+        (complex(-INF, 1), complex(-INF, 3.14), "inf"),
+        (complex(INF, 1), complex(-INF, 1), "inf"),
+        (1j, complex(INF, NAN), "nan"),
+        (complex(NAN, 1), complex(NAN, 1), ""),
+        (complex(-INF, 3.1415925), complex(-INF, 3.1415927), ""),
+    ],
+)
+def test_complex_numbers_that_are_not_finite_agree_in_their_real_and_imaginary_parts(
+    given: complex, wanted: complex, category: str
+) -> None:
+    actual, expected = torch.tensor([given, 1j]), torch.tensor([wanted, 1j])
+    assert found(actual, expected)["category"] == category if category else is_silent(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "said"),
+    [
+        ([0.5, 1.0, 3.0], [1e-17, 1.0, 2.0], "relative error 5.0e-01 at [2]"),
+        ([0.5, 1.0, 2.0], [1e-17, 1.0, 2.0], "absolute error 5.0e-01 at [0]"),
+    ],
+)
+def test_the_element_that_is_shown_is_farthest_beyond_what_is_allowed_and_no_relative_error_of_about_0(
+    given: list[float], wanted: list[float], said: str
+) -> None:
+    assert said in found(torch.tensor(given), torch.tensor(wanted))["message"]
 
 
 # ---- integers and bools ----------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_the_first_line_says_the_verdict_and_what_failed(found: Outcome, said: s
             {"rmse_compiled": 0.5, "rmse_eager": 0.25, "rmse_allowed": 0.375, "excess": 1.33333},
             [
                 "  rmse against eager in float64: the backend's 0.5, eager's own 0.25, allowed 0.375",
-                "  that is 1.33 times what is allowed",
+                "  at worst 1.33 times what is allowed",
             ],
         ),
         (
