@@ -22,6 +22,7 @@ from minidbg.reduction.candidate import BudgetSpent, OracleAnswer, last_that_hol
 from minidbg.reduction.problem import MOST_BYTES_AHEAD
 from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits, Listener, Progress, silent
+from minidbg.reduction.simplify import SIMPLIFYING
 from minidbg.source.size import call_nodes
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
@@ -36,6 +37,9 @@ FOR_VERIFICATION_S = 15.0
 """Of the budget, at most its half: to write the script and to run it by itself."""
 LARGE = 100
 """Nodes above which one run may take longer than the time limit of a call."""
+
+MADE_UP = {"all at once", "settings", "verify", *(name for name, _ in SIMPLIFYING)}
+"""Phases whose candidates have arguments, values or settings that the program never had: their other failures are not its own."""
 
 ANSWERS: Mapping[Verdict, OracleAnswer] = {
     Verdict.REPRODUCES: OracleAnswer.INTERESTING,
@@ -267,7 +271,7 @@ class Session:
             self.best, self.suspects = case, outcome.suspects or self.suspects
             if not self.log.is_replaying and self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
-        if answer is OracleAnswer.OTHER and outcome.signature is not None:
+        if answer is OracleAnswer.OTHER and outcome.signature is not None and self.phase not in MADE_UP:
             self.others.setdefault(str(outcome.signature.to_table()), (case, outcome))
 
     def take_up(self, case: Case, outcome: Outcome) -> None:

@@ -254,7 +254,7 @@ def values_line(stored: Mapping[str, Tensor]) -> str:
         return ""
     size = sum(data.numel() for data in stored.values())
     amount = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
-    return f"The .safetensors file of the same name belongs to this script: {amount} of values of the failing run."
+    return f"The .safetensors file of the same name belongs to this script: {amount} of values."
 
 
 def inputs_function(specs: Sequence[InputSpec], device: str, *, explicit: bool) -> str:

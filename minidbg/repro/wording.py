@@ -160,12 +160,14 @@ def escaped(text: str) -> str:
     return HEADER_MARK.sub(" # ///", shown)  # at the start of a line it would be a second header
 
 
+FRAME = r'(?m)(?:^[ \t]*(?:from user code|Found from) ?:\s*\n)?^[ \t]*File "<minidbg_source_\d+>", line \d+.*\n?(?:[ \t]+\S.*\n?)?'
 OF_ONE_PROCESS = (
+    (FRAME, ""),
     (r" at 0x[0-9a-fA-F]+\b", ""),  # <Graph object at 0x7f6be17ec590>
     (r"\b0x[0-9a-fA-F]{9,}\b", "0x..."),
     (r"<?\bminidbg_source_\d+\b>?", "this script"),
 )
-"""What a message has of the process that it was raised in, and nobody else can look up: addresses, and files that minidbg made."""
+"""What a message has of the process that it was raised in, and nobody else can look up: addresses, files that minidbg made, and lines in them."""
 
 
 def _story(case: Case, values: str) -> Iterator[str]:

@@ -54,7 +54,8 @@ def test_the_docstring_has_nothing_of_the_process_that_failed(tmp_path: Path) ->
     assert "minidbg_source" not in said
     assert " at 0x" not in said
     assert hex(id(0))[:4] not in said
-    assert 'File "this script", line 3, in <torch.fx.graph.Graph object> of 0x...' in said
+    assert "line 3" not in said, "no frame of a run of ours is quoted"
+    assert "no kernel for sin" in said
 
 
 @pytest.mark.parametrize(

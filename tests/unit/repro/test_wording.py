@@ -200,8 +200,11 @@ def test_the_docstring_tells_what_lies_beside_the_script_and_what_was_set(make_c
 
 def test_addresses_and_files_of_one_process_are_left_out_of_the_message(make_case):
     message = "<Graph object at 0x7f6be17ec590> of minidbg_source_3, page 0x7f6be17ec590, flags 0x1f"
-    (first, *_) = docstring(make_case(provenance=Provenance(message=message)), values="").splitlines()
-    assert first.endswith("<Graph object> of this script, page 0x..., flags 0x1f")
+    frame = '\n\nfrom user code:\n   File "<minidbg_source_3>", line 12, in forward\n    y = torch.mm(x, w)\n\nsee above'
+    said = docstring(make_case(provenance=Provenance(message=message + frame)), values="")
+    assert said.splitlines()[0].endswith("<Graph object> of this script, page 0x..., flags 0x1f")
+    assert "see above" in said
+    assert not any(one in said for one in ("line 12", "user code", "y = torch"))
 
 
 def test_a_long_first_line_of_the_message_stands_below_the_title(make_case):
