@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from minidbg.judge.arithmetic import distance_between
 from minidbg.judge.compare import Difference, form_difference, layout_difference, mismatch
-from minidbg.judge.ensemble import Eager, ensemble_of, left_by, lower_runs
-from minidbg.judge.precision import DROPPED_BITS, LowerPrecision
+from minidbg.judge.ensemble import Eager, ensemble_of, left_by
 from minidbg.words.run_spec import RunSpec
 
 MOST_MARGIN = 10.0
-NEAR = 4.0  # an error that many times smaller or larger has another reason than the precision
 
 
 def margin_for(figures: Mapping[str, Any]) -> float:
@@ -45,8 +42,7 @@ class Comparison:
         A layout differs only where that is the failure that ``spec`` looks for.
         """
         actual, expected = left_by(self.actual), left_by(self.expected)
-        precision = self.spec.tolerances if isinstance(self.spec.tolerances, str) else None
-        ensemble = ensemble_of(self.eager, expected, precision)
+        ensemble = ensemble_of(self.eager, expected)
         found = mismatch(actual, expected, ensemble, self.spec, notes)
         wanted = self.spec.signature
         looks_on = found is None and wanted is not None and wanted.is_layout
@@ -68,29 +64,6 @@ class Comparison:
         """Of these outputs alone."""
         actual, expected = ({**run, "outputs": run["outputs"][part]} for run in (self.actual, self.expected))
         return replace(self, actual=actual, expected=expected)
-
-    def explaining_precision(self, where: str) -> tuple[str, float, float] | None:
-        """The precision whose arithmetic gives errors like those in leaf ``where``, and its relative error and the actual one.
-
-        Of those that explain all differences, the one whose error is nearest. None where none is near, or a leaf is wrong
-        by more; an inf counts where eager in that precision gives it too.
-        """
-        a, e = (left_by(run)[where].value for run in (self.actual, self.expected))
-        if not (isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor) and e.dtype is torch.float32):
-            return None
-        off, found = error_of(a, e), []
-        for precision in DROPPED_BITS:
-            low: Any = next(lower_runs(self.eager, partial(LowerPrecision, precision)), {})
-            value = low[where].value if where in low else None
-            if isinstance(value, torch.Tensor) and value.shape == e.shape:
-                own = error_of(value, e)
-                ratio = 1.0 if own == off else off / (own or math.inf)
-                if off and 1 / NEAR < ratio < NEAR:
-                    found.append((abs(math.log(ratio)), precision, own, off))
-        for _, precision, own, off in sorted(found):
-            if replace(self, spec=replace(self.spec, tolerances=precision)).difference([]) is None:
-                return precision, own, off
-        return None
 
 
 def error_of(value: torch.Tensor, exact: torch.Tensor) -> float:

@@ -15,7 +15,6 @@ import torch
 
 from minidbg.judge.arithmetic import are_close, far_apart, largest, wrong_elements
 from minidbg.judge.ensemble import Ensemble, Tag, same_but_for_rounding
-from minidbg.judge.precision import tolerance_in
 from minidbg.judge.snapshot import (
     CannotCompare,
     Leaf,
@@ -183,13 +182,9 @@ class _Judge:
 
     def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
         """The tolerances for a leaf of this kind and dtype; the absolute one is the given one, or scaled."""
-        default, given = default_tolerance(dtype), None
-        if isinstance(self.tolerances, str):
-            default = tolerance_in(self.tolerances, dtype, default)
-        else:
-            given = self.tolerances.get(_name(dtype), self.tolerances.get("any"))
-        relative, absolute, rounding = default
-        if given is None or not any(default):
+        relative, absolute, rounding = default_tolerance(dtype)
+        given = self.tolerances.get(_name(dtype), self.tolerances.get("any"))
+        if given is None or not rounding:
             return relative, absolute * self.scale(kind), rounding
         return *given, given[0]
 
@@ -264,16 +259,12 @@ class _Judge:
             found = wrong_elements(torch.where(overflown, e, a), e, tolerance, reference, value, self.margin)
             if found is None:
                 break
-            if isinstance(self.tolerances, str):
-                found["precision"] = self.tolerances
-                found["text"] = found["text"].replace(", eager ", f", eager in {self.tolerances} ")
         return found and _difference(where, kind, message=f"{where} {found.pop('text')}", **found)
 
     def may_be_rounding(self, found: Mapping[str, Any]) -> bool:
         """Whether a difference is worth runs with other rounding errors: those of float32 explain none that is far too large."""
-        if isinstance(self.tolerances, str) or self.ensemble.sensitivity.narrow:
-            return True
-        return isinstance(found["excess"], (int, float)) and found["excess"] < MOST_BY_LUCK
+        few = isinstance(found["excess"], (int, float)) and found["excess"] < MOST_BY_LUCK
+        return few or self.ensemble.sensitivity.narrow
 
 
 def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ from minidbg.judge.arithmetic import (
     is_noise,
 )
 from minidbg.judge.precision import (
-    LowerPrecision,
     MonteCarloArithmetic,
     RoundingNoise,
     random_states,
@@ -38,7 +36,7 @@ from minidbg.words.foreign import first_line_of, is_of_a_signal_handler
 
 FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
 MOST_SEEDS = 12  # a coin shows one side as often by chance, once in 2,000 graphs
-MOST_LOWER = 3  # eager runs in a lower precision; one alone may be exact by luck
+MOST_LOWER = 3  # eager runs with last bits rounded at random; one alone may be exact by luck
 MOST_ANSWERS = 8  # eager runs with other answers; an element that changes in none of them is judged
 NO_MOVE = 1e-5  # sums in another order, relative
 FEW_ROUNDINGS = 4  # eager runs with other rounding errors, when nothing in them moves
@@ -58,8 +56,8 @@ class Tag(StrEnum):
     """Other results where torch defines none: elements that change are not judged."""
     ROUNDING = "eager with other rounding"
     """Elements that change were decided by rounding, and are not judged."""
-    LOWER = "eager in a lower precision"
-    """Errors that are allowed as eager's own: of the precision that the backend computes in, or of sums that eager does better than others."""
+    LOWER = "eager with last bits rounded at random"
+    """Errors that are allowed as eager's own: of sums that eager does better than others."""
 
 
 @dataclass(slots=True)
@@ -117,20 +115,19 @@ class Ensemble:
         return value if like is None or _can_stand_for(value, like) else None
 
 
-def ensemble_of(eager: Eager, expected: Snapshot, precision: str | None = None) -> Ensemble:
-    """The ensemble of a program that left ``expected`` behind; ``precision`` is that which the backend computes float32 in.
+def ensemble_of(eager: Eager, expected: Snapshot) -> Ensemble:
+    """The ensemble of a program that left ``expected`` behind.
 
     The iterators share no object with the ensemble but ``sensitivity``: a cycle would hold on to the tensors of all runs.
     """
     sensitivity = Sensitivity()
-    lower = MonteCarloArithmetic if precision is None else partial(LowerPrecision, precision)
     return Ensemble(
         {
             Tag.AGAIN: again(eager, expected, sensitivity),
             Tag.FLOAT64: in_float64(eager),
             Tag.UNDEFINED: with_other_answers(eager, expected, sensitivity),
             Tag.ROUNDING: with_other_rounding(eager, expected, sensitivity),
-            Tag.LOWER: lower_runs(eager, lower),
+            Tag.LOWER: lower_runs(eager),
         },
         sensitivity,
     )
@@ -219,16 +216,15 @@ def with_other_rounding(eager: Eager, expected: Snapshot, sensitivity: Sensitivi
         yield run
 
 
-def lower_runs(eager: Eager, mode_for: Callable[[int], LowerPrecision]) -> Iterator[Snapshot]:
+def lower_runs(eager: Eager) -> Iterator[Snapshot]:
     """Eager runs whose errors are allowed as eager's own: one run of eager may be exact by luck.
 
-    In a lower precision, or with last bits rounded at random (Monte Carlo arithmetic). The latter shows above all where large
-    numbers cancel: the gradient of a bias that a normalization takes away again is rounding alone.
+    Last bits are rounded at random (Monte Carlo arithmetic). It shows above all where large numbers cancel: the gradient of a
+    bias that a normalization takes away again is rounding alone.
     """
     for number in range(MOST_LOWER):
-        mode = mode_for(number)
-        with mode:  # around backward too
-            run = changed_run(eager, mode.changed)
+        with MonteCarloArithmetic(number):  # around backward too
+            run = changed_run(eager)
         if run is None:
             return
         yield run

@@ -1,12 +1,10 @@
 """Eager once more in another precision, to measure a compiled result by.
 
-In float64; in a lower precision, as a backend gives it that computes in bfloat16, float16 or TF32 by design; and with other
-rounding errors, which shows what hangs on them.
+In float64, and with other rounding errors, which shows what hangs on them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from collections.abc import Callable
@@ -154,22 +152,26 @@ def random_states() -> list[torch.Tensor]:
     return [*states, module.get_rng_state()] if module and module.is_initialized() else states
 
 
-DROPPED_BITS = {"bfloat16": 16, "float16": 13, "tf32": 13}  # of float32's mantissa, which has 23
 MULTIPLIED = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "convolution", "convolution_backward")
 NO_ARITHMETIC = ("set", "resize", "requires_grad", "rename")
 
 
-class LowerPrecision(PerturbedEager):
-    """While active, each op rounds its float32 results to ``precision``; in TF32 it rounds what is multiplied instead.
+class RoundingNoise(PerturbedEager):
+    """While active, each op's float results are off by a few rounding errors, as those of another compiler are.
 
-    The dtype stays float32. Attention runs by its parts, since a fused kernel would round at its end only. Number 0
-    rounds to the nearest value; others round up or down by chance, since one run alone may be exact by luck.
+    What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a
+    threshold one lies. Zeros and inputs stay exact, and so do small integers, except where an op may have rounded to one:
+    ``log2`` of 8 is 2.9999998 elsewhere. Attention runs by its parts, since a fused kernel would round at its end only.
+    ``step`` is afterwards the largest error of one rounding, relative. ``most_bits`` is how many of the last bits such an error
+    may change.
     """
 
-    def __init__(self, precision: str, number: int = 0) -> None:
+    def __init__(self, number: int, most_bits: int = 3) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.precision, self.number = precision, number
         self.generator = torch.Generator().manual_seed(number)
+        self.most_bits = most_bits
+        self.step = 0.0
+        self.exact = True
 
     def __enter__(self) -> Any:
         self.attention: Any = sdpa_kernel(SDPBackend.MATH)
@@ -180,70 +182,18 @@ class LowerPrecision(PerturbedEager):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.attention.__exit__(*error)
 
-    def changed(self, value: Any) -> Any:
-        """A rounded copy of a module or of a tuple of inputs. TF32 rounds no input that is not multiplied."""
-        return copied(value, lambda tensor: self.stored(tensor.clone()), contextlib.nullcontext)
-
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        self.exact = name not in ROUNDING and (name not in ARITHMETIC or all(map(has_few_bits, args)))
         made = self.in_parts(func, args, kwargs)
         if made is not NotImplemented:
             return made
-        if self.precision == "tf32":
-            first = 1 if "add" in name else 0  # what the product is added to keeps its precision
-            if name in MULTIPLIED:
-                args = [*args[:first], *map(self.rounded, args[first:])]
-            return func(*args, **kwargs)
         result = func(*args, **kwargs)
         returns = [one.alias_info for one in func._schema.returns]
         if name in NO_ARITHMETIC or any(alias and not alias.is_write for alias in returns):
-            return result  # a view of what is rounded already
+            return result  # a view of what is off already
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             self.stored(tensor)
         return result
-
-    def stored(self, tensor: Any) -> Any:
-        """``tensor``, rounded in place where a value of this precision is stored."""
-        if self.precision != "tf32" and has_plain_memory(tensor) and tensor.dtype is torch.float32:
-            tensor.copy_(self.rounded(tensor))
-        return tensor
-
-    def rounded(self, value: Any) -> Any:
-        """``value`` with fewer bits of mantissa, and in float16 with its range; what is no float32 stays."""
-        plain = in_memory(value)
-        if plain is None or value.dtype is not torch.float32:
-            return value
-        step = 1 << DROPPED_BITS[self.precision]
-        added: Any = step // 2
-        if self.number:
-            added = torch.randint(step, value.shape, dtype=torch.int32, generator=self.generator)
-            added = added.to(value.device)
-        fewer = ((plain.detach().view(torch.int32) + added) & -step).view(torch.float32)
-        result = torch.where(plain.isfinite(), fewer, plain)
-        return result.half().float() if self.precision == "float16" else result
-
-
-class RoundingNoise(LowerPrecision):  # type: ignore[no-untyped-call]
-    """While active, each op's float results are off by a few rounding errors, as those of another compiler are.
-
-    What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a
-    threshold one lies. Zeros and inputs stay exact, and so do small integers, except where an op may have rounded to one:
-    ``log2`` of 8 is 2.9999998 elsewhere. ``step`` is afterwards the largest error of one rounding, relative.
-    ``most_bits`` is how many of the last bits such an error may change.
-    """
-
-    def __init__(self, number: int, most_bits: int = 3) -> None:
-        super().__init__("", number)
-        self.most_bits = most_bits
-        self.step = 0.0
-        self.exact = True
-
-    def changed(self, value: Any) -> Any:
-        """The inputs as they are."""
-        return value
-
-    def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        self.exact = name not in ROUNDING and (name not in ARITHMETIC or all(map(has_few_bits, args)))
-        return super().called(func, name, args, kwargs)
 
     def stored(self, tensor: Any) -> Any:
         """``tensor`` with other errors, in place."""
@@ -324,13 +274,3 @@ def has_few_bits(argument: Any) -> bool:
     half = (1 << (1 - int(math.log2(torch.finfo(argument.dtype).eps))) // 2) - 1
     plain = in_memory(argument)
     return plain is None or not (plain.detach().view(whole) & half).any()
-
-
-def tolerance_in(
-    precision: str, dtype: torch.dtype, usual: tuple[float, float, float]
-) -> tuple[float, float, float]:
-    """``usual``, widened by a rounding step of ``precision`` where ``dtype`` is float32's."""
-    if dtype not in (torch.float32, torch.complex64):
-        return usual
-    step = 2.0 ** (DROPPED_BITS[precision] - 23)
-    return max(step, usual[0]), usual[1], max(step, usual[2])

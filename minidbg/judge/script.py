@@ -21,7 +21,7 @@ import torch
 from minidbg.judge.child import judge_in_child
 from minidbg.judge.harness import HANDED_BACK, Runnable, brief, judge
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import BackendRef, Level, RunSpec
+from minidbg.words.run_spec import PRECISIONS, BackendRef, Level, RunSpec, in_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +218,7 @@ def figures(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {found['wrong']} of {found['elements']} elements are off by more than allowed{worst}"
     if "rmse_eager" in found:
         compiled, eager, allowed = (short(found[f"rmse_{name}"]) for name in ("compiled", "eager", "allowed"))
-        whose = f"eager's in {found['precision']}" if "precision" in found else "eager's own"
-        yield f"  rmse against eager in float64: the backend's {compiled}, {whose} {eager}, allowed {allowed}"
+        yield f"  rmse against eager in float64: the backend's {compiled}, eager's own {eager}, allowed {allowed}"
     if "excess" in found:
         yield f"  at worst {short(found['excess'])} times what is allowed"
 
@@ -252,8 +251,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    if options.tolerances and options.tolerances[0] in ("bfloat16", "float16", "tf32"):
-        options.tolerances = options.tolerances[0]
+    if options.tolerances and options.tolerances[0] in PRECISIONS:
+        options.tolerances = in_precision(options.tolerances[0])
     elif options.tolerances:
         try:
             relative, absolute = map(float, options.tolerances)

@@ -92,7 +92,7 @@ class AccuracyError(Exception):
         self.op = op
         """Of the first node that differs, where it is known."""
         self.spoilt: tuple[str, ...] = ()
-        """Names of the nodes in whose backward gradients go wrong, where that is known."""
+        """Names of the first node that differs, or of those in whose backward gradients go wrong, where that is known."""
         rest = dict(difference)
         self.signature: dict[str, Any] = rest.pop("signature")
         self.where: str = rest.pop("where")

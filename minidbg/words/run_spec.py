@@ -32,7 +32,8 @@ DAMAGE = (
 )
 """What reading a table that anybody may have edited can raise."""
 
-Tolerances: TypeAlias = Mapping[str, tuple[float, float]] | str
+PRECISIONS = {"bfloat16": 3e-2, "float16": 5e-3, "tf32": 5e-3}
+"""What float32 results may be off, relative and absolute, of a backend that computes them in this precision by design."""
 
 
 CompiledFn: TypeAlias = Callable[..., Any]
@@ -159,6 +160,11 @@ def pairs(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         if [type(one) in (int, float) for one in pair] != [True, True]:
             raise ValueError(f"tolerances = {{{name} = {pair!r}}}, where two numbers belong")
     return {name: (low, high) for name, (low, high) in table.items()}
+
+
+def in_precision(name: str) -> dict[str, tuple[float, float]]:
+    """Tolerances of a backend that computes float32 in the precision ``name``."""
+    return dict.fromkeys(("float32", "complex64"), (PRECISIONS[name], PRECISIONS[name]))
 
 
 def options_in(value: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -320,7 +326,7 @@ class RunSpec:
     """Runs in which the failure shows at least once: more than 1 for a flaky one."""
     time_limit_s: float = HANG_LIMIT_S
     """From the end of the eager run: after it a compile counts as a hang."""
-    tolerances: Tolerances = field(default_factory=dict)
+    tolerances: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Relative and absolute tolerance of wrong results by name of dtype (``float32``), or ``any``; else the built-in ones.
 
     Or the name of a precision that the backend computes float32 in.
@@ -370,10 +376,7 @@ class RunSpec:
             "mode": backend.get("mode"),
             "paths": backend.get("paths"),
             "match": self.match,
-            "tolerances": (
-                allowed if isinstance(allowed, str) else {name: list(pair) for name, pair in allowed.items()}
-            )
-            or None,
+            "tolerances": {name: list(pair) for name, pair in allowed.items()} or None,
             "context": context if context != {"grad": True} else None,
             "signature": {name: value for name, value in signature.items() if usual.get(name) != value}
             or None,
@@ -406,7 +409,7 @@ class RunSpec:
             backward=table.get("backward", False),
             attempts=table.get("attempts", 1),
             time_limit_s=limit if isinstance(limit, int | float) else HANG_LIMIT_S,
-            tolerances=allowed if isinstance(allowed, str) else pairs(mapping(allowed, "tolerances")),
+            tolerances=pairs(mapping(allowed, "tolerances")),
             match=table.get("match"),
         )
         check_kinds(found)

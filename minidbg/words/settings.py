@@ -22,6 +22,7 @@ from minidbg.words import converters, retired, script_header
 from minidbg.words.converters import Converter, choice, number, path, setting, texts, whole
 from minidbg.words.errors import BadSetting, nearest
 from minidbg.words.files import NOTE_LIMIT_BYTES, read_regular
+from minidbg.words.run_spec import PRECISIONS, in_precision
 
 DEFAULT_FOLDER = Path("minidbg_repros")
 VALUE_LIMIT_BYTES = 1024**3
@@ -77,8 +78,8 @@ def verification(value: Any) -> Verify | int:
         raise ValueError(f"{error}, or a number of calls") from None
 
 
-def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...] | str:
-    """``{"float16": (1e-2, 1e-3)}``, sorted by name, or a precision. From the environment, one a line: ``float16 = 1e-2 1e-3``."""
+def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...]:
+    """``{"float16": (1e-2, 1e-3)}``, sorted by name, or of a precision. From the environment, one a line: ``float16 = 1e-2 1e-3``."""
     if isinstance(value, str) and "=" not in value and value.strip():
         if value not in PRECISIONS:
             words = ", ".join(map(repr, PRECISIONS))
@@ -86,7 +87,7 @@ def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...] | str:
                 f"no such precision{nearest(value, PRECISIONS)}; must be one of {words}, "
                 "or a table by dtype: {'float16': (1e-2, 1e-3)}"
             )
-        return value
+        value = in_precision(value)
     if not isinstance(value, str | Mapping):
         raise ValueError("must be a table by dtype: {'float16': (1e-2, 1e-3)}")
     if isinstance(value, str):
@@ -104,7 +105,6 @@ def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...] | str:
     return tuple(sorted(found))
 
 
-PRECISIONS = ("bfloat16", "float16", "tf32")
 FLOATS = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64", "complex32")
 
 
@@ -136,10 +136,10 @@ class Settings:
     """Relative tolerance of floats in comparisons with eager, for all dtypes; given together with ``atol``."""
     atol: float | None = setting(None, lambda value: number(value, at_least=0.0))
     """Absolute tolerance, in units of the value."""
-    tolerances: tuple[tuple[str, float, float], ...] | str = setting((), by_dtype)
+    tolerances: tuple[tuple[str, float, float], ...] = setting((), by_dtype)
     """The same by dtype: ``{"float16": (1e-2, 1e-3)}``. It counts before ``rtol`` and ``atol``.
 
-    Or the precision that the backend computes float32 in: ``"bfloat16"``, ``"float16"`` or ``"tf32"``.
+    Or, for ``float32``, by the precision that the backend computes it in: ``"bfloat16"``, ``"float16"`` or ``"tf32"``.
     """
     env: tuple[str, ...] = setting((), texts)
     """Names of further environment variables that a repro needs; their values are written into it."""
@@ -149,13 +149,8 @@ class Settings:
     """Write down what a backend is about to do, for the case that the process dies in it."""
 
     @property
-    def allowed(self) -> dict[str, tuple[float, float]] | str:
-        """Relative and absolute tolerance by dtype name, ``any`` for those not named; empty for the built-in ones.
-
-        Or the name of a precision.
-        """
-        if isinstance(self.tolerances, str):
-            return self.tolerances
+    def allowed(self) -> dict[str, tuple[float, float]]:
+        """Relative and absolute tolerance by dtype name, ``any`` for those not named; empty for the built-in ones."""
         common = {"any": (self.rtol, self.atol)} if self.rtol is not None and self.atol is not None else {}
         return {**common, **{dtype: (rtol, atol) for dtype, rtol, atol in self.tolerances}}
 

@@ -23,7 +23,6 @@ from minidbg.judge.compare import Difference
 from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
 from minidbg.judge.randomness import Derandomized, feed_recorded
 from minidbg.judge.snapshot import CannotCompare
-from minidbg.reduction.hints import FIRST_DIFFERING
 from minidbg.source.names import readable
 from minidbg.torch_internals.devices import generator_states
 from minidbg.words.errors import AccuracyError
@@ -265,8 +264,6 @@ class Verification:
             else None
         )
         message = f"{self.link.name} gives wrong results: {said}"
-        if node is not None:
-            message += f"\n{FIRST_DIFFERING}{node.name}"
         spoilt: list[fx.Node] = []
         if not forward:
             spoilt = first_wrong.where_gradients_go_wrong(
@@ -274,10 +271,8 @@ class Verification:
             )
         if spoilt:
             message += f"\ngradients go wrong between {spoilt[0].name} and {spoilt[-1].name}"
-        with first_wrong.left_out_where_it_fails():
-            message += self.by_design(found, runs)
         error = AccuracyError(message, found, op_name(node) if node is not None else "")
-        error.spoilt = tuple(node.name for node in spoilt)
+        error.spoilt = tuple(one.name for one in ([node] if node is not None else spoilt))
         return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
 
     def in_words(self, where: str) -> str:
@@ -294,21 +289,6 @@ class Verification:
         """Whether ``where`` is an input after the call that eager does not write to."""
         index = index_of_input(where)
         return where.endswith(AFTER_THE_CALL) and index is not None and index not in self.before.written
-
-    def by_design(self, found: Difference, runs: Comparison) -> str:
-        """A line that names the lower precision whose arithmetic gives such errors, where there is one."""
-        if found["category"] not in ("float", "inf") or isinstance(self.settings.allowed, str):
-            return ""
-        explained = runs.explaining_precision(found["where"])
-        if explained is None:
-            return ""
-        precision, own, off = explained
-        name = precision.replace("tf32", "TF32")
-        return (
-            f"\nthe error is what {name} arithmetic would give (root mean square: {self.link.name} is off by {off:.1e}, "
-            f"eager in {name} by {own:.1e}): if {self.link.name} computes in {name} by design, "
-            f'pass tolerances="{precision}"'
-        )
 
     def failure(
         self, error: Exception, kind: Kind, direction: Direction, notes: tuple[str, ...] = ()

@@ -156,7 +156,7 @@ def wrap(
 
     - ``verify``: ``"first"``, ``"always"``, ``"never"`` or a number: which calls of a compiled graph are compared with eager.
     - ``rtol``, ``atol``, ``tolerances``: how far floats may be off; relative to the value, in units of the value, by dtype;
-      or the precision that the backend computes float32 in by design: ``tolerances="bfloat16"``, ``"float16"``, ``"tf32"``.
+      or by the precision that the backend computes float32 in by design: ``tolerances="bfloat16"``, ``"float16"``, ``"tf32"``.
     - ``on_failure``: ``"raise"`` the backend's exception, or ``"fallback"`` to eager (or the next link) with a warning.
     - ``layout``: what a result is that has eager's values and other strides: one ``"warn"``ing (``minidbg reduce`` makes a
       repro of it), a failure to ``"raise"``, or nothing (``"ignore"``).

@@ -23,6 +23,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.run_spec import in_precision
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
@@ -174,7 +175,7 @@ def unless_unsteady(case: Case, outcome: Outcome) -> Outcome:
     """
     if outcome.signature is None or not outcome.signature.kind.traits.compares:
         return outcome
-    again = execute(case.with_spec(tolerances="tf32"))
+    again = execute(case.with_spec(tolerances=in_precision("tf32")))
     if again.verdict is not Verdict.GONE:
         return outcome
     return replace(

@@ -18,7 +18,7 @@ from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge import harness
 from minidbg.judge.agreement import margin_for
 from minidbg.words.outcome import LAYOUT, Direction, Kind, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
+from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec, in_precision
 
 ANY = RunSpec(BackendRef("any", "any"), dynamic=None)
 WRONG = Signature(Kind.ACCURACY, message="output: float")
@@ -44,9 +44,7 @@ def test_a_margin_is_the_root_of_the_excess_between_1_and_10() -> None:
         (planted.wrong_relu, {"float16": (0.1, 0.1)}, Verdict.REPRODUCES),
         (planted.wrong_relu, {"any": (0.1, 0.1), "float32": (1e-6, 1e-6)}, Verdict.REPRODUCES),
         (planted.computes_in_bfloat16, {}, Verdict.REPRODUCES),
-        (planted.computes_in_bfloat16, "tf32", Verdict.REPRODUCES),
-        (planted.computes_in_bfloat16, "bfloat16", Verdict.GONE),
-        (planted.wrong_relu, "tf32", Verdict.REPRODUCES),
+        (planted.computes_in_bfloat16, in_precision("bfloat16"), Verdict.GONE),
     ],
 )
 def test_tolerances_and_a_precision_by_design_are_part_of_the_case(

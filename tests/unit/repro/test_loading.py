@@ -261,8 +261,8 @@ def test_annotations_of_embedded_definitions_need_no_names(make_case, tmp_path):
     assert render(loaded).text == path.read_text()
 
 
-@pytest.mark.parametrize("tolerances", ["bfloat16", {"any": (0.5, 0.25)}])
-def test_tolerances_are_read_back(make_case, tmp_path, tolerances):
+def test_tolerances_are_read_back(make_case, tmp_path):
+    tolerances = {"any": (0.5, 0.25)}
     assert load(write(make_case(tolerances=tolerances), tmp_path / "r.py")).spec.tolerances == tolerances
 
 

@@ -27,7 +27,6 @@ from minidbg.words.run_spec import BackendRef, CallPath, Context, Level, RunSpec
             ),
             Kind.RUNTIME, CallPath.DIRECT, Level.ATEN, "cuda", None, ((0,), ()), True, 7, 12.5, {"float32": (1e-3, 0.0)}, "re.*", 3.0,
         ),
-        RunSpec(BackendRef("eager", '"eager"'), tolerances="bfloat16"),
     ],
 )  # fmt: skip
 def test_all_of_the_record_travels_to_another_process(spec: RunSpec) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from minidbg.words import settings
 from minidbg.words.errors import BadSetting
+from minidbg.words.run_spec import in_precision
 from minidbg.words.settings import OnFailure, Reduce, Settings, Verify
 
 
@@ -119,8 +120,8 @@ def test_values_arrive_in_their_own_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32"])
 def test_tolerances_may_name_the_precision_that_a_backend_computes_in(tmp_path: Path, precision: str) -> None:
     found = load(tmp_path, project="[tool.minidbg]\ntolerances = 'tf32'\n")
-    assert found.allowed == "tf32"
-    assert load(tmp_path, environ={"MINIDBG_TOLERANCES": precision}).allowed == precision
+    assert found.allowed == in_precision("tf32")
+    assert load(tmp_path, environ={"MINIDBG_TOLERANCES": precision}).allowed == in_precision(precision)
 
 
 def test_an_unknown_precision_names_those_there_are(tmp_path: Path) -> None:
