@@ -82,21 +82,16 @@ def reduced(
     limits: Limits,
     folder: Path | None = None,
     listener: Listener = silent,
-    executor: asking.Executor | None = None,
 ) -> ReductionResult:
-    """As ``reduce``, but also returns a result without a verified repro. ``executor`` runs the questions."""
+    """As ``reduce``, but also returns a result without a verified repro."""
     forms = forms_of(what, backend)
     if forms is None:
         assert isinstance(what, Path)
-        return reducing.reduce_path(
-            what, backend=backend, limits=limits, folder=folder, listener=listener, executor=executor
-        )
+        return reducing.reduce_path(what, backend=backend, limits=limits, folder=folder, listener=listener)
     name = str(what) if isinstance(what, Path) else "the program"
-    case = importers.first_that_fails(forms, name, executor)
+    case = importers.first_that_fails(forms, name)
     folder = folder or settings.load().repro_dir
-    return reducing.reduce_and_publish(
-        case, folder, limits=limits, listener=listener, just_seen=True, executor=executor
-    )
+    return reducing.reduce_and_publish(case, folder, limits=limits, listener=listener, just_seen=True)
 
 
 def forms_of(

@@ -2,7 +2,6 @@
 
 from minidbg.asking.live_backend import pickled_for_children
 from minidbg.asking.oracle_calls import (
-    Executor,
     answers_in_forks,
     outcome_of,
     submit,
@@ -12,7 +11,6 @@ from minidbg.asking.packing import ask, packed, preparation, read, save, unpacke
 
 __all__ = [
     "answers_in_forks",
-    "Executor",
     "ask",
     "outcome_of",
     "packed",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
@@ -37,14 +37,6 @@ from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
 log = logging.getLogger("minidbg")
 
 
-class Executor(Protocol):
-    """Runs a case in a process that it may kill. Raises OSError where none can be had."""
-
-    def __call__(
-        self, case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool
-    ) -> Outcome: ...
-
-
 def submit(
     case: Case,
     *,
@@ -53,9 +45,8 @@ def submit(
     to_the_end: bool = True,
     deadline: Deadline = NEVER,
     bisection: str = "",
-    executor: Executor | None = None,
 ) -> Outcome:
-    """Have ``executor`` run ``execute(case)`` in a child, and wait for its outcome; None: in a fork of this process's forkserver.
+    """Have a fork of this process's forkserver run ``execute(case)``, and wait for its outcome.
 
     A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
     kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
@@ -68,7 +59,7 @@ def submit(
     def ask(case: Case, seconds: float) -> Outcome:
         forks = answers_in_forks(case)
         here = partial(run_in_fork, deadline=deadline) if forks else run_in_interpreter
-        run_one = executor or partial(here, bisection=bisection)
+        run_one = partial(here, bisection=bisection)
 
         def run() -> Outcome:
             return run_one(case, deadline.left(seconds), memory_bytes, to_the_end=to_the_end)

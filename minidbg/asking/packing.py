@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import shutil
-import sys
 import tempfile
 import threading
 from collections import Counter
@@ -215,9 +214,3 @@ def room_bytes(share: float) -> int:
 
 def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
-
-
-if __name__ == "__main__":
-    asked, to_the_end = read(Path(sys.argv[1])), json.loads(sys.argv[2])
-    said = execute(asked, note=lambda phase: print("phase", phase, flush=True), to_the_end=to_the_end)
-    print(json.dumps(said.to_json()), flush=True)

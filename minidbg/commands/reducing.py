@@ -10,14 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from minidbg import workers
-from minidbg.commands.cluster_options import cluster_options
 from minidbg.commands.ending import end_interrupted
 from minidbg.commands.output import (
     CANNOT_JUDGE,
@@ -32,12 +31,10 @@ from minidbg.commands.output import (
     print_json,
     repro_folder,
 )
-from minidbg.words.cluster_address import Cluster
 from minidbg.words.errors import Interrupted, MinidbgError
 from minidbg.words.text import display_path
 
 if TYPE_CHECKING:
-    from minidbg import asking
     from minidbg.reduction.result import Listener, ReductionResult
 
 
@@ -58,7 +55,6 @@ if TYPE_CHECKING:
     "--jobs", "-j", type=COUNT, help="Runs at the same time; by default two, where there are two cores."
 )
 @click.option("--memory-bytes", type=COUNT, help="Memory limit of a run.")
-@cluster_options
 @click.option("--events", is_flag=True, help="Progress as JSON objects on stderr, one for each run.")
 @JSON
 def reduce(
@@ -70,7 +66,6 @@ def reduce(
     folder: Path | None,
     jobs: int | None,
     memory_bytes: int | None,
-    cluster: Cluster | None,
     events: bool,
     as_json: bool,
 ) -> None:
@@ -91,9 +86,7 @@ def reduce(
     path = as_capture(asked)
     limits = {"seconds": seconds, "max_calls": max_calls, "memory_bytes": memory_bytes}
     limits |= {"jobs": jobs} if jobs is not None else {}
-    answer = reduce_in_server(
-        path, backend=backend, folder=folder, limits=limits, cluster=cluster, events=events
-    )
+    answer = reduce_in_server(path, backend=backend, folder=folder, limits=limits, events=events)
     written = answer["written"]
     if as_json:
         print_json(written)
@@ -117,7 +110,6 @@ def reduce_in_server(
     backend: str | None,
     folder: Path | None,
     limits: Mapping[str, Any],
-    cluster: Cluster | None,
     events: bool,
 ) -> Mapping[str, Any]:
     """What ``reduced`` answers in a fork of the forkserver, and whether it was ``interrupted``: this process needs no torch.
@@ -145,7 +137,6 @@ def reduce_in_server(
                 "backend": backend,
                 "folder": str(folder) if folder is not None else None,
                 "limits": dict(limits),
-                "cluster": asdict(cluster) if cluster is not None else None,
                 "events": events,
                 "verbosity": VERBOSITY.get(),
             },
@@ -200,37 +191,15 @@ def reduced_here(argument: Mapping[str, Any]) -> ReductionResult:
     from minidbg.words import settings
 
     path, folder = Path(argument["path"]), argument["folder"]
-    cluster = Cluster(**argument["cluster"]) if argument["cluster"] is not None else None
     limits = Limits(**argument["limits"], value_limit_bytes=settings.load().value_limit_bytes).begun()
-    with (
-        listener_on_stderr(argument["events"]) as listener,
-        machines(cluster, path, argument["limits"].get("jobs")) as (jobs, executor),
-    ):
+    with listener_on_stderr(argument["events"]) as listener:
         return library.reduced(
             path,
             backend=argument["backend"],
-            limits=limits if jobs is None else replace(limits, jobs=jobs),
+            limits=limits,
             folder=Path(folder) if folder is not None else None,
             listener=listener,
-            executor=executor,
         )
-
-
-@contextlib.contextmanager
-def machines(
-    cluster: Cluster | None, path: Path, jobs: int | None
-) -> Iterator[tuple[int | None, asking.Executor | None]]:
-    """How many questions of a reduction are asked at the same time, and who runs them: the machines of ``cluster``, if there is one."""
-    if cluster is None:
-        yield jobs, None
-        return
-    from minidbg.commands.table import extra
-    from minidbg.repro import read_header
-    from minidbg.watch.sources import code_behind
-
-    device = read_header(path).spec.device
-    with extra("cluster questions")(cluster, device, code_behind(path), tell=note) as (slots, executor):
-        yield slots if jobs is None else min(jobs, slots), executor
 
 
 def newest_crash(folder: Path) -> Path | None:

@@ -30,7 +30,6 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "Watching": {
         "watch": "minidbg.commands.watching:watch",
-        "worker": "minidbg.extras.cluster.commands:worker",
         "status": "minidbg.commands.watching:status",
         "history": "minidbg.commands.watching:history",
         "accept": "minidbg.commands.watching:accept",
@@ -50,11 +49,9 @@ COMMANDS: Mapping[str, str] = {
 }
 
 EXTRAS: Mapping[str, str] = {
-    "cluster questions": "minidbg.extras.cluster.asking:asked_on",
-    "cluster runs": "minidbg.extras.cluster.pool:ClusterPool",
     "page": "minidbg.extras.serve.serving:WebServer",
 }
-"""What options of commands switch on: ``--cluster`` of reduce and of watch, ``--serve``."""
+"""What options of commands switch on: ``--serve``."""
 
 
 def loaded(where: str) -> Any:

@@ -13,11 +13,9 @@ from typing import Any
 
 import click
 
-from minidbg.commands.cluster_options import cluster_options
 from minidbg.commands.output import JSON, REPRO, ReproPath, existing_folder, print_json, repro_folder
 from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
 from minidbg.words import retired
-from minidbg.words.cluster_address import Cluster
 from minidbg.words.errors import MinidbgError
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Verdict
@@ -120,7 +118,6 @@ KINDS = click.option(
 @click.option("--allow-actions", is_flag=True, help="With --serve: let whoever opens the page ask for runs.")
 @click.option("--no-reduce", is_flag=True, help="Do not reduce captures in the background.")
 @KINDS
-@cluster_options
 def watch(
     paths: tuple[Path, ...],
     kinds: tuple[str, ...],
@@ -130,7 +127,6 @@ def watch(
     junit: Path | None,
     serve: str | None,
     allow_actions: bool,
-    cluster: Cluster | None,
     once: bool,
     **options: Any,
 ) -> None:
@@ -150,7 +146,7 @@ def watch(
         raise click.UsageError(f"--serve: {serve!r} is no address; it looks like 127.0.0.1:8765")
     found = list(paths) or [repro_folder()]
     loaded = load({**options, "reduce": False if no_reduce else None})
-    settings = replace(loaded, cluster=cluster, once=once, kinds=tuple(map(Kind, kinds)))
+    settings = replace(loaded, once=once, kinds=tuple(map(Kind, kinds)))
     from minidbg.commands.table import extra
     from minidbg.watch.starting import Outputs, run_daemon
 
@@ -269,7 +265,7 @@ def why_not_gone(path: Path) -> str:
     """Why the failure of the repro is not gone, as a run shows now and as watch saw it elsewhere; empty when it is."""
     from minidbg import repro
     from minidbg.watch import recorder
-    from minidbg.watch.places import whole_name
+    from minidbg.watch.settings import whole_name
     from minidbg.watch.states import FAILING, JUDGING
 
     outcome = repro.run(path, seconds=300.0)

@@ -97,13 +97,13 @@ def case_of(
     )
 
 
-def first_that_fails(forms: Iterable[Case], what: str, executor: asking.Executor | None = None) -> Case:
+def first_that_fails(forms: Iterable[Case], what: str) -> Case:
     """The first form that fails, expecting that failure. Raises NotReproduced, with what each of them did."""
     said: list[Outcome] = []
     name = ""
     for case in forms:
         name = case.backend.name
-        outcome = asking.submit(case, seconds=SECONDS, executor=executor)
+        outcome = asking.submit(case, seconds=SECONDS)
         if outcome.verdict is Verdict.REPRODUCES:
             story = replace(case.provenance, message=outcome.message)
             return replace(case.with_spec(signature=outcome.signature), provenance=story)

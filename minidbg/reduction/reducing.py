@@ -81,14 +81,12 @@ def reduce_and_publish(
     limits: Limits,
     listener: Listener = silent,
     just_seen: bool = False,
-    executor: asking.Executor | None = None,
 ) -> ReductionResult:
     """Reduce ``case`` and leave a verified repro in ``folder``.
 
     A reduction of the same case that was ended before its end goes on where it was. Several processes may reduce the same case
     at once: one does, and the others take its result.
     ``just_seen``: the whole case failed a moment ago, so it is not asked again unless nothing smaller fails.
-    ``executor`` runs the questions; None: forks of this process's forkserver.
     Ctrl-C ends the search, and what was found is published; a second one raises KeyboardInterrupt.
     Raises NotReproduced when the whole case does not show its failure here.
     """
@@ -109,7 +107,6 @@ def reduce_and_publish(
                     kernels=kernels,
                     folder=own_folder,
                     ahead=ahead,
-                    executor=executor,
                 )
                 try:
                     return search_and_publish(case, folder, session, just_seen=bool(log.head["just_seen"]))
@@ -540,7 +537,6 @@ def reduce_path(
     backend: str | CompilerFn | None = None,
     folder: Path | None = None,
     listener: Listener = silent,
-    executor: asking.Executor | None = None,
 ) -> ReductionResult:
     """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
 
@@ -558,9 +554,7 @@ def reduce_path(
     with contextlib.suppress(KeyError, ValueError):  # which repro scripts keep, as the limit of one run
         limits = replace(limits, call_seconds=float(os.environ["MINIDBG_TIME_LIMIT_S"]))
     with claimed(path.absolute()):
-        written = reduce_and_publish(
-            case, folder or repro.folder_of(path), limits=limits, listener=listener, executor=executor
-        )
+        written = reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)
         if path.absolute().parent == repro.captures(repro.folder_of(path)):
             with contextlib.suppress(OSError):
                 digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()

@@ -116,7 +116,6 @@ class Session:
     """Of the last question that showed the failure."""
     ahead: PrestartedInterpreters | None = None
     """Interpreters for scripts that are run by themselves."""
-    executor: asking.Executor | None = None
     """Who runs the questions; None: forks of this process's forkserver."""
 
     def __post_init__(self) -> None:
@@ -213,7 +212,6 @@ class Session:
             memory_bytes=self.limits.memory_bytes,
             to_the_end=False,
             deadline=self.until,
-            executor=self.executor,
         )
         died = outcome.signature is not None and outcome.signature.kind.traits.dies
         if died and self.kernels is not None:

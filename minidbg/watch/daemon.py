@@ -17,7 +17,6 @@ from minidbg.watch.announce import Announcer, Log
 from minidbg.watch.events import Notice
 from minidbg.watch.file_events import FileEvents
 from minidbg.watch.idle_work import Builds, IdleWork
-from minidbg.watch.places import Members, Place
 from minidbg.watch.recorder import Recorder, contradictions, exit_status, judged_states
 from minidbg.watch.repros import Lock, hidden_folder, home_of
 from minidbg.watch.runner import PROBE_SCRIPT, Bytecode, Runner, forks
@@ -67,7 +66,7 @@ class Revised:
     revisions: Mapping[str, Revision]
 
 
-Message: TypeAlias = Hint | Key | Stop | Revised | Built | Ended | Ready | Died | Members | Notice
+Message: TypeAlias = Hint | Key | Stop | Revised | Built | Ended | Ready | Died | Notice
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 
 
@@ -104,13 +103,10 @@ class Daemon:
         self.recorder = Recorder(history, announce, history.states())
         self.pool = make_pool(hidden)
         self.watched = Watched(self.paths, self.home, settings, file_events, announce)
-        send_code = getattr(self.pool, "take", None)
-        runner = Runner(self.pool, settings, Bytecode(hidden / "pycache"), send_code=send_code)
+        runner = Runner(self.pool, settings, Bytecode(hidden / "pycache"))
         self.sweeper = Sweeper(settings, self.recorder, self.watched, runner, announce)
         self.builds = Builds(self.inbox.put, self.watched, history, announce)
-        self.idle_work = IdleWork(
-            self.home, history, self.pool, announce, cluster=settings.cluster, kinds=settings.kinds
-        )
+        self.idle_work = IdleWork(self.home, history, self.pool, announce, kinds=settings.kinds)
         self.status: int | None = None
         self.machine_order = 0
         self.paused = False
@@ -143,12 +139,10 @@ class Daemon:
 
     def start(self) -> None:
         """Ask what devices there are, find the repros and their sources, and tell where everything stands."""
-        if self.settings.cluster is None:
-            self.ask_for_devices()
+        self.ask_for_devices()
         self.watched.start()
         repros = self.watched.repros
         ours = {str(one) for one in self.settings.variants([""])}
-        several = self.settings.cluster is not None
         self.announce(events.Started(
             os.getpid(), str(self.home), repros=tuple(sorted(repros)),
             sources=tuple(display_path(root.path) for root in self.watched.roots),
@@ -156,7 +150,7 @@ class Daemon:
             notes=tuple(repro.row() for repro in repros.values() if repro.notes),
             states=tuple(
                 state for (name, device), state in self.recorder.states.items()
-                if name in repros and device.partition(" ")[2] in ours and not ("@" in device or several)
+                if name in repros and device.partition(" ")[2] in ours
             ),
         ))  # fmt: skip
         for name, repro in repros.items():
@@ -200,8 +194,6 @@ class Daemon:
             case Died(status, stderr):
                 text = f"the worker server ended with status {status}; a new one starts: {stderr[-300:]}"
                 self.announce(Notice(text))
-            case Members(places):
-                self.has_members(places)
             case Notice():
                 self.announce(message)
             case Built():
@@ -325,23 +317,6 @@ class Daemon:
         self.recorder.resume_in({environment.key for environment in machine.environments.values()})
         names = {name: one.name for name, one in machine.environments.items()}
         self.announce(events.MachineFound(machine.torch, names))
-
-    def has_members(self, places: Mapping[str, Place]) -> None:
-        """Machines have joined or left. Of columns that were not there, only verdicts on the present code are shown."""
-        before, sweep = self.sweeper.machine.environments, self.sweeper.last
-        self.sweeper.has_members(places)
-        for place in places.values():
-            self.recorder.history.put_environment(place.environment)
-            self.recorder.torches[place.environment.key] = place.environment.torch
-        code = sweep.code if sweep is not None and not self.watched.runs_all else None
-        new = places.keys() - before.keys()
-        self.announce(events.Columns(
-            {name: place.slots for name, place in places.items()}, tuple(sorted(before.keys() - places.keys())),
-            states=tuple(
-                state for state in self.recorder.states.values()
-                if state.code == code and state.repro in self.watched.repros and state.device.partition(" ")[0] in new
-            ),
-        ))  # fmt: skip
 
     def key(self, key: Key) -> None:
         """Do what a person has asked for."""

@@ -97,24 +97,6 @@ class MachineFound(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Columns(Event):
-    """The machines of a cluster have changed."""
-
-    name = "columns"
-    places: Mapping[str, int]
-    """Runs that each takes at the same time."""
-    left: tuple[str, ...]
-    states: tuple[State, ...]
-    """Of the places that were not there before: their verdicts on the present code."""
-
-    def words(self) -> str:
-        places = sorted(self.places.items())
-        here = ", ".join(f"{place} ({plural(slots, 'run')} at a time)" for place, slots in places)
-        left = f"; no longer there, and not judged: {', '.join(self.left)}" if self.left else ""
-        return f"machines: {here or 'none'}{left}"
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceMissing(Event):
     name = "device_missing"
     device: str

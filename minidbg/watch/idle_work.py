@@ -24,7 +24,6 @@ from minidbg.watch.runner import PROBE_SCRIPT
 from minidbg.watch.settings import Column
 from minidbg.watch.watched import Mark, Watched
 from minidbg.words.claims import is_claimed
-from minidbg.words.cluster_address import Cluster
 from minidbg.words.files import NOTE_LIMIT_BYTES, glob, read_regular
 from minidbg.words.json_lines import last_json
 from minidbg.words.kinds import Kind
@@ -80,8 +79,6 @@ class IdleWork:
     pool: Pool
     announce: Announcer
     clock: Callable[[], float] = time.monotonic
-    cluster: Cluster | None = None
-    """Where the questions of a reduction are asked, when not here."""
     kinds: Collection[Kind] = ()
     """Only captures of these kinds are reduced; of all, where there are none."""
     flights: Flights = field(init=False)
@@ -101,9 +98,8 @@ class IdleWork:
         found = self.next_capture(repros)
         if found is None:
             return False
-        where = self.cluster.arguments if self.cluster is not None and not self.cluster.local_runs else ()
         path, digest = str(found[0]), found[1]
-        argv = ("-m", "minidbg", "reduce", path, "--seconds", str(REDUCE_SECONDS), "--json", *where)
+        argv = ("-m", "minidbg", "reduce", path, "--seconds", str(REDUCE_SECONDS), "--json")
         self.order(argv, REDUCE_SECONDS + 60, lambda ended: self.reduced(path, digest, ended))
         self.announce(events.ReductionStarted(path))
         return True

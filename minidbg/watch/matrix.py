@@ -102,10 +102,6 @@ class Matrix:
                 self.home = event.home
                 self.show_states(event.states)
                 self.notes = {notes["repro"]: notes for notes in event.notes}
-            case events.Columns():
-                cells = self.cells.items()
-                self.cells = {key: cell for key, cell in cells if key[1].partition(" ")[0] in event.places}
-                self.show_states(event.states, old=False)
             case events.SweepStarted():
                 self.activity, self.began, self.first_verdict = f"sweep {event.sweep}", event.at, ""
                 self.total, self.seen, self.cause, self.files = event.jobs, 0, event.cause(4), event.files

@@ -66,8 +66,6 @@ class Live(View):
                         self.flips.extend((self.seq, flip) for flip in heard)
                 case events.MachineFound():
                     self.machine = event.to_json()
-                case events.Columns():
-                    self.rebuilt = self.seq
                 case events.SweepStarted():
                     self.dimmed = self.seq
                 case Flipped():

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -57,8 +57,6 @@ class Runner:
     """By the number of its order."""
     lost_once: set[Run] = field(default_factory=set)
     """Runs whose server died under them: they are run once more, in a fresh interpreter."""
-    send_code: Callable[[Mapping[str, str], Iterable[str]], object] | None = None
-    """Of a cluster: gives it the code that runs are to see, files with their hashes and folders to import from."""
     usual_seconds: float = 0.0
     """The longest that a repro which came back has taken."""
 
@@ -79,7 +77,7 @@ class Runner:
         command = judging(repro, column)
         if run.purpose is Purpose.CANARY:
             command = (PROBE_SCRIPT, "canary", str(repro.path.absolute()), column.device, column.options)
-        memory = self.settings.memory_bytes or (None if column.host else memory_limit(self.settings.jobs))
+        memory = self.settings.memory_bytes or memory_limit(self.settings.jobs)
         self.pool.run(
             Order(
                 number,
@@ -91,9 +89,6 @@ class Runner:
                 nice=LONG_NICE if run.lane is Lane.LONG else 0,
                 one_thread=not run.fresh and not sets_threads(run),
                 env=column.variables,
-                place=column.place if column.host else "",
-                script=str(repro.path.absolute()),
-                warm="inductor" if repro.spec.backend.name == "inductor" else "aot",
             )
         )
         self.under_way[number] = replace(run, began=began)
@@ -169,8 +164,6 @@ def mode_for(workers: Workers, device: str, *, fresh: bool, turn: int = 1) -> Ru
 
 def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
     """The outcome of a run of ``repro``: what it printed, else what its death says against what its header expects."""
-    if ended.unable:
-        return Outcome(Verdict.INVALID, reason=ended.unable, device=device)
     spec = as_its_header_says(repro)
     tells = spec.traits.dies  # as ``judging`` asks for it
     outcome = outcome_of_run(ended.result, spec, limit_s=round(ended.seconds), tells_phases=tells)
@@ -201,7 +194,7 @@ def as_renamed(outcome: Outcome, repro: Repro, files: Collection[str]) -> Outcom
 
 def canary_of(ended: Ended) -> Outcome:
     """What a canary has shown: gone where the backend handles a single op, skipped where it is not here, else why it is broken."""
-    said = None if ended.unable or ended.timed_out else last_json(ended.stdout)
+    said = None if ended.timed_out else last_json(ended.stdout)
     if said is not None:
         with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):
             return Outcome.from_json(said)
@@ -211,7 +204,7 @@ def canary_of(ended: Ended) -> Outcome:
         why = f"a single op died of {signal_name(ended.signal)}"
     else:
         why = f"a single op ended with exit status {ended.status}"
-    return Outcome(Verdict.INVALID, reason=ended.unable or why)
+    return Outcome(Verdict.INVALID, reason=why)
 
 
 # Bytecode

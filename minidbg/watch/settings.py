@@ -10,15 +10,13 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidbg.watch.places import whole_name
 from minidbg.words import retired
 from minidbg.words import settings as base
-from minidbg.words.cluster_address import Cluster
 from minidbg.words.converters import choice, flag, number, path, setting, text, texts, whole
 from minidbg.words.errors import BadSetting
 from minidbg.words.kinds import Kind
@@ -137,8 +135,6 @@ class WatchSettings:
     reduce: bool = setting(True, flag)
     """Reduce captures in the background."""
     fail_on: FailOn = setting(FailOn.ANY, choice(FailOn))
-    cluster: Cluster | None = None
-    """The machines that runs go to; None: this one."""
     once: bool = False
     kinds: tuple[Kind, ...] = ()
     """Only repros of these kinds are watched; all, where there are none."""
@@ -146,12 +142,9 @@ class WatchSettings:
     """Where the build command and the hook run: the folder of the settings file, else the current one."""
 
     def variants(self, devices: Iterable[str]) -> tuple[Column, ...]:
-        """A column for each device or place with each of ``env`` and each of ``options``."""
-        places = (device.partition("@") for device in devices)
-        every = itertools.product(places, self.env or ("",), self.options or ("",))
-        return tuple(
-            dict.fromkeys(Column(device, env, options, host) for (device, _, host), env, options in every)
-        )
+        """A column for each device with each of ``env`` and each of ``options``."""
+        every = itertools.product(devices, self.env or ("",), self.options or ("",))
+        return tuple(dict.fromkeys(itertools.starmap(Column, every)))
 
 
 CONVERT = {
@@ -182,17 +175,20 @@ def load_with_origins(
     return base.merged(WatchSettings(), CONVERT, sources)
 
 
+def whole_name(device: str) -> str:
+    """``acme:0`` for ``acme``: the first device of a kind goes by both names."""
+    return device if device == "cpu" or ":" in device else f"{device}:0"
+
+
 # Columns of the matrix: a device, and what of its environment and its backend's options each run there changes
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What ``device_script`` found here, or the machines of a cluster. ``environments`` are by the name that a device is asked for by."""
+    """What ``probe.py`` found here. ``environments`` are by the name that a device is asked for by."""
 
     environments: Mapping[str, Environment]
     torch: str = ""
-    slots: Mapping[str, int] = field(default_factory=dict)
-    """Of a cluster: runs at the same time in each place (``cuda:0@gpubox``), by which ``environments`` are called too."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Machine:
@@ -220,27 +216,17 @@ def parse_devices(text: str | None) -> tuple[str, ...] | None:
     if not names:
         raise BadSetting("--devices is empty; give names such as cpu,cuda:1, or all")
     for name in names:
-        kind, _, index = name.partition("@")[0].partition(":")
+        kind, _, index = name.partition(":")
         if not kind.isidentifier() or (index and not index.isdecimal()):
             raise BadSetting(f"{name!r} is no device; devices look like cpu, cuda, cuda:1, mps, xpu, or all")
     return names
 
 
 def devices_of(own: str, wanted: Sequence[str] | None, machine: Machine) -> tuple[str, ...]:
-    """The devices that a repro is to run on: those wanted, else its ``own``. Missing ones are among them.
-
-    Of a cluster, that device of each kind of machine.
-    """
+    """The devices that a repro is to run on: those wanted, else its ``own``. Missing ones are among them."""
     names = [own]
     if wanted is not None:
         names = [name for one in wanted for name in (machine.present() if one == "all" else (one,))]
-    if machine.slots:
-        # cuda, cuda:0 and cuda:0@gpubox may all mean the place cuda:0@gpubox
-        here = [
-            (name, [one for one in machine.slots if name == one or whole_name(name) == one.partition("@")[0]])
-            for name in names
-        ]
-        names = [place for name, places in here for place in places or [name]]
     return tuple(dict.fromkeys(names))
 
 
@@ -253,24 +239,17 @@ class Column:
     """Variables of the environment: ``ACME_FUSE=1``, or several of them."""
     options: str = ""
     """Options that are added to those of the repro's header, a Python dict as text."""
-    host: str = ""
-    """The kind of machine, where there are several."""
 
     @cached_property
     def name(self) -> str:
         """What the column is called everywhere. It is asked for several times for each run."""
         options = ", ".join(f"{name}={value!r}" for name, value in self.given_options.items())
-        return " ".join(part for part in (self.place, self.env, options and f"{{{options}}}") if part)
+        return " ".join(part for part in (self.device, self.env, options and f"{{{options}}}") if part)
 
     @cached_property
     def shared(self) -> str:
         """The device that runs in the column share with others, by one name."""
-        return self.place if self.host else whole_name(self.device)
-
-    @cached_property
-    def place(self) -> str:
-        """The device and the kind of machine: ``cuda:0@gpubox``."""
-        return f"{self.device}@{self.host}" if self.host else self.device
+        return whole_name(self.device)
 
     def __str__(self) -> str:
         return self.name

@@ -30,8 +30,6 @@ JUNK_FOLDERS = frozenset((
 # Bytecode, and what editors make while they save.
 JUNK = "*.pyc *.pyo .DS_Store *~ .#* #*# .*.sw? .sw? 4913 *.tmp *.crswap .*.kate-swp .goutputstream-* *___jb_tmp___ *___jb_old___"
 JUNK_FILES = re.compile("|".join(map(fnmatch.translate, JUNK.split())))
-COMPILED = re.compile(r"\.(so|pyd|dylib|dll)$|\.so\.")
-"""What Python or a loader takes for a library."""
 
 
 class Ignore:
@@ -41,10 +39,8 @@ class Ignore:
     a change of one of them is a change like any other, after which another ``Ignore`` is needed.
     """
 
-    def __init__(self, extra: Sequence[str] = (), *, with_compiled: bool = False) -> None:
-        """``with_compiled``: a library counts although git ignores its name, as it does where it was built in place."""
+    def __init__(self, extra: Sequence[str] = ()) -> None:
         self.extra = GitIgnoreSpec.from_lines(extra)
-        self.with_compiled = with_compiled
         self.specs = cache(read_gitignore)
         self.repository = cache(repository_of)
         self.is_ignored_itself = cache(self.root_is_ignored)
@@ -57,8 +53,6 @@ class Ignore:
         end = "/" if folder else ""
         if self.extra and self.extra.match_file(os.path.relpath(path, root) + end):
             return True
-        if self.with_compiled and not folder and COMPILED.search(name):
-            return False
         return self.ignored_by_git(path, end) and not self.is_ignored_itself(root)
 
     def ignored_by_git(self, path: str, end: str) -> bool:

@@ -23,8 +23,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from minidbg.history import Revision
-from minidbg.watch.repros import Repro, read_repro
-from minidbg.watch.snapshot import JUNK_FOLDERS, Ignore, Root, Snapshot, is_inside, repository_of, scan
+from minidbg.watch.repros import Repro
+from minidbg.watch.snapshot import JUNK_FOLDERS, Root, is_inside, repository_of
 from minidbg.words import environment
 from minidbg.words.script_header import HIDDEN
 
@@ -138,29 +138,6 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[Ro
     ]
 
 
-def import_folders(repros: Iterable[Repro]) -> list[str]:
-    """The folders that the modules of the repros' backends are imported from."""
-    every = {
-        (module, repro.spec.backend.paths): None
-        for repro in repros
-        if not repro.damage
-        for module in repro.modules
-    }
-    roots = [root.path for module, paths in every for root in module_roots(module, paths)]
-    named = [os.path.realpath(path) for _, paths in every for path in paths]
-    return list(dict.fromkeys([*map(os.path.dirname, roots), *named]))
-
-
-def code_behind(path: Path) -> tuple[dict[str, str], list[str]]:
-    """The files of the code that the backend of a repro or capture consists of, with their hashes, and the folders to import from."""
-    repro = read_repro(path, path.name)
-    if repro is None or repro.damage:
-        return {}, []
-    roots, ignore = source_roots([repro]), Ignore(with_compiled=True)
-    found = scan(roots, ignore, Snapshot(), now_ns=0, always=tracked_though_ignored(roots))
-    return {name: entry.digest for name, entry in found.files.items()}, import_folders([repro])
-
-
 def module_roots(name: str, paths: Sequence[str]) -> list[Root]:
     """The trees of a top-level module: a package's folders, a module's file; links followed, so edits are seen.
 
@@ -234,15 +211,6 @@ def left_out_folders(home: Path) -> tuple[str, ...]:
 def repositories_worth_building(roots: Iterable[Root]) -> tuple[str, ...]:
     """The git working trees of those of ``roots`` that are not inside an installation."""
     return repositories_of(root.path for root in roots if not root.path.startswith(site_packages()))
-
-
-def tracked_though_ignored(roots: Sequence[Root]) -> frozenset[str]:
-    """The files below ``roots`` that git tracks although a rule ignores them: runs on another machine need them like all others."""
-    found: set[str] = set()
-    for repository in repositories_worth_building(roots):
-        names = git(repository, "ls-files", "-ciz", "--exclude-standard") or b""
-        found.update(os.path.join(repository, os.fsdecode(name)) for name in names.split(b"\0") if name)
-    return frozenset(path for path in found if any(is_inside(path, root.path) for root in roots))
 
 
 INSTALLED = (".dist-info", ".pth", ".egg-link")

@@ -22,7 +22,7 @@ from minidbg.watch.results import Results
 from minidbg.watch.runner import forks
 from minidbg.watch.settings import WatchSettings
 from minidbg.words import settings as base
-from minidbg.workers.pool import Pool, Preload, ServerPool, preload_for
+from minidbg.workers.pool import Pool, ServerPool, preload_for
 
 DEFAULT_ADDRESS = "127.0.0.1:8765"
 
@@ -93,13 +93,7 @@ def run_daemon(
     backends = {repro.spec.backend.name for repro in repros}
 
     def make_pool(hidden: Path) -> Pool:
-        if settings.cluster is None:
-            return ServerPool(inbox.put, preload_for(backends, forks=forks(settings.workers)), state=hidden)
-        runs: Pool = extra("cluster runs")(
-            inbox.put, settings.cluster, here=lambda: ServerPool(inbox.put, Preload((), ""), state=hidden),
-            slots=settings.jobs, build=settings.build or "", build_folder=str(settings.folder.resolve()),
-        )  # fmt: skip
-        return runs
+        return ServerPool(inbox.put, preload_for(backends, forks=forks(settings.workers)), state=hidden)
 
     events = FileEvents(lambda path: inbox.put(Hint(path)))
     try:

@@ -78,8 +78,6 @@ class Sweep:
     slots: int = 2
     device_slots: int = 1
     """Runs at the same time on one device that is not the CPU: they share its memory."""
-    room: Mapping[str, int] = field(default_factory=dict)
-    """Of a cluster: runs that each place is given at the same time."""
     probing: bool = False
     whole: bool = False
     """Whether it runs every repro."""
@@ -193,7 +191,7 @@ class Sweep:
 
     def slots_on(self, device: str) -> float:
         """How many runs the device takes at the same time."""
-        return math.inf if device == "cpu" else self.room.get(device, self.device_slots)
+        return math.inf if device == "cpu" else self.device_slots
 
     def start(self, job: Job) -> Run:
         """Take the job out of its queue: its run; or the canary that goes ahead, and the job stays."""

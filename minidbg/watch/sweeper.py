@@ -7,20 +7,19 @@ import gc
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minidbg.history import Observation
 from minidbg.watch import events
 from minidbg.watch.announce import Announcer
-from minidbg.watch.places import Place
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import Repro, stamp_of
 from minidbg.watch.runner import Runner, as_renamed, canary_of, outcome_of
 from minidbg.watch.settings import Column, Machine, OnChange, WatchSettings, devices_of, parse_devices
 from minidbg.watch.snapshot import Root
-from minidbg.watch.sources import import_folders, installed_digest
+from minidbg.watch.sources import installed_digest
 from minidbg.watch.states import Decision, Job, Purpose, Transition, usual_seconds
 from minidbg.watch.sweep import CanaryKey, Run, Sweep, count_standings, in_order
 from minidbg.watch.watched import Mark, Watched
@@ -31,8 +30,6 @@ from minidbg.workers.pool import Ended
 MOST_FILES_TOLD = 200
 MOST_TOUCHES = 2
 JUST_BEGUN_S = 0.5
-GIVEN = 2
-"""Runs that a cluster is given for each that it does at the same time: the next is there when one ends."""
 GRACE_S = 2.0
 """How long runs that a change has made stale may go on (``on_change = "queue"``)."""
 
@@ -76,14 +73,11 @@ class Sweeper:
     def begin(self) -> None:
         """Begin a sweep over the present code: plan its jobs, renew old interpreters, and start the first runs."""
         changed, names = self.watched.changed_since(Mark.SWEPT), self.watched.to_run
-        whole, new_columns = self.watched.runs_all, self.watched.pending.columns
+        whole = self.watched.runs_all
         self.watched.begin_sweep()
         began = self.clock()
         digest = self.watched.snapshot.digest() + installed_digest(self.machine.torch)
         code = hashlib.sha1(digest.encode(), usedforsecurity=False).hexdigest()
-        if self.runner.send_code is not None:
-            contents = {path: entry.digest for path, entry in self.watched.snapshot.files.items()}
-            self.runner.send_code(contents, import_folders(self.repros.values()))
         # modules beside the scripts may be imported
         folders = {str(repro.path.absolute().parent) for repro in self.repros.values()}
         usual = usual_seconds(self.recorder.states.values(), self.repros)
@@ -94,8 +88,6 @@ class Sweeper:
         number = self.recorder.history.start_sweep(began, code=code, files=files)
         with without_collection():
             jobs, unable = self.jobs_of(names)
-            if new_columns:
-                jobs += self.jobs_not_judged_on(code, self.repros.keys() - names)
             jobs = in_order(jobs, self.recorder.states, changed, self.repros)
             self.current = self.sweep_over(number, jobs, code, whole=whole, began=began)
         devices = tuple(sorted({job.device for job in jobs}))
@@ -114,44 +106,9 @@ class Sweeper:
     def sweep_over(self, number: int, jobs: Sequence[Job], code: str, **more: Any) -> Sweep:
         """A sweep of these jobs over the repros and states of now."""
         return Sweep(
-            number, jobs, self.repros, dict(self.recorder.states), code=code, slots=self.slots,
-            device_slots=self.settings.device_jobs, room=self.room, **more,
+            number, jobs, self.repros, dict(self.recorder.states), code=code, slots=self.settings.jobs,
+            device_slots=self.settings.device_jobs, **more,
         )  # fmt: skip
-
-    # Machines that come and go
-
-    @property
-    def slots(self) -> int:
-        """Runs at the same time: of a cluster more than it takes, so that no worker waits for us."""
-        return sum(self.room.values()) or self.settings.jobs
-
-    @property
-    def room(self) -> dict[str, int]:
-        """Of a cluster, runs that each place is given at the same time."""
-        return {place: GIVEN * count for place, count in self.machine.slots.items()}
-
-    def has_members(self, places: Mapping[str, Place]) -> None:
-        """The cluster consists of these places now: columns change, and no state does."""
-        before = self.machine.environments
-        environments = {name: place.environment for name, place in places.items()}
-        torches = sorted({one.torch for one in environments.values()})
-        self.machine = Machine(
-            environments, ", ".join(torches), slots={name: one.slots for name, one in places.items()}
-        )
-        self.watched.pending.columns |= any(before.get(name) != one for name, one in environments.items())
-        if self.current is not None:
-            self.current.slots, self.current.room = self.slots, self.room
-            self.current.without(lambda job: job.column.place not in environments)
-
-    def jobs_not_judged_on(self, code: str, names: Iterable[str]) -> list[Job]:
-        """Of these repros, the jobs whose last verdict is of another code, script or machine than the present ones."""
-        found = []
-        for job in self.jobs_of(set(names))[0]:
-            state = self.recorder.states.get((job.repro, job.device))
-            now = code, self.repros[job.repro].digest, self.machine.environments[job.column.place].key
-            if state is None or (state.code, state.script, state.environment) != now:
-                found.append(job)
-        return found
 
     def jobs_of(self, names: set[str]) -> tuple[list[Job], list[Decision]]:
         """The jobs of these repros, and the decisions on those that are damaged. Once is said which devices are not here."""
@@ -175,7 +132,7 @@ class Sweeper:
                 ]
             else:
                 absent.update(device for device in devices if device not in self.machine.environments)
-                jobs += [job for job in every if job.column.place not in absent]
+                jobs += [job for job in every if job.column.device not in absent]
         for device in absent:
             here, missed = ", ".join(self.machine.present()), plural(absent[device], "repro")
             text = f"{device} not present (found {here}); {missed} skipped there; 'minidbg doctor' lists what is here"
@@ -256,8 +213,6 @@ class Sweeper:
     def job_ended(self, sweep: Sweep, run: Run, message: Ended) -> None:
         """Make an ``Observation`` of the run, and ``publish`` what the sweep decides on it; a stale one is only stored."""
         job, repro = run.job, sweep.repros[run.job.repro]
-        if job.column.place not in self.machine.environments:
-            return
         files = message.files
         if files is None:  # a crash, or a fresh interpreter, which cannot say: what the job has loaded before
             state = self.recorder.states.get((job.repro, job.device))
@@ -279,7 +234,7 @@ class Sweeper:
         return Observation(
             repro.name, run.job.device, self.clock(), as_renamed(outcome, repro, self.watched.snapshot.files),
             purpose=run.purpose, sweep=sweep.number, script=repro.digest,
-            environment=self.machine.environments[column.place].key, code=sweep.code,
+            environment=self.machine.environments[column.device].key, code=sweep.code,
             loaded=self.watched.marks[Mark.SWEEP].digest(modules) if modules else "", modules=modules,
             seconds=message.seconds, fresh=run.fresh,
         )  # fmt: skip
@@ -294,14 +249,13 @@ class Sweeper:
         if sweep.edited:
             return True
         # Written during the run, and yet the same: it may have read something else in between. A file that is written by
-        # each run, such as an extension built at import, must not keep us asking for ever. Of a cluster it has read a copy.
-        if touched and not job.column.host and self.touches.get(job, 0) < MOST_TOUCHES:
+        # each run, such as an extension built at import, must not keep us asking for ever.
+        if touched and self.touches.get(job, 0) < MOST_TOUCHES:
             self.touches[job] = self.touches.get(job, 0) + 1
             if not sweep.probing:
                 self.watched.ask_for([repro.name])
             return True
-        if not job.column.host:
-            self.touches.pop(job, None)
+        self.touches.pop(job, None)
         return False
 
     def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:

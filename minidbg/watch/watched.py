@@ -108,8 +108,6 @@ class Pending:
     """Whether all repros are to run: a person asked, or a sweep was cut short."""
     names: set[str] = field(default_factory=set)
     """Repros that are to run."""
-    columns: bool = False
-    """Whether machines have joined, whose columns may have no verdict on the present code."""
     hints: list[str] = field(default_factory=list)
     """Hinted paths of the burst under way that nobody has looked at yet."""
 
@@ -143,7 +141,7 @@ class Watched:
     """Whether git was between two steps of its work at the last look."""
 
     def __post_init__(self) -> None:
-        self.ignore = self.what_to_ignore()
+        self.ignore = Ignore(self.settings.ignore)
         # A build must not begin on a half-saved tree: nothing supersedes what it writes.
         self.burst = Burst(small_quiet_s=QUIET_S if self.settings.build else LULL_S)
         self.polling = self.settings.poll_s is not None
@@ -167,7 +165,7 @@ class Watched:
     @property
     def needs_build(self) -> bool:
         """Whether the build's outputs may not be those of the present code: also when that code was judged before."""
-        return bool(self.settings.build and self.settings.cluster is None) and (
+        return bool(self.settings.build) and (
             Mark.BUILT not in self.marks or bool(self.changed_since(Mark.BUILT))
         )
 
@@ -188,7 +186,7 @@ class Watched:
 
     @property
     def wants_sweep(self) -> bool:
-        return self.needs_build or self.runs_all or self.pending.columns or bool(self.to_run)
+        return self.needs_build or self.runs_all or bool(self.to_run)
 
     @property
     def build_fails(self) -> bool:
@@ -273,15 +271,10 @@ class Watched:
         before, hints, now_ns = self.snapshot, tuple(hints), time.time_ns()
         everywhere = everywhere or any(os.path.basename(path) == ".gitignore" for path in hints)
         if everywhere:
-            self.ignore = self.what_to_ignore()
+            self.ignore = Ignore(self.settings.ignore)
         find = scan if everywhere else update
         self.snapshot = find(self.roots, self.ignore, before, hints, now_ns=now_ns, always=self.always)
         return self.snapshot.changes_since(before)
-
-    def what_to_ignore(self) -> Ignore:
-        """What the settings say, and git as it is now. A worker's run cannot load, and then tell of, a library that was not sent."""
-        sent = self.settings.cluster is not None and not self.settings.build
-        return Ignore(self.settings.ignore, with_compiled=sent)
 
     def concerns(self, path: str) -> bool:
         """Whether a hint for ``path`` is worth a look."""
@@ -336,8 +329,6 @@ class Watched:
             roots += [Root(root) for root in sources.repositories_worth_building(roots)]
         if self.roots != (found := tuple(dict.fromkeys(roots))):
             before, self.roots = self.snapshot, found
-            if self.settings.cluster is not None:
-                self.always |= sources.tracked_though_ignored(found)
             self.read_files((), everywhere=True)
             self.take_for_unchanged(before)
         self.watch_events()

@@ -68,14 +68,6 @@ class Order:
     """Give an interpreter of its own one thread, as a fork of the warm one has: that would hang with more."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that its interpreter has had from its start."""
-    paths: tuple[str, ...] = ()
-    """Folders in front of everything on ``sys.path``."""
-    place: str = ""
-    """Where, for a pool of several machines: ``cuda:0@gpubox``; empty: here."""
-    script: str = ""
-    """The repro among the arguments, which another machine has elsewhere."""
-    warm: str = "aot"
-    """What another machine's interpreter should have compiled with: see ``Preload``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +86,6 @@ class Ended:
     seconds: float = 0.0
     files: tuple[str, ...] | None = None
     """What it had loaded beyond the server's own files; None when it died before it could say."""
-    unable: str = ""
-    """Why the machine could not run it at all; says nothing about the script."""
 
     @property
     def result(self) -> ChildResult:

@@ -59,7 +59,6 @@ def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
     sys.argv = list(request["argv"])
     if sys.argv[0] != "-m":
         sys.path.insert(0, str(Path(sys.argv[0]).parent))
-    put_first(request.get("paths", ()))
     if request.get("one_thread") and (torch := sys.modules.get("torch")):
         torch.set_num_threads(1)  # a forked process hangs where its parent had more
     read = files_read()
@@ -80,21 +79,6 @@ def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
         loaded = set(loaded_files(base.last_module)) - base.files
         files = sorted({os.path.realpath(path) for path in loaded | opened})
         (folder / "files.json").write_text(json.dumps(files))
-
-
-def put_first(paths: Sequence[str]) -> None:
-    """Have modules looked for in ``paths`` before anywhere else, here and in the processes that this one starts."""
-    if not paths:
-        return
-    sys.path[:0] = paths
-    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
-    # Some editable installs put a finder of their own in front of Python's.
-    standard = (
-        importlib.machinery.BuiltinImporter,
-        importlib.machinery.FrozenImporter,
-        importlib.machinery.PathFinder,
-    )
-    sys.meta_path[:] = [*standard, *(one for one in sys.meta_path if one not in standard)]
 
 
 def files_read() -> Callable[[], set[str]]:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "minidbg"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NEVER_IMPORTED = {"numpy"}  # safetensors imports it
-OPTIONAL = {"pytest", "distributed"}  # in the pytest plugin, and where --cluster is asked for
+OPTIONAL = {"pytest"}  # in the pytest plugin
 
 
 def built(source: Path, target: Path, *what: str) -> Path:
@@ -143,9 +143,8 @@ def test_a_plain_install_brings_what_is_imported_and_nothing_else() -> None:
     assert (needed - OPTIONAL) | NEVER_IMPORTED == names_of(PROJECT["dependencies"])
 
 
-@pytest.mark.parametrize("extra", ["cluster", "serve", "hunt"])
+@pytest.mark.parametrize("extra", ["serve", "hunt"])
 def test_an_extra_brings_what_its_folder_imports(extra: str) -> None:
     optional = names_of(PROJECT["optional-dependencies"][extra])
     needed = distributions_of((PACKAGE / "extras" / extra).rglob("*.py"))
-    comes_along = {"dask"}  # with distributed
-    assert needed - names_of(PROJECT["dependencies"]) - comes_along <= optional
+    assert needed - names_of(PROJECT["dependencies"]) <= optional

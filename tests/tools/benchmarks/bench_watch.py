@@ -87,9 +87,7 @@ def main() -> None:
     parser.add_argument(
         "--columns", type=int, default=1, help="the same runs so often, with another variable each"
     )
-    parser.add_argument(
-        "--watch", default="--jobs 2", help="further options of watch: '--cluster local:4 --jobs 4'"
-    )
+    parser.add_argument("--watch", default="--jobs 2", help="further options of watch")
     options = parser.parse_args()
     for backend in options.backends.split(","):
         for count in map(int, options.repros.split(",")):
@@ -224,10 +222,7 @@ def watched(
 def cpu_of(running: WatchProcess) -> float:
     """CPU seconds that the daemon, its server and all that they ran have spent so far."""
     daemon = psutil.Process(running.process.pid)
-    times = [
-        process.cpu_times()
-        for process in (daemon, *daemon.children(recursive="--cluster" in daemon.cmdline()))
-    ]
+    times = [process.cpu_times() for process in (daemon, *daemon.children())]
     return sum(one.user + one.system + one.children_user + one.children_system for one in times)
 
 

@@ -86,15 +86,6 @@ def test_each_variable_and_each_option_is_a_column_and_nothing_is_one_too() -> N
     assert columns[3].given_options == {"fuse": False, "triton.x": 2}
 
 
-def test_a_device_of_a_cluster_is_one_of_each_kind_of_machine() -> None:
-    machine = Machine({}, slots={"cpu@box": 4, "cpu@gpu": 2, "cuda:0@gpu": 1})
-    assert devices_of("cpu", None, machine) == ("cpu@box", "cpu@gpu")
-    assert devices_of("cuda", None, machine) == ("cuda:0@gpu",)
-    assert devices_of("cpu", parse_devices("cuda:0,cpu@box,xpu"), machine) == ("cuda:0@gpu", "cpu@box", "xpu")
-    (column,) = WatchSettings(env=("A=1",)).variants(["cuda:0@gpu"])
-    assert (column.device, column.host, str(column)) == ("cuda:0", "gpu", "cuda:0@gpu A=1")
-
-
 @pytest.mark.parametrize(
     ("value", "found"),
     [
@@ -134,7 +125,6 @@ def test_a_variant_that_is_named_twice_is_one_column() -> None:
 def test_columns_of_one_device_share_it_whatever_it_is_called() -> None:
     shared = [Column("cuda").shared, Column("cuda:0", env="A=1").shared, Column("cuda:1").shared]
     assert shared == ["cuda:0", "cuda:0", "cuda:1"]
-    assert Column("cuda:0", host="gpubox").shared == "cuda:0@gpubox"
     assert Column("cpu").shared == "cpu"
 
 

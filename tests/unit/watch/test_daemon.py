@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 from daemon_world import REPRO, World, script_of
 
-from minidbg.history import Environment, History
+from minidbg.history import History
 from minidbg.watch.daemon import Hint, Key, Stop
-from minidbg.watch.places import Members, Place
 from minidbg.watch.settings import FailOn, OnChange
-from minidbg.words.cluster_address import Cluster
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Verdict
 from minidbg.workers.pool import Ended, Order, RunMode
@@ -486,77 +484,3 @@ def test_stop_ends_a_running_sweep_as_interrupted(world: World) -> None:
     world.daemon = None
     with History.open(world.repros / ".minidbg" / "history.sqlite") as history:
         assert history.sweeps()[0].end in ("interrupted", "complete")
-
-
-# Columns of a cluster
-
-
-def place(kind: str, *, slots: int = 2, torch: str = "2.14.1") -> Place:
-    environment = Environment("cpu", "a processor", f"Linux {kind}", torch=torch)
-    return Place(environment, f"cpu@{kind}#1", slots)
-
-
-def joined(world: World, *kinds: str) -> None:
-    """These machines are there now, and the daemon has done all that follows."""
-    world.put(Members({f"cpu@{kind}": place(kind) for kind in kinds}))
-
-
-def ran_at(world: World) -> set[tuple[str, str]]:
-    orders, world.pool.orders = world.pool.orders, []
-    return {(Path(order.script).stem, order.place) for order in orders if order.argv[1:2] != ("canary",)}
-
-
-CLUSTER = Cluster("tcp://127.0.0.1:1")
-
-
-def test_each_kind_of_machine_is_a_column(world: World) -> None:
-    daemon = world.begin({"a": "reproduces"}, cluster=CLUSTER)
-    daemon.step(0.0)
-    assert ran_at(world) == set(), "nobody is there"
-    joined(world, "red", "blue")
-    assert ran_at(world) == {("a", "cpu@red"), ("a", "cpu@blue")}
-    assert {*world.data("result", "device")} == {"cpu@red", "cpu@blue"}
-
-
-def test_a_machine_that_was_away_catches_up_on_what_it_has_not_judged(world: World) -> None:
-    """It leaves and comes back: nothing to do. It leaves, the code changes, it comes back: all of it, and only there."""
-    world.begin({"a": "reproduces", "b": "reproduces"}, cluster=CLUSTER)
-    joined(world, "red", "blue")
-    ran_at(world)
-    joined(world, "red")
-    joined(world, "red", "blue")
-    assert ran_at(world) == set()
-    assert world.names("columns")[-1].states, "its verdicts are on this code"
-    joined(world, "red")
-    world.save("a", "gone")
-    assert ran_at(world) == {("a", "cpu@red"), ("b", "cpu@red")}
-    joined(world, "red", "blue")
-    assert not world.names("columns")[-1].states, "its verdicts are on other code"
-    assert ran_at(world) == {("a", "cpu@blue"), ("b", "cpu@blue")}
-    assert [(event.kind, event.device) for event in world.names("flip")] == [
-        ("FIXED", "cpu@red"), ("FIXED", "cpu@blue"),
-    ]  # fmt: skip
-
-
-def test_machines_that_fail_change_no_state(world: World) -> None:
-    daemon = world.begin({"a": "reproduces"}, cluster=CLUSTER)
-    joined(world, "red")
-    answer = world.pool.answer
-    world.pool.answer = lambda order: Ended(order.id, unable="workers died under it")  # type: ignore[method-assign]
-    world.save("a", "gone")
-    assert world.flips() == []
-    assert "workers died under it" in world.names("backend_broken")[-1].reason
-    assert str(daemon.recorder.states["a.py", "cpu@red"].verdict) == "reproduces"
-    world.pool.answer = answer  # type: ignore[method-assign]
-    world.save("a", "gone ")
-    assert world.flips() == [("FIXED", "a.py")]
-
-
-def test_other_machines_under_the_same_name_begin_a_history_of_their_own(world: World) -> None:
-    daemon = world.begin({"a": "reproduces"}, cluster=CLUSTER)
-    joined(world, "red")
-    other = place("red other", torch="2.13.0")
-    daemon.inbox.put(Members({"cpu@red": other}))
-    world.save("a", "gone")
-    assert world.flips() == []
-    assert str(daemon.recorder.states["a.py", "cpu@red"].verdict) == "gone"

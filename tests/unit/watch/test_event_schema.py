@@ -19,14 +19,12 @@ from typing import Any
 import pytest
 from daemon_world import REPRO, World, script_of
 
-from minidbg.history import Environment, Revision
+from minidbg.history import Revision
 from minidbg.watch import daemon, idle_work, starting
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines
 from minidbg.watch.daemon import Key, Stop
 from minidbg.watch.events import Event, Notice
-from minidbg.watch.places import Members, Place
 from minidbg.watch.settings import FailOn, WatchSettings
-from minidbg.words.cluster_address import Cluster
 from minidbg.workers.build import Built
 from minidbg.workers.pool import Died, Ended, Order, Ready
 
@@ -208,18 +206,8 @@ def begun_again(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return world.end()
 
 
-def on_machines(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Columns of a cluster that come, go and come back."""
-    world = Session(folder, patch)
-    world.begin({"a": "reproduces"}, cluster=Cluster("tcp://127.0.0.1:1"))
-    for kinds in (["red"], [], ["red"]):
-        machines = {kind: Environment("cpu", "a processor", f"Linux {kind}", torch="2.14") for kind in kinds}
-        world.put(Members({f"cpu@{kind}": Place(machines[kind], f"cpu@{kind}#1", 2) for kind in kinds}))
-    return world.end()
-
-
 def with_a_page(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """The command itself, with a page and a cluster that are not real."""
+    """The command itself, with a page and a pool that are not real."""
     repros = folder / "repros"
     repros.mkdir()
 
@@ -235,14 +223,15 @@ def with_a_page(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         start = show = close = run = cancel = refresh = take = nothing
 
     patch.setattr(starting, "stop_on_signals", lambda inbox: None)
-    settings = WatchSettings(cluster=Cluster("tcp://127.0.0.1:1"), poll_s=1.0, jobs=2)
+    patch.setattr(starting, "ServerPool", Part)
+    settings = WatchSettings(poll_s=1.0, jobs=2)
     outputs = starting.Outputs(as_json=True, serve="-", allow_actions=True)
     capsys.readouterr()
     assert starting.run_daemon([repros], settings, outputs, lambda name: Part) == 0
     return capsys.readouterr().out
 
 
-SESSIONS = (a_day, with_a_build, in_quiet_time, with_new_workers, once, begun_again, on_machines, with_a_page)
+SESSIONS = (a_day, with_a_build, in_quiet_time, with_new_workers, once, begun_again, with_a_page)
 
 
 def as_types(text: str, folder: Path) -> str:

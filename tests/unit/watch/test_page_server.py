@@ -166,9 +166,6 @@ def test_a_stream_tells_what_is_new_and_a_late_comer_gets_everything(live: Live,
     stream = late.getresponse()
     kind, told = next_message()
     assert (kind, len(told["rows"])) == ("state", 2)
-    live.show(events.Columns({"cpu@box": 1}, ("cpu",), (), at=NOW))
-    kind, told = next_message()
-    assert (kind, told["columns"]) == ("state", [])
     late.close()
 
 

@@ -147,17 +147,6 @@ def test_a_repository_may_be_the_whole_disk(tree: Path) -> None:
     assert not ignore.covers(str(tree / "a.py"), str(tree), folder=False)
 
 
-def test_a_library_built_in_place_counts_for_what_is_sent_to_workers(repository: Path) -> None:
-    """Git ignores its name; no run on another machine could load it, and then tell of it. What a person ignores stays out."""
-    (repository / ".gitignore").write_text("*.so\n_version.py\n/build/\n")
-    (repository / "build").mkdir()
-    for name in ("_C.abi3.so", "old.so", "_version.py", "build/_C.abi3.so"):
-        (repository / name).write_bytes(b"1")
-    roots = [Root(str(repository))]
-    found = scan(roots, Ignore(["old.so"], with_compiled=True), Snapshot(), now_ns=LATER)
-    assert names(repository, found.files) == [".gitignore", "_C.abi3.so", "a.py", "inner/b.py"]
-
-
 def test_a_loaded_library_counts_even_where_it_is_ignored(repository: Path) -> None:
     (repository / ".gitignore").write_text("*.so\n")
     library = repository / "ext.so"

@@ -122,22 +122,6 @@ def test_what_waits_for_a_device_runs_when_it_is_free() -> None:
     assert list(dict.fromkeys(seen)) == jobs
 
 
-def test_a_place_of_a_cluster_is_given_what_it_takes_and_one_that_leaves_nothing_more() -> None:
-    columns = [Column("cpu", host=host) for host in ("red", "blue")]
-    jobs, sweep = jobs_on(*columns, room={"cpu@red": 3, "cpu@blue": 1})
-    running = started(sweep, 8)
-    assert sorted(task.job.column.host for task in running) == ["blue", "red", "red", "red"]
-    left = sweep.without(lambda job: job.column.host == "red")
-    assert [job.repro for job in left] == ["d.py"]
-    ran = set()
-    while running:
-        ran |= {task.job for task in running}
-        for task in running:
-            report(sweep, task, GONE)
-        running = started(sweep, 8)
-    assert sorted(ran) == sorted(job for job in jobs if job not in left)
-
-
 def test_a_broken_backend_changes_no_state_and_runs_nothing_more() -> None:
     sweep, canary, first = begun("a.py", "b.py", "c.py")
     assert report(sweep, first, GONE) == []
@@ -251,11 +235,11 @@ def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not
 
 
 def test_a_flip_is_confirmed_while_warm_runs_keep_a_machine_full() -> None:
-    box = Column("cpu", host="box")
+    box = Column("acme:0")
     states = [state(f"{name}.py", device=box.name) for name in "abcdef"]
     jobs, repros = [Job(one.repro, box) for one in states], {one.repro: repro(one.repro) for one in states}
     table = {(one.repro, one.device): one for one in states}
-    sweep = Sweep(2, jobs, repros, table, slots=3, room={box.place: 3})
+    sweep = Sweep(2, jobs, repros, table, slots=3, device_slots=3)
     sweep.canaries[sweep.canary(jobs[0])] = PASSES
     first, second, _ = started(sweep, 9)
     assert report(sweep, first, GONE) == []

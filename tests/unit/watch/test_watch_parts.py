@@ -23,7 +23,6 @@ from minidbg.watch.sources import (  # fmt: skip
     left_out_folders,
     module_roots,
     source_roots,
-    tracked_though_ignored,
     worth_watching,
 )
 from minidbg.watch.states import Job, Purpose
@@ -278,25 +277,6 @@ def test_of_loaded_files_only_those_are_watched_that_can_change_a_verdict(
     assert [*worth_watching([str(build)], [], left_out_folders(tmp_path))] == [str(build)], (
         "people build in /tmp"
     )
-
-
-def test_what_git_tracks_is_named_although_a_rule_ignores_it(tmp_path: Path) -> None:
-    """Of the watched folder only, and not what is ignored and nothing else."""
-    (package := tmp_path / "toy").mkdir()
-    (tmp_path / ".gitignore").write_text("build/\n*.bin\n")
-    names = ("toy/a.py", "toy/build/b.py", "toy/c.bin", "toy/left.bin", "elsewhere.bin")
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("")
-    for arguments in (
-        ["init", "-q"],
-        ["add", "-f", "toy/a.py", "toy/build/b.py", "toy/c.bin", "elsewhere.bin"],
-    ):
-        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
-    assert tracked_though_ignored([Root(str(package))]) == {
-        str(package / "build/b.py"),
-        str(package / "c.bin"),
-    }
 
 
 # Runs and outcomes

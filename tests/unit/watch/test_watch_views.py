@@ -524,12 +524,6 @@ def test_a_flip_that_was_forgotten_in_an_earlier_session_leaves_its_row_old(matr
     assert not is_marked(matrix, "a.py"), "of the sweep that is shown, as of a run in quiet time"
 
 
-def test_columns_of_machines_that_have_joined_show_verdicts_on_the_present_code(matrix: Matrix) -> None:
-    state = State("a.py", "cpu@red", Verdict.GONE, NOW, NOW, "s", "e", "c")
-    matrix.hear(events.Columns({"cpu@red": 1}, (), (state,)))
-    assert not is_marked(matrix, "a.py", "cpu@red")
-
-
 # The matrix: a small terminal
 
 LONG = "compile_batch_norm_1d2c3b.py"
