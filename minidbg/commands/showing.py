@@ -13,12 +13,11 @@ import click
 from minidbg.commands.output import FILE, JSON, REPRO, note, print_json
 from minidbg.watch import settings as watching
 from minidbg.words import settings
-from minidbg.words.errors import MinidbgError
 from minidbg.words.settings import Origin
 from minidbg.words.text import display_path, printable
 
 if TYPE_CHECKING:
-    from minidbg.report import Story
+    pass
 
 
 NAMED = click.argument("repro", type=REPRO)
@@ -28,52 +27,19 @@ RUN = click.option("--run/--no-run", default=True, help="Run it first, to be sur
 
 @click.command()
 @NAMED
-@click.option(
-    "--html",
-    type=FILE,
-    help="Write a page that stands alone: what became of each node of the graph, the reduction's course, the history.",
-)
-@click.option(
-    "--errors",
-    is_flag=True,
-    help="With --html: run it, and show the error of each value along the graph (wrong results only).",
-)
-@click.option(
-    "--body", is_flag=True, hidden=True, help="With --html: the part that minidbg watch --serve needs."
-)
 @JSON
-def show(repro: Path, html: Path | None, errors: bool, body: bool, as_json: bool) -> None:
+def show(repro: Path, as_json: bool) -> None:
     """Show what is known about REPRO, without running it.
 
-    Only --errors runs it. REPRO is a script, or enough of a name in the repro folder.
+    REPRO is a script, or enough of a name in the repro folder.
     """
     from minidbg import report
 
-    if errors and html is None:
-        raise click.UsageError("--errors has its bars on a page; give --html FILE too")
     story = report.story_of(repro)
-    if html is not None:
-        write_page(story, html, errors=errors, body_only=body)
     if as_json:
-        print_json({**story.to_json(), "html": str(html) if html else None})
-    elif html is None:
+        print_json(story.to_json())
+    else:
         click.echo(printable(report.glance(story)))
-
-
-def write_page(story: Story, html: Path, *, errors: bool, body_only: bool = False) -> None:
-    """The page of ``story`` in the file; errors that cannot be computed are a complaint on it."""
-    from minidbg.report.errors_along import errors_of
-    from minidbg.report.page import page
-
-    along, complaint = None, ""
-    if errors:
-        try:
-            along = errors_of(story.capture or story.path)
-        except MinidbgError as refusal:
-            complaint = str(refusal)
-            note(complaint)
-    html.write_text(page(story, along, complaint=complaint, body_only=body_only), encoding="utf-8")
-    note(f"written: {html}")
 
 
 @click.command()
@@ -83,7 +49,7 @@ def write_page(story: Story, html: Path, *, errors: bool, body_only: bool = Fals
 def stages(repro: Path, seconds: float, as_json: bool) -> None:
     """Find the stage of compiling at which REPRO's failure arises.
 
-    REPRO is a script, or enough of a name in the repro folder; show, report and the page tell the stage from then on.
+    REPRO is a script, or enough of a name in the repro folder; show and report tell the stage from then on.
     Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and bisects inductor's passes, lowerings
     and options with torch's own bisector. Each run is a child process.
     """

@@ -1,4 +1,4 @@
-"""Every command, and every part of an extra that a command reaches: the one place outside ``extras/`` that names them.
+"""Every command: the one place outside ``extras/`` that names an extra.
 
 A module is imported when it is needed, so a command's module imports torch, or anything slow, inside its functions only. To
 add a command, write it in a file of this folder, or of an extra, and name it in ``SECTIONS``.
@@ -48,18 +48,8 @@ COMMANDS: Mapping[str, str] = {
     name: where for commands in SECTIONS.values() for name, where in commands.items()
 }
 
-EXTRAS: Mapping[str, str] = {
-    "page": "minidbg.extras.serve.serving:WebServer",
-}
-"""What options of commands switch on: ``--serve``."""
-
 
 def loaded(where: str) -> Any:
     """The object at ``module:attribute``."""
     module, _, attribute = where.partition(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-def extra(name: str) -> Any:
-    """A part of an extra. Raises MinidbgError where what it needs is not installed."""
-    return loaded(EXTRAS[name])

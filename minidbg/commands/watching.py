@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import enum
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
@@ -21,27 +20,7 @@ from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Verdict
 from minidbg.words.text import display_path, moment
 
-WITH_VALUE = {"--json": r".*\.jsonl?$", "--serve": r".*:\d+$"}
-"""Options that take the next word only if it looks like this: others are repros."""
-
-
-class WatchCommand(click.Command):
-    """Lets ``--json`` and ``--serve`` stand alone, or take a value."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """``--json FILE`` as ``--json=FILE``, and ``--json`` alone as ``--json=-``."""
-        joined: list[str] = []
-        for word in args:
-            option = joined[-1] if joined else ""
-            if option in WITH_VALUE and re.match(WITH_VALUE[option], word):
-                joined[-1] = f"{option}={word}"
-            else:
-                joined.append(word)
-        return super().parse_args(ctx, [f"{word}=-" if word in WITH_VALUE else word for word in joined])
-
-
 FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
-FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def dict_text(context: click.Context, parameter: click.Parameter, text: str) -> str:
@@ -75,7 +54,7 @@ KINDS = click.option(
 )
 
 
-@click.command("watch", cls=WatchCommand)
+@click.command("watch")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--devices", help="cpu,cuda:1 or all; by default each repro runs on its own device.")
 @click.option(
@@ -83,12 +62,7 @@ KINDS = click.option(
 )
 @click.option("--once", is_flag=True, help="One sweep, then exit: 0, 1, 3 or 125 as in 'minidbg check'.")
 @click.option("--fail-on", type=words(FailOn), help="With --once: 'unexpected' compares with each header.")
-@click.option(
-    "--json",
-    "json_file",
-    metavar="[FILE.json]",
-    help="Print each event as one JSON object a line. With --once and FILE.json: all results, there.",
-)
+@click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object a line.")
 @click.option(
     "--poll",
     "poll_s",
@@ -108,25 +82,13 @@ KINDS = click.option(
 )
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="Time limit of a run.")
 @click.option("--workers", type=words(Workers), help="Fork warm processes, or start fresh ones.")
-@click.option("--html", type=FILE, help="Keep a page of the whole matrix up to date in this file.")
-@click.option("--junit", type=FILE, help="With --once: write the results as a JUnit file.")
-@click.option(
-    "--serve",
-    metavar="[HOST:PORT]",
-    help="Serve a live page, by default on 127.0.0.1:8765; elsewhere its address has a token.",
-)
-@click.option("--allow-actions", is_flag=True, help="With --serve: let whoever opens the page ask for runs.")
 @click.option("--no-reduce", is_flag=True, help="Do not reduce captures in the background.")
 @KINDS
 def watch(
     paths: tuple[Path, ...],
     kinds: tuple[str, ...],
-    json_file: str | None,
+    as_json: bool,
     no_reduce: bool,
-    html: Path | None,
-    junit: Path | None,
-    serve: str | None,
-    allow_actions: bool,
     once: bool,
     **options: Any,
 ) -> None:
@@ -135,23 +97,12 @@ def watch(
     The code is that of their backends. PATHS are folders of repros or single scripts; by default the repro folder.
     Ends with Ctrl-C.
     """
-    document = Path(json_file) if json_file not in (None, "-") else None
-    if (junit or document) and not once:
-        raise click.UsageError("--junit FILE and --json FILE hold one sweep; give --once too")
-    if serve and once:
-        raise click.UsageError("--serve shows sweep after sweep; --once --html FILE leaves a page")
-    if allow_actions and not serve:
-        raise click.UsageError("--allow-actions is about the page; give --serve too")
-    if serve not in (None, "-") and not re.match(WITH_VALUE["--serve"], str(serve)):
-        raise click.UsageError(f"--serve: {serve!r} is no address; it looks like 127.0.0.1:8765")
     found = list(paths) or [repro_folder()]
     loaded = load({**options, "reduce": False if no_reduce else None})
     settings = replace(loaded, once=once, kinds=tuple(map(Kind, kinds)))
-    from minidbg.commands.table import extra
-    from minidbg.watch.starting import Outputs, run_daemon
+    from minidbg.watch.starting import run_daemon
 
-    outputs = Outputs(json_file == "-", html, junit, document, serve, allow_actions)
-    sys.exit(run_daemon(found, settings, outputs, extra))
+    sys.exit(run_daemon(found, settings, as_json=as_json))
 
 
 @click.command("status")

@@ -1,4 +1,4 @@
-"""What people read about a repro: at a glance, as a bug report, as a page, in other forms."""
+"""What people read about a repro: at a glance, as a bug report, in other forms."""
 
 from minidbg.report.story import Story, glance, story_of
 

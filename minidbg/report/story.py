@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from minidbg import repro
-from minidbg.history import NAME, Flip, History, Observation, State
+from minidbg.history import NAME, Flip, History, State
 from minidbg.reduction.stages import StageReport, stages_of
-from minidbg.report.marked_nodes import left_in
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.known_workaround import best_of
 from minidbg.repro.loading import Parts, read_parts
-from minidbg.source.node_list import without_nodes
 from minidbg.words.errors import MinidbgError, UnreadableRepro
 from minidbg.words.files import LOG_LIMIT_BYTES, glob, is_file, read_regular
 from minidbg.words.json_lines import json_objects
@@ -30,26 +28,11 @@ HISTORY_ENTRIES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedCall:
-    """One run of a reduction, out of its replay log."""
-
-    phase: str
-    nodes: int
-    inputs: int
-    answer: str
-    """``interesting``, ``not``, ``other`` or ``invalid``."""
-    seconds: float
-    digest: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Past:
     """What watch has seen of a repro; times in seconds since the epoch."""
 
     states: tuple[State, ...] = ()
     """The present one on each device."""
-    runs: tuple[Observation, ...] = ()
-    """Sweep and run, newest first."""
     flips: tuple[Flip, ...] = ()
 
 
@@ -75,8 +58,6 @@ class Story:
     capture: Path | None = None
     """The unreduced capture of the same failure."""
     neighbour: Neighbour | None = None
-    steps: tuple[LoggedCall, ...] = ()
-    """The reduction, call by call."""
     past: Past = field(default_factory=Past)
 
     @property
@@ -110,7 +91,7 @@ class Story:
             "reduced": story.reduced,
             "nodes": self.header.nodes,
             "nodes_before": story.nodes,
-            "inputs": len(left_in(self.parts.model).inputs),
+            "inputs": count_inputs(self.parts.model),
             "inputs_before": story.inputs,
             "certified": story.certified,
             "oracle_calls": story.oracle_calls,
@@ -130,7 +111,6 @@ class Story:
             "neighbour": self.neighbour and {"path": str(self.neighbour.path), "nodes": self.neighbour.nodes},
             "stages": self.stages and {**self.stages.to_table(), "sentence": self.stages.sentence},
             "workaround": self.workaround, "capture": str(self.capture) if self.capture else None,
-            "replayed_calls": len(self.steps),
             "devices": [taken(state, "device", "verdict", "since", "seen", "runs") for state in self.past.states],
             "flips": [taken(flip, "device", "at", "kind", "before", "after") for flip in self.past.flips],
         }  # fmt: skip
@@ -142,7 +122,7 @@ def taken(record: object, *names: str) -> dict[str, Any]:
 
 def story_of(path: Path) -> Story:
     """Everything known about the repro or capture at ``path``. Raises UnreadableRepro."""
-    text = without_nodes(script_text(path))
+    text = script_text(path)
     header = header_of(text, path)
     parts = read_parts(text, header)
     home = repro.folder_of(path)
@@ -157,9 +137,27 @@ def story_of(path: Path) -> Story:
         docstring=ast.get_docstring(ast.parse(text)) or "",
         capture=capture,
         neighbour=neighbour_of(path, home),
-        steps=read_steps(log) if log else (),
         past=past_of(path, home),
     )
+
+
+def count_inputs(model: str) -> int:
+    """The inputs that ``class Repro`` or ``def graph`` takes, or makes as placeholders."""
+    functions = [one for one in ast.walk(ast.parse(model)) if isinstance(one, ast.FunctionDef)]
+    outermost = next((one for one in functions if one.name in ("forward", "graph")), None)
+    if outermost is None:
+        return 0
+    calls = [
+        one.value.args
+        for one in outermost.body
+        if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)
+    ]
+    made = [
+        args
+        for args in calls
+        if args and isinstance(args[0], ast.Constant) and args[0].value == "placeholder"
+    ]
+    return len(outermost.args.args) - 1 + len(made)
 
 
 def as_table(value: object) -> Mapping[str, Any]:
@@ -227,27 +225,13 @@ def with_statistics(provenance: Provenance, log: Path | None) -> Provenance:
 
 def result_in(log: Path) -> Mapping[str, Any]:
     """What a finished reduction wrote down as its result; empty when it is not finished, or cannot be read."""
-    return next((as_table(entry.get("written")) for entry in entries(log, -1) if "end" in entry), {})
+    return next((as_table(entry.get("written")) for entry in entries(log) if "end" in entry), {})
 
 
-def entries(log: Path, step: int = 1) -> Iterator[Mapping[str, Any]]:
-    """What the lines of a replay log say, with a ``step`` of -1 the last first; a log that is not there says nothing."""
+def entries(log: Path) -> Iterator[Mapping[str, Any]]:
+    """What the lines of a replay log say, the last first; a log that is not there says nothing."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        yield from json_objects(read_regular(log, LOG_LIMIT_BYTES).decode().splitlines()[::step])
-
-
-def read_steps(log: Path) -> tuple[LoggedCall, ...]:
-    """The runs in a replay log; lines that are something else, or damaged, are passed over."""
-    steps = []
-    for entry in entries(log):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            steps.append(
-                LoggedCall(
-                    str(entry.get("phase", "")), int(entry["nodes"]), int(entry.get("inputs", 0)),
-                    str(entry["answer"]), float(entry.get("seconds", 0.0)), str(entry.get("digest", "")),
-                )
-            )  # fmt: skip
-    return tuple(steps)
+        yield from json_objects(reversed(read_regular(log, LOG_LIMIT_BYTES).decode().splitlines()))
 
 
 def neighbour_of(path: Path, home: Path) -> Neighbour | None:
@@ -271,11 +255,7 @@ def past_of(path: Path, home: Path) -> Past:
         return Past()
     with opened, contextlib.suppress(MinidbgError):
         states = tuple(state for (one, _), state in sorted(opened.states().items()) if one == name)
-        return Past(
-            states,
-            tuple(opened.observations(name, limit=HISTORY_ENTRIES)),
-            tuple(opened.flips(name, limit=HISTORY_ENTRIES)),
-        )
+        return Past(states, tuple(opened.flips(name, limit=HISTORY_ENTRIES)))
     return Past()
 
 
@@ -324,7 +304,7 @@ def lines(story: Story) -> Iterator[str]:
 
 
 def facts(story: Story) -> Iterator[tuple[str, str]]:
-    """What text and page tell, name and value."""
+    """What the text tells, name and value."""
     header, origin = story.header, story.header.provenance
     yield (
         "failure",

@@ -73,7 +73,7 @@ def keep_capture(
         exactness = Exactness.SEEDED
 
     def put(path: Path) -> Path:
-        script = render(case, Form.CAPTURE, exactness=exactness, with_nodes=True, folder=str(folder_of(path)))
+        script = render(case, Form.CAPTURE, exactness=exactness, folder=str(folder_of(path)))
         return write_script(script, path, private=True)
 
     return _placed(case, folder, captures(folder), put)

@@ -32,7 +32,6 @@ from minidbg.source.contents import EXACT_READER, ValueReader
 from minidbg.source.expressions import quoted
 from minidbg.source.fills import FillKind
 from minidbg.source.module_text import write_graph_builder
-from minidbg.source.node_list import node_lines
 from minidbg.source.specs import Exactness, InputSpec
 from minidbg.words.errors import CannotWrite
 from minidbg.words.kinds import Kind
@@ -102,13 +101,12 @@ def render(
     contents: ValueReader = EXACT_READER,
     kind: Kind | None = None,
     remark: str = "",
-    with_nodes: bool = False,
     folder: str | None = None,
 ) -> Script:
     """The script of ``case``; ``contents`` is how its inputs are looked at, with care or at a glance.
 
     ``kind`` is the one to expect of a case that has not failed yet; ``remark`` is one more sentence for the docstring.
-    ``with_nodes`` is for what is kept as a capture: its nodes follow as data. ``folder`` is the repro folder that the script is for:
+    ``folder`` is the repro folder that the script is for:
     what lies around it is not named by absolute paths.
     Raises CannotWrite naming the part of the case that has no form in a script, or values beyond ``value_limit_bytes``,
     and NoShortForm for a case that a short script cannot show.
@@ -174,8 +172,6 @@ def render(
         read = header_of(f'"""{told}"""\n{header}', Path("the header"))
         variables |= _lines_of(form, case, read, model.text, plain_backend)
     text = fill(form.value, variables)
-    if with_nodes:
-        text += f"\n{node_lines(case.graph_module, model.node_names, case.inputs)}"
     if contents is EXACT_READER:  # not for a record of a flight: the check takes longer than all the rest
         _check(text)
     return Script(text, stored)

@@ -49,8 +49,6 @@ class ModuleSource:
     """The class."""
     kernels: Mapping[str, str] = field(default_factory=dict)
     """Name -> statement that defines a Triton kernel, or what one looks up; they stand above ``text``, in this order."""
-    node_names: Mapping[fx.Node, str] = field(default_factory=dict)
-    """What ``text`` calls each node that it names, those of nested graphs included."""
 
 
 def write_module(
@@ -76,14 +74,11 @@ class _Writer(abc.ABC):
         self._imports: set[str] = set()
         self._constants: dict[str, Tensor] = {}
         self._kernels: dict[str, str] = {}
-        self._node_names: dict[fx.Node, str] = {}
 
     def source(self, name: str, text: str, input_names: tuple[str, ...]) -> ModuleSource:
         """``text``, with all that was collected."""
         imports = tuple(sorted(self._imports))
-        return ModuleSource(
-            f"{text}\n", imports, input_names, self._constants, name, self._kernels, self._node_names
-        )
+        return ModuleSource(f"{text}\n", imports, input_names, self._constants, name, self._kernels)
 
     @abc.abstractmethod
     def write(self, gm: fx.GraphModule, name: str, path: str) -> tuple[str, tuple[str, ...]]:
@@ -100,7 +95,6 @@ class _Writer(abc.ABC):
 
     def _take(self, names: Names, write: Expressions) -> None:
         """Collect the names in the text of one graph, and what it refers to."""
-        self._node_names |= names.by_node
         self._imports |= write.imports
         for name, text in write.kernels.texts.items():
             if self._kernels.setdefault(name, text) != text:

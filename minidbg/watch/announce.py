@@ -66,10 +66,7 @@ class Log(View):
         )  # fmt: skip
 
     def show(self, event: Event) -> None:
-        """Write the event, without the token of a page: others may read logs."""
-        self.log.info(
-            event.name, **{name: value for name, value in event.to_json().items() if name != "token"}
-        )
+        self.log.info(event.name, **event.to_json())
 
     def exception(self, event: str, **values: Any) -> None:
         """Write the exception that is being handled, with its traceback."""

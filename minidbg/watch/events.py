@@ -44,7 +44,7 @@ class Event:
         return found
 
 
-# The daemon, its machine, its page
+# The daemon and its machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +125,6 @@ class Notice(Event):
 
     def words(self) -> str:
         return self.text
-
-
-@dataclass(frozen=True, slots=True)
-class Serving(Event):
-    name = "serving"
-    url: str
-    token: str
-    actions: bool
-
-    def words(self) -> str:
-        token = f"?token={self.token}" if self.token else ""
-        actions = ", and whoever opens it may ask for runs" if self.actions else ""
-        return f"the page is at {self.url}{token}{actions}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +321,7 @@ BEFORE: Mapping[Verdict, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Flipped(Event):
-    """A flip in all its forms: a line, an entry of the history, of the page and of ``on_flip``.
+    """A flip in all its forms: a line, an entry of the history and of ``on_flip``.
 
     The revisions and files are those between the last sweep before it and the first after it.
     """
@@ -388,12 +375,6 @@ class Flipped(Event):
         """As ``minidbg history --json`` prints it: what the history itself knows."""
         known = {key: value for key, value in self.to_json().items() if key not in ("path", "muted", "torch")}
         return {"entry": "flip", "at": self.at, **known}
-
-    def page_row(self) -> Json:
-        """As the page shows it."""
-        names = ("repro", "device", "kind", "before", "after", "files")
-        shown = {name: getattr(self, name) for name in names}
-        return {"at": round(self.at, 1), **shown, "between": self.between}
 
 
 def in_words(revisions: str) -> str:

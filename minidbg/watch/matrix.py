@@ -20,7 +20,7 @@ STYLES: Mapping[str | None, str] = {
 ORDER = list(STYLES)
 NOTICES = (
     events.Notice, events.WorkersReplaced, events.DeviceMissing, events.DiskFull, events.ReproDamaged, events.ReductionFinished, events.ProcessDied,
-    events.BisectStarted, events.BisectFinished, events.Serving,
+    events.BisectStarted, events.BisectFinished,
 )  # fmt: skip
 """Events that are shown as a line of their own."""
 SHOWN_NOTICES = 4

@@ -311,14 +311,12 @@ IN_COUNTS = {
 }
 
 
-def flips_of(
-    folder: Path, limit: int, name: str | None = None, *, announced: bool | None = None
-) -> list[Flipped]:
+def flips_of(folder: Path, limit: int, name: str | None = None) -> list[Flipped]:
     """The flips below a folder, or those of one repro, newest first. Raises MinidbgError without a history."""
     with history_in(folder) as found:
         if found is None:
             raise MinidbgError(f"no history in {folder}; 'minidbg watch {folder}' begins one")
-        return [flipped(found, flip) for flip in found.flips(name, limit=limit, announced=announced)]
+        return [flipped(found, flip) for flip in found.flips(name, limit=limit)]
 
 
 Past = tuple[list[Flipped], list[Observation]]

@@ -59,14 +59,6 @@ def is_expected(verdict: Verdict, expect: Verdict) -> bool:
     return verdict is expect or (expect is Verdict.REPRODUCES and verdict is Verdict.FLAKY)
 
 
-def contradiction(verdict: Verdict, expect: Verdict, *, repro: str, device: str) -> str:
-    """What to say of a verdict on ``device`` that the header of ``repro`` does not expect; empty where it is content."""
-    if verdict.exit_status == EXIT_STATUS[Verdict.SKIPPED] or is_expected(verdict, expect):
-        return ""
-    fixed = f"; if that is a fix: minidbg accept {repro}" if verdict is Verdict.GONE else ""
-    return f"{device}: {verdict}, but the header expects {expect}{fixed}"
-
-
 LAYOUT = "output: stride"
 """The message of a signature where nothing but the strides of results differs."""
 

@@ -1,4 +1,4 @@
-"""The Jinja2 templates of scripts, pages and reports: inside the installed package, or in the folder beside it in a checkout."""
+"""The Jinja2 templates of scripts and reports: inside the installed package, or in the folder beside it in a checkout."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ def fill(name: str, variables: Mapping[str, Any]) -> str:
 
 @cache
 def environment() -> jinja2.Environment:
-    """Where templates are looked up; what is named ``.html.j2`` escapes what it shows."""
+    """Where templates are looked up."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(list(map(str, FOLDERS))),
         undefined=jinja2.StrictUndefined,
-        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

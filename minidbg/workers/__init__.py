@@ -16,7 +16,7 @@ from minidbg.workers.forkserver import (
     stream_to_the_user,
     taken_ahead,
 )
-from minidbg.workers.interpreter import Standby, run_python
+from minidbg.workers.interpreter import run_python
 from minidbg.workers.kernel_cache import own_kernel_cache, remove_unfinished, where_kernels_go
 from minidbg.workers.memory import memory_limit
 from minidbg.workers.one_question import call_in_interpreter
@@ -33,7 +33,6 @@ __all__ = [
     "InterpreterAhead",
     "run_script_in_server",
     "start_ahead",
-    "Standby",
     "branch_off",
     "call_in_fork",
     "call_in_interpreter",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import subprocess
@@ -15,7 +14,6 @@ from typing import Self
 
 from minidbg.words import environment
 from minidbg.workers.child import Child, ChildResult, end_of
-from minidbg.workers.run_script import RUN_SCRIPT
 
 LONGEST_OUTPUT_BYTES = 64 << 20
 FIRST_BYTES = 4096
@@ -121,23 +119,3 @@ def no_core_files() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
-
-
-class Standby(Program):
-    """A fresh interpreter that imports ``modules`` in the background, for one script that is named later.
-
-    The imports take longer than most scripts; a caller who will have a script in a few seconds saves them.
-    Nothing but them has happened in it when the script starts.
-    """
-
-    def __init__(self, modules: Sequence[str], *, env: Mapping[str, str | None] | None = None) -> None:
-        super().__init__([RUN_SCRIPT, "--standby", *modules], stdin=subprocess.PIPE, env=env)
-
-    def run(self, argv: Sequence[str], *, seconds: float, cwd: str | os.PathLike[str]) -> ChildResult:
-        """Run ``python *argv`` in it, once; as ``run_python`` otherwise."""
-        self.began = time.monotonic()
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died while importing: its status says so
-            self.process.stdin.write(json.dumps({"argv": list(argv), "cwd": os.fspath(cwd)}).encode() + b"\n")
-            self.process.stdin.close()
-        return self.result_within(seconds)

@@ -1,11 +1,10 @@
 """A script run as ``__main__`` in an interpreter that is already there. The standard library only, since it is started as a plain file too.
 
     run_script.py --run FOLDER           the request in FOLDER/request.json, in a fresh interpreter
-    run_script.py --standby MODULE ...   import the modules, then wait for a script's name on stdin
-    run_script.py --ahead FIFO MODULE ...   the same, with a named pipe in place of stdin
+    run_script.py --ahead FIFO MODULE ...   import the modules, then wait for a script's name in the named pipe
 
 A line of JSON, ``{"argv": [script, ...], "cwd": folder}``, without ``cwd`` in the present one, then starts the script as
-``python script ...`` would; the end of stdin ends the process.
+``python script ...`` would; the end of the pipe ends the process.
 """
 
 from __future__ import annotations
@@ -163,13 +162,13 @@ def kept_from_the_collector() -> Iterator[None]:
         gc.enable()
 
 
-def stand_by(modules: Sequence[str], fifo: str = "") -> None:
-    """Import ``modules`` while nobody waits for it, then run the script that is named on stdin, or in the named pipe."""
+def stand_by(fifo: str, modules: Sequence[str]) -> None:
+    """Import ``modules`` while nobody waits for it, then run the script that is named in the named pipe."""
     with kept_from_the_collector():
         for name in modules:
             with contextlib.suppress(Exception):  # the script will say what is missing
                 importlib.import_module(name)
-    with open(fifo, encoding="utf-8") if fifo else contextlib.nullcontext(sys.stdin) as source:
+    with open(fifo, encoding="utf-8") as source:
         line = source.readline()
     if not line:
         return
@@ -185,9 +184,8 @@ def stand_by(modules: Sequence[str], fifo: str = "") -> None:
 
 def main(way: str, *arguments: str) -> int:
     """What the options at the top of this file say."""
-    if way in ("--standby", "--ahead"):
-        fifo, *modules = ["", *arguments] if way == "--standby" else arguments
-        stand_by(modules, fifo)
+    if way == "--ahead":
+        stand_by(arguments[0], arguments[1:])
         return 0
     folder = Path(arguments[0])
     return run_script(json.loads((folder / "request.json").read_text()), folder, Base())

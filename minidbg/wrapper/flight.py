@@ -100,7 +100,6 @@ class Record:
                 value_limit_bytes=VALUE_LIMIT_BYTES,
                 contents=SAMPLED_READER,
                 kind=Kind.CRASH,
-                with_nodes=True,
             )
         number = next(NUMBERS)
         folder = place_for_records(self.settings.repro_dir)

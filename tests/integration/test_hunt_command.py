@@ -41,7 +41,7 @@ def hunted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, list[di
     """A folder in which the tutorial's backend was hunted to the end."""
     folder = tmp_path_factory.mktemp("hunted")
     arguments = ("toy_with_bugs:toy", "--ops", OPS, "--dtypes", "float32,float16,bool", "--no-graphs")
-    more = ("--call-seconds", "8", "--html", "map.html")
+    more = ("--call-seconds", "8")
     status, said, stderr = hunt(folder, *arguments, *more, "--baseline", "hunt.toml")
     assert said, stderr
     return folder, status, said

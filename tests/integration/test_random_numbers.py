@@ -23,7 +23,7 @@ import minidbg
 
 before = random.getstate()
 for module in ["minidbg.wrap", *(one.name for one in pkgutil.walk_packages(minidbg.__path__, "minidbg."))]:
-    if module.startswith(("minidbg.watch", "minidbg.commands", "minidbg.extras.serve", "minidbg.commands.demo", "minidbg.__main__")):
+    if module.startswith(("minidbg.watch", "minidbg.commands", "minidbg.commands.demo", "minidbg.__main__")):
         continue  # commands, in processes of their own
     getattr(minidbg, "wrap") if module == "minidbg.wrap" else importlib.import_module(module)
     if random.getstate() != before:

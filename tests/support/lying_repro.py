@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from minidbg.history import NAME, History, Observation, State
-from minidbg.source.node_list import MARK
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.script_header import DIVIDER
 
@@ -97,18 +96,6 @@ def inputs(device="cpu"):
     return x, torch.eye(2), torch.eye(2)
 '''
 
-NODES = [
-    ["x", "input", "", "float32[2, 2]", "train.py:20", "x = self.layer(x)", ""],
-    ["layers_0_weight", "input", "", "float32[2, 2]", "train.py:20", "x = self.layer(x)", ""],
-    ["layers_1_weight", "input", "", "float32[2, 2]", "train.py:20", "x = self.layer(x)", ""],
-    ["linear", "linear", "x, layers_0_weight", "float32[2, 2]", "train.py:20", "x = self.layer(x)", ""],
-    ["tanh", "tanh", "linear", "float32[2, 2]", "train.py:21", "x = torch.tanh(x)", ""],
-    ["relu", "relu", "tanh", "float32[2, 2]", "train.py:21", "x = torch.relu(x)", ""],
-    ["linear_1", "linear", "relu, layers_1_weight", "float32[2, 2]", "train.py:20", "x = self.layer(x)", ""],
-    ["tanh_1", "tanh", "linear_1", "float32[2, 2]", "train.py:21", "x = torch.tanh(x)", ""],
-]
-"""The list of LARGE."""
-
 ANSWERS = [
     (5, "interesting"),
     (2, "not"),
@@ -127,7 +114,7 @@ def lay(home: Path) -> Path:
         'reduced = true\n# certified = true\n# oracle_calls = 6\n# seconds = 1.25\n# notes = ["one note"]'
     )
     write(repro, SMALL.format(backend=BACKEND) + HEADER.format(nodes=1, story=reduced))
-    write(capture, LARGE.format(backend=BACKEND) + captured(5, NODES))
+    write(capture, LARGE.format(backend=BACKEND) + captured(5))
     passing = SMALL.format(backend=BACKEND).replace("torch.relu(tanh)", "torch.tanh(tanh)")
     write(hidden / "neighbours" / repro.name, passing + HEADER.format(nodes=1, story=reduced))
     lines = [{"schema": 1, "case": "ab", "began": 1.0}]
@@ -159,28 +146,6 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def captured(count: int, nodes: list[list[str]]) -> str:
-    """What stands below the graph of ``count`` nodes in a capture: header and list."""
-    return HEADER.format(nodes=count, story='python_version = "3.11.7"') + f"\n{node_list(nodes)}"
-
-
-def node_list(nodes: list[list[str]]) -> str:
-    return "\n".join([MARK, *(f"# {json.dumps(node)}" for node in nodes)]) + "\n"
-
-
-def long_capture(count: int) -> str:
-    """A capture of ``count`` nodes, a relu after a tanh in the middle."""
-    lines, nodes, previous = [], NODES[:3], "x"
-    for number in range(count):
-        name = {count // 2 - 1: "tanh", count // 2: "relu"}.get(number, f"v_{number}")
-        op, place = name if name in ("tanh", "relu") else "sin", f"train.py:{20 + number % 20}"
-        place = "train.py:21" if op == "relu" else place
-        lines.append(f"        {name} = torch.{op}({previous})  # {place}")
-        nodes.append([name, op, previous, "float32[2, 2]", place, f"x = torch.{op}(x)", ""])
-        previous = name
-    head, _, rest = LARGE.format(backend=BACKEND).partition("class Repro")
-    tail, body = rest[rest.index("\n\n\n") :], "\n".join(lines)
-    forward = (
-        f"    def forward(self, x, layers_0_weight, layers_1_weight):\n{body}\n        return ({previous},)"
-    )
-    return f"{head}class Repro(torch.nn.Module):\n{forward}{tail}{captured(count, nodes)}"
+def captured(count: int) -> str:
+    """What stands below the graph of ``count`` nodes in a capture."""
+    return HEADER.format(nodes=count, story='python_version = "3.11.7"')

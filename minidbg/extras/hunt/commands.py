@@ -82,7 +82,6 @@ def words(_context: click.Context, _parameter: click.Parameter, given: tuple[str
 @click.option(
     "--update-baseline", is_flag=True, help="Write what is known now into the baseline, after the comparison."
 )
-@click.option("--html", type=FILE, help="Write the heat map.")
 @click.option("--dir", "folder", type=FOLDER, help="Where the repros go.")
 @click.option("--fresh", is_flag=True, help="Forget an unfinished hunt; what failed is still tried first.")
 @JSON
@@ -91,7 +90,6 @@ def hunt(
     options: tuple[str, ...],
     baseline: Path | None,
     update_baseline: bool,
-    html: Path | None,
     folder: Path | None,
     as_json: bool,
     **given: Any,
@@ -132,7 +130,7 @@ def hunt(
             hunted.interrupted = True
     if hunted.complete and not hunted.interrupted:
         hunted.store.end()
-    status = tell(hunted, baseline, update_baseline, html, as_json)
+    status = tell(hunted, baseline, update_baseline, as_json)
     if hunted.interrupted:
         end_interrupted()
     sys.exit(status)
@@ -154,9 +152,8 @@ def literals(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def tell(hunted: Hunt, baseline: Path | None, update: bool, html: Path | None, as_json: bool) -> int:
+def tell(hunted: Hunt, baseline: Path | None, update: bool, as_json: bool) -> int:
     """Print and write what was found; the exit status."""
-    import torch
 
     from minidbg.extras.hunt import table
 
@@ -185,10 +182,6 @@ def tell(hunted: Hunt, baseline: Path | None, update: bool, html: Path | None, a
         note(f"not counted, since its capture did not fail again: {one.first}: {one.line[:200]}")
     for complaint in hunted.complaints:
         note(complaint)
-    if html is not None:
-        facts = {"torch": torch.__version__, "tried": tried}
-        html.write_text(table.heat_map(store, f"{backend}: what works", facts), encoding="utf-8")
-        note(f"written: {html}")
     failing = bool(cases)
     if baseline is not None and not hunted.interrupted:  # half a hunt is no baseline
         failing = compare(hunted, baseline, as_json)

@@ -14,7 +14,6 @@ import torch
 from minidbg.extras.hunt.samples import DTYPES
 from minidbg.extras.hunt.states import SHOWN, CellState, HuntFolder
 from minidbg.repro.header import write_lines
-from minidbg.words import templates
 from minidbg.words.errors import BadSetting
 from minidbg.words.files import replace_file
 
@@ -80,50 +79,6 @@ def rows_of(cells: Sequence[OpCell]) -> dict[tuple[str, str], dict[str, OpCell]]
         if cell.op != GRAPHS:
             rows.setdefault((cell.op, cell.device), {})[cell.dtype] = cell
     return rows
-
-
-# ---- the heat map
-
-
-def heat_map(store: HuntFolder, title: str, facts: Mapping[str, str]) -> str:
-    """The page: one that stands alone, opens from disk, light and dark; what is worst comes first."""
-    cells = cells_of(store)
-    rows = rows_of(cells)
-    several = len({device for _, device in rows}) > 1
-    telling: list[tuple[str, Mapping[str, OpCell]]] = []
-    alike: dict[CellState, list[str]] = {}
-    for (op, device), row in rows.items():
-        name = f"{op} {device}" if several else op
-        state = worst(row)
-        if state.is_failure or any(cell.state not in (state, CellState.SKIPPED) for cell in row.values()):
-            telling.append((name, row))
-        else:  # one word for all that was judged says as much
-            alike.setdefault(state, []).append(name)
-    telling.sort(key=lambda one: -worst(one[1]).rank)
-    dtypes = [one for one in DTYPES if any(one in row for _, row in telling)]
-    return templates.fill(
-        "hunt.html.j2",
-        {
-            "title": title,
-            "facts": list(facts.items()),
-            "dtypes": dtypes,
-            "rows": [(name, [row.get(dtype) for dtype in dtypes]) for name, row in telling],
-            "alike": sorted(alike.items(), key=lambda one: -one[0].rank),
-            "totals": sorted(totals(cells).items(), key=lambda one: -one[0].rank),
-            "graphs": next((cell for cell in cells if cell.op == GRAPHS), None),
-            "cases": store.cases(),
-            "slug": slug,
-            "letters": LETTERS,
-        },
-    )
-
-
-def worst(row: Mapping[str, OpCell]) -> CellState:
-    return max((cell.state for cell in row.values()), key=lambda state: state.rank)
-
-
-def slug(state: CellState) -> str:
-    return str(state).replace(" ", "-")
 
 
 # ---- the baseline

@@ -25,7 +25,6 @@ from minidbg.repro import (
     write,
 )
 from minidbg.repro import publish as publish_draft
-from minidbg.source.node_list import read_nodes
 from minidbg.watch.recorder import rows_of
 from minidbg.watch.repros import write_in_header
 from minidbg.words.errors import CannotWrite
@@ -111,15 +110,6 @@ def test_only_repros_lie_at_the_top(make_case, tmp_path):
     names = sorted(os.listdir(tmp_path))
     assert names == [".minidbg", file_name(make_case())]
     assert (tmp_path / ".minidbg" / ".gitignore").read_text() == "*\n"
-
-
-def test_a_capture_carries_its_nodes_as_data_and_a_repro_does_not(make_case, tmp_path):
-    capture, repro = keep_capture(make_case(), tmp_path), publish(make_case(), tmp_path)
-    (x, relu) = read_nodes(capture.read_text())
-    assert (x.name, x.op, x.value) == ("x", "input", "float32[4, 8]")
-    assert (relu.name, relu.op, relu.reads) == ("relu", "relu", "x")
-    assert read_nodes(repro.read_text()) == ()
-    assert len(load(capture).graph_module.graph.nodes) == 3
 
 
 def test_the_folder_is_found_from_anything_in_it(make_case, tmp_path):

@@ -20,11 +20,11 @@ import pytest
 from daemon_world import REPRO, World, script_of
 
 from minidbg.history import Revision
-from minidbg.watch import daemon, idle_work, starting
+from minidbg.watch import daemon, idle_work
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines
 from minidbg.watch.daemon import Key, Stop
 from minidbg.watch.events import Event, Notice
-from minidbg.watch.settings import FailOn, WatchSettings
+from minidbg.watch.settings import FailOn
 from minidbg.workers.build import Built
 from minidbg.workers.pool import Died, Ended, Order, Ready
 
@@ -206,32 +206,7 @@ def begun_again(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return world.end()
 
 
-def with_a_page(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """The command itself, with a page and a pool that are not real."""
-    repros = folder / "repros"
-    repros.mkdir()
-
-    class Part:
-        url, token = "http://10.0.0.1:80/", "secret"
-
-        def __init__(self, listener: Any, *_: object, **__: object) -> None:
-            if callable(listener):
-                listener(Stop("SIGINT"))
-
-        def nothing(self, *_: object) -> None: ...
-
-        start = show = close = run = cancel = refresh = take = nothing
-
-    patch.setattr(starting, "stop_on_signals", lambda inbox: None)
-    patch.setattr(starting, "ServerPool", Part)
-    settings = WatchSettings(poll_s=1.0, jobs=2)
-    outputs = starting.Outputs(as_json=True, serve="-", allow_actions=True)
-    capsys.readouterr()
-    assert starting.run_daemon([repros], settings, outputs, lambda name: Part) == 0
-    return capsys.readouterr().out
-
-
-SESSIONS = (a_day, with_a_build, in_quiet_time, with_new_workers, once, begun_again, with_a_page)
+SESSIONS = (a_day, with_a_build, in_quiet_time, with_new_workers, once, begun_again)
 
 
 def as_types(text: str, folder: Path) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -23,12 +22,9 @@ from minidbg.history import Flip, History, Observation, Revision, State
 from minidbg.watch import events
 from minidbg.watch.announce import Announcer, JsonLines, Log, PlainLines
 from minidbg.watch.drawing import KEYS, OLD, OLD_LEGEND, cell_text, render, span
-from minidbg.watch.events import Event, Flipped, Judged, Notice, Serving, Started
+from minidbg.watch.events import Event, Flipped, Judged, Notice, Started
 from minidbg.watch.matrix import Matrix, clock
-from minidbg.watch.page import Live, Page
 from minidbg.watch.repros import Lock
-from minidbg.watch.results import Results
-from minidbg.watch.settings import FailOn
 from minidbg.watch.states import Transition
 from minidbg.watch.terminal import obey
 from minidbg.words.kinds import Kind
@@ -276,122 +272,6 @@ def test_a_muted_repro_flips_in_its_row_alone(matrix: Matrix) -> None:
     text = as_text(matrix)
     assert "FIXED" not in text
     assert "muted: waits for #7" in text
-
-
-def test_the_page_has_the_matrix_and_all_errors_and_at_the_end_reloads_no_more(tmp_path: Path) -> None:
-    now = [100.0]
-    live = Live(clock=lambda: now[0])
-    view = Page(tmp_path / "matrix.html", live, clock=lambda: now[0])
-
-    def show(event: Event) -> None:
-        live.show(event)
-        view.show(event)
-
-    def state() -> dict[str, Any]:
-        text = view.path.read_text()
-        assert '<script src="page.js"' not in text, "it stands alone"
-        return json.loads(text.partition('id="state">')[2].partition("</script>")[0])
-
-    show(Started(7, str(tmp_path), (), (), 3, 2, at=1.0))
-    assert state()["reload_s"] == 3
-    show(result("a.py", "reproduces", reason="<b>no kernel</b> " * 20))
-    assert state()["rows"] == [], "not more often than once a second"
-    now[0] += 1.5
-    show(result("b.py", "gone"))
-    rows = state()["rows"]
-    assert [row[0] for row in rows] == ["a.py", "b.py"], "what fails comes first"
-    assert rows[0][2]["cpu"][4].count("<b>no kernel") == 20
-    assert "<b>no kernel" not in view.path.read_text()
-    show(Serving("http://10.0.0.1/", "secret", actions=False, at=1.0))
-    live.close()
-    view.close()
-    assert (state()["reload_s"], state()["activity"]) == (0, "not watching any more")
-    assert "secret" not in view.path.read_text(), "a copy is passed on"
-
-
-def test_the_page_begins_with_the_flips_that_were_told_those_of_muted_repros_left_out(folder: Path) -> None:
-    """One that a killed daemon had not told comes as an event a moment later, and would stand there twice."""
-    with History.open(folder / ".minidbg" / "history.sqlite") as opened:
-        for number, repro in ((2, "b.py"), (3, "never.py")):
-            opened.add_flip(Flip(repro, "cpu", NOW + number, "FIXED", Verdict.REPRODUCES, Verdict.GONE, 2, 1))
-            opened.mark_announced(number)
-        live = Live(clock=lambda: NOW)
-        live.show(replace(STARTED, home=str(folder), notes=({"repro": "never.py", "muted": "waits"},)))
-        assert [one["repro"] for one in live.everything()["flips"]] == ["b.py"]
-        live.show(flip("a.py"))
-        assert [one["repro"] for one in live.everything()["flips"]] == ["b.py", "a.py"]
-
-
-def test_the_log_has_no_token(tmp_path: Path) -> None:
-    log = Log(tmp_path / "watch.log")
-    event = Serving("http://10.0.0.1/", "secret", actions=False, at=NOW)
-    log.show(event)
-    log.close()
-    assert "10.0.0.1" in (tmp_path / "watch.log").read_text()
-    assert "secret" not in (tmp_path / "watch.log").read_text()
-    assert "http://10.0.0.1/?token=secret" in event.line()
-
-
-# What --once leaves for other programs
-
-
-def results_of(folder: Path, fail_on: FailOn, *told: Event) -> tuple[ElementTree.Element, dict[str, Any]]:
-    """The suite of the JUnit file, and the JSON document."""
-    live = Live(clock=lambda: NOW)
-    results = Results(live, fail_on, junit=folder / "new" / "junit.xml", document=folder / "all.json")
-    started = replace(STARTED, home=str(folder))
-    for event in (started, *told, events.Stopped(1, at=NOW)):
-        live.show(event)
-        results.show(event)
-    results.close()
-    suite = ElementTree.parse(folder / "new" / "junit.xml").getroot().find("testsuite")
-    assert suite is not None
-    return suite, json.loads((folder / "all.json").read_text())
-
-
-def outcome_of(repro: str, verdict: str, *, expected: bool = True, muted: str = "") -> Event:
-    reason = "no <kernel>\x00\n for relu"
-    return result(repro, verdict, reason=reason, expected=expected, muted=muted, message="")
-
-
-def tags_of(suite: ElementTree.Element) -> dict[str | None, list[str]]:
-    return {case.get("name"): [child.tag for child in case if child.tag != "properties"] for case in suite}
-
-
-def test_junit_fails_what_the_exit_status_counts(tmp_path: Path) -> None:
-    told = [
-        outcome_of("known.py", "reproduces"),
-        outcome_of("regressed.py", "reproduces", expected=False),
-        outcome_of("fixed.py", "gone", expected=False),
-        outcome_of("quiet.py", "crashed", expected=False, muted="waits"),
-        outcome_of("good.py", "gone"),
-        outcome_of("absent.py", "skipped"),
-        outcome_of("eager.py", "invalid"),
-        broken(),
-    ]
-    common = {"good.py": [], "absent.py": ["skipped"], "eager.py": ["error"], "backend toy": ["error"]}
-    suite, _ = results_of(tmp_path, FailOn.UNEXPECTED, *told)
-    assert tags_of(suite) == common | {
-        "known.py": ["skipped"], "regressed.py": ["failure"], "fixed.py": ["failure"], "quiet.py": ["skipped"],
-    }  # fmt: skip
-    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["8", "2", "2", "3"]
-    suite, _ = results_of(tmp_path, FailOn.ANY, *told)
-    assert tags_of(suite) == common | {
-        "known.py": ["failure"], "regressed.py": ["failure"], "fixed.py": [], "quiet.py": ["failure"],
-    }  # fmt: skip
-    failure = suite.find("testcase/failure")
-    assert failure.text == "no <kernel>\\x00\n for relu", "XML has no form for some characters"
-
-
-def test_the_document_has_results_with_since_when_and_flips(tmp_path: Path) -> None:
-    again = outcome_of("a.py", "reproduces")
-    _, found = results_of(tmp_path, FailOn.ANY, again, outcome_of("b.py", "gone"), flip("b.py"))
-    assert [(row["repro"], row["verdict"], row["since"]) for row in found["results"]] == [
-        ("a.py", "reproduces", NOW - 7200),
-        ("b.py", "gone", NOW),
-    ]
-    assert [one["kind"] for one in found["flips"]] == ["FIXED"]
-    assert found["exit_status"] == 1
 
 
 def test_a_broken_backend_stays_on_top_until_it_is_back(matrix: Matrix) -> None:
@@ -832,45 +712,10 @@ def test_a_history_is_imported_but_not_under_a_daemon(folder: Path, tmp_path: Pa
     assert "is already watched by" in str(done.exception)
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        (["--json", "repros"], {"json_file": "-", "paths": ("repros",)}),
-        (["--json", "all.json", "repros"], {"json_file": "all.json", "paths": ("repros",)}),
-        (["repros", "--json"], {"json_file": "-", "paths": ("repros",)}),
-        (["--json"], {"json_file": "-", "serve": None}),
-        (["--serve", "repros"], {"serve": "-", "paths": ("repros",)}),
-        (["--serve", "0.0.0.0:80", "repros"], {"serve": "0.0.0.0:80", "paths": ("repros",)}),
-        (["--serve", "--json"], {"serve": "-", "json_file": "-"}),
-    ],
-)
-def test_options_that_stand_alone_or_take_a_value_take_no_repro(
-    words: list[str], wanted: dict[str, object]
-) -> None:
-    context = watch.make_context("watch", list(words))
-    paths = tuple(map(str, context.params["paths"]))
-    assert {**context.params, "paths": paths}.items() >= wanted.items()
-
-
 def test_a_kind_that_there_is_not_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
     for command in (list_repros, watch):
         done = CliRunner().invoke(command, ["--kind", "crashes", str(tmp_path)])
         assert (done.exit_code, all(kind in done.output for kind in Kind)) == (2, True), done.output
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--junit", "x.xml"], "give --once too"),
-        (["--json", "x.json"], "give --once too"),
-        (["--serve", "--once"], "--html FILE leaves a page"),
-        (["--allow-actions"], "give --serve too"),
-        (["--serve=nonsense"], "'nonsense' is no address"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(words: list[str], said: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(watch, [*words, str(tmp_path)])
-    assert (done.exit_code, said in done.output) == (2, True), done.output
 
 
 def test_history_takes_a_part_of_a_name_as_show_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

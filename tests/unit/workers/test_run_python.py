@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from minidbg.workers import Standby, run_python
+from minidbg.workers import run_python
 
 
 def test_program_runs_with_its_arguments_folder_and_environment(tmp_path: Path) -> None:
@@ -53,16 +53,6 @@ def test_background_process_that_holds_the_output_does_not_hold_us() -> None:
 def test_stdin_is_empty_and_the_interpreter_may_be_given() -> None:
     program = "print(repr(__import__('sys').stdin.read()))"
     assert run_python([sys.executable, "-c", program], seconds=60).stdout == "''\n"
-
-
-def test_what_an_interpreter_imported_ahead_is_no_garbage_to_look_through(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import gc, sys\nprint('decimal' in sys.modules, gc.get_freeze_count() > 0, gc.isenabled())"
-    )
-    with Standby(["decimal"]) as standby:
-        done = standby.run([str(program)], seconds=60, cwd=tmp_path)
-    assert done.stdout == "True True True\n"
 
 
 def test_the_time_begins_when_the_program_says_so() -> None:
