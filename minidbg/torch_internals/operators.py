@@ -183,14 +183,6 @@ def op_samples() -> list[Any]:
 
 
 @seen("2.11", "2.15")
-def loop_functions() -> dict[str, Callable[..., Any]]:
-    """torch's control-flow ops by name; the paths to all but ``cond`` are private."""
-    from torch._higher_order_ops import map, scan, while_loop
-
-    return {"map": map, "scan": scan, "while_loop": while_loop}
-
-
-@seen("2.11", "2.15")
 def table_of_kernels() -> Any:
     """Where dynamo keeps kernels (``add_kernel``, ``get_kernel``) and their constant arguments."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table

@@ -259,7 +259,7 @@ HUNTED = HUNTED.replace(
 def test_hunt(travel: Callable[..., Journey]) -> None:
     """A backend that nobody has used yet: the op that it has no kernel for is found."""
     journey = travel(
-        "-m", "minidbg", "hunt", "model:my_backend", "--ops", "sin,cos", "--dtypes", "float32", "--no-graphs",
+        "-m", "minidbg", "hunt", "model:my_backend", "--ops", "sin,cos", "--dtypes", "float32",
         "--samples", 1, program=HUNTED,
     )  # fmt: skip
     assert [path.name.split("_")[1] for path in journey.scripts] == ["cos"]

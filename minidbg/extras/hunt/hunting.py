@@ -1,350 +1,233 @@
-"""The hunt: batches of candidates go to children of the forkserver, new failures are reduced, and all of it is on disk.
+"""The hunt: batches of samples go to children of the forkserver, then each distinct failure is reduced to a verified repro.
 
-This process runs no backend. Batches and reductions are asked by threads; the main thread reads what the children write.
+This process runs no backend. Batches and reductions are asked by threads; the main thread takes in what they bring.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import json
 import os
 import signal
+import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, TypeAlias
 
 from minidbg import workers
-from minidbg.extras.hunt.candidates import Plan, Wanted, about, name_of, untried
-from minidbg.extras.hunt.states import CellState, HuntFolder, append
+from minidbg.extras.hunt.judging import State
+from minidbg.extras.hunt.samples import Cell
 from minidbg.reduction.importers import backend_named
-from minidbg.reduction.replay import last_result
 from minidbg.reduction.result import Limits
 from minidbg.torch_internals import OP_SAMPLES
-from minidbg.words.deadline import NEVER, Deadline
 from minidbg.words.errors import MinidbgError
-from minidbg.words.text import shrinkage
+from minidbg.words.json_lines import json_objects
+from minidbg.words.text import last_line, plural
 from minidbg.workers import ChildResult
 
-BATCH_SECONDS = 15.0
-MOST_TOGETHER = 12
-"""Candidates in one graph: what a compilation costs by itself is shared, and one that fails costs the others another run."""
-MOST_RESERVED = 0.4
-"""Of the time: what is left to the reductions that wait when it runs out."""
-LEAST_PATIENCE_S = 10.0
-MUCH_LONGER = 10.0
-GRACE_S = 30.0
-LOOK_S = 0.25
-TO_END_S = 3.0
-"""Beyond the time that was given: for a reduction to end what it has started."""
-LEAST_FOR_REDUCTION_S = 10.0
-"""With less time left none is begun."""
-HANGS_ASKED = 4
-HANG_SECONDS = 10.0
-"""Of a question of the reduction of a hang: candidates that do not hang take far less."""
-START_S = 300.0
+IN_BATCH = 60
+REDUCE_SECONDS = 60.0
+HANGS_ASKED, HANG_SECONDS = 4, 10.0
+"""Questions of the reduction of a hang, each of which takes the whole time limit, and that limit."""
+GRACE_S, START_S, LOOK_S, TELL_EVERY_S = 30.0, 300.0, 0.5, 20.0
+
+Record: TypeAlias = dict[str, Any]
+"""What became of a sample: ``cell`` and ``id``; ``state`` and ``text`` where there is such a sample; see ``judging.record_of``."""
 
 
-@dataclass(frozen=True, slots=True)
-class HuntProgress:
-    """How far the hunt is."""
+@dataclass(slots=True)
+class Failure:
+    """Failures that are one: the first that was met, and what its reduction gave."""
 
-    tried: int
-    cells: int
-    cells_begun: int
-    failures: int
-    doing: str
-    seconds: float
-    rest_seconds: float | None
+    state: State
+    text: str
+    first: str
+    capture: str | None = None
+    refused: str = ""
+    """Why there is no capture, or no repro."""
+    repro: str | None = None
+    ops: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether it did not fail again in a process of its own."""
+        return self.capture is not None and bool(self.refused)
 
 
-Listener = Callable[[HuntProgress], object]
-Settled = tuple[str, dict[str, Any]] | None
-"""The key of a failure, and what its reduction gave."""
-
-
+@dataclass
 class Hunt:
-    """One hunt. ``run`` returns when time or candidates are out; ``store`` then has all that is known."""
+    """One hunt. After ``run`` the ``records`` and ``failures`` have all that is known, also when it was interrupted."""
 
-    def __init__(self, wanted: Wanted, listener: Listener = lambda standing: None) -> None:
-        self.wanted, self.listener = wanted, listener
-        self.deadline = NEVER if wanted.seconds is None else Deadline.after(wanted.seconds)
-        self.began, self.began_at = time.monotonic(), time.time()
-        used = backend_named(wanted.backend)
-        self.ref = dataclasses.replace(used.ref, options=wanted.options, mode=wanted.mode)
-        self.warmth: dict[str, Any] = {
-            "imports": [*self.ref.modules, OP_SAMPLES],
-            "warm": "inductor" if self.ref.name == "inductor" else "aot",
-        }
-        head = {
-            "backend": wanted.backend, "options": repr(dict(wanted.options)), "mode": wanted.mode,
-            "torch": torch.__version__, "seed": wanted.seed,
-        }  # fmt: skip
-        self.store = HuntFolder.open(wanted.folder, self.ref, head, fresh=wanted.fresh)
-        self.cells: list[tuple[str, str, str]] = []
-        self.reductions_begun: set[str] = set()
-        self.again: deque[list[dict[str, Any]]] = deque()
-        """Batches that a death cut short."""
-        self.complaints: dict[str, None] = {}
-        self.complete = False
-        self.interrupted = False
-        self.cut_short: list[Path] = []
-        """Repros whose reductions the end of the time has ended early."""
-        self.under_way: dict[Future[Settled], str] = {}
-        """With what each is about."""
-        self.reduced_last = False
-        self.seconds_of_reduction = 20.0
-        """Of the last one; each takes its turn with a batch."""
+    backend: str
+    folder: Path
+    value_limit_bytes: int
+    tell: Callable[[str], object]
+    ops: Sequence[str] = ()
+    dtypes: Sequence[str] = ()
+    devices: Sequence[str] = ("cpu",)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+    """No batch is begun after that."""
+    samples: int = 2
+    """Of each cell at most."""
+    jobs: int = 1
+    call_seconds: float = 30.0
+    cells: list[Cell] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    """By their keys."""
+    interrupted: bool = False
 
     def run(self) -> None:
-        """Hunt. Raises MinidbgError when the backend or torch's samples cannot be had."""
-        with workers.own_kernel_cache(), self.store.alone(), ThreadPoolExecutor(self.wanted.jobs) as pool:
-            try:
-                self.cells = [tuple(cell) for cell in self.started()["cells"]]
-                self.go_round(pool)
-            except BaseException:
-                self.interrupted = True
-                while wait(self.under_way, timeout=0.0).not_done:
-                    workers.interrupt_questions()
-                    workers.end_server()
-                    wait(self.under_way, timeout=LOOK_S)
-                raise
-            finally:
-                self.take_stock()
+        """Raises MinidbgError when the backend or torch's samples cannot be had."""
+        began = time.monotonic()
+        ref = backend_named(self.backend).ref
+        self.prepare = partial(
+            workers.Preparation, imports=(*ref.modules, OP_SAMPLES), warm="inductor" if ref.name == "inductor" else "aot"
+        )  # fmt: skip
+        with (
+            workers.own_kernel_cache(),
+            tempfile.TemporaryDirectory(prefix="minidbg-") as scratch,
+            ThreadPoolExecutor(self.jobs) as pool,
+        ):
+            plan = {"ops": self.ops, "dtypes": self.dtypes, "devices": self.devices}
+            self.cells = [Cell(*cell) for cell in answer_of(self.asked("cells", plan, START_S))]
+            every = [(cell, number) for number in range(self.samples) for cell in self.cells]
+            ends = began + (self.seconds or float("inf"))
+            batches = (
+                partial(self.batch, every[at : at + IN_BATCH], Path(scratch, str(at)), ends)
+                for at in range(0, len(every), IN_BATCH)
+            )
+            for record in self.work_off(pool, batches):
+                self.take_in(record)
+            captured = [one for one in self.failures.values() if one.capture is not None]
+            list(self.work_off(pool, (partial(self.reduce, one) for one in captured)))
 
-    def take_stock(self) -> None:
-        """Have all that children have left on disk: also the repros whose reductions were ended before they could tell of them."""
-        for future in [one for one in self.under_way if one.done() and one.exception() is None]:
-            if settled := future.result():
-                self.store.settle(*settled)
-        self.store.read()
-        for key in self.reductions_begun:
-            failure = self.store.found[key]
-            if failure.repro is None and failure.capture is not None and not failure.settled:
-                place = failure.capture.parents[1] / "reductions" / failure.capture.stem
-                written = last_result(place, since=self.began_at)
-                failure.repro = written.path if written is not None else None
+    def work_off(
+        self, pool: ThreadPoolExecutor, tasks: Iterable[Callable[[], list[Record]]]
+    ) -> Iterator[Record]:
+        """What the tasks bring, done in threads; Ctrl-C ends what they wait for."""
+        left: set[Future[list[Record]]] = {pool.submit(task) for task in tasks}
+        told = time.monotonic()
+        try:
+            while left:
+                done, left = wait(left, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield from future.result()
+                if time.monotonic() > told + TELL_EVERY_S:
+                    told = time.monotonic()
+                    self.tell(self.standing)
+        except BaseException:
+            self.interrupted = True
+            for future in left:
+                future.cancel()
+            while wait(left, timeout=0.0).not_done:
+                workers.interrupt_questions()
+                workers.end_server()
+                wait(left, timeout=LOOK_S)
+            raise
 
-    def go_round(self, pool: ThreadPoolExecutor) -> None:
-        """Have as many batches and reductions under way as there are jobs, until nothing is left."""
-        plan = Plan(self.wanted, self.ref.name, self.store, self.cells)
-        batches = plan.batches()
-        under_way = self.under_way
-        numbers = itertools.count()
-        while True:
-            self.store.read()
-            while len(under_way) < self.wanted.jobs:
-                to_reduce = self.to_reduce() if self.deadline.left() > LEAST_FOR_REDUCTION_S else []
-                reduces_next = to_reduce and plan.swept and not self.reduced_last
-                batch = None if reduces_next else self.next_batch(batches)
-                if batch is not None:
-                    under_way[pool.submit(self.batch, batch, next(numbers))] = about(batch)
-                elif to_reduce:
-                    # hangs come last: each of their questions takes the whole time limit
-                    key = min(to_reduce, key=lambda key: self.store.found[key].state is CellState.HANGS)
-                    self.reductions_begun.add(key)
-                    under_way[pool.submit(self.reduce, key)] = f"reducing {self.store.found[key].first}"
-                else:
-                    break
-                self.reduced_last = batch is None
-            if not under_way:
-                return
-            done, _ = wait(under_way, timeout=LOOK_S, return_when=FIRST_COMPLETED)
-            for future in done:
-                del under_way[future]
-                if settled := future.result():
-                    self.store.settle(*settled)
-            self.listener(self.standing(", ".join(under_way.values())))
-
-    def to_reduce(self) -> list[str]:
-        """The keys of captured failures that wait for their reduction."""
-        waiting = ((key, one) for key, one in self.store.found.items() if key not in self.reductions_begun)
-        return [key for key, one in waiting if one.capture and not one.settled]
-
-    def next_batch(self, batches: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
-        """What to try next; None when candidates are out, or the time but for the reductions that wait."""
-        reserved = len(self.to_reduce()) * self.seconds_of_reduction
-        if self.deadline.left() <= min(reserved, MOST_RESERVED * (self.wanted.seconds or 0.0)):
-            return None
-        while self.again:
-            if rest := list(untried(self.again.popleft(), self.store)):
-                return rest
-        batch = next(batches, None)
-        if batch is None:
-            self.complete = True
-        return batch
+    def take_in(self, record: Record) -> None:
+        self.records.append(record)
+        if "key" in record:
+            failure = self.failures.setdefault(
+                record["key"], Failure(State(record["state"]), record["text"], record["id"], refused=record.get("refused", ""))
+            )  # fmt: skip
+            failure.capture = failure.capture or record.get("capture")
+            failure.ops[record["cell"][0]] += 1
 
     # ---- asking children
 
     def asked(
-        self,
-        function: str,
-        argument: Mapping[str, Any],
-        seconds: float,
-        stream: Any = None,
-        *,
-        late_s: float = 0.0,
+        self, function: str, argument: Mapping[str, Any], seconds: float, stream: Any = None
     ) -> ChildResult:
-        """What ``function`` of ``judging`` answers in a child, at the latest ``late_s`` after the time that was given."""
+        """What ``function`` of ``judging`` answers in a child."""
         if self.interrupted:
             raise KeyboardInterrupt
-        deadline = self.deadline.earlier(-late_s)
-        found = self.store.found
         common = {
-            "backend": {
-                "name": self.wanted.backend, "options": dict(self.wanted.options), "mode": self.wanted.mode,
-            },
-            "seed": self.wanted.seed,
-            "results": str(self.store.results_file),
-            "folder": str(self.wanted.folder.absolute()),
-            "known": [key for key, one in list(found.items()) if one.capture or one.settled],
-            "call_seconds": self.wanted.call_seconds,
-            "value_limit_bytes": self.wanted.value_limit_bytes,
-            "most_together": MOST_TOGETHER,
-            "patience": self.patience(),
+            "backend": self.backend, "options": dict(self.options), "folder": str(self.folder),
+            "known": [key for key, one in list(self.failures.items()) if one.capture],
+            "call_seconds": self.call_seconds, "value_limit_bytes": self.value_limit_bytes,
         }  # fmt: skip
         return workers.call_in_server(
-            workers.Preparation(f"minidbg.extras.hunt.judging:{function}", **self.warmth),
-            {**common, **argument},
-            seconds=deadline.left(seconds),
-            deadline=deadline,
-            memory_bytes=workers.memory_limit(),
-            stream=stream,
+            self.prepare(f"minidbg.extras.hunt.judging:{function}"), {**common, **argument},
+            seconds=seconds, memory_bytes=workers.memory_limit(), stream=stream,
+        )  # fmt: skip
+
+    def batch(self, batch: Sequence[tuple[Cell, int]], place: Path, ends: float) -> list[Record]:
+        """The records of a batch; after a death the rest goes to another child."""
+        records: list[Record] = []
+        while batch and time.monotonic() < ends:
+            seconds = len(batch) * self.call_seconds + GRACE_S
+            done = self.asked("run_batch", {"batch": batch, "results": str(place)}, seconds)
+            new = list(json_objects(place.read_text(encoding="utf-8").splitlines())) if place.exists() else []
+            place.unlink(missing_ok=True)
+            records, batch = records + new, batch[len(new) :]
+            if not done.answered and batch:
+                records.append(self.after_death(batch[0], done))
+                batch = batch[1:]
+        return records
+
+    def after_death(self, sample: tuple[Cell, int], done: ChildResult) -> Record:
+        """The record of the sample at which a child ended. Raises MinidbgError for a request that cannot be met."""
+        if last_line(done.error).startswith("minidbg."):
+            answer_of(done)
+        if done.signal == signal.SIGALRM:  # our own time limit
+            done = replace(done, timed_out=True, signal=None)
+        told = self.asked(
+            "keep_death", {"sample": sample, "done": asdict(done)}, 2 * self.call_seconds + GRACE_S
         )
+        said = {"state": State.SKIPPED, "text": "ends the process, and cannot be rebuilt"}
+        return dict(told.value) if told.answered else {"cell": sample[0], "id": str(sample), **said}
 
-    def patience(self) -> float:
-        """Seconds that one graph of several candidates may take: by the pace so far and the time left, since one that hangs holds up the others."""
-        tried = len(self.store.results)
-        usual = (
-            self.store.seconds / tried * MOST_TOGETHER if tried > MOST_TOGETHER else self.wanted.call_seconds
+    def reduce(self, failure: Failure) -> list[Record]:
+        """Reduce it to a verified repro; without one it is refuted."""
+        limits = Limits(
+            REDUCE_SECONDS, call_seconds=self.call_seconds, value_limit_bytes=self.value_limit_bytes
         )
-        return max(LEAST_PATIENCE_S, min(usual * MUCH_LONGER, self.deadline.left() / 4))
-
-    def started(self) -> dict[str, Any]:
-        """The forkserver, ready for batches, and the cells of the table. Raises MinidbgError."""
-        wanted = self.wanted
-        plan = {"ops": wanted.ops, "dtypes": wanted.dtypes, "devices": wanted.devices}
-        done = self.asked("started", plan, START_S)
-        if not done.answered and self.deadline.is_over:
-            self.complaints["the time was over before anything could be tried; give more --seconds"] = None
-            return {"cells": []}
-        if not done.answered:
-            raise refusal_in(done)
-        return dict(done.value)
-
-    def batch(self, batch: list[dict[str, Any]], number: int) -> None:
-        """Have the batch judged; what a death cut off goes into another one."""
-        doing = self.store.place / f"doing_{os.getpid()}_{number}.json"
-        seconds = max(1.0, self.deadline.left(BATCH_SECONDS))
-        tried = [name for name in list(self.store.results) if name.startswith("graph ")]
-        argument = {"batch": batch, "doing": str(doing), "seconds": seconds, "tried": tried}
-        try:
-            done = self.asked("run_batch", argument, seconds + 2 * self.wanted.call_seconds + GRACE_S)
-            if done.answered:
-                rest = batch[done.value["done"] :]
-            elif done.error:
-                rest = self.after_mistake(batch, done)
-            elif self.deadline.is_over:  # that ended it, and says nothing about the candidate
-                rest = []
-            else:
-                rest = self.after_death(batch, doing, done)
-        finally:
-            doing.unlink(missing_ok=True)
-        if rest:
-            self.again.append(rest)
-
-    def after_mistake(self, batch: list[dict[str, Any]], done: ChildResult) -> list[dict[str, Any]]:
-        """Leave out what a batch began with, and say so. Raises MinidbgError for a request that cannot be met, or the third mistake."""
-        refusal = refusal_in(done)
-        if done.error.strip().rpartition("\n")[2].startswith("minidbg.") or len(self.complaints) == 2:
-            raise refusal
-        self.complaints[f"a batch that began with {about(batch)} was left out: {refusal}"] = None
+        if failure.state is State.HANGS:
+            limits = replace(limits, max_calls=HANGS_ASKED, call_seconds=min(self.call_seconds, HANG_SECONDS))
+        argument = {"path": failure.capture, "limits": asdict(limits)}
+        with open(os.devnull, "w") as stream:
+            done = self.asked("reduced", argument, REDUCE_SECONDS + GRACE_S, stream)
+        answer = done.value if done.answered else {"refused": done.why_no_answer}
+        failure.repro = answer.get("path")
+        failure.refused = "" if failure.repro else str(answer.get("refused") or answer.get("verdict"))
         return []
 
-    def after_death(
-        self, batch: list[dict[str, Any]], doing: Path, done: ChildResult
-    ) -> list[dict[str, Any]]:
-        """Have the candidate that ended the child recorded; the rest of the batch."""
-        try:
-            candidate = json.loads(doing.read_text())
-        except (OSError, ValueError):
-            self.complaints["a batch ended before its first candidate"] = None
-            return batch[1:]
-        if "together" in candidate:  # which of them it was is seen when each has a child of its own
-            members = candidate["together"]
-            self.again.extend([one] for one in members)
-            return [one for one in batch if one not in members]
-        if done.signal == signal.SIGALRM:  # our own time limit
-            done = dataclasses.replace(done, timed_out=True, signal=None)
-        argument = {"candidate": candidate, "done": dataclasses.asdict(done)}
-        told = self.asked("keep_death", argument, self.wanted.call_seconds * 2)
-        if not told.answered and not self.deadline.is_over:
-            record = {
-                "candidate": candidate, "id": name_of(candidate), "state": CellState.SKIPPED,
-                "reason": "ends the process, and cannot be rebuilt",
-            }  # fmt: skip
-            append(self.store.results_file, record)
-        return [one for one in batch if one != candidate]
+    # ---- what is known
 
-    def reduce(self, key: str) -> Settled:
-        """Reduce the first failure of ``key`` to a verified repro; the key, and what became of it. None where the time was too short."""
-        found, began = self.store.found[key], time.monotonic()
-        seconds = self.deadline.left(self.wanted.reduce_seconds)
-        limits = Limits(
-            seconds=seconds,
-            due=None if self.wanted.seconds is None else began + seconds,
-            call_seconds=self.wanted.call_seconds,
-            value_limit_bytes=self.wanted.value_limit_bytes,
-        )
-        if found.state is CellState.HANGS:  # each question that shows it costs the whole time limit
-            short = min(self.wanted.call_seconds, HANG_SECONDS)
-            limits = dataclasses.replace(limits, max_calls=HANGS_ASKED, call_seconds=short)
-        argument = {"path": str(found.capture), "limits": dataclasses.asdict(limits)}
-        with open(os.devnull, "w") as stream:
-            done = self.asked("reduced", argument, limits.seconds + GRACE_S, stream, late_s=TO_END_S)
-        self.seconds_of_reduction = time.monotonic() - began
-        was_short = seconds < self.wanted.reduce_seconds
-        if was_short and not (done.answered and (done.value.get("path") or not done.value.get("ended_by"))):
-            return None  # it is still to be reduced
-        if done.answered:
-            answer = dict(done.value)
-            if answer.get("path"):
-                answer["line"] = shrinkage(answer["nodes_before"], answer["nodes_after"])
-                if was_short and answer.get("ended_by"):
-                    self.cut_short.append(Path(answer["path"]))
-            else:
-                answer.setdefault(
-                    "refused", f"no repro: {answer.get('verdict')}: {'; '.join(answer.get('notes', ()))}"
-                )
-        else:
-            how = (
-                "was ended after its time" if done.timed_out else f"died ({done.signal or done.exit_status})"
-            )
-            answer = {"refused": f"its reduction {how}: {done.error.strip().rpartition(chr(10))[2]}"}
-        return key, answer
+    def table(self) -> dict[Cell, Record]:
+        """Of each cell that was tried the worst record."""
+        worst: dict[Cell, Record] = {}
+        for record in (one for one in self.records if "state" in one):
+            failure = self.failures.get(record.get("key", ""))
+            state = State.SKIPPED if failure is not None and failure.is_refuted else State(record["state"])
+            cell = Cell(*record["cell"])
+            if cell not in worst or state.rank > worst[cell]["state"].rank:
+                worst[cell] = {**record, "state": state}
+        return worst
 
-    def standing(self, doing: str) -> HuntProgress:
-        begun = {tuple(name.split(" ")[:3]) for name in self.store.results if not name.startswith("graph")}
-        rest = self.deadline.left()
-        return HuntProgress(
-            tried=len(self.store.results),
-            cells=len(self.cells),
-            cells_begun=len(begun.intersection(self.cells)),
-            failures=len(self.store.cases()),
-            doing=doing,
-            seconds=time.monotonic() - self.began,
-            rest_seconds=rest if rest != float("inf") else None,
+    def distinct(self) -> list[Failure]:
+        """The failures that failed again, the worst first."""
+        return sorted(
+            (one for one in self.failures.values() if not one.is_refuted), key=lambda one: -one.state.rank
         )
 
+    @property
+    def standing(self) -> str:
+        """``120 of 6,005 op x dtype pairs, 3 failures``."""
+        pairs = plural(len(self.cells), "op x dtype pair")
+        return f"{len(self.table()):,} of {pairs}, {plural(len(self.distinct()), 'failure')}"
 
-def refusal_in(done: ChildResult) -> MinidbgError:
-    """What a child said before it could judge anything: a request that cannot be met."""
-    last = done.error.strip().rpartition("\n")[2] or done.stderr_tail.strip().rpartition("\n")[2]
+
+def answer_of(done: ChildResult) -> Any:
+    """What a child has answered. Raises MinidbgError with what it said instead: a request that cannot be met."""
+    if done.answered:
+        return done.value
+    last = last_line(done.error or done.stderr_tail)
     said = last.partition(": ")[2] if last.startswith("minidbg.") else last
-    return MinidbgError(said or f"a child ended without an answer (signal {done.signal})")
+    raise MinidbgError(said or f"a child ended without an answer (signal {done.signal})")

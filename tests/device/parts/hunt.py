@@ -17,7 +17,7 @@ def rows(context: Context) -> Iterator[tuple[str, Row]]:
 
 
 def row(context: Context) -> tuple[Figures, str]:
-    need("hypothesis", "expecttest")
+    need("expecttest")
     folder = context.folder / "found"
     folder.mkdir(exist_ok=True)
     backend = "aot_eager" if context.device == "acme" else "inductor"

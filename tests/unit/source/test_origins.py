@@ -43,7 +43,7 @@ def test_a_node_without_a_users_frame_leaves_it_to_another() -> None:
 
 def test_a_graph_that_knows_no_line_of_the_users_tells_none() -> None:
     assert user_line(graph_of(None, frame(TORCH, 99, "return sin(x)")), "") == ("", "")
-    hunt = frame(samples.__file__, 174, "return self.done(values)")
+    hunt = frame(samples.__file__, 105, "return self.function(*args, **kwargs)")
     assert user_line(graph_of(None, hunt), "") == ("", "")
     assert not any(map(location, graph_of(None, hunt).graph.nodes))
 
