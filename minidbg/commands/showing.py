@@ -47,13 +47,14 @@ def show(repro: Path, as_json: bool) -> None:
 @click.option("--seconds", default=120.0, show_default=True, help="Most seconds to spend.")
 @JSON
 def stages(repro: Path, seconds: float, as_json: bool) -> None:
-    """Find the stage of compiling at which REPRO's failure arises.
+    """Find the stage of compiling at which REPRO's failure arises, and what avoids it.
 
     REPRO is a script, or enough of a name in the repro folder; show and report tell the stage from then on.
     Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and bisects inductor's passes, lowerings
-    and options with torch's own bisector. Each run is a child process.
+    and options with torch's own bisector. Then through changes of the program: options, dynamic=, a graph break, contiguous or cast
+    inputs, the CPU. Each run is a child process.
     """
-    from minidbg.reduction import stages as room
+    from minidbg.report import stages as room
 
     report = room.find_stages(repro, seconds=seconds, note=note)
     room.keep_stages(repro, report)

@@ -26,7 +26,6 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "export": "minidbg.commands.showing:export",
         "check": "minidbg.commands.checking:check",
         "stages": "minidbg.commands.showing:stages",
-        "workaround": "minidbg.extras.workarounds.commands:workaround",
     },
     "Watching": {
         "watch": "minidbg.commands.watching:watch",

@@ -24,13 +24,11 @@ from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.defined import open_points
 from minidbg.reduction.result import ReductionResult
 from minidbg.reduction.session import Session
-from minidbg.reduction.simplify import flagged_as
 from minidbg.repro import Exactness
 from minidbg.source import describing, tensors
 from minidbg.source.expressions import literal
 from minidbg.source.origins import user_line
 from minidbg.source.size import call_nodes, call_targets, canonical_text
-from minidbg.source.specs import is_constructed
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import CannotWrite
@@ -199,7 +197,7 @@ def with_story(
 ) -> Case:
     """The form's case with what its docstring tells of the way it was found."""
     where, line = user_line(form.case.graph_module, original.provenance.message, last=True)
-    told = (what_was_needed(original, form.case), on_the_cpu(form.case, session), form.note)
+    told = (what_was_needed(original, form.case), form.note)
     story = replace(
         original.provenance,
         message=message_of(form.case, original, found, session),
@@ -238,28 +236,6 @@ def message_of(case: Case, original: Case, found: Reduced, session: Session) -> 
         is_new = outermost.isidentifier() and not before.startswith(f"{outermost}:")
         return rest if is_new and rest else said.message
     return said.message.replace("; RMSE against float64", "\nRMSE against float64")
-
-
-def on_the_cpu(case: Case, session: Session) -> str:
-    """How a case of another device ends on the CPU: whose bug it is; empty where that cannot be asked."""
-    kinds = {device.type for device in devices_of(case.inputs)}
-    if len(kinds) != 1 or any(map(is_constructed, case.inputs)):
-        return ""
-    inputs = tuple(_moved_to_cpu(value) for value in case.inputs)
-    try:
-        verdict = session.run(replace(case, inputs=inputs)).verdict
-    except BudgetSpent:
-        return ""
-    told = {Verdict.GONE: "passes on cpu", Verdict.REPRODUCES: "fails on cpu in the same way"}
-    told |= {Verdict.CHANGED: "fails on cpu in another way", Verdict.CRASHED: "the process dies on cpu"}
-    return f"fails on {kinds.pop()}, {told[verdict]}" if verdict in told else ""
-
-
-def _moved_to_cpu(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or value.device.type in ("cpu", "meta"):
-        return value
-    moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value.detach())
-    return flagged_as(value, moved)
 
 
 def with_failure(case: Case, outcome: Outcome) -> Case:

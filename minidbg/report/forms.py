@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minidbg import repro, workers
-from minidbg.reduction.stages import StageReport, find_stages, keep_stages
+from minidbg.report.stages import StageReport, find_stages, keep_stages
 from minidbg.report.story import Story, difference
 from minidbg.words import templates
 from minidbg.words.errors import MinidbgError

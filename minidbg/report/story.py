@@ -13,10 +13,9 @@ from typing import Any
 
 from minidbg import repro
 from minidbg.history import NAME, Flip, History, State
-from minidbg.reduction.stages import StageReport, stages_of
+from minidbg.report.stages import StageReport, stages_of
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
-from minidbg.repro.known_workaround import best_of
 from minidbg.repro.loading import Parts, read_parts
 from minidbg.words.errors import MinidbgError, UnreadableRepro
 from minidbg.words.files import LOG_LIMIT_BYTES, glob, is_file, read_regular
@@ -79,11 +78,6 @@ class Story:
         return stages_of(self.header)
 
     @property
-    def workaround(self) -> str:
-        """The best change of the program that ``minidbg workaround`` saw to work; empty when nobody has asked yet."""
-        return best_of(self.path)
-
-    @property
     def figures(self) -> Mapping[str, Any]:
         """How far the reduction came: nodes and inputs before and after, runs, seconds, certified."""
         story = self.header.provenance
@@ -110,7 +104,7 @@ class Story:
             "notes": list(origin.notes), "passes": origin.neighbour,
             "neighbour": self.neighbour and {"path": str(self.neighbour.path), "nodes": self.neighbour.nodes},
             "stages": self.stages and {**self.stages.to_table(), "sentence": self.stages.sentence},
-            "workaround": self.workaround, "capture": str(self.capture) if self.capture else None,
+            "capture": str(self.capture) if self.capture else None,
             "devices": [taken(state, "device", "verdict", "since", "seen", "runs") for state in self.past.states],
             "flips": [taken(flip, "device", "at", "kind", "before", "after") for flip in self.past.flips],
         }  # fmt: skip
@@ -315,8 +309,6 @@ def facts(story: Story) -> Iterator[tuple[str, str]]:
         yield "from", f"{origin.captured_from}{f' `{origin.line}`' if origin.line else ''}"
     yield "seen with", f"torch {origin.torch_version}"
     yield "expected", header.expect
-    if story.workaround:
-        yield "until it is mended:", story.workaround
     yield from (("note", note) for note in origin.notes)
 
 

@@ -44,8 +44,6 @@ class Header:
     nodes: int = 0
     provenance: Provenance = field(default_factory=Provenance)
     dependencies: tuple[str, ...] = ()
-    stages: Mapping[str, Any] | None = field(default=None, compare=False)
-    """What ``minidbg stages`` of earlier versions has written; ``StageReport`` reads it."""
 
 
 # --- writing ---
@@ -154,7 +152,6 @@ def header_of(text: str, path: Path) -> Header:
 
 
 def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> Header:
-    stages = table.get("stages")
     return Header(
         path,
         RunSpec.from_table(table),
@@ -162,7 +159,6 @@ def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> 
         nodes=nodes_in(table),
         provenance=Provenance.from_table(table),
         dependencies=required,
-        stages=stages if isinstance(stages, Mapping) else None,
     )
 
 

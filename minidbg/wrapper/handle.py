@@ -26,7 +26,6 @@ from minidbg.fx.case import Case
 from minidbg.fx.context import default_device
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
-from minidbg.repro import known_workaround
 from minidbg.words import environment
 from minidbg.words.claims import claimed
 from minidbg.words.deadline import Deadline
@@ -357,20 +356,11 @@ def warn_going_on(failure: Failure, report: Report, then: str) -> None:
     what = failure.kind.traits.warning
     first = message_of(failure.error).strip().partition("\n")[0]
     log.warning(
-        "minidbg: %s %s a graph (%s: %s); going on with %s. %s%s",
+        "minidbg: %s %s a graph (%s: %s); going on with %s. %s",
         failure.link.name,
         what,
         type(failure.error).__name__,
         first[:200],
         then,
         report.line,
-        workaround_text(report),
     )
-
-
-def workaround_text(report: Report) -> str:
-    """``; until it is mended: ...``, when ``minidbg workaround`` has found something for this repro; else nothing."""
-    if report.path is None:
-        return ""
-    best = known_workaround.best_of(report.path)
-    return f"; until it is mended: {best}" if best else ""

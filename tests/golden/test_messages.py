@@ -23,7 +23,7 @@ from minidbg.commands.watching import accept
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction.result import Progress, ReductionResult, figures_of
-from minidbg.reduction.stages import StageReport
+from minidbg.report.stages import StageReport
 from minidbg.report.story import reduction_line
 from minidbg.repro.header import Header
 from minidbg.repro.loading import read_parts

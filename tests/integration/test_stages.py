@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fails_on
 import planted_backends as planted
 import planted_compilers
 import pytest
@@ -11,8 +12,8 @@ import torch
 
 import minidbg
 from minidbg import backends, repro
-from minidbg.reduction import stages
-from minidbg.reduction.stages import StageReport, find_stages, keep_stages, stages_of
+from minidbg.report import stages
+from minidbg.report.stages import StageReport, find_stages, keep_stages, stages_of
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import NotReproduced
 from minidbg.words.outcome import Outcome, Verdict
@@ -30,6 +31,14 @@ def test_a_backend_of_its_own_is_told_from_the_stages_before_it(script: Path) ->
     assert list(report.verdicts.values()) == [Verdict.GONE] * 3 + [Verdict.REPRODUCES]
     assert report.guilty == "planted_backends.raises_on_relu"
     assert "aot_eager_decomp_partition pass;" in report.sentence
+
+
+def test_what_a_program_can_change_is_tried(tmp_path: Path) -> None:
+    """A backend that fails where both ops are in one graph."""
+    program, backend = lambda x: torch.relu(x).sin(), fails_on.raises_on("relu", "sin")
+    report = find_stages(minidbg.save_repro(program, [torch.randn(3)], backend, tmp_path / "both.py"))
+    assert report.passes == ("a graph break between its ops",)
+    assert report.sentence.endswith("fails; passes with a graph break between its ops")
 
 
 def test_a_graph_of_aot_autograd_has_no_stages(script: Path, tmp_path: Path) -> None:
@@ -71,4 +80,4 @@ def test_each_run_is_said_before_it_begins(monkeypatch: pytest.MonkeyPatch, scri
     monkeypatch.setattr(stages.asking, "submit", lambda case, **_: Outcome(Verdict.GONE))
     find_stages(script, note=said.append)
     names = ["eager", "aot_eager", "aot_eager_decomp_partition", "planted_backends.raises_on_relu"]
-    assert said == [f"running it with {name}" for name in names]
+    assert said[:4] == [f"running it with {name}" for name in names]

@@ -75,7 +75,7 @@ def write_folder(project: Path) -> None:
     """A project with a repro folder that holds one of everything that a reading command reads."""
     folder = project / "minidbg_repros"
     hidden = folder / ".minidbg"
-    for name in ("captures", "neighbours", "reductions/sound0", "flight", "stages", "workarounds"):
+    for name in ("captures", "neighbours", "reductions/sound0", "flight", "stages"):
         (hidden / name).mkdir(parents=True)
     for name in (*SOUND, "odd.py", ".minidbg/captures/odd.py", ".minidbg/neighbours/odd.py"):
         (folder / name).write_text(SCRIPT + HEADER)
@@ -86,7 +86,6 @@ def write_folder(project: Path) -> None:
     (hidden / "stages/odd.json").write_text(
         '{"digest": "d", "backend": "inductor", "guilty": "x", "verdicts": {}}'
     )
-    (hidden / "workarounds/odd.json").write_text('{"found": [{"what": "a", "where": "b", "cost": "c"}]}')
     (project / "pyproject.toml").write_text(
         '[tool.minidbg]\nseconds = 9\nrepro_dir = "minidbg_repros"\ntolerances = {float16 = [1e-2, 1e-3]}\n'
         '[tool.minidbg.watch]\njobs = 2\non_flip = ["true"]\nsources = ["src"]\noptions = [{level = 3}]\n'
@@ -201,7 +200,6 @@ VICTIMS = (
     "minidbg_repros/.minidbg/flight/0a1b2c3d-12-1700000000000-1.compile.py",
     "minidbg_repros/.minidbg/watch.json",
     "minidbg_repros/.minidbg/stages/odd.json",
-    "minidbg_repros/.minidbg/workarounds/odd.json",
 )
 
 

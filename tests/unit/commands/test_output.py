@@ -172,7 +172,7 @@ def test_completion_prints_what_the_shell_evaluates(shell: str, capsys: pytest.C
 
 
 TAKES_A_REPRO = {
-    "show": (), "stages": (), "workaround": (), "report": (), "export": (), "reduce": (), "check": (), "accept": (),
+    "show": (), "stages": (), "report": (), "export": (), "reduce": (), "check": (), "accept": (),
     "bisect": ("GOOD", "BAD"),
 }  # fmt: skip
 

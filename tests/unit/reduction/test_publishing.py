@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from minidbg.reduction.publishing import (
     how_it_ended,
     in_time,
     limit_of_a_run,
-    on_the_cpu,
     result_of,
     seeded_values_suffice,
     single_threaded,
@@ -220,30 +218,6 @@ def test_a_run_that_the_deadline_has_ended_is_no_answer() -> None:
         in_time(hang, a_session(9.0))
     late = Outcome(Verdict.REPRODUCES, COMPILE)
     assert in_time(late, a_session(9.0)) is late
-
-
-def test_whose_bug_it_is_is_not_asked_where_no_time_is_left_or_all_is_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answers = {
-        Verdict.GONE: "fails on cuda, passes on cpu",
-        Verdict.REPRODUCES: "fails on cuda, fails on cpu in the same way",
-        Verdict.CHANGED: "fails on cuda, fails on cpu in another way",
-        Verdict.CRASHED: "fails on cuda, the process dies on cpu",
-        Verdict.INVALID: "",
-    }
-    kinds: set[Any] = set()
-    monkeypatch.setattr(publishing, "devices_of", lambda inputs: kinds)
-    asks: Any = SimpleNamespace(run=lambda case: Outcome(verdict))
-    verdict = Verdict.GONE
-    assert on_the_cpu(case_of(), asks) == ""
-    kinds = {torch.device("cuda", 0), torch.device("cuda", 1)}
-    for verdict, said in answers.items():  # noqa: B007 - the session answers with it
-        assert on_the_cpu(case_of(), asks) == said
-    kinds = {torch.device("cuda"), torch.device("xpu")}
-    assert on_the_cpu(case_of(), asks) == "", "of two kinds of devices at once nothing is known"
-    kinds = {torch.device("cuda")}
-    assert on_the_cpu(case_of(), a_session(9.0)) == ""
 
 
 # ---- the passing neighbour

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import psutil
 import pytest
 
-from minidbg.repro import flights, known_workaround
+from minidbg.repro import flights
 from minidbg.repro.flights import RecordName, Step
 
 HERE = flights.this_place()
@@ -99,35 +98,3 @@ def test_a_folder_that_was_made_for_records_alone_goes_and_one_in_which_somethin
     record = put(used, 1, Step.RUN)
     flights.remove_if_unused(used)
     assert record.exists()
-
-
-# ---- workarounds that lie beside a repro
-
-
-@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"found": []}', '{"found": [{"what": "a"}]}'])
-def test_where_no_workaround_can_be_read_there_is_none(tmp_path: Path, text: str | None) -> None:
-    kept = known_workaround.kept_file(tmp_path / "r.py")
-    if text is not None:
-        kept.parent.mkdir(parents=True)
-        kept.write_text(text)
-    assert known_workaround.best_of(tmp_path / "r.py") == ""
-
-
-def test_the_first_workaround_is_the_best(tmp_path: Path) -> None:
-    kept = known_workaround.kept_file(tmp_path / "r.py")
-    kept.parent.mkdir(parents=True)
-    found = [{"what": what, "where": "in options", "cost": "1.1 x"} for what in ("one", "other")]
-    kept.write_text(json.dumps({"found": found}))
-    assert known_workaround.best_of(tmp_path / "r.py") == "one (in options); 1.1 x"
-
-
-def test_the_crash_that_was_reduced_last_is_known_as_long_as_its_repro_is_there(tmp_path: Path) -> None:
-    (captures := tmp_path / ".minidbg" / "captures").mkdir(parents=True)
-    repro = tmp_path / "crash_relu_32f9f1.py"
-    (captures / "compile_sin.reduced").write_text(json.dumps({"written": {"path": str(repro)}}))
-    (captures / "crash_1.reduced").write_text(json.dumps({"written": {"path": str(repro), "nodes_after": 1}}))
-    (captures / "crash_2.reduced").write_text("{")
-    (captures / "crash_3.reduced").write_text(json.dumps({"written": {"path": None}}))
-    assert flights.reduced_crash(tmp_path) is None
-    repro.touch()
-    assert flights.reduced_crash(tmp_path) == {"path": str(repro), "nodes_after": 1}

@@ -124,18 +124,6 @@ def test_a_program_that_goes_on_hears_what_failed_and_with_what_it_goes_on(
     ]
 
 
-def test_a_workaround_that_was_found_for_the_repro_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "r.py"
-    assert handle.workaround_text(Report("a line")) == handle.workaround_text(Report("a line", path)) == ""
-    kept = handle.known_workaround.kept_file(path)
-    kept.parent.mkdir(parents=True)
-    kept.write_text('{"found": [{"what": "fuse=False", "where": "in options", "cost": "1.1 x"}]}')
-    assert (
-        handle.workaround_text(Report("a line", path))
-        == "; until it is mended: fuse=False (in options); 1.1 x"
-    )
-
-
 def stride_error(category: str = "stride", op: str = "") -> AccuracyError:
     return AccuracyError("strides", {"signature": {}, "where": "output 0", "category": category}, op)
 

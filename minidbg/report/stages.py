@@ -1,7 +1,8 @@
-"""Which stage of compiling a repro's failure belongs to, and where the answer lies.
+"""Which stage of compiling a repro's failure belongs to, what it passes with, and where the answer lies.
 
-The same graph goes through torch.compile with one stage more each time; for inductor, torch's own bisector then. It is asked
-for (``minidbg stages``, or a bug report): no announced script is changed, the answer lies in ``.minidbg/stages``.
+The same graph goes through torch.compile with one stage more each time; for inductor, torch's own bisector then; and with
+changes that a program could make. It is asked for (``minidbg stages``, or a bug report): no announced script is changed, the
+answer lies in ``.minidbg/stages``.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
+from torch.fx.passes.split_module import split_module
 
 from minidbg import asking, backends, repro, torch_internals, workers
 from minidbg.fx.case import Case
+from minidbg.fx.copying import copy_graph_module
+from minidbg.fx.effects import is_call
+from minidbg.judge.harness import HANDED_BACK
 from minidbg.repro import Header
 from minidbg.repro.folder import HIDDEN, hidden
 from minidbg.words.deadline import Deadline
@@ -41,6 +47,14 @@ WHAT = {
     "aot_eager_decomp_partition": "it fails with decompositions and the partitioner already, before any compiler",
 }
 
+SWITCHES: Mapping[str, Any] = {
+    "emulate_precision_casts": True, "pattern_matcher": False, "joint_graph_constant_folding": False, "layout_optimization": False,
+    "comprehensive_padding": False, "split_reductions": False, "loop_ordering_after_fusion": False, "inplace_buffers": False,
+    "allow_buffer_reuse": False, "epilogue_fusion": False, "max_fusion_size": 1, "cpp.simdlen": 1, "size_asserts": False,
+    "use_pre_grad_passes": False, "use_joint_graph_passes": False, "use_post_grad_passes": False,
+}  # fmt: skip
+"""Documented switches of inductor that turn something off, the cheapest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
@@ -55,6 +69,8 @@ class StageReport:
     """Which application of the subsystem, counted from 0, brings the failure; None for one that is on or off."""
     detail: str = ""
     """What the bisector says of that application: a pass, a node."""
+    passes: tuple[str, ...] = ()
+    """Changes of the program with which the failure is gone: ```epilogue_fusion=False```, ``cpu``."""
     seconds: float = 0.0
     torch: str = ""
     notes: tuple[str, ...] = field(default=())
@@ -67,7 +83,7 @@ class StageReport:
 
     @property
     def sentence(self) -> str:
-        return "; ".join((self._stage(), *self.notes))
+        return "; ".join((self._stage(), *self.notes, *(f"passes with {one}" for one in self.passes)))
 
     def _stage(self) -> str:
         passing = [name for name, verdict in self.verdicts.items() if verdict is Verdict.GONE]
@@ -94,7 +110,9 @@ class StageReport:
         table: dict[str, Any] = {"guilty": self.guilty, "backend": self.backend}
         table |= {name: value for name, value in told.items() if value not in ("", None)}
         table |= {"seconds": round(self.seconds, 1), "torch": self.torch}
-        table |= {"notes": list(self.notes)} if self.notes else {}
+        table |= {
+            name: list(texts) for name, texts in (("notes", self.notes), ("passes", self.passes)) if texts
+        }
         return {**table, "verdicts": {name: str(verdict) for name, verdict in self.verdicts.items()}}
 
     @classmethod
@@ -109,6 +127,7 @@ class StageReport:
             seconds=float(table.get("seconds", 0.0)),
             torch=str(table.get("torch", "")),
             notes=tuple(map(str, table.get("notes", ()))),
+            passes=tuple(map(str, table.get("passes", ()))),
         )
 
 
@@ -121,16 +140,11 @@ def kept_file(path: Path) -> Path:
 
 
 def stages_of(header: Header) -> StageReport | None:
-    """What was found out about the repro as it is now; None when nobody has asked yet, or the answer is damaged.
-
-    Scripts of earlier versions have it in their header.
-    """
+    """What was found out about the repro as it is now; None when nobody has asked yet, or the answer is damaged."""
     with contextlib.suppress(OSError, *DAMAGE):
         kept = json.loads(read_regular(kept_file(header.path), NOTE_LIMIT_BYTES))
         if kept["digest"] == digest_of(header.path):
             return StageReport.from_table(kept)
-    with contextlib.suppress(*DAMAGE):
-        return StageReport.from_table(header.stages) if header.stages else None
     return None
 
 
@@ -190,10 +204,12 @@ def in_children(case: Case, until: Deadline, note: Callable[[str], object]) -> S
         and report.guilty == report.backend
         and report.verdicts[report.guilty] is Verdict.REPRODUCES
     )
-    if not bisectable:
+    if bisectable:
+        note("inductor's passes, lowerings and options are bisected")
+        report = bisected(case, report, until)
+    if report.guilty != report.backend:
         return report
-    note("inductor's passes, lowerings and options are bisected")
-    return bisected(case, report, until)
+    return replace(report, passes=tuple(avoided(case, until, note)))
 
 
 def reported(case: Case, until: Deadline, run: Callable[[str | None], Outcome]) -> StageReport:
@@ -243,3 +259,105 @@ def bisected(case: Case, report: StageReport, until: Deadline) -> StageReport:
     if subsystem is None:
         return replace(report, notes=("no single pass, lowering or option of it is at fault",))
     return replace(report, subsystem=subsystem, number=number, detail=detail)
+
+
+# --- what avoids it ---
+
+
+def avoided(case: Case, until: Deadline, note: Callable[[str], object]) -> Iterator[str]:
+    """The changes of the program with which the failure is gone, as far as there is time."""
+
+    def passes(what: str, changed: Case) -> bool:
+        if until.is_over:
+            return False
+        note(f"running it with {what}")
+        outcome = at_stage(changed, None, until)
+        return outcome.verdict is Verdict.GONE and HANDED_BACK not in outcome.reason
+
+    options = [f"{name}={value!r}" for name, value in switches_of(case).items()]
+    if options and passes("all switches of inductor off", with_switches(case, options)):
+        while len(options) > 1:
+            first, second = options[: len(options) // 2], options[len(options) // 2 :]
+            half = next(
+                (one for one in (first, second) if passes(", ".join(one), with_switches(case, one))), None
+            )
+            if half is None:
+                break
+            options = half
+        yield f"`{', '.join(options)}`"
+    yield from (what for what, changed in changes(case) if passes(what, changed))
+
+
+def switches_of(case: Case) -> dict[str, Any]:
+    """The switches that this torch has and the program has not set; none for another backend."""
+    if case.backend.name != "inductor":
+        return {}
+    free = {*torch_internals.inductor_option_names()}.difference(case.backend.options)
+    return {name: value for name, value in SWITCHES.items() if name in free}
+
+
+def with_switches(case: Case, options: Sequence[str]) -> Case:
+    values = {name: SWITCHES[name] for name in (text.partition("=")[0] for text in options)}
+    return case.with_spec(
+        backend=replace(case.backend, options={**case.backend.options, **values}, mode=None)
+    )
+
+
+def changes(case: Case) -> Iterator[tuple[str, Case]]:
+    """What a program could change, in words, and the case as it then runs."""
+    ref, context = case.backend, case.spec.context
+    symbolic = bool(any(case.spec.dynamic_dims) or case.spec.dynamic)
+    yield f"`dynamic={not symbolic}`", case.with_spec(dynamic=not symbolic, dynamic_dims=())
+    if context.threads_matter and context.threads != 1:
+        yield "one thread", case.with_spec(context=replace(context, threads=1))
+    if sum(map(is_call, case.graph_module.graph.nodes)) > 1:
+        made = f"minidbg.report.stages.op_by_op({ref.expression}, {dict(ref.options)!r}, {ref.mode!r})"
+        split = replace(
+            ref, expression=made, setup=(*ref.setup, "import minidbg.report.stages"), options={}, mode=None
+        )
+        compiler = op_by_op(case.compiler or backends.resolve(ref), ref.options, ref.mode)
+        yield "a graph break between its ops", replace(case.with_spec(backend=split), compiler=compiler)
+    tensors = [one for one in case.inputs if isinstance(one, torch.Tensor)]
+    dtypes = {one.dtype for one in tensors}
+    if any(not one.is_contiguous() for one in tensors):
+        yield "`.contiguous()` before it", with_inputs(case, "contiguous")
+    if dtypes & {torch.float16, torch.bfloat16}:
+        yield "`.to(torch.float32)` before it", with_inputs(case, "to", torch.float32)
+    if dtypes & {torch.bool, torch.uint8}:
+        yield "`.to(torch.int64)` before it", with_inputs(case, "to", torch.int64)
+    if {one.device.type for one in tensors} - {"cpu", "meta"}:
+        on_cpu = (one.detach().cpu().requires_grad_(one.requires_grad) for one in tensors)
+        inputs = tuple(next(on_cpu) if isinstance(one, torch.Tensor) else one for one in case.inputs)
+        yield "its inputs on cpu", replace(case, inputs=inputs)
+
+
+def with_inputs(case: Case, method: str, *arguments: Any) -> Case:
+    """The case whose graph begins with that call of each tensor."""
+    graph_module = copy_graph_module(case.graph_module)
+    graph = graph_module.graph
+    placeholders = graph.find_nodes(op="placeholder")
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        for node, value in zip(placeholders, case.inputs, strict=True):
+            if isinstance(value, torch.Tensor):
+                changed = graph.call_method(method, (node, *arguments))
+                node.replace_all_uses_with(
+                    changed, delete_user_cb=lambda user, changed=changed: user is not changed
+                )
+    graph_module.recompile()
+    return case.with_graph(graph_module, case.inputs)
+
+
+def op_by_op(backend: Any, options: Mapping[str, Any], mode: str | None) -> Callable[..., Any]:
+    """A backend that compiles each op by itself with ``backend``, as a program has it whose graph breaks between them."""
+
+    def compile_parts(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        places = {node: number for number, node in enumerate(graph_module.graph.nodes)}
+        split: Any = split_module(graph_module, None, places.__getitem__, keep_original_order=True)  # type: ignore[arg-type]
+        for name, part in list(split.named_children()):
+            if name.startswith("submod_"):
+                split.add_module(
+                    name, torch.compile(part, backend=backend, mode=mode, options=dict(options) or None)
+                )
+        return split.forward  # type: ignore[no-any-return]
+
+    return compile_parts
