@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from minidbg import asking, backends, repro
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import capture_by_dynamo, copy_graph_module
-from minidbg.reduction import importers, publishing, reducing
+from minidbg.reduction import publishing, reducing
 from minidbg.reduction.result import Limits, Listener, ReductionResult, silent
+from minidbg.repro.cases import UsedBackend, case_of
 from minidbg.words import settings
 from minidbg.words.errors import NotReproduced
 from minidbg.words.outcome import Outcome, Verdict
@@ -84,7 +85,9 @@ def reduced(
     listener: Listener = silent,
 ) -> ReductionResult:
     """As ``reduce``, but also returns a result without a verified repro."""
-    forms = forms_of(what, backend)
+    from minidbg.extras import importers  # late: few programs need what others wrote
+
+    forms = importers.forms_of(what, backend)
     if forms is None:
         assert isinstance(what, Path)
         return reducing.reduce_path(what, backend=backend, limits=limits, folder=folder, listener=listener)
@@ -92,19 +95,6 @@ def reduced(
     case = importers.first_that_fails(forms, name)
     folder = folder or settings.load().repro_dir
     return reducing.reduce_and_publish(case, folder, limits=limits, listener=listener, just_seen=True)
-
-
-def forms_of(
-    what: Path | torch.export.ExportedProgram, backend: str | CompilerFn | None
-) -> Iterator[Case] | None:
-    """The cases in what minidbg did not write; None for a script of its own."""
-    if isinstance(what, Path) and what.suffix == ".pt2":
-        what = importers.read_exported(what)
-    if isinstance(what, torch.export.ExportedProgram):
-        return importers.cases_of_exported(what, importers.backend_named(backend or "inductor"))
-    if importers.is_torch_repro(what):
-        return importers.cases_of_torch_repro(what, backend)
-    return None
 
 
 def save_repro(
@@ -134,8 +124,8 @@ def save_repro(
     else:
         graph_module, values = capture_by_dynamo(model, inputs, dynamic=dynamic)
     found = backends.find(backend, options=options, mode=mode, setup=setup, reference=reference)
-    used = importers.UsedBackend(found, backend)
-    case = importers.case_of(graph_module, values, used, context=context, setup=setup, dynamic=dynamic)
+    used = UsedBackend(found, backend)
+    case = case_of(graph_module, values, used, context=context, setup=setup, dynamic=dynamic)
     outcome = asking.submit(case, seconds=seconds)
     if outcome.verdict is not Verdict.REPRODUCES:
         raise NotReproduced(

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 from minidbg import workers
 from minidbg.extras.hunt.judging import State
 from minidbg.extras.hunt.samples import Cell
-from minidbg.reduction.importers import backend_named
 from minidbg.reduction.result import Limits
+from minidbg.repro.cases import backend_named
 from minidbg.torch_internals import OP_SAMPLES
 from minidbg.words.errors import MinidbgError
 from minidbg.words.json_lines import json_objects

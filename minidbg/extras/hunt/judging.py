@@ -28,8 +28,8 @@ from minidbg.extras.hunt.samples import Cell, Sample, case_of_sample, plan
 from minidbg.fx.case import Case
 from minidbg.judge.harness import HANDED_BACK
 from minidbg.reduction import reducing
-from minidbg.reduction.importers import UsedBackend, backend_named
 from minidbg.reduction.publishing import with_failure
+from minidbg.repro.cases import UsedBackend, backend_named
 from minidbg.torch_internals.dynamo import CONTROL_FLOW
 from minidbg.words.errors import MinidbgError
 from minidbg.words.kinds import Kind

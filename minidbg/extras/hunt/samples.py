@@ -16,7 +16,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.fx.effects import tensors_in
-from minidbg.reduction.importers import UsedBackend, case_of, need_grad
+from minidbg.repro.cases import UsedBackend, case_of, need_grad
 from minidbg.words.errors import BadSetting, MinidbgError, nearest
 
 DTYPES = (

@@ -14,8 +14,9 @@ import planted_backends as planted
 import pytest
 import torch
 
-from minidbg.reduction import importers
-from minidbg.reduction.importers import UnreadableTorchRepro, backend_named
+from minidbg.extras import importers
+from minidbg.extras.importers import UnreadableTorchRepro
+from minidbg.repro.cases import backend_named
 from minidbg.words.errors import BackendUnreachable, UnreadableRepro
 from minidbg.words.run_spec import CallPath, Level
 
@@ -244,7 +245,7 @@ def test_a_backend_can_be_named_instead(after_aot: Path) -> None:
     assert case.compiler is planted.raises_on_relu
     assert case.backend.name == "planted_backends.raises_on_relu"
     with pytest.raises(BackendUnreachable, match="leads nowhere"):
-        importers.backend_named("planted_backends:raises_on_nothing_at_all")
+        backend_named("planted_backends:raises_on_nothing_at_all")
 
 
 def test_a_backend_that_the_file_imports_is_found_again(after_dynamo: Path) -> None:

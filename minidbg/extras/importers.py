@@ -13,14 +13,13 @@ from __future__ import annotations
 import ast
 import builtins
 import logging
-import platform
 import re
 import sys
 import tempfile
 import traceback
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,14 +27,14 @@ from typing import Any, NoReturn
 import torch
 from torch import fx, nn
 
-from minidbg import asking, backends, torch_internals, workers
+from minidbg import asking, torch_internals, workers
 from minidbg.asking.oracle_calls import main_device
 from minidbg.fx.case import Case
 from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.death import died_by
 from minidbg.python_text.run import run_as_module
-from minidbg.source.size import call_nodes
+from minidbg.repro.cases import UsedBackend, backend_named, case_of, need_grad
 from minidbg.words.errors import (
     BackendUnreachable,
     MinidbgError,
@@ -44,57 +43,21 @@ from minidbg.words.errors import (
     UnreadableRepro,
 )
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, CompilerFn, Context, Level, Provenance, RunSpec
+from minidbg.words.run_spec import BackendRef, CallPath, CompilerFn, Context, Level
 
 SECONDS = 120.0
 """Time limit of each run of the whole program."""
 
 
-@dataclass(frozen=True, slots=True)
-class UsedBackend:
-    """A backend and how a fresh process gets it back."""
-
-    ref: BackendRef
-    compiler: str | CompilerFn
-
-
-def backend_named(backend: str | CompilerFn) -> UsedBackend:
-    """What ``backends.named`` makes of a name, or the backend itself. Raises UnknownBackend or BackendUnreachable."""
-    try:
-        found = backends.named(backend) if isinstance(backend, str) else backend
-    except (ImportError, AttributeError) as error:
-        raise BackendUnreachable(
-            f"backend={backend!r} leads nowhere: {error}; give a registered name, or module:attribute of what can be imported"
-        ) from error
-    return UsedBackend(backends.find(found), found)
-
-
-def case_of(
-    graph_module: fx.GraphModule,
-    inputs: Sequence[Any],
-    backend: UsedBackend,
-    *,
-    context: Context,
-    notes: Sequence[str] = (),
-    setup: str | Sequence[str] | None = None,
-    dynamic: bool | None = None,
-) -> Case:
-    """A case of which no failure is known yet."""
-    values = tuple(inputs)
-    provenance = Provenance(
-        call_nodes(graph_module),
-        len(values),
-        torch_version=torch.__version__,
-        python_version=platform.python_version(),
-        notes=tuple(notes),
-    )
-    return Case(
-        graph_module,
-        values,
-        RunSpec(backends.with_operators(backend.ref, graph_module, setup=setup), context, dynamic=dynamic),
-        provenance,
-        backend.compiler,
-    )
+def forms_of(
+    what: Path | torch.export.ExportedProgram, backend: str | CompilerFn | None
+) -> Iterator[Case] | None:
+    """The cases in what minidbg did not write; None for a script of its own."""
+    if isinstance(what, Path) and what.suffix == ".pt2":
+        what = read_exported(what)
+    if isinstance(what, torch.export.ExportedProgram):
+        return cases_of_exported(what, backend_named(backend or "inductor"))
+    return cases_of_torch_repro(what, backend) if is_torch_repro(what) else None
 
 
 def first_that_fails(forms: Iterable[Case], what: str) -> Case:
@@ -116,10 +79,6 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
 
 def first_line(error: object) -> str:
     return str(error).strip().partition("\n")[0][:200]
-
-
-def need_grad(values: Iterable[Any]) -> bool:
-    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
 
 
 # --- programs of torch.export ---

@@ -1,0 +1,68 @@
+"""Cases of which no failure is known yet: a graph, its inputs, and a backend that a fresh process can have."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import backends
+from minidbg.fx.case import Case
+from minidbg.source.size import call_nodes
+from minidbg.words.errors import BackendUnreachable
+from minidbg.words.run_spec import BackendRef, CompilerFn, Context, Provenance, RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class UsedBackend:
+    """A backend and how a fresh process gets it back."""
+
+    ref: BackendRef
+    compiler: str | CompilerFn
+
+
+def backend_named(backend: str | CompilerFn) -> UsedBackend:
+    """What ``backends.named`` makes of a name, or the backend itself. Raises UnknownBackend or BackendUnreachable."""
+    try:
+        found = backends.named(backend) if isinstance(backend, str) else backend
+    except (ImportError, AttributeError) as error:
+        raise BackendUnreachable(
+            f"backend={backend!r} leads nowhere: {error}; give a registered name, or module:attribute of what can be imported"
+        ) from error
+    return UsedBackend(backends.find(found), found)
+
+
+def case_of(
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    backend: UsedBackend,
+    *,
+    context: Context,
+    notes: Sequence[str] = (),
+    setup: str | Sequence[str] | None = None,
+    dynamic: bool | None = None,
+) -> Case:
+    """A case of which no failure is known yet."""
+    values = tuple(inputs)
+    provenance = Provenance(
+        call_nodes(graph_module),
+        len(values),
+        torch_version=torch.__version__,
+        python_version=platform.python_version(),
+        notes=tuple(notes),
+    )
+    return Case(
+        graph_module,
+        values,
+        RunSpec(backends.with_operators(backend.ref, graph_module, setup=setup), context, dynamic=dynamic),
+        provenance,
+        backend.compiler,
+    )
+
+
+def need_grad(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
