@@ -44,13 +44,6 @@ VERDICT_STYLE = {
 )
 @click.option("--bisect", is_flag=True, help="For git bisect run: exit with 125 in place of 3.")
 @click.option("--seconds", default=300.0, show_default=True, help="Time limit of each run.")
-@click.option(
-    "--python",
-    "pythons",
-    multiple=True,
-    metavar="PATH",
-    help="Judge with this interpreter and its torch; given more than once, a table says which torch shows what.",
-)
 def check(
     paths: tuple[Path, ...],
     as_json: bool,
@@ -62,7 +55,6 @@ def check(
     precision: str | None,
     bisect: bool,
     seconds: float,
-    pythons: tuple[str, ...],
 ) -> None:
     """Run repros in fresh interpreters, and say which still fail.
 
@@ -73,11 +65,6 @@ def check(
 
     if (rtol is None) != (atol is None):
         raise click.UsageError("--rtol and --atol belong together: give both, or neither")
-    if pythons:
-        if device or backend or options or precision or rtol is not None:
-            raise click.UsageError("--python goes with --seconds and --json only")
-        statuses = compare(repros_in(paths), pythons, seconds, as_json=as_json)
-        sys.exit(min(statuses, key=WORST_FIRST.index))
     if precision and rtol is not None:
         raise click.UsageError("--tolerances takes the place of --rtol and --atol: give one of them")
     tolerances = precision if rtol is None or atol is None else (rtol, atol)
@@ -93,31 +80,6 @@ def check(
             print_outcome(path, outcome)
     worst = min(statuses, key=WORST_FIRST.index)
     sys.exit(CANNOT_JUDGE if bisect and worst == Verdict.CHANGED.exit_status else worst)
-
-
-def compare(repros: list[Path], pythons: tuple[str, ...], seconds: float, *, as_json: bool) -> list[int]:
-    """Print each repro's verdict with each interpreter; their exit statuses."""
-    from minidbg.repro.running import judged_with, torch_version_of
-
-    versions = [torch_version_of(python) for python in pythons]
-    statuses = []
-    width = max(12, *(len(version) + 2 for version in versions))
-    if not as_json:
-        click.echo("".join(f"{version:<{width}}" for version in versions) + "torch")
-    for path, outcomes in zip(repros, judged_with(pythons, repros, seconds=seconds), strict=True):
-        statuses += [outcome.verdict.exit_status for outcome in outcomes]
-        if as_json:
-            for python, version, outcome in zip(pythons, versions, outcomes, strict=True):
-                print_json({"repro": str(path), "python": python, "torch": version, **outcome.to_json()})
-            continue
-        cells = [
-            click.style(f"{one.verdict:<{width}}", fg=VERDICT_STYLE.get(one.verdict)) for one in outcomes
-        ]
-        click.echo("".join(cells) + in_one_line(str(path)))
-        for version, outcome in zip(versions, outcomes, strict=True):
-            if outcome.verdict.exit_status == CANNOT_JUDGE:
-                click.echo(f"  {version}: {in_one_line(outcome.reason)}")
-    return statuses
 
 
 def repros_in(paths: Sequence[Path]) -> list[Path]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minidbg.words import retired
 from minidbg.words.errors import MinidbgError
 from minidbg.words.text import display_path, printable
 
@@ -151,9 +150,6 @@ def usage_lines(error: click.ClickException) -> list[str]:
     # click's own words name the argument first: invalid value for '[PATH]'
     said = error.message if is_of_argument and error.message else error.format_message()
     what, _, advice = " ".join(said.split()).partition("; ")
-    option = error.option_name if isinstance(error, click.NoSuchOption) else ""
-    if context and (instead := retired.of_option(context.info_name or "", option)):
-        what, _, advice = f"{option}: {instead}".partition("; ")
     return [f"{command}: {what[:1].lower()}{what[1:]}", f"  {advice or f'see: {command} --help'}"]
 
 

@@ -1,9 +1,8 @@
-"""Commands that show a repro, or write it as somebody else needs it: ``show``, ``stages``, ``report``, ``export``; and ``config``."""
+"""Commands that show a repro, or write it as somebody else needs it: ``show``, ``stages``, ``report``; and ``config``."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,32 +91,6 @@ def report(
             {"repro": str(story.path), "title": written.title, "body": written.body, "ran": written.ran}
         )
     put(written.body, output, quiet=as_json)
-
-
-@click.command()
-@NAMED
-@OUTPUT
-@RUN
-@JSON
-def export(repro: Path, output: Path | None, run: bool, as_json: bool) -> None:
-    """Write REPRO anew, also from a script of an earlier version."""
-    from minidbg.report import forms, story_of
-
-    story = story_of(repro)
-    form = forms.rewritten(story, run=run)
-    for remark in (form.complaint, *form.remarks):
-        if remark:
-            note(remark)
-    tensors = story.path.with_suffix(".safetensors")
-    if story.parts.stored and output is not None:
-        shutil.copyfile(tensors, output.with_suffix(".safetensors"))
-    elif story.parts.stored:
-        note(f"it reads {tensors}: keep a copy beside it, under its own name")
-    if as_json:
-        print_json(
-            {"repro": str(story.path), "name": form.name, "text": form.text, "complaint": form.complaint}
-        )
-    put(form.text, output, quiet=as_json)
 
 
 def put(text: str, output: Path | None, *, quiet: bool) -> None:

@@ -23,7 +23,6 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "list": "minidbg.commands.watching:list_repros",
         "show": "minidbg.commands.showing:show",
         "report": "minidbg.commands.showing:report",
-        "export": "minidbg.commands.showing:export",
         "check": "minidbg.commands.checking:check",
         "stages": "minidbg.commands.showing:stages",
     },

@@ -14,7 +14,6 @@ import click
 
 from minidbg.commands.output import JSON, REPRO, ReproPath, existing_folder, print_json, repro_folder
 from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
-from minidbg.words import retired
 from minidbg.words.errors import MinidbgError
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Verdict
@@ -144,31 +143,12 @@ def show(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) -> None
         print_json(row)
 
 
-class HistoryCommands(click.Group):
-    """``minidbg history`` shows; only ``import`` is a name of its own."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """``history REPRO`` is ``history show REPRO``. Raises UsageError for a command that went."""
-        if args and (instead := retired.of_command("history", args[0])):
-            raise click.UsageError(f"{args[0]}: {instead}", ctx)
-        known = [*self.commands, *ctx.help_option_names]
-        return super().parse_args(ctx, args if args and args[0] in known else ["show", *args])
-
-
-@click.group("history", cls=HistoryCommands)
-def history() -> None:
-    """Show what flipped and when; merge histories of other machines.
-
-    Of one repro its runs too.
-    """
-
-
-@history.command("show")
+@click.command("history")
 @click.argument("repro", required=False, type=ReproPath(folders=True))
 @click.option("-n", "--limit", default=20, show_default=True, help="How many flips, and how many runs.")
 @JSON
-def show_history(repro: Path | None, limit: int, as_json: bool) -> None:
-    """Show the flips of all repros, or the flips and then the runs of one.
+def history(repro: Path | None, limit: int, as_json: bool) -> None:
+    """Show what flipped and when; of one repro its runs too.
 
     REPRO is its path or enough of its name in the repro folder; or a folder of repros.
     """
@@ -177,32 +157,6 @@ def show_history(repro: Path | None, limit: int, as_json: bool) -> None:
     path = repro if repro is not None and not repro.is_dir() else existing_folder(repro)
     past = recorder.history_of(path, limit)
     show(recorder.history_rows(past), recorder.history_text(past), as_json=as_json)
-
-
-@history.command("import")
-@click.argument(
-    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
-@click.option(
-    "--folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Of the repros; by default the repro folder.",
-)
-def import_history(files: tuple[Path, ...], folder: Path | None) -> None:
-    """Merge the history.sqlite of other jobs or machines into this history. To import a file twice changes nothing."""
-    from minidbg import history as store
-    from minidbg.watch.repros import Lock, hidden_path
-
-    home = folder or repro_folder()
-    home.mkdir(parents=True, exist_ok=True)
-    lock = Lock(home)
-    try:
-        with store.History.open(hidden_path(home) / store.NAME) as opened:
-            for file in files:
-                new = store.import_history(opened, file)
-                click.echo(f"{file}: {', '.join(f'{count} {name}' for name, count in new.items())} were new")
-    finally:
-        lock.release()
 
 
 class StillFails(MinidbgError):

@@ -1,6 +1,5 @@
 """What watch has seen, in SQLite."""
 
-from minidbg.history.carrying import import_history
 from minidbg.history.records import Environment, Flip, Observation, Revision, State, SweepRecord
 from minidbg.history.store import NAME, DamagedHistory, History, open_or_begin_anew
 
@@ -14,6 +13,5 @@ __all__ = [
     "Revision",
     "State",
     "SweepRecord",
-    "import_history",
     "open_or_begin_anew",
 ]

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from minidbg.history.records import Environment, Flip, Observation, Revision, State, SweepRecord
+from minidbg.history.records import Flip, Observation, Revision, State, SweepRecord
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.records import check_kinds, texts
@@ -46,15 +46,8 @@ create table flips(
     id integer primary key, sweep integer not null references sweeps(id), repro text not null, device text not null,
     at real not null, kind text not null, before text not null, after text not null, last_before integer,
     announced integer not null default 0);
-create table environments(key text primary key, facts text not null);
 create table background(path text primary key, digest text not null, at real not null, result text not null);
 """
-OTHER_STATES = """
-create table if not exists other_states(
-    repro text not null, device text not null, environment text not null, state text not null,
-    primary key(repro, device, environment))
-"""
-"""What was seen last in environments that are not the present one: a history may go from machine to machine."""
 
 
 class DamagedHistory(MinidbgError):
@@ -261,20 +254,11 @@ class History:
         ]  # fmt: skip
 
     def put_state(self, state: State) -> None:
-        """Store the present state, in place of the one before; one of another environment is put aside."""
-
-        def write() -> None:
-            self.connection.execute(
-                "insert or replace into other_states select repro, device, json_extract(state, '$.environment'), state"
-                " from states where repro = ? and device = ? and json_extract(state, '$.environment') != ?",
-                (state.repro, state.device, state.environment),
-            )
-            self.connection.execute(
-                "insert into states values(?, ?, ?) on conflict do update set state = excluded.state",
-                (state.repro, state.device, json.dumps(asdict(state))),
-            )
-
-        self.atomically(write)
+        """Store the present state, in place of the one before."""
+        self.write_row(
+            "insert into states values(?, ?, ?) on conflict do update set state = excluded.state",
+            (state.repro, state.device, json.dumps(asdict(state))),
+        )
 
     @reads
     def states(self) -> dict[tuple[str, str], State]:
@@ -282,19 +266,6 @@ class History:
         rows = self.connection.execute("select state from states order by repro, device")
         found = [state_of(json.loads(text)) for (text,) in rows]
         return {(state.repro, state.device): state for state in found}
-
-    @reads
-    def every_state(self, schema: str = "main") -> list[State]:
-        """The last state by repro, device and environment: the present ones, and those of other environments."""
-        query = (
-            f"select name from {schema}.sqlite_master where name in ('other_states', 'states') order by name"
-        )
-        found: dict[tuple[str, str, str], State] = {}
-        for (table,) in self.connection.execute(query).fetchall():  # an old file has no other_states
-            for (text,) in self.connection.execute(f"select state from {schema}.{table}"):
-                state = state_of(json.loads(text))
-                found[state.repro, state.device, state.environment] = state
-        return list(found.values())
 
     # Flips
 
@@ -323,21 +294,9 @@ class History:
 
     def read_through(self) -> None:
         """Read once what a daemon reads later, so that a file with damaged pages is found at the start. Raises DamagedHistory."""
-        self.every_state(), self.states(), self.sweeps(1), self.flips(announced=False)
-        self.environments(), self.background()
+        self.states(), self.sweeps(1), self.flips(announced=False), self.background()
 
-    # Environments and background work
-
-    def put_environment(self, environment: Environment) -> None:
-        self.write_row(
-            "insert into environments values(?, ?) on conflict do update set facts = excluded.facts",
-            (environment.key, json.dumps(asdict(environment))),
-        )
-
-    @reads
-    def environments(self) -> dict[str, Environment]:
-        rows = self.connection.execute("select key, facts from environments")
-        return {key: sound(Environment(**json.loads(facts))) for key, facts in rows}
+    # Background work
 
     def put_background(self, path: str, digest: str, at: float, result: str) -> None:
         """Note how the reduction of a capture ended, so that it is not tried again unchanged."""
@@ -382,12 +341,11 @@ def prepare(connection: sqlite3.Connection, *, readonly: bool) -> None:
     connection.execute("pragma cache_size = -64")
     if version == 0:
         connection.executescript(f"begin; {SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;")
-    connection.execute(OTHER_STATES)
 
 
-def known_version(connection: sqlite3.Connection, schema: str = "main") -> int:
+def known_version(connection: sqlite3.Connection) -> int:
     """The version of its tables, 0 of an empty file. Raises sqlite3.DatabaseError for one that is not known here."""
-    (version,) = connection.execute(f"pragma {schema}.user_version").fetchone()
+    (version,) = connection.execute("pragma user_version").fetchone()
     if version not in (0, SCHEMA_VERSION):
         raise sqlite3.DatabaseError(
             f"it was written by another version of minidbg (schema {version}, here {SCHEMA_VERSION})"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import getpass
 import os
 import re
-import shutil
 import socket
 import sys
 import sysconfig
@@ -29,60 +28,6 @@ from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Verdict
 
 RUN_SECONDS = 180.0
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """A repro in another form."""
-
-    text: str
-    name: str
-    """File name that fits it."""
-    complaint: str = ""
-    """What a reader must know about it: that it is another form than was asked for, and why."""
-    remarks: tuple[str, ...] = ()
-    """What it needs and no requirement can say: where the backend was imported from."""
-
-
-def rewritten(story: Story, *, run: bool = True) -> Export:
-    """The repro written anew, whatever version wrote it. Loads it, which runs its backend's imports."""
-    case = repro.load(story.path)
-    exactness = repro.Exactness.EXACT if story.parts.stored else repro.Exactness.SMALL
-    complaint, name, folder = "", story.path.name, str(repro.folder_of(story.path))
-    try:
-        text = repro.render(case, exactness=exactness, folder=folder).text
-        if run:
-            check_that_it_fails(text, story)
-        return Export(text, name, remarks=remarks_of(story))
-    except repro.NoShortForm as refusal:
-        complaint = f"{refusal}; this one asks minidbg for the verdict"
-    text = repro.render(case, repro.Form.HANDS_OVER, exactness=exactness, folder=folder).text
-    if run:
-        try:
-            check_that_it_fails(text, story)
-        except repro.NoShortForm:
-            complaint = "it did not show its failure when it was run just now"
-    return Export(text, name, complaint, remarks_of(story))
-
-
-def remarks_of(story: Story) -> tuple[str, ...]:
-    """What the script needs that no index has."""
-    return story.header.spec.backend.remarks
-
-
-def check_that_it_fails(text: str, story: Story) -> None:
-    """Run the form as ``python script.py``. Raises NoShortForm when its exit status is not 1."""
-    tensors = story.path.with_suffix(".safetensors")
-    with tempfile.TemporaryDirectory(prefix="minidbg-export-") as folder:
-        script = Path(folder, "repro.py")
-        script.write_text(text, encoding="utf-8")
-        if tensors.exists():
-            shutil.copyfile(tensors, script.with_suffix(".safetensors"))
-        ended = repro.run_alone(script, seconds=RUN_SECONDS, paths=story.header.spec.backend.paths)
-    if ended.exit_status != 1:
-        raise repro.NoShortForm(
-            f"this form does not fail as the repro does (exit status {ended.exit_status})"
-        )
 
 
 # --- a bug report ---
@@ -131,7 +76,7 @@ def issue(
         "figures": dict(story.figures),
         "script": story.text,
         "needs_file": bool(story.parts.stored),
-        "remarks": remarks_of(story),
+        "remarks": story.header.spec.backend.remarks,
         "passes": header.provenance.neighbour,
         "logs": last_lines(logs, LOG_LINES),
         "ablation": ablation(story, run=run, note=note),

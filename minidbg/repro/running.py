@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,34 +102,7 @@ def interpreter_ahead(backend: str, without: Iterable[str] = ()) -> workers.Ahea
 # --- with the torch of other interpreters ---
 
 
-VERSION = "from importlib.metadata import version; print(version('torch'))"
-VERSION_SECONDS = 60.0
 INSTALL_SECONDS = 3600.0
-AT_ONCE = 4
-
-
-def torch_version_of(python: str) -> str:
-    """The version of torch that the interpreter ``python`` has. Raises MinidbgError."""
-    try:
-        done = subprocess.run(
-            [python, "-c", VERSION], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False,
-            env=environment.for_judge(environment.OTHER_PYTHON),
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise MinidbgError(f"{python} does not run: {error}; give the path of a Python interpreter") from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise MinidbgError(f"{python} has no torch: {last}; install one there, or give another interpreter")
-    return done.stdout.strip()
-
-
-def judged_with(pythons: Sequence[str], repros: Sequence[Path], *, seconds: float) -> Iterator[list[Outcome]]:
-    """For each repro, as soon as they are known, its outcomes with each interpreter; some run at the same time."""
-    pairs = [(path, python) for path in repros for python in pythons]
-    with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1)) as pool:
-        found = pool.map(lambda pair: run(pair[0], python=pair[1], seconds=seconds), pairs)
-        for _ in repros:
-            yield [next(found) for _ in pythons]
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,9 +312,6 @@ class Daemon:
             self.announce(Notice(text))
             machine = Machine({"cpu": Environment("cpu", "unknown", "unknown")})
         self.sweeper.machine, self.recorder.torch = machine, machine.torch
-        for environment in machine.environments.values():
-            self.recorder.history.put_environment(environment)
-        self.recorder.resume_in({environment.key for environment in machine.environments.values()})
         names = {name: one.name for name, one in machine.environments.items()}
         self.announce(events.MachineFound(machine.torch, names))
 

@@ -35,8 +35,6 @@ class Recorder:
     states: dict[tuple[str, str], State] = field(default_factory=dict)
     torch: str = ""
     """Its version, stored with each result."""
-    torches: dict[str, str] = field(default_factory=dict)
-    """Of machines that have another one, by the key of their environment."""
     next_try: float | None = None
     """When to try to write the history again; None while it can be written."""
 
@@ -65,8 +63,7 @@ class Recorder:
     def store_run(self, run: Observation) -> None:
         """Write one run to the history, its message cut short."""
         outcome = replace(run.outcome, message=run.outcome.message[:MESSAGE_CHARACTERS])
-        torch = self.torches.get(run.environment, self.torch)
-        self.history.add_observation(replace(run, outcome=outcome, torch=torch))
+        self.history.add_observation(replace(run, outcome=outcome, torch=self.torch))
 
     def tell_verdict(self, decision: Decision, repro: Repro, sweep: int) -> None:
         """Announce a job's verdict, as ``Judged``."""
@@ -88,13 +85,6 @@ class Recorder:
         path, muted = (str(repro.path), repro.muted) if repro else (flip.repro, "")
         self.announce(replace(flipped(self.history, flip), path=path, muted=muted, torch=self.torch))
         self.history.mark_announced(flip.id)
-
-    def resume_in(self, environments: Collection[str]) -> None:
-        """Go on from what was last seen in these environments, where what was seen last of all was in another."""
-        for state in self.history.every_state():
-            key = state.repro, state.device
-            if state.environment in environments and self.states[key].environment not in environments:
-                self.states[key] = state
 
     def tell_forgotten_flips(self, repros: Mapping[str, Repro]) -> None:
         """Announce the flips that a killed daemon had stored and not told."""

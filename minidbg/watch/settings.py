@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidbg.words import retired
 from minidbg.words import settings as base
 from minidbg.words.converters import choice, flag, number, path, setting, text, texts, whole
 from minidbg.words.errors import BadSetting
@@ -93,12 +92,8 @@ def folders(value: Any) -> tuple[Path, ...]:
 
 
 def commands(value: Any) -> tuple[str, ...]:
-    """One or more shell commands; a recipe of earlier versions is none."""
-    found = (text(value),) if isinstance(value, str) else texts(value)
-    for one in found:
-        if retired.is_recipe(one):
-            raise ValueError(retired.RECIPES)
-    return found
+    """One or more shell commands."""
+    return (text(value),) if isinstance(value, str) else texts(value)
 
 
 @dataclass(frozen=True, slots=True)

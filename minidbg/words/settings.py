@@ -18,7 +18,7 @@ from typing import Any, TypedDict
 
 import platformdirs
 
-from minidbg.words import converters, retired, script_header
+from minidbg.words import converters, script_header
 from minidbg.words.converters import Converter, choice, number, path, setting, texts, whole
 from minidbg.words.errors import BadSetting, nearest
 from minidbg.words.files import NOTE_LIMIT_BYTES, read_regular
@@ -297,8 +297,6 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def known(name: str, source: str, names: Sequence[str]) -> None:
     """Raises BadSetting, with the nearest names, for a name that is no setting."""
     if name not in names:
-        if instead := retired.of_setting(name):
-            raise BadSetting(f"{name!r} (in {source}): {instead}")
         near = nearest(name, names) or ";"
         raise BadSetting(f"no setting named {name!r} (in {source}){near} Settings: {', '.join(names)}")
 

@@ -287,9 +287,6 @@ def test_background_results_are_remembered_by_path(history: History) -> None:
     history.put_background("captures/a.py", "d1", 1.0, "reduced")
     history.put_background("captures/a.py", "d2", 2.0, "failed")
     assert history.background() == {"captures/a.py": ("d2", "failed")}
-    here = Environment("cpu", "some processor", "x86_64", torch="2.13.0")
-    history.put_environment(here)
-    assert history.environments() == {here.key: here}
 
 
 def test_on_a_full_disk_all_goes_on_in_memory_and_is_written_once_there_is_room(
@@ -337,14 +334,6 @@ def test_the_latest_of_one_repro_or_of_all_are_read_and_no_more_than_asked_for(h
 def test_no_sweep_is_read_by_a_number_that_none_has(history: History) -> None:
     assert history.sweep(None) is None
     assert history.sweep(1) is None
-
-
-def test_the_state_on_another_machine_is_put_aside_and_not_lost(history: History) -> None:
-    history.put_state(there := state(environment="there"))
-    history.put_state(state(environment="here", seen=3.0))
-    history.put_state(here := state(environment="here", seen=4.0))
-    assert history.states() == {("r.py", "cpu"): here}
-    assert sorted(history.every_state(), key=lambda one: one.seen) == [there, here]
 
 
 def test_what_is_in_memory_stays_there_until_the_file_can_be_written(history: History, path: Path) -> None:

@@ -60,13 +60,6 @@ def test_a_usage_error_names_the_command_and_its_help(
     assert todo == f"  see: minidbg {arguments[0]} --help"
 
 
-def test_a_file_that_is_not_there_is_named_without_the_arguments_own_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert status_of("history", "import", "nothing.sqlite") == 125
-    assert capsys.readouterr().err.startswith("minidbg history import: file 'nothing.sqlite' does not exist")
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -172,7 +165,7 @@ def test_completion_prints_what_the_shell_evaluates(shell: str, capsys: pytest.C
 
 
 TAKES_A_REPRO = {
-    "show": (), "stages": (), "report": (), "export": (), "reduce": (), "check": (), "accept": (),
+    "show": (), "stages": (), "report": (), "reduce": (), "check": (), "accept": (),
     "bisect": ("GOOD", "BAD"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A repro in other forms fails as the repro does, or is the whole script; a report leaves private things out."""
+"""A bug report has what PyTorch asks for, and leaves private things out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import python
 from support.lying_repro import lay
 
 from minidbg import commands
-from minidbg.report import forms, story_of
+from minidbg.report import story_of
 from minidbg.report.forms import Private, issue, last_lines
+from minidbg.report.stages import StageReport, keep_stages
 from minidbg.report.story import Story
+from minidbg.words.outcome import Verdict
 
 
 @pytest.fixture
@@ -32,40 +33,6 @@ def edited(repro: Path, old: str, new: str) -> Story:
     return story_of(repro)
 
 
-def test_an_old_repro_is_written_anew_short_and_runs(story: Story) -> None:
-    form = forms.rewritten(story)
-    assert form.complaint == ""
-    assert "class Repro" in form.text
-    assert len(form.text.splitlines()) < 80
-
-
-@pytest.mark.slow
-def test_the_repro_fails_in_pytest_while_the_bug_is_there(story: Story, tmp_path: Path) -> None:
-    test = tmp_path / "test_it.py"
-    test.write_text(forms.rewritten(story).text)
-    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", test, cwd=tmp_path, timeout=120)
-    assert done.returncode == 1
-    assert "ValueError: no kernel for relu" in done.stdout
-
-
-def test_a_form_that_does_not_fail_is_never_handed_out_without_a_word(repro: Path) -> None:
-    story = edited(repro, "if node.target is torch.relu:", "if node.target is torch.sigmoid:")
-    assert "did not show its failure" in forms.rewritten(story).complaint
-
-
-def test_modes_options_and_dynamic_shapes_are_in_the_short_form(repro: Path) -> None:
-    modes = (
-        '# dynamic = true\n# mode = "reduce-overhead"\n# [tool.minidbg.context]\n# grad = false\n'
-        '# autocast = [["cpu", "torch.bfloat16", true]]\n# deterministic = true\n'
-    )
-    story = edited(repro, "# dynamic = false\n", modes)
-    text = forms.rewritten(story, run=False).text
-    assert 'dynamic=True, mode="reduce-overhead"' in text
-    assert 'with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):' in text
-    assert "torch.use_deterministic_algorithms(True)" in text
-    compile(text, "form", "exec")
-
-
 def test_a_report_has_the_sections_that_pytorch_asks_for(story: Story) -> None:
     found = issue(story, run=False, versions=False)
     sections = [line for line in found.body.splitlines() if line.startswith("### ")]
@@ -77,8 +44,8 @@ def test_a_report_has_the_sections_that_pytorch_asks_for(story: Story) -> None:
 
 
 def test_a_report_tells_what_other_stages_do(repro: Path) -> None:
-    stages = '# dynamic = false\n# [tool.minidbg.stages]\n# backend = "no_relu"\n# [tool.minidbg.stages.verdicts]\n# eager = "gone"\n# aot_eager = "reproduces"\n'
-    found = issue(edited(repro, "# dynamic = false\n", stages), run=False, versions=False)
+    keep_stages(repro, StageReport({"eager": Verdict.GONE, "aot_eager": Verdict.REPRODUCES}, "no_relu"))
+    found = issue(story_of(repro), run=False, versions=False)
     assert "| `aot_eager` | reproduces |" in found.body
 
 
@@ -86,7 +53,6 @@ def test_a_report_tells_what_other_stages_do(repro: Path) -> None:
 def test_a_report_is_run_asks_other_backends_and_has_the_versions(
     repro: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    repro.write_text(forms.rewritten(story_of(repro)).text)
     with pytest.raises(SystemExit):
         commands.main(["report", str(repro), "--json"])
     told = json.loads(capsys.readouterr().out)

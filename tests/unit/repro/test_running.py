@@ -1,4 +1,4 @@
-"""A script in a fresh interpreter: what its end says; one repro, many torches: ``check --python`` and ``bisect --torch``."""
+"""A script in a fresh interpreter: what its end says; one repro, many torches: ``bisect --torch``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -195,27 +194,6 @@ def command(*arguments: Any) -> Any:
     return CliRunner().invoke(cli, [str(one) for one in arguments])
 
 
-def test_check_prints_a_column_for_each_interpreter(fake: Fake, script: Path) -> None:
-    old, new = fake("2.12.1", F), fake("2.15.0+cu132", G)
-    done = command("check", script, "--python", old, "--python", new)
-    assert [line.split() for line in done.output.splitlines()] == [
-        ["2.12.1", "2.15.0+cu132", "torch"],
-        ["reproduces", "gone", str(script)],
-    ]
-    assert done.exit_code == 1
-    lines = command("check", script, "--python", old, "--python", new, "--json").output.splitlines()
-    found = [(one["torch"], one["verdict"]) for one in map(json.loads, lines)]
-    assert found == [("2.12.1", "reproduces"), ("2.15.0+cu132", "gone")]
-
-
-def test_check_says_why_an_interpreter_cannot_judge(fake: Fake, script: Path) -> None:
-    done = command("check", script, "--python", fake("2.11.0", S))
-    assert done.output.splitlines()[-1] == "  2.11.0: so it was told"
-    assert done.exit_code == 125
-    with pytest.raises(MinidbgError, match="does not run"):
-        CliRunner().invoke(cli, ["check", str(script), "--python", "/no/python"], catch_exceptions=False)
-
-
 def test_bisect_uses_environments_that_are_there(fake: Fake, script: Path, tmp_path: Path) -> None:
     for version, verdict in (("2.11.0", F), ("2.12.1", F), ("2.13.0", G), ("2.14.1", G)):
         fake(version, verdict)
@@ -290,20 +268,6 @@ def test_an_environment_whose_making_was_interrupted_is_not_taken_for_a_whole_on
     with pytest.raises(KeyboardInterrupt), running.interpreter_with_torch("2.13.0", [], tmp_path, print):
         pass
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_row_is_there_before_the_next_repro_has_been_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on = threading.Event()
-
-    def judged(path: Path, *, python: str, seconds: float) -> Outcome:
-        assert path.name == "first.py" or go_on.wait(30)
-        return Outcome(Verdict.GONE, reason=f"{path.name} {python}")
-
-    monkeypatch.setattr(running, "run", judged)
-    rows = running.judged_with(["a", "b"], [Path("first.py"), Path("second.py")], seconds=1)
-    assert [one.reason for one in next(rows)] == ["first.py a", "first.py b"]
-    go_on.set()
-    assert [one.reason for one in next(rows)] == ["second.py a", "second.py b"]
 
 
 def test_scripts_in_the_interpreter_started_ahead_use_minidbgs_kernels_and_a_persons_threads(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -217,21 +216,6 @@ def test_one_repro_can_be_asked_for(world: World) -> None:
     world.told.clear()
     world.put(Key("rerun", repro="b.py"))
     assert world.data("result", "repro") == ["b.py"]
-
-
-def test_a_history_from_elsewhere_is_gone_on_with_where_this_machine_left_off(world: World) -> None:
-    """The state seen last is another machine's: ours is what the next run is compared with."""
-    world.start({"a": "reproduces"})
-    ours = world.daemon.recorder.states["a.py", "cpu"]
-    world.daemon.end()
-    with History.open(world.repros / ".minidbg" / "history.sqlite") as history:
-        history.put_state(replace(ours, verdict=Verdict.GONE, environment="another", seen=ours.seen + 1))
-    world.told.clear()
-    world.start()
-    state = world.daemon.recorder.states["a.py", "cpu"]
-    assert (state.since, state.verdict) == (ours.since, ours.verdict)
-    assert world.data("result", "since") == [ours.since]
-    assert world.flips() == []
 
 
 def test_what_the_header_expects_is_nothing_new(world: World) -> None:

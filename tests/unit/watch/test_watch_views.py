@@ -699,19 +699,6 @@ def test_history_of_one_repro_has_its_flips_with_revisions_and_then_its_runs(fol
     assert len(run(history_command, folder / "a.py", "-n", 1, "--json")[1].splitlines()) == 2
 
 
-def test_a_history_is_imported_but_not_under_a_daemon(folder: Path, tmp_path: Path) -> None:
-    file = folder / ".minidbg" / "history.sqlite"
-    desk = tmp_path / "desk"
-    desk.mkdir()
-    for new in ("2 sweeps, 2 runs, 1 flips, 2 verdicts", "0 sweeps, 0 runs, 0 flips, 0 verdicts"):
-        assert run(history_command, "import", file, "--folder", desk) == (0, f"{file}: {new} were new\n")
-    assert run(history_command, desk)[1] == run(history_command, folder)[1]
-    lock = Lock(desk)
-    done = CliRunner().invoke(history_command, ["import", str(file), "--folder", str(desk)])
-    lock.release()
-    assert "is already watched by" in str(done.exception)
-
-
 def test_a_kind_that_there_is_not_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
     for command in (list_repros, watch):
         done = CliRunner().invoke(command, ["--kind", "crashes", str(tmp_path)])
