@@ -15,14 +15,18 @@ from typing import Any
 from minidbg.history import NAME, Flip, History, Observation, Revision, State
 from minidbg.watch.announce import Announcer
 from minidbg.watch.events import DiskFull, Flipped, Json, Judged, Notice, in_words
-from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of, read_repro
+from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of, read_repro, read_repros
 from minidbg.watch.states import FAILING, NOT_JUDGED, Decision
-from minidbg.watch.summaries import Summary, summaries, verified_in
 from minidbg.words.errors import MinidbgError
+from minidbg.words.files import LOG_LIMIT_BYTES, read_regular
+from minidbg.words.json_lines import json_objects
 from minidbg.words.outcome import Verdict, is_expected
+from minidbg.words.script_header import HIDDEN
 from minidbg.words.text import moment, plural, printable
 
 TRY_DISK_S = 30.0
+VERIFIED = "verified.jsonl"
+"""Written by ``repro.folder``, which needs torch."""
 MESSAGE_CHARACTERS = 1000
 
 
@@ -178,10 +182,10 @@ def rows_of(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
             seen.setdefault(name, []).append(state)
     verified = verified_in(home)
     return [
-        row_of(path, summary, state, verified.get(name))
-        for name, (path, summary) in summaries([folder], home).items()
+        row_of(repro, state, verified.get(name))
+        for name, repro in read_repros([folder], home).items()
         for state in seen.get(name, [None])
-        if not kinds or summary.kind in kinds
+        if not kinds or (not repro.damage and repro.spec.expected.kind in kinds)
     ]
 
 
@@ -194,19 +198,30 @@ def states_of(path: Path) -> list[State]:
         return [one for one in states if repro and (one.repro, one.script) == (repro.name, repro.digest)]
 
 
-def row_of(
-    path: Path, repro: Summary, state: State | None, verified: Mapping[str, Any] | None = None
-) -> Json:
-    """What ``minidbg list`` tells of the repro at ``path`` on a device; ``verified`` when it was written."""
+def verified_in(home: Path) -> Mapping[str, Mapping[str, Any]]:
+    """When the repros of ``home`` were published, and the digest of what was: each had just failed in a fresh interpreter."""
+    try:
+        lines = read_regular(home / HIDDEN / VERIFIED, LOG_LIMIT_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return {}
+    kinds = {"repro": str, "at": float, "digest": str}
+    sound = (
+        one for one in json_objects(lines) if all(type(one.get(name)) is kind for name, kind in kinds.items())
+    )
+    return {one["repro"]: one for one in sound}
+
+
+def row_of(repro: Repro, state: State | None, verified: Mapping[str, Any] | None = None) -> Json:
+    """What ``minidbg list`` tells of the repro on a device; ``verified`` when it was written."""
     row: Json = {
-        "repro": repro.name, "path": str(path), "device": state.device if state else repro.device,
-        "kind": repro.kind or None, "backend": repro.backend, "expect": repro.expect,
-        "verdict": None, "since": None, "seen": None, "reason": repro.damage,
+        "repro": repro.name, "path": str(repro.path), "device": state.device if state else repro.spec.device,
+        "kind": None if repro.damage else str(repro.spec.expected.kind), "backend": repro.spec.backend.name,
+        "expect": str(repro.expect), "verdict": None, "since": None, "seen": None, "reason": repro.damage,
     }  # fmt: skip
     if state is not None and not repro.damage:
         row |= {
             "verdict": str(state.verdict), "since": state.since, "seen": state.seen, "runs": state.runs,
-            "failures": state.failures, "expected": is_expected(state.verdict, Verdict(repro.expect)),
+            "failures": state.failures, "expected": is_expected(state.verdict, repro.expect),
             "outdated": state.script != repro.digest, "reason": state.reason,
         }  # fmt: skip
     elif verified is not None and not repro.damage:
