@@ -97,13 +97,12 @@ def what_is_in(folder: Path, name: str) -> str:
     """Which repros and captures a repro folder holds of which no test was made, and what to do about it."""
     if repros := sum(map(is_repro, find_repros([folder]))):
         return f"{name} holds {plural(repros, 'repro')}; pytest --minidbg {name} runs them as tests"
-    from minidbg.watch.idle_work import unreduced  # late: most runs of pytest have no use for it
+    from minidbg.watch.captures import unreduced  # late: most runs of pytest have no use for it
 
     waiting = unreduced(folder)
     if not waiting:
         return f"{name} holds no repro scripts"
-    first = display_path(waiting[0])
-    return f"{name} holds no repro scripts; {plural(len(waiting), 'capture')} not reduced yet: minidbg reduce {first}"
+    return f"{name} holds no repro scripts; {plural(len(waiting), 'capture')} not reduced yet: minidbg reduce --dir {name}"
 
 
 def pool_of(config: pytest.Config, backends: set[str] | None) -> OneByOne:

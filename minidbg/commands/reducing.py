@@ -32,7 +32,7 @@ from minidbg.commands.output import (
     repro_folder,
 )
 from minidbg.words.errors import Interrupted, MinidbgError
-from minidbg.words.text import display_path
+from minidbg.words.text import display_path, plural
 
 if TYPE_CHECKING:
     from minidbg.reduction.result import Listener, ReductionResult
@@ -69,24 +69,62 @@ def reduce(
     events: bool,
     as_json: bool,
 ) -> None:
-    """Reduce a capture or a repro, and write a verified repro.
+    """Reduce a capture, a repro, or all captures that wait.
 
-    PATH may have been edited by hand. It may also be a .pt2 file of torch.export.save, or a script that torch's own
+    Writes verified repros. PATH may have been edited by hand. It may also be a .pt2 file of torch.export.save, or a script that torch's own
     minifier or tlparse wrote (minifier_launcher.py, repro.py, fx_graph_runnable); it is executed.
 
     Ctrl-C ends the search, and the best repro so far is verified and written; a second one ends that too. A reduction that
     was ended before a repro was written (also by kill -9, power loss) goes on where it was when it is started again.
     """
-    if (path is None) is not last_crash:
+    if path is not None and last_crash:
         raise click.UsageError("give one of them: a PATH, or --last-crash")
+    limits = {"seconds": seconds, "max_calls": max_calls, "memory_bytes": memory_bytes}
+    limits |= {"jobs": jobs} if jobs is not None else {}
+    how = {"backend": backend, "limits": limits, "events": events}
+    if path is None and not last_crash:
+        sys.exit(reduce_all(folder or repro_folder(), as_json=as_json, **how))
     asked = path or newest_crash(folder or repro_folder())
     if asked is None:
         tell_of_reduced_crash(folder or repro_folder(), as_json=as_json)
         return
-    path = as_capture(asked)
-    limits = {"seconds": seconds, "max_calls": max_calls, "memory_bytes": memory_bytes}
-    limits |= {"jobs": jobs} if jobs is not None else {}
-    answer = reduce_in_server(path, backend=backend, folder=folder, limits=limits, events=events)
+    sys.exit(reduce_one(as_capture(asked), folder, as_json=as_json, **how))
+
+
+def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
+    """Reduce the captures in ``folder`` that wait, and what processes that died have left; the exit status."""
+    from minidbg.repro import flights
+    from minidbg.watch.captures import shown_by, unreduced
+    from minidbg.watch.repros import read_repros
+
+    for record in flights.dead_flights(folder):
+        note(flights.death(record))
+        as_capture(record)
+    waiting, status = unreduced(folder), 0
+    if not waiting:
+        note(f"no capture waits in {display_path(folder)}")
+    for number, capture in enumerate(waiting, 1):
+        begin = f"{number} of {plural(len(waiting), 'capture')}: {display_path(capture.path)}"
+        if (known := shown_by(capture, read_repros([folder], folder).values())) is not None:
+            note(f"{begin}: {display_path(known.path)} shows this failure already")
+            continue
+        note(begin)
+        try:
+            status = max(status, reduce_one(capture.path, folder, as_json=as_json, **how))
+        except (click.UsageError, MinidbgError) as refusal:
+            note(str(refusal))
+            status = CANNOT_JUDGE
+    return status
+
+
+def reduce_one(path: Path, folder: Path | None, *, as_json: bool, **how: Any) -> int:
+    """Reduce the capture or repro, print what came of it, and return the exit status."""
+    answer = reduce_in_server(path, folder=folder, **how)
+    if "lines" in answer:
+        click.echo("\n".join(answer["lines"]), err=True)
+        if answer["interrupted"]:
+            end_interrupted()
+        return CANNOT_JUDGE
     written = answer["written"]
     if as_json:
         print_json(written)
@@ -97,7 +135,7 @@ def reduce(
         if not written["certified"]:
             note(f"interrupted; to go on: minidbg reduce {display_path(written['path'] or path)}")
         end_interrupted()
-    sys.exit(0 if written["path"] is not None else CANNOT_JUDGE)
+    return 0 if written["path"] is not None else CANNOT_JUDGE
 
 
 FOR_THE_REST_S = 30.0
@@ -148,12 +186,7 @@ def reduce_in_server(
         raise MinidbgError(f"not reduced: {done.why_no_answer}; start it again, and it goes on where it was")
     if "usage" in done.value:
         raise click.UsageError(done.value["usage"])
-    if "lines" in done.value:
-        click.echo("\n".join(done.value["lines"]), err=True)
-        if done.value["interrupted"]:
-            end_interrupted()
-        sys.exit(CANNOT_JUDGE)
-    return {**done.value, "interrupted": interrupted}
+    return {"interrupted": interrupted, **done.value}
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def show(repro: Path, as_json: bool) -> None:
 @click.option("--seconds", default=120.0, show_default=True, help="Most seconds to spend.")
 @JSON
 def stages(repro: Path, seconds: float, as_json: bool) -> None:
-    """Find the stage of compiling at which REPRO's failure arises, and what avoids it.
+    """Find the stage at fault, and what avoids REPRO's failure.
 
     REPRO is a script, or enough of a name in the repro folder; show and report tell the stage from then on.
     Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and bisects inductor's passes, lowerings

@@ -81,13 +81,11 @@ KINDS = click.option(
 )
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="Time limit of a run.")
 @click.option("--workers", type=words(Workers), help="Fork warm processes, or start fresh ones.")
-@click.option("--no-reduce", is_flag=True, help="Do not reduce captures in the background.")
 @KINDS
 def watch(
     paths: tuple[Path, ...],
     kinds: tuple[str, ...],
     as_json: bool,
-    no_reduce: bool,
     once: bool,
     **options: Any,
 ) -> None:
@@ -97,7 +95,7 @@ def watch(
     Ends with Ctrl-C.
     """
     found = list(paths) or [repro_folder()]
-    loaded = load({**options, "reduce": False if no_reduce else None})
+    loaded = load(options)
     settings = replace(loaded, once=once, kinds=tuple(map(Kind, kinds)))
     from minidbg.watch.starting import run_daemon
 
@@ -189,30 +187,22 @@ def why_not_gone(path: Path) -> str:
 
 @click.command("accept")
 @click.argument("repros", nargs=-1, required=True, type=REPRO)
-@click.option(
-    "--mute",
-    metavar="REASON",
-    help="Instead: tell nobody of its flips, for this reason; an empty one ends that.",
-)
 @click.option("--force", is_flag=True, help="Run nothing; accept also what still fails.")
 @JSON
-def accept(repros: tuple[Path, ...], mute: str | None, force: bool, as_json: bool) -> None:
+def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
     """Make a fixed repro a regression test: it must stay gone.
 
     Runs each, and writes expect = "gone" into its header. While one of them still fails, here or where watch last saw
-    it, no header is changed. REPROS are paths, or enough of their names in the repro folder. A header may name an owner
-    and an issue as well.
+    it, no header is changed. REPROS are paths, or enough of their names in the repro folder.
     """
     from minidbg.watch.repros import write_in_header
 
-    failing = [] if force or mute is not None else [why for path in repros if (why := why_not_gone(path))]
+    failing = [] if force else [why for path in repros if (why := why_not_gone(path))]
     if failing:
         raise StillFails("\n".join(failing))
     for path in repros:
-        write_in_header(path, {"expect": "gone"} if mute is None else {"muted": mute or None})
+        write_in_header(path, {"expect": "gone"})
         done = "is now a regression test: it must stay gone"
-        if mute is not None:
-            done = f"is muted: {mute}" if mute else "is heard again"
         show([{"repro": str(path), "done": done}], f"{display_path(path)} {done}", as_json=as_json)
 
 

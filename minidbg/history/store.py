@@ -46,7 +46,6 @@ create table flips(
     id integer primary key, sweep integer not null references sweeps(id), repro text not null, device text not null,
     at real not null, kind text not null, before text not null, after text not null, last_before integer,
     announced integer not null default 0);
-create table background(path text primary key, digest text not null, at real not null, result text not null);
 """
 
 
@@ -294,19 +293,7 @@ class History:
 
     def read_through(self) -> None:
         """Read once what a daemon reads later, so that a file with damaged pages is found at the start. Raises DamagedHistory."""
-        self.states(), self.sweeps(1), self.flips(announced=False), self.background()
-
-    # Background work
-
-    def put_background(self, path: str, digest: str, at: float, result: str) -> None:
-        """Note how the reduction of a capture ended, so that it is not tried again unchanged."""
-        self.write_row("insert or replace into background values(?, ?, ?, ?)", (path, digest, at, result))
-
-    @reads
-    def background(self) -> dict[str, tuple[str, str]]:
-        """Digest and result by the capture's path."""
-        rows = self.connection.execute("select path, digest, result from background")
-        return {path: (digest, result) for path, digest, result in rows}
+        self.states(), self.sweeps(1), self.flips(announced=False)
 
     def prune(self, *, keep_sweeps: int = 1000) -> None:
         """Drop results and sweeps older than the last ``keep_sweeps``, those of flips and states excepted."""

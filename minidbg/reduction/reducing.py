@@ -58,7 +58,6 @@ from minidbg.reduction.session import (
     runs_worth_having,
 )
 from minidbg.source.size import call_nodes
-from minidbg.words.claims import claimed
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
 from minidbg.words.files import replace_file
@@ -553,11 +552,10 @@ def reduce_path(
         )
     with contextlib.suppress(KeyError, ValueError):  # which repro scripts keep, as the limit of one run
         limits = replace(limits, call_seconds=float(os.environ["MINIDBG_TIME_LIMIT_S"]))
-    with claimed(path.absolute()):
-        written = reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)
-        if path.absolute().parent == repro.captures(repro.folder_of(path)):
-            with contextlib.suppress(OSError):
-                digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
-                result = {"digest": digest, "result": written.line, "written": written.to_json()}
-                replace_file(path.with_suffix(".reduced"), json.dumps(result).encode())
+    written = reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)
+    if path.absolute().parent == repro.captures(repro.folder_of(path)):
+        with contextlib.suppress(OSError):
+            digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
+            result = {"digest": digest, "result": written.line, "written": written.to_json()}
+            replace_file(path.with_suffix(".reduced"), json.dumps(result).encode())
     return written

@@ -105,7 +105,7 @@ class Announcer:
 
 
 class PlainLines(View):
-    """One line for each thing worth knowing. Unchanged and muted results are only counted, unless ``every_result``."""
+    """One line for each thing worth knowing. Unchanged results are only counted, unless ``every_result``."""
 
     def __init__(self, stream: TextIO, *, every_result: bool = False) -> None:
         self.stream, self.every_result = stream, every_result
@@ -113,9 +113,9 @@ class PlainLines(View):
     def show(self, event: Event) -> None:
         match event:
             case Flipped() | Unconfirmed():
-                heard = not event.muted
+                heard = True
             case Judged():
-                heard = self.every_result or not (event.muted or event.is_unchanged)
+                heard = self.every_result or not event.is_unchanged
             case _:
                 heard = True
         if heard and (text := event.line()):

@@ -14,13 +14,13 @@ from typing import TypeAlias
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
 from minidbg.watch import events
 from minidbg.watch.announce import Announcer, Log
+from minidbg.watch.builds import Builds
 from minidbg.watch.events import Notice
 from minidbg.watch.file_events import FileEvents
-from minidbg.watch.idle_work import Builds, IdleWork
 from minidbg.watch.recorder import Recorder, contradictions, exit_status, judged_states
 from minidbg.watch.repros import Lock, hidden_folder, home_of
 from minidbg.watch.runner import PROBE_SCRIPT, Bytecode, Runner, forks
-from minidbg.watch.settings import Column, FailOn, Machine, WatchSettings
+from minidbg.watch.settings import FailOn, Machine, WatchSettings
 from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
 from minidbg.watch.sweeper import Sweeper
@@ -40,13 +40,9 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A person asked for something: rerun (of one ``repro``, or all), failing, pause, quit; or to bisect the repro at ``path``."""
+    """A person asked for something: rerun (of one ``repro``, or all), failing, quit."""
 
     name: str
-    path: str = ""
-    column: str = ""
-    good: str = ""
-    bad: str = ""
     repro: str = ""
 
 
@@ -106,10 +102,8 @@ class Daemon:
         runner = Runner(self.pool, settings, Bytecode(hidden / "pycache"))
         self.sweeper = Sweeper(settings, self.recorder, self.watched, runner, announce)
         self.builds = Builds(self.inbox.put, self.watched, history, announce)
-        self.idle_work = IdleWork(self.home, history, self.pool, announce, kinds=settings.kinds)
         self.status: int | None = None
         self.machine_order = 0
-        self.paused = False
         self.next_quiet_work = 0.0
         self.sweeps_done = 0
         self.resting_until = self.rest_s = 0.0
@@ -147,7 +141,6 @@ class Daemon:
             os.getpid(), str(self.home), repros=tuple(sorted(repros)),
             sources=tuple(display_path(root.path) for root in self.watched.roots),
             files=len(self.watched.snapshot.files), jobs=self.settings.jobs,
-            notes=tuple(repro.row() for repro in repros.values() if repro.notes),
             states=tuple(
                 state for (name, device), state in self.recorder.states.items()
                 if name in repros and device.partition(" ")[2] in ours
@@ -186,7 +179,7 @@ class Daemon:
                 self.watched.hinted(path)
             case Ended(id=self.machine_order):
                 self.found_machine(message)
-            case Ended() if not self.idle_work.ended(message):
+            case Ended():
                 self.sweeper.ended(message)
             case Ready(seconds, files):
                 self.sweeper.runner.bytecode.seed(files, self.watched.all_roots())
@@ -226,12 +219,12 @@ class Daemon:
         if self.ready_to_sweep():  # without a wait for the next message where a save has cut a sweep short
             if not self.builds.begin():
                 self.sweep()
-        elif not (was_sweeping or self.settings.once or self.paused):
+        elif not (was_sweeping or self.settings.once):
             self.use_quiet_time()
 
     def ready_to_sweep(self) -> bool:
-        """Whether there is a reason to sweep and nothing against it: a pause, a burst under way, a build that failed."""
-        hindered = self.paused or self.watched.burst.first is not None or self.watched.build_fails
+        """Whether there is a reason to sweep and nothing against it: a burst under way, a build that failed."""
+        hindered = self.watched.burst.first is not None or self.watched.build_fails
         return self.watched.wants_sweep and not hindered
 
     # Sweeps
@@ -288,13 +281,10 @@ class Daemon:
         return exit_status(decisions, repros, unexpected_only=unexpected)
 
     def use_quiet_time(self) -> None:
-        """With nothing to judge: reduce a capture, and run anew what has been seen only few times."""
+        """With nothing to judge: run anew what has been seen only few times."""
         if time.monotonic() < self.next_quiet_work:
             return
         self.next_quiet_work = time.monotonic() + QUIET_WORK_S
-        repros = self.watched.repros.values()
-        if self.settings.reduce:
-            self.idle_work.start(repros)
         if self.sweeper.broken or self.watched.needs_build or not self.watched.known:
             return  # what lies there is not what was judged
         names = seen_too_seldom(self.recorder.states.values(), self.watched.repros, runs=PROBE_RUNS)
@@ -318,16 +308,8 @@ class Daemon:
     def key(self, key: Key) -> None:
         """Do what a person has asked for."""
         match key.name:
-            case "bisect":
-                every = self.settings.variants(self.sweeper.machine.environments)
-                column = next((one for one in every if str(one) == key.column), Column("cpu"))
-                if refusal := self.idle_work.bisect(key.path, key.good, key.bad, column):
-                    self.announce(Notice(f"{display_path(key.path)} is not bisected: {refusal}"))
             case "quit":
                 self.inbox.put(Stop("asked to"))
-            case "pause":
-                self.paused = not self.paused
-                self.announce(events.Paused() if self.paused else events.Resumed())
             case "failing":
                 states = self.recorder.states.items()
                 self.watched.ask_for(repro for (repro, _), state in states if state.verdict in FAILING)

@@ -34,14 +34,11 @@ KEYS = {
     "f": ("failing only", "show only what fails, and run it again; f again shows all"),
     "up/down": ("select", "select a repro, and show its error; also j and k, page up and down"),
     "o": ("open", "open the selected repro, else the last that flipped, in $EDITOR"),
-    "b": ("bisect", "search the commit at which the selected repro regressed"),
-    "d": ("device", "show one device at a time, then all again"),
-    "p": ("pause", "begin no sweep until p is pressed again"),
     "q": ("quit", "end watching"),
     "?": ("help", "show this list; any key closes it"),
 }
 """What each key does, in a word and in a sentence."""
-FIRST_TO_GO = ("d", "p", "b", "o", "up/down", "f", "Enter", "q")
+FIRST_TO_GO = ("o", "up/down", "f", "Enter", "q")
 """The keys that the last line leaves out, in this order, until it fits."""
 MARKS = (
     ("> name", "selected"),
@@ -80,16 +77,13 @@ def headline(matrix: Matrix, width: int) -> Text:
     """What the daemon does, how far it is, and which files caused it; in the fewest words that fit."""
     home = f"minidbg watch {display_path(matrix.home)}" if matrix.home else "minidbg watch"
     activity = matrix.activity
-    if matrix.paused:
-        activity = f"paused since {matrix.paused}: saves wait, p goes on"
     began = None if matrix.began is None else f"{matrix.clock() - matrix.began:.1f} s"
     progress = began and (f"{matrix.seen}/{matrix.total} in {began}" if matrix.total else began)
     only = matrix.failing_only and "only what fails is shown"
-    first = "" if matrix.paused else matrix.first_verdict
     names = names_of(matrix.files, 1)
     text = ""
     for begin, more, files in (
-        (home, first, matrix.cause), (home, "", matrix.cause), (home, "", names_of(matrix.files, 4)),
+        (home, matrix.first_verdict, matrix.cause), (home, "", matrix.cause), (home, "", names_of(matrix.files, 4)),
         (home, "", names), ("minidbg watch", "", names), ("", "", names),
     ):  # fmt: skip
         parts = [begin, only, activity + more, progress, files and f"changed: {files}"]
@@ -100,16 +94,14 @@ def headline(matrix: Matrix, width: int) -> Text:
 
 
 def details(matrix: Matrix, width: int) -> list[str]:
-    """The error of the selected row in full, as far as there is room, and what its header says for people."""
+    """The error of the selected row in full, as far as there is room."""
     cells = matrix.cells_of(matrix.selected)
     lines = []
     for device, cell in cells.items():
         if cell.note:
             where = f" [{device}]" if len(cells) > 1 else ""
             lines += wrapped(f"{matrix.selected}{where}: {cell.note}", width, SHOWN_DETAILS)
-    notes = matrix.notes.get(matrix.selected, {})
-    told = [f"{name}: {text}" for name, text in notes.items() if name != "repro"]
-    return [*lines, *(["  ".join(told)] if told else [])]
+    return lines
 
 
 def notices(matrix: Matrix, width: int, most: int) -> list[str]:
@@ -124,8 +116,8 @@ def notices(matrix: Matrix, width: int, most: int) -> list[str]:
 
 
 def shown_devices(matrix: Matrix, width: int) -> list[str]:
-    """The columns: the one that is chosen, else as many as leave a name its room."""
-    devices = [matrix.device] if matrix.device else matrix.devices()
+    """As many columns as leave a name its room."""
+    devices = matrix.devices()
     while len(devices) > 1 and NAME_LEAST + sum(GAP + max(USUAL, cell_len(one)) for one in devices) > width:
         devices.pop()
     return devices
@@ -135,7 +127,7 @@ def listed(
     matrix: Matrix, names: list[str], devices: list[str], width: int, height: int
 ) -> Iterator[RenderableType]:
     """The matrix in ``height`` lines. Rows and columns that do not fit are counted, and how to see them is said."""
-    columns = 0 if matrix.device else len(matrix.devices()) - len(devices)
+    columns = len(matrix.devices()) - len(devices)
     most = max(1, height - 1 - (columns > 0))
     room = most if len(names) <= most else max(1, most - 1)
     first = max(0, names.index(matrix.selected) - room + 1) if matrix.selected in names else 0
@@ -144,7 +136,7 @@ def listed(
         how = "up/down scrolls" + ("" if matrix.failing_only else ", f shows only what fails")
         yield line(f"  ... and {plural(len(names) - room, 'more repro')}; {how}", "dim")
     if columns > 0:
-        yield line(f"  ... and {plural(columns, 'more column')}; d shows one at a time", "dim")
+        yield line(f"  ... and {plural(columns, 'more column')}: 'minidbg list' has all", "dim")
     if matrix.failing_only and not names:
         yield line("  nothing fails; f shows all repros", "dim")
 
@@ -165,7 +157,7 @@ def table(matrix: Matrix, names: list[str], devices: list[str], width: int) -> T
             *(cell_text(matrix, cell) for cell in cells),
             Text(span(matrix.clock() - since) if since is not None else "", style="dim"),
             Text(f"{took:.1f} s" if took else "", style="dim"),
-            Text(remark(matrix, name, seen), style="dim"),
+            Text(remark(seen), style="dim"),
         ])  # fmt: skip
     widths = [
         max(map(cell_len, (title, *(row[place].plain for row in rows)))) for place, title in enumerate(head)
@@ -180,11 +172,9 @@ def table(matrix: Matrix, names: list[str], devices: list[str], width: int) -> T
     return table
 
 
-def remark(matrix: Matrix, name: str, cells: Sequence[Cell]) -> str:
-    """Why it is muted, else what is said of its verdict."""
-    muted = matrix.notes.get(name, {}).get("muted", "")
-    note = f"muted: {muted}" if muted else next((cell.note for cell in cells if cell.note), "")
-    return printable(note).partition("\n")[0]
+def remark(cells: Sequence[Cell]) -> str:
+    """What is said of its verdict."""
+    return printable(next((cell.note for cell in cells if cell.note), "")).partition("\n")[0]
 
 
 def cell_text(matrix: Matrix, cell: Cell | None) -> Text:

@@ -56,8 +56,6 @@ class Started(Event):
     sources: tuple[str, ...]
     files: int
     jobs: int
-    notes: tuple[Mapping[str, str], ...] = ()
-    """Of each repro whose header has any: its owner, its issue, why it is muted."""
     states: tuple[State, ...] = ()
     """Where everything stands, as far as it was seen here."""
 
@@ -128,22 +126,6 @@ class Notice(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Paused(Event):
-    name = "paused"
-
-    def words(self) -> str:
-        return "paused: no sweeps until p is pressed again"
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed(Event):
-    name = "resumed"
-
-    def words(self) -> str:
-        return "going on"
-
-
-@dataclass(frozen=True, slots=True)
 class Stopping(Event):
     name = "stopping"
     reason: str
@@ -165,26 +147,24 @@ class Stopped(Event):
 class ReproAdded(Event):
     name = "repro_added"
     repro: str
-    notes: Mapping[str, str] = field(default_factory=dict)
 
     def words(self) -> str:
         return f"new repro {self.repro}"
 
     def to_json(self) -> Json:
-        return {"reason": "", "repro": self.repro, **self.notes}
+        return {"reason": "", "repro": self.repro}
 
 
 @dataclass(frozen=True, slots=True)
 class ReproEdited(Event):
     name = "repro_edited"
     repro: str
-    notes: Mapping[str, str] = field(default_factory=dict)
 
     def words(self) -> str:
         return f"repro {self.repro} was edited"
 
     def to_json(self) -> Json:
-        return {"reason": "", "repro": self.repro, **self.notes}
+        return {"reason": "", "repro": self.repro}
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +246,6 @@ class Judged(Event):
     """None when nothing could be judged."""
     seconds: float
     runs: int
-    muted: str
     reason: str
     message: str = ""
     expected: bool | None = None
@@ -300,7 +279,6 @@ class Unconfirmed(Event):
     device: str
     before: Verdict
     """The last verdict; of a job that was never judged what the repro's header expects."""
-    muted: str
     seen: bool
     """Whether it was ever judged."""
     verdict: Verdict
@@ -338,7 +316,6 @@ class Flipped(Event):
     last_before: str
     first_after: str
     path: str = ""
-    muted: str = ""
     torch: str = ""
 
     def words(self) -> str:
@@ -373,7 +350,7 @@ class Flipped(Event):
 
     def history_row(self) -> Json:
         """As ``minidbg history --json`` prints it: what the history itself knows."""
-        known = {key: value for key, value in self.to_json().items() if key not in ("path", "muted", "torch")}
+        known = {key: value for key, value in self.to_json().items() if key not in ("path", "torch")}
         return {"entry": "flip", "at": self.at, **known}
 
 
@@ -424,7 +401,7 @@ class Unexpected(Event):
         return f"unexpected: {self.repro} [{self.device}] is {self.verdict}, and its header expects {self.expect}"
 
 
-# Builds, and work in quiet times
+# Builds
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,62 +429,3 @@ class BuildFinished(Event):
 
     def words(self) -> str:
         return f"built in {self.seconds:.1f} s"
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessDied(Event):
-    name = "process_died"
-    capture: str
-
-    def words(self) -> str:
-        return f"a process died in a backend; the graph that it compiled or ran is in {display_path(self.capture)}"
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureKnown(Event):
-    """A repro shows the failure of a capture already. Nobody has to do anything: it is no line for people."""
-
-    name = "capture_known"
-    capture: str
-    repro: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReductionStarted(Event):
-    name = "reduction_started"
-    capture: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReductionFinished(Event):
-    name = "reduction_finished"
-    capture: str
-    repro: str | None
-    reason: str
-
-    def words(self) -> str:
-        if self.repro:
-            return f"reduced {display_path(self.capture)} to {display_path(self.repro)}"
-        return f"could not reduce {display_path(self.capture)}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class BisectStarted(Event):
-    name = "bisect_started"
-    repro: str
-    good: str
-    bad: str
-
-    def words(self) -> str:
-        return f"bisecting {display_path(self.repro)} between {self.good} and {self.bad}"
-
-
-@dataclass(frozen=True, slots=True)
-class BisectFinished(Event):
-    name = "bisect_finished"
-    repro: str
-    text: str
-    commit: str | None
-
-    def words(self) -> str:
-        return f"bisected {display_path(self.repro)}: {self.text}"

@@ -24,7 +24,7 @@ CLOSE_SECONDS = 20.0
 class FlipCommands(View):
     """Gathers flips and gives them to each command when the sweep has ended, beside us: one line a flip, the event as ``--json`` has it.
 
-    Flips of muted repros are left out. A command that fails or takes too long is said by ``tell``, with its last line on stderr, and ends
+    A command that fails or takes too long is said by ``tell``, with its last line on stderr, and ends
     nothing.
     """
 
@@ -38,7 +38,7 @@ class FlipCommands(View):
 
     def show(self, event: Event) -> None:
         """A flip waits for others of its sweep."""
-        if isinstance(event, Flipped) and not event.muted:
+        if isinstance(event, Flipped):
             with self.lock:
                 self.waiting.append(event)
                 if self.timer is None:

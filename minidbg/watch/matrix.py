@@ -19,8 +19,7 @@ STYLES: Mapping[str | None, str] = {
 """Of each verdict, those first that need attention."""
 ORDER = list(STYLES)
 NOTICES = (
-    events.Notice, events.WorkersReplaced, events.DeviceMissing, events.DiskFull, events.ReproDamaged, events.ReductionFinished, events.ProcessDied,
-    events.BisectStarted, events.BisectFinished,
+    events.Notice, events.WorkersReplaced, events.DeviceMissing, events.DiskFull, events.ReproDamaged,
 )  # fmt: skip
 """Events that are shown as a line of their own."""
 SHOWN_NOTICES = 4
@@ -75,24 +74,18 @@ class Matrix:
     sweep: int | None = None
     total: int = 0
     seen: int = 0
-    paused: str = ""
-    """Since when, if it is."""
     building: bool = False
     """Whether a build runs or has failed: nothing was judged on what it builds."""
     help: bool = False
     """Whether the keys are listed in place of the repros."""
     answer: str = ""
     """Why the key that was pressed last did nothing."""
-    device: str | None = None
-    """The only device shown, or None for all."""
     failing_only: bool = False
     """Whether only repros that fail on some device are shown."""
     selected: str = ""
     """The repro whose error is shown."""
     rows: list[str] = field(default_factory=list)
     """The repros as they are listed. A row keeps its line when its verdict changes; ``sort`` puts what fails first."""
-    notes: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    """Owner, issue and why it is muted, of the repros whose header says so."""
     build_failure: str = ""
     """The first error of the build that failed last, and when."""
 
@@ -101,7 +94,6 @@ class Matrix:
             case events.Started():
                 self.home = event.home
                 self.show_states(event.states)
-                self.notes = {notes["repro"]: notes for notes in event.notes}
             case events.SweepStarted():
                 self.activity, self.began, self.first_verdict = f"sweep {event.sweep}", event.at, ""
                 self.total, self.seen, self.cause, self.files = event.jobs, 0, event.cause(4), event.files
@@ -119,9 +111,8 @@ class Matrix:
                     cell.verdict, cell.since = event.after, event.at
                 cell.flip = event
                 cell.old &= event.sweep != self.sweep
-                if not event.muted:
-                    self.flips.appendleft(event)
-                    self.flipped += 1
+                self.flips.appendleft(event)
+                self.flipped += 1
             case events.SweepFinished():
                 self.activity = f"waiting; sweep {event.sweep} took {event.seconds:.2f} s"
                 if event.first_verdict_seconds:
@@ -135,11 +126,9 @@ class Matrix:
                 self.broken[event.backend, event.device] = event.reason
             case events.BackendBack():
                 self.broken.pop((event.backend, event.device), None)
-            case events.ReproAdded() | events.ReproEdited():  # its header may say something else now
-                self.notes[event.repro] = event.notes
-                if isinstance(event, events.ReproEdited):
-                    for cell in self.cells_of(event.repro).values():
-                        cell.old = True
+            case events.ReproEdited():
+                for cell in self.cells_of(event.repro).values():
+                    cell.old = True
             case events.ReproRemoved():
                 self.cells = {key: cell for key, cell in self.cells.items() if key[0] != event.repro}
             case events.BuildStarted():
@@ -151,10 +140,6 @@ class Matrix:
             case events.BuildFinished():
                 self.activity, self.began, self.build_failure = "waiting; built", None, ""
                 self.building = False
-            case events.Paused():
-                self.paused = clock(event.at)
-            case events.Resumed():
-                self.paused = self.answer = ""
         if isinstance(event, NOTICES) and (not self.notices or self.notices[-1][1] != event.line()):
             self.notices.append((event.at, event.line()))
 
@@ -165,11 +150,6 @@ class Matrix:
         for state in states:
             cell = Cell(state.verdict, state.since, note=state.reason, old=old)
             self.cells[state.repro, state.device] = cell
-
-    def next_device(self) -> None:
-        """Show the next single device, or all again after the last."""
-        devices: list[str | None] = [None, *self.devices(), None]
-        self.device = devices[devices.index(self.device) + 1] if self.device in devices else None
 
     def sort(self) -> None:
         """What fails first: only when a person asks, since rows that jump about cannot be read."""
@@ -183,11 +163,6 @@ class Matrix:
 
     def cells_of(self, name: str) -> dict[str, Cell]:
         return {device: cell for (one, device), cell in self.cells.items() if one == name}
-
-    def flip_of(self, name: str) -> Flipped | None:
-        """The repro's last flip to a failure, for its bisection."""
-        flips = [cell.flip for cell in self.cells_of(name).values()]
-        return next((flip for flip in flips if flip is not None and flip.kind == "REGRESSED"), None)
 
     def devices(self) -> list[str]:
         return sorted({device for _, device in self.cells})

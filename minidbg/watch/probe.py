@@ -2,7 +2,6 @@
 
     probe.py devices [--no-torch]          {"devices": {name: {...}}, "torch", "python", "machine", "host"}
     probe.py canary REPRO DEVICE OPTIONS   an outcome, see ``canary``
-    probe.py flights FOLDER                {"captures": [path, ...]}
 
 Each prints one line of JSON.
 """
@@ -28,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     """Do what ``argv`` asks for; the exit status says nothing."""
     here = str(Path(__file__).parent)
     sys.path[:] = [*(path for path in sys.path if path != here), str(Path(__file__).parents[2])]
-    wanted: dict[str, Callable[..., Any]] = {"devices": devices, "canary": canary, "flights": flights}
+    wanted: dict[str, Callable[..., Any]] = {"devices": devices, "canary": canary}
     print(json.dumps(wanted[argv[0]](*argv[1:])), flush=True)
     return 0
 
@@ -123,20 +122,6 @@ def brief(error: BaseException) -> str:
         return f"{type(inner).__name__}: {inner.msg} ({inner.filename}, line {inner.lineno})"
     text = str(inner).strip().partition("\n")[0]
     return f"{type(inner).__name__}: {text}"[:300]
-
-
-# Flight records
-
-
-def flights(folder: str) -> dict[str, Any]:
-    """Make captures of what dead processes left in the repro folder."""
-    from minidbg.repro.flights import as_capture, dead_flights
-
-    captures = []
-    for record in dead_flights(Path(folder)):
-        with contextlib.suppress(OSError):  # 'minidbg run' and 'minidbg reduce --last-crash' may be faster
-            captures.append(str(as_capture(record)))
-    return {"captures": captures}
 
 
 # Devices

@@ -79,15 +79,15 @@ class Recorder:
             state = None  # the verdict told is not the one that stands
         self.announce(Judged(
             sweep, repro.name, decision.job.device, decision.transition, verdict,
-            seconds=round(runs[0].seconds, 3) if runs else 0.0, runs=len(runs), muted=repro.muted, reason=decision.reason,
+            seconds=round(runs[0].seconds, 3) if runs else 0.0, runs=len(runs), reason=decision.reason,
             message=runs[-1].outcome.message[:MESSAGE_CHARACTERS] if runs else "",
             expected=is_expected(state.verdict, repro.expect) if state else None, since=state.since if state else None,
         ))  # fmt: skip
 
     def tell_flip(self, flip: Flip, repro: Repro | None) -> None:
         """Announce a flip, and note that it was told."""
-        path, muted = (str(repro.path), repro.muted) if repro else (flip.repro, "")
-        self.announce(replace(flipped(self.history, flip), path=path, muted=muted, torch=self.torch))
+        path = str(repro.path) if repro else flip.repro
+        self.announce(replace(flipped(self.history, flip), path=path, torch=self.torch))
         self.history.mark_announced(flip.id)
 
     def tell_forgotten_flips(self, repros: Mapping[str, Repro]) -> None:
@@ -153,9 +153,8 @@ def judged_states(decisions: Iterable[Decision]) -> list[State]:
 
 
 def contradictions(states: Iterable[State], repros: Mapping[str, Repro]) -> list[State]:
-    """The states that are not what the repro's header expects, those of muted repros left out."""
-    heard = [state for state in states if not repros[state.repro].muted]
-    return [state for state in heard if not is_expected(state.verdict, repros[state.repro].expect)]
+    """The states that are not what the repro's header expects."""
+    return [state for state in states if not is_expected(state.verdict, repros[state.repro].expect)]
 
 
 # What people ask of the history while the daemon runs, or when none does. Nothing here writes or runs anything.

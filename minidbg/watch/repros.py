@@ -67,8 +67,6 @@ class Repro:
     provenance: Provenance = field(default=Provenance(), compare=False)
     expect: Verdict = Verdict.REPRODUCES
     nodes: int = 0
-    notes: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """What people wrote into the header: ``owner``, ``issue``, and why it is ``muted``."""
     backend_source: str = ""
     """The text of ``def backend()``, or the name or function that stands for it."""
 
@@ -88,15 +86,6 @@ class Repro:
     def failing_modules(self) -> tuple[str, ...]:
         """The modules that the failure came through, as the signature's frames name them."""
         return tuple(dict.fromkeys(frame.partition(":")[0] for frame in self.spec.expected.frames))
-
-    @property
-    def muted(self) -> str:
-        """Why nobody wants to hear of this repro's flips; empty when everybody does."""
-        return self.notes.get("muted", "")
-
-    def row(self) -> dict[str, Any]:
-        """What views show of it."""
-        return {"repro": self.name, **self.notes}
 
 
 def find_repros(paths: Sequence[Path]) -> list[Path]:
@@ -165,7 +154,6 @@ def read_repro(path: Path, name: str) -> Repro | None:
         return Repro(
             name, path, total, now, spec=RunSpec.from_table(table), provenance=Provenance.from_table(table),
             expect=Verdict(expected_in(table)), nodes=nodes_in(table),
-            notes={name: str(table[name]) for name in ("owner", "issue", "muted") if table.get(name)},
             backend_source=function_source(text, "backend") or backend_in(text) or "",
         )  # fmt: skip
     except DAMAGE as error:

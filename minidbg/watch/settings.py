@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidbg.words import settings as base
-from minidbg.words.converters import choice, flag, number, path, setting, text, texts, whole
+from minidbg.words.converters import choice, number, path, setting, text, texts, whole
 from minidbg.words.errors import BadSetting
 from minidbg.words.kinds import Kind
 
@@ -127,8 +127,6 @@ class WatchSettings:
     """Time limit of a run; None derives it from the repro's own runs."""
     memory_bytes: int | None = setting(None, lambda value: whole(value, at_least=1 << 20))
     workers: Workers = setting(Workers.AUTO, choice(Workers))
-    reduce: bool = setting(True, flag)
-    """Reduce captures in the background."""
     fail_on: FailOn = setting(FailOn.ANY, choice(FailOn))
     once: bool = False
     kinds: tuple[Kind, ...] = ()

@@ -268,7 +268,7 @@ class Sweep:
         if run.purpose is not Purpose.RUN or shown.verdict is known:
             return []
         return self.released(job, Unconfirmed(
-            self.number, job.repro, job.device, known, repro.muted,
+            self.number, job.repro, job.device, known,
             seen=not is_first, verdict=shown.verdict, seconds=round(shown.seconds, 3),
         ))  # fmt: skip
 

@@ -64,7 +64,7 @@ class Terminal(View):
         """Take an event in; a flip rings the bell."""
         with self.lock:
             self.matrix.hear(event)
-        if isinstance(event, Flipped) and not event.muted:
+        if isinstance(event, Flipped):
             self.console.bell()
 
     def read_keys(self) -> None:
@@ -147,18 +147,8 @@ def obey(matrix: Matrix, key: str) -> Key | None:
     matrix.help, matrix.answer = key == "?" and not matrix.help, ""
     names = matrix.names()
     match key:
-        case "p":
-            return Key("pause")
         case "q":
             return Key("quit")
-        case "b":
-            return bisection(matrix)
-        case "d":
-            devices = matrix.devices()
-            if len(devices) > 1:
-                matrix.next_device()
-            else:
-                matrix.answer = f"the only device is {devices[0]}" if devices else "no device was judged yet"
         case "f":
             matrix.failing_only = not matrix.failing_only
             matrix.sort()
@@ -172,23 +162,9 @@ def obey(matrix: Matrix, key: str) -> Key | None:
             matrix.sort()
             if not names:
                 matrix.answer = "no repro to run"
-            elif matrix.paused:
-                matrix.answer = "paused: the repros run once p is pressed"
             return Key("failing" if matrix.failing_only else "rerun")
         case _ if key != "?" and key.isprintable():
             matrix.answer = f"{key} is no key here; ? lists the keys"
-    return None
-
-
-def bisection(matrix: Matrix) -> Key | None:
-    """The order to search the commit at which the selected repro regressed, or the one that regressed last."""
-    flipped = (name for name in matrix.names() if matrix.flip_of(name))
-    name = matrix.selected or next(flipped, "")
-    flip = matrix.flip_of(name)
-    if flip is not None:
-        return Key("bisect", flip.path, flip.device, flip.last_before, flip.first_after)
-    who = f"{name} has not regressed" if name else "no repro has regressed"
-    matrix.answer = f"{who} since watch started: nothing to bisect"
     return None
 
 

@@ -312,7 +312,7 @@ class Watched:
             if repro.damage:
                 self.announce(ReproDamaged(name, repro.damage, by_edit=True))
             else:
-                self.announce((ReproEdited if is_known else ReproAdded)(name, repro.notes))
+                self.announce((ReproEdited if is_known else ReproAdded)(name))
         for name in sorted(before.keys() - after.keys()):
             self.announce(ReproRemoved(name))
         self.ask_for(changed)

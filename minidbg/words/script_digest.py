@@ -11,7 +11,7 @@ from pathlib import Path
 from minidbg.words.files import open_regular
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 
-FOR_PEOPLE = re.compile(rb"(?m)^# (expect|owner|issue|muted) = .*\n")
+FOR_PEOPLE = re.compile(rb"(?m)^# expect = .*\n")
 """What somebody may write into a header without its being another repro."""
 TENSORS_READ_BYTES = VALUE_LIMIT_BYTES
 """Of a repro's tensors. Those of a larger file are also known by its size and time: a sparse one of a petabyte is soon made."""

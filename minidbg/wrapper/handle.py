@@ -27,7 +27,6 @@ from minidbg.fx.context import default_device
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.words import environment
-from minidbg.words.claims import claimed
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
 from minidbg.words.files import replace_file
@@ -158,8 +157,7 @@ def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Repo
             raise
         settings, complaint = with_temporary_folder(settings, refusal)
         capture = captured(case, settings)
-    with claimed(capture.absolute()):
-        answer = reduced_or_why_not(case, capture, settings, deadline, same_as)
+    answer = reduced_or_why_not(case, capture, settings, deadline, same_as)
     return replace(answer, line=f"{complaint}{answer.line}")
 
 

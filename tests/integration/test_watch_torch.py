@@ -63,7 +63,7 @@ def test_a_save_is_answered_at_once_and_confirmed_as_a_person_would_see_it(folde
         events = running.since(mark, name)
         return [(event["repro"], event.get("kind") or event["verdict"]) for event in events]
 
-    with watching(folder, "repros", "--no-reduce", env={"PYTHONPATH": str(folder / "src")}) as running:
+    with watching(folder, "repros", env={"PYTHONPATH": str(folder / "src")}) as running:
         running.wait_for_sweep(since=0, seconds=300)
         assert sorted(told(running, 0, "result")) == [("relu.py", "reproduces"), ("tanh.py", "reproduces")]
         assert running.flips() == []
@@ -86,7 +86,7 @@ def test_a_save_is_answered_at_once_and_confirmed_as_a_person_would_see_it(folde
 
 
 def test_the_command_line_has_the_commands(folder: Path) -> None:
-    words = ["watch", "repros", "--once", "--fail-on", "unexpected", "--no-reduce"]
+    words = ["watch", "repros", "--once", "--fail-on", "unexpected"]
     done = cli(*words, cwd=folder, env={"PYTHONPATH": str(folder / "src")}, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "relu.py [cpu] (reproduces)" in done.stdout

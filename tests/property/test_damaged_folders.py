@@ -75,14 +75,14 @@ def check_reads(folder: Path) -> object:
 def watch_reads(folder: Path) -> object:
     from minidbg.history import open_or_begin_anew
     from minidbg.watch import settings
-    from minidbg.watch.idle_work import read_capture
-    from minidbg.watch.repros import find_repros, hidden_path, read_repros, stamp_of
+    from minidbg.watch.captures import read_capture
+    from minidbg.watch.repros import find_repros, hidden_path, read_repros
 
     settings.load({})
     repros = read_repros([folder], folder)
     assert {name for name in SOUND if not repros[name].damage} == set(SOUND)
     for path in find_repros([hidden_path(folder) / "captures"]):
-        read_capture(path, stamp_of(path))
+        read_capture(path)
     history, _ = open_or_begin_anew(hidden_path(folder) / "history.sqlite", 7.0)
     history.close()
     return None

@@ -283,12 +283,6 @@ def test_reading_a_history_that_is_not_there_creates_nothing(path: Path) -> None
     assert not path.exists()
 
 
-def test_background_results_are_remembered_by_path(history: History) -> None:
-    history.put_background("captures/a.py", "d1", 1.0, "reduced")
-    history.put_background("captures/a.py", "d2", 2.0, "failed")
-    assert history.background() == {"captures/a.py": ("d2", "failed")}
-
-
 def test_on_a_full_disk_all_goes_on_in_memory_and_is_written_once_there_is_room(
     history: History, path: Path
 ) -> None:

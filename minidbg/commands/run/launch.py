@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 from minidbg.words import environment
-from minidbg.words.claims import claimed
 from minidbg.words.files import glob
 from minidbg.words.json_lines import json_objects, last_json
 from minidbg.words.kinds import Kind
@@ -197,17 +196,15 @@ def deaths_since(
             flights.remove(record)
             yield happened
             continue
-        with contextlib.ExitStack() as claim:
-            try:
-                claim.enter_context(claimed(flights.capture_of(record)))  # before it is there: watch looks
-                capture = flights.as_capture(record)
-            except FileNotFoundError:
-                yield f"{happened}; another minidbg has taken its record"
-            except OSError as error:
-                yield f"{happened}; its record {record} cannot be moved ({error})"
-            else:
-                interrupted = ending.was_interrupted or name.step is flights.Step.INTERRUPTED
-                yield reduced(capture, settings, happened, say, interrupted=interrupted)
+        try:
+            capture = flights.as_capture(record)
+        except FileNotFoundError:
+            yield f"{happened}; another minidbg has taken its record"
+        except OSError as error:
+            yield f"{happened}; its record {record} cannot be moved ({error})"
+        else:
+            interrupted = ending.was_interrupted or name.step is flights.Step.INTERRUPTED
+            yield reduced(capture, settings, happened, say, interrupted=interrupted)
 
 
 def reduced(

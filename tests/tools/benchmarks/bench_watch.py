@@ -188,9 +188,7 @@ def watched(
     """
     began = time.time()
     saves = options.saves
-    running = WatchProcess(
-        folder, "repros", *shlex.split(options.watch), "--source", "src", "--no-reduce", env=env
-    )
+    running = WatchProcess(folder, "repros", *shlex.split(options.watch), "--source", "src", env=env)
     first: list[float] = []
     last: list[float] = []
     try:

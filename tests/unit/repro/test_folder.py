@@ -78,7 +78,7 @@ def test_what_is_published_is_known_as_verified_until_somebody_edits_it(make_cas
     (row,) = rows_of(tmp_path)
     assert (row["verdict"], row["outdated"]) == (None, False)
     assert abs(row["verified"] - time.time()) < 100
-    write_in_header(path, {"owner": "ann"})
+    write_in_header(path, {"expect": "gone"})
     assert not rows_of(tmp_path)[0]["outdated"], "what the header says to people is no edit"
     path.write_text(path.read_text() + "# edited\n")
     assert rows_of(tmp_path)[0]["outdated"]

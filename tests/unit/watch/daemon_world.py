@@ -133,7 +133,7 @@ class World:
             self.repro(name, verdict)
         inbox: Inbox = queue.SimpleQueue()
         self.pool, self.events = TablePool(inbox, self.package), GivenEvents()
-        given = WatchSettings(**{"jobs": 1, "reduce": False, **settings})
+        given = WatchSettings(**{"jobs": 1, **settings})
         views = Announcer([self, *self.views])
         self.daemon = Daemon([self.repros], given, views, inbox, self.events, lambda hidden: self.pool)
         self.daemon.next_quiet_work = float("inf")

@@ -200,17 +200,6 @@ def test_a_module_that_is_renamed_is_no_change_of_failure(world: World) -> None:
     assert world.flips() == [("changed", "a.py")], "with both modules there, the failure has moved"
 
 
-def test_the_flip_of_a_muted_repro_says_that_it_is(world: World) -> None:
-    world.repro("a", "reproduces")
-    script = world.repros / "a.py"
-    script.write_text(
-        script.read_text().replace("# schema = 1\n", '# schema = 1\n# muted = "waits for #7"\n')
-    )
-    world.start()
-    world.save("a", "gone")
-    assert world.data("flip", "muted") == ["waits for #7"]
-
-
 def test_one_repro_can_be_asked_for(world: World) -> None:
     world.start({"a": "reproduces", "b": "reproduces"})
     world.told.clear()
@@ -320,13 +309,9 @@ def test_states_survive_the_daemon_and_a_flip_that_was_not_told_is_told_by_the_n
     assert world.flips() == [("FIXED", "a.py")]
 
 
-def test_pause_rerun_and_quit(world: World) -> None:
+def test_rerun_and_quit(world: World) -> None:
     daemon = world.start({"a": "gone", "b": "reproduces"})
-    daemon.inbox.put(Key("pause"))
     world.save("a", "gone ")
-    assert len(world.names("sweep_started")) == 1
-    world.put(Key("pause"))
-    assert len(world.names("sweep_started")) == 2
     world.ran()
     world.put(Key("failing"))
     assert world.ran() == ["b"]

@@ -11,7 +11,6 @@ import io
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ import pytest
 from daemon_world import REPRO, World, script_of
 
 from minidbg.history import Revision
-from minidbg.watch import daemon, idle_work
+from minidbg.watch import builds, daemon
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines
-from minidbg.watch.daemon import Key, Stop
+from minidbg.watch.daemon import Stop
 from minidbg.watch.events import Event, Notice
 from minidbg.watch.settings import FailOn
 from minidbg.workers.build import Built
@@ -32,8 +31,6 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "watch_events.txt"
 MOMENTS = re.compile(r'"(at|since|seconds|first_verdict_seconds)": -?\d+\.\d+(?=[,}])')
 SAID_AT = re.compile(r"(?m)^\d\d:\d\d:\d\d ")
 TOOK = re.compile(r"\d+\.\d+ s\b")
-CAPTURE = '# /// script\n# [tool.minidbg]\n# schema = 1\n# kind = "compile"\n# backend = "toy"\n{more}# ///\n'
-WITH_NOTES = '# schema = 1\n# owner = "ann"\n# issue = "#12"\n# muted = "waits"\n'
 
 Play = Callable[[Path, pytest.MonkeyPatch, pytest.CaptureFixture[str]], str]
 
@@ -71,12 +68,10 @@ class Session(World):
 
 
 def a_day(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Repros that come and go, flips, a broken backend, a device that is not here, a pause, a full disk."""
+    """Repros that come and go, flips, a broken backend, a device that is not here, a full disk."""
     world = Session(folder, patch)
     world.repro("a", "reproduces")
     world.repro("b", "SEGV", kind="crash")
-    script = world.repros / "b.py"
-    script.write_text(script.read_text().replace("# schema = 1\n", WITH_NOTES))
     (world.repros / "cut_off.py").write_text("# /// script\n")
     world.start(devices="cpu,cuda:1")
     world.put(Ready(1.25, ()))
@@ -96,12 +91,10 @@ def a_day(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     for canary, text in (("invalid", "gone"), ("skipped", "gone  "), ("gone", "gone   ")):
         world.pool.canary = canary
         world.save("a", text)
-    world.put(Key("pause"))
-    world.put(Key("pause"))
     (world.package / "new.py").write_text("reproduces")
     new = world.repros / "new.py"
     world.write(new, REPRO.format(kind="compile", expect="reproduces"))
-    world.write(new, REPRO.format(kind="runtime", expect="gone").replace("# schema = 1\n", WITH_NOTES))
+    world.write(new, REPRO.format(kind="runtime", expect="gone"))
     world.write(new, "# /// script\n")
     new.unlink()
     world.hint(new)
@@ -125,52 +118,10 @@ def with_a_build(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.Capture
 
         def cancel(self) -> None: ...
 
-    patch.setattr(idle_work, "Build", ScriptedBuild)
+    patch.setattr(builds, "Build", ScriptedBuild)
     world = Session(folder, patch)
     world.start({"a": "reproduces"}, build="make")
     world.save("a", "reproduces ")
-    return world.end()
-
-
-def in_quiet_time(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """A dead process, captures that are reduced or not, and bisections."""
-    world = Session(folder, patch)
-    world.start({"a": "reproduces"})
-    captures = world.repros / ".minidbg" / "captures"
-    captures.mkdir()
-    flight = world.repros / ".minidbg" / "flight"
-    flight.mkdir()
-    (flight / "here-1-2-3.compile.py").write_text("")
-    ends = [
-        Ended(0, 0, stdout=json.dumps({"captures": [str(captures / "one.py")]})),
-        Ended(0, 0, stdout=json.dumps({"path": "repros/small.py"})),
-        Ended(0, 125, stderr="minidbg: the case does not show its failure here"),
-        Ended(0, 0, stdout=json.dumps({"commit": "c" * 40, "subject": "optimise", "author": "Ann"})),
-        Ended(0, 1, stderr="minidbg: no commit"),
-    ]
-    work = world.daemon.idle_work
-    work.flights.first_seen = {"here-1-2-3.compile.py": time.monotonic() - 1000}
-    orders: list[Order] = []
-    world.pool.run = orders.append  # type: ignore[method-assign]
-
-    def end_one() -> None:
-        work.ended(
-            Ended(**{**{name: getattr(ends[0], name) for name in Ended.__slots__}, "id": orders[-1].id})
-        )
-        del ends[0]
-
-    repros = list(world.daemon.watched.repros.values())
-    assert work.start(repros)
-    end_one()
-    for name in ("one", "two"):
-        (captures / f"{name}.py").write_text(CAPTURE.format(more=f'# nodes = {len(name)}\n# at = "{name}"\n'))
-        assert work.start([])
-        end_one()
-    (captures / "three.py").write_text((world.repros / "a.py").read_text())
-    assert not work.start(repros), "its failure is known"
-    for _ in range(2):
-        world.put(Key("bisect", "repros/a.py", "cpu", "aaaa", "bbbb+1234"))
-        end_one()
     return world.end()
 
 
@@ -206,7 +157,7 @@ def begun_again(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return world.end()
 
 
-SESSIONS = (a_day, with_a_build, in_quiet_time, with_new_workers, once, begun_again)
+SESSIONS = (a_day, with_a_build, with_new_workers, once, begun_again)
 
 
 def as_types(text: str, folder: Path) -> str:

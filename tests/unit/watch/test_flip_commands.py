@@ -11,14 +11,12 @@ import pytest
 from minidbg.watch import flip_commands
 from minidbg.watch.events import Event, Flipped, SweepFinished
 from minidbg.watch.flip_commands import FlipCommands
-from minidbg.watch.settings import load
-from minidbg.words.errors import BadSetting
 from minidbg.words.outcome import Verdict
 
 
-def flip(name: str, kind: str = "FIXED", muted: str = "") -> Event:
+def flip(name: str, kind: str = "FIXED") -> Event:
     verdicts = (Verdict.REPRODUCES, Verdict.GONE)
-    return Flipped(f"{name}.py", "cpu", kind, *verdicts, 2, 1, (), "", "", muted=muted, at=1.0)
+    return Flipped(f"{name}.py", "cpu", kind, *verdicts, 2, 1, (), "", "", at=1.0)
 
 
 FINISHED = SweepFinished(1, "complete", 1.0, None, {}, 0, at=2.0)
@@ -40,8 +38,8 @@ def read(path: Path) -> list[str]:
     return [json.loads(line)["repro"] for line in path.read_text().splitlines()]
 
 
-def test_each_command_gets_a_burst_at_once_without_muted_ones(tmp_path: Path) -> None:
-    burst = [flip("sin"), flip("cos", "REGRESSED"), flip("quiet", muted="waits"), FINISHED, FINISHED]
+def test_each_command_gets_a_burst_at_once(tmp_path: Path) -> None:
+    burst = [flip("sin"), flip("cos", "REGRESSED"), FINISHED, FINISHED]
     commands = ("cat >> one; echo end >> ends", "cat >> two")
     assert given_to(commands, tmp_path, *burst) == []
     assert read(tmp_path / "one") == read(tmp_path / "two") == ["sin.py", "cos.py"]
@@ -75,15 +73,3 @@ def test_a_command_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(flip_commands, "COMMAND_SECONDS", 0.1)
     (said,) = given_to(("exec sleep 60",), tmp_path, flip("sin"), FINISHED)
     assert "did not end within 0.1 s" in said
-
-
-@pytest.mark.parametrize(
-    "recipe", ["desktop", "slack:$URL", "github:summary.md", "discord:https://example.com/x"]
-)
-def test_a_recipe_of_earlier_versions_is_no_command(recipe: str, tmp_path: Path) -> None:
-    with pytest.raises(BadSetting, match=r"recipes .* went; on_flip is a shell command"):
-        load({"on_flip": [recipe]}, folder=tmp_path)
-    assert load({"on_flip": ["desktop-notify x", "echo a:b"]}, folder=tmp_path).on_flip == (
-        "desktop-notify x",
-        "echo a:b",
-    )

@@ -90,32 +90,30 @@ def test_the_history_lies_in_the_first_folder(tmp_path: Path) -> None:
     assert home_of([a]) == home_of([tmp_path, a]) == tmp_path
 
 
-def test_what_a_header_says_to_people_makes_no_other_repro_and_is_shown(tmp_path: Path) -> None:
+def test_what_a_header_expects_makes_no_other_repro(tmp_path: Path) -> None:
     path = script(tmp_path)
     before = read(path)
-    write_in_header(path, {"owner": "me", "muted": 'a "reason"', "expect": "gone"})
+    write_in_header(path, {"expect": "gone"})
     after = read(path)
     assert (after.digest, after.stamp != before.stamp) == (before.digest, True)
-    assert after.row() == {"repro": "a.py", "owner": "me", "muted": 'a "reason"'}
-    assert (before.muted, after.muted) == ("", 'a "reason"')
     assert (before.expect, after.expect) == (Verdict.REPRODUCES, Verdict.GONE)
-    write_in_header(path, {"owner": None, "muted": None, "expect": None})
+    write_in_header(path, {"expect": None})
     assert path.read_text() == SCRIPT
 
 
 def test_a_text_in_a_header_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     path = script(tmp_path)
-    write_in_header(path, {"issue": "12"})
-    write_in_header(path, {"issue": "13"})
-    assert path.read_text().count("# issue = ") == 1
-    assert read(path).notes == {"issue": "13"}
+    for expect in ("gone", "reproduces"):
+        write_in_header(path, {"expect": expect})
+        assert path.read_text().count("# expect = ") == 1
+        assert read(path).expect == expect
 
 
 def test_a_header_in_which_nothing_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
     text = SCRIPT.replace("# [tool.minidbg]\n", "# [tool . minidbg]\n")
     path = script(tmp_path, text=text)
     with pytest.raises(MinidbgError, match="edit it by hand"):
-        write_in_header(path, {"owner": "me"})
+        write_in_header(path, {"expect": "gone"})
     assert path.read_text() == text
 
 

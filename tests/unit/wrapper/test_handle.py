@@ -14,11 +14,10 @@ import torch
 from support.new_process import warnings_of
 from torch import fx
 
-from minidbg import repro, workers
+from minidbg import workers
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction.result import ReductionResult
-from minidbg.words.claims import is_claimed
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, MinidbgError
 from minidbg.words.outcome import Kind, Signature, Verdict
@@ -359,27 +358,6 @@ def test_a_capture_that_could_not_be_reduced_is_named(
     settings = Settings(reduce=Reduce.NOW)
     report = handle.reduced_or_why_not(case, capture, settings, Deadline.after(9.0))
     assert (report.line, report.path, report.capture) == (line.format(capture=capture), None, capture)
-
-
-def test_a_capture_is_claimed_from_when_it_is_written_until_it_is_reduced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case, capture = case_for(tmp_path)
-    capture = tmp_path / ".minidbg" / "captures" / capture.name
-    claims: list[bool] = []
-
-    def reduce_in_server(*_: Any) -> ReductionResult:
-        claims.append(is_claimed(capture))
-        return ReductionResult(None, 3, 1, 7, 2.0, True, Verdict.REPRODUCES)
-
-    monkeypatch.setattr(handle.reducing, "prepare", lambda case: None)
-    monkeypatch.setattr(handle, "captured", lambda *_: capture)
-    monkeypatch.setattr(handle, "reduce_in_server", reduce_in_server)
-    settings = Settings(reduce=Reduce.NOW, repro_dir=tmp_path)
-    repro.captures(tmp_path)
-    handle.respond(case, settings)
-    assert claims == [True], "a daemon would begin with it too"
-    assert not is_claimed(capture)
 
 
 @pytest.mark.parametrize("path", [None, Path("r.py")])
