@@ -1,4 +1,4 @@
-"""What minidbg needs, one check each: the machine, torch and its private names, settings, folders, the installed backends."""
+"""What minidbg needs, one check each: python, torch and its private names, devices, a compiler, forks, the repro folder, backends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from packaging.requirements import Requirement
 
 from minidbg import torch_internals, workers
 from minidbg.repro import flights
 from minidbg.words import environment, settings
-from minidbg.words.errors import BadSetting
 from minidbg.words.json_lines import last_json
 from minidbg.words.text import plural
 
@@ -60,20 +58,11 @@ def missing(name: str, found: str, advice: str) -> Finding:
     return Finding(name, Severity.MISSING, found, advice)
 
 
-def enough(is_enough: bool, name: str, found: str, advice: str) -> Finding:
-    return fine(name, found) if is_enough else missing(name, found, advice)
-
-
 def broken(name: str, found: str, advice: str) -> Finding:
     return Finding(name, Severity.BROKEN, found, advice)
 
 
-GIB = 1 << 30
 COMPILER_SECONDS = 60
-LEAST_SHARED_BYTES = 64 << 20
-LEAST_FREE_BYTES = GIB
-LEAST_WATCHES = 8192
-LEAST_INSTANCES = 16
 
 COMPILER_PROBE = "#include <omp.h>\n#include <cmath>\nint threads() { return omp_get_max_threads(); }\n"
 
@@ -150,91 +139,13 @@ def a_question(argument: Mapping[str, Any], note: object) -> float:
     return float(weight.grad.sum()) if weight.grad is not None else 0.0
 
 
-def shared_memory() -> Iterator[Finding]:
-    """``/dev/shm``, which containers like to make small."""
-    place = Path("/dev/shm")
-    if not place.is_dir():
-        if sys.platform == "linux":
-            advice = "mount a tmpfs on it: torch's workers share tensors through it"
-            yield missing("/dev/shm", "not there", advice)
-        return
-    free = shutil.disk_usage(place).free
-    advice = "give the container more, for example docker run --shm-size=1g"
-    yield enough(free >= LEAST_SHARED_BYTES, "/dev/shm", f"{free >> 20} MiB free", advice)
-
-
-def memory() -> Iterator[Finding]:
-    seen = psutil.virtual_memory()
-    found = f"{seen.available / GIB:.1f} of {seen.total / GIB:.1f} GiB free"
-    advice = "close something, or lower watch's jobs: each run needs about 0.5 GiB"
-    yield enough(seen.available >= LEAST_FREE_BYTES, "memory", found, advice)
-
-
-def caches() -> Iterator[Finding]:
-    """The folders that compilers write to."""
-    temporary = Path(tempfile.gettempdir())
-    kernels = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or temporary / f"torchinductor_{user_name()}")
-    for name, place in (("inductor's cache", kernels), ("temporary files", temporary)):
-        refused = refusal_to_write(place)
-        if refused:
-            advice = "set TORCHINDUCTOR_CACHE_DIR or TMPDIR"
-            yield missing(name, f"{place} cannot be written: {refused}", advice)
-            continue
-        free = shutil.disk_usage(existing(place)).free
-        advice = "make room: kernels and captures are written there"
-        yield enough(free >= LEAST_FREE_BYTES, name, f"{place}, {free / GIB:.1f} GiB free", advice)
-
-
-def inotify() -> Iterator[Finding]:
-    """How many folders the system lets watch follow."""
-    limits = Path("/proc/sys/fs/inotify")
-    if not limits.is_dir():
-        return
-    watches, instances = (
-        int((limits / name).read_text()) for name in ("max_user_watches", "max_user_instances")
-    )
-    found = f"{watches} folders, {instances} watchers"
-    advice = (
-        "sysctl fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=512, or watch with --poll 2"
-    )
-    yield enough(watches >= LEAST_WATCHES and instances >= LEAST_INSTANCES, "file events", found, advice)
-
-
-def user_name() -> str:
-    """As torch has it in the name of its cache folder."""
-    try:
-        return psutil.Process().username().replace("/", "_")
-    except (psutil.Error, KeyError):
-        return "unknown"
-
-
-def existing(place: Path) -> Path:
-    """``place``, or the nearest folder above it that is there."""
-    return next(folder for folder in (place, *place.parents) if folder.exists())
-
-
-def refusal_to_write(place: Path) -> str:
-    """Why no file can be made in ``place`` (or where it would be made); empty when one can."""
-    try:
-        with tempfile.TemporaryFile(dir=existing(place)):
-            return ""
-    except OSError as error:
-        return error.strerror or str(error)
-
-
-OFF = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
-BESIDE = (
-    "TORCHDYNAMO_REPRO_AFTER", "TORCHDYNAMO_REPRO_LEVEL", "TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DEBUG",
-)  # fmt: skip
-
-
 def torch_version() -> Iterator[Finding]:
     """Torch, within the range that this minidbg is tested with."""
     needs = [one for one in map(Requirement, metadata.requires("minidbg") or ()) if one.name == "torch"]
     wanted, here = needs[0].specifier if needs else "", torch.__version__
     advice = f"minidbg is tested with torch{wanted}: private parts of torch that it uses may be others"
     is_known = not needs or needs[0].specifier.contains(here.partition("+")[0], prereleases=True)
-    yield enough(is_known, "torch", here, advice)
+    yield fine("torch", here) if is_known else missing("torch", here, advice)
 
 
 def private_names() -> Iterator[Finding]:
@@ -248,23 +159,9 @@ def private_names() -> Iterator[Finding]:
         yield fine("torch's private names", f"all {count} are here; 'minidbg doctor --internals' lists them")
 
 
-def configuration() -> Iterator[Finding]:
-    """The settings that are in force."""
-    try:
-        changed = [one for one in settings.load_with_origins() if one.source != "default"]
-    except BadSetting as error:
-        yield broken("settings", str(error), "mend it there: minidbg.wrap raises the same")
-        return
-    yield fine("settings", f"{len(changed)} differ from the default; 'minidbg config' lists them")
-
-
 def folder() -> Iterator[Finding]:
     """The repro folder, and what crashed processes have left in it."""
     place = settings.load().repro_dir
-    refused = refusal_to_write(place.absolute())
-    if refused:
-        yield missing("repro folder", f"{place} cannot be written: {refused}", "set MINIDBG_DIR")
-        return
     scripts = plural(len(list(place.glob("*.py"))), "repro")
     yield fine("repro folder", f"{place}, {scripts if place.exists() else 'made when needed'}")
     for line in flights.at_work(place):
@@ -273,18 +170,6 @@ def folder() -> Iterator[Finding]:
     if dead:
         advice = "minidbg reduce --last-crash makes a repro of the newest"
         yield missing("crashes", f"{len(dead)} processes died in a backend: {dead[0].name}", advice)
-
-
-def switches() -> Iterator[Finding]:
-    """Variables that change what torch.compile does."""
-    for name in OFF:
-        if os.environ.get(name, "0") not in ("", "0"):
-            yield broken(
-                name, os.environ[name], "unset it: torch.compile does nothing, so no backend can fail"
-            )
-    for name in BESIDE:
-        if os.environ.get(name):
-            yield fine(name, f"{os.environ[name]}: goes on working beside minidbg")
 
 
 GROUP = "torch_dynamo_backends"
@@ -332,8 +217,7 @@ def examined(name: str, entry: metadata.EntryPoint) -> Finding:
 Check = Callable[[], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
-    python, torch_version, private_names, devices, compiler, forking, shared_memory, memory, caches, inotify, configuration,
-    folder, switches, backends,
+    python, torch_version, private_names, devices, compiler, forking, folder, backends,
 )  # fmt: skip
 
 

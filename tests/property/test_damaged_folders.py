@@ -91,7 +91,7 @@ def watch_reads(folder: Path) -> object:
 def doctor_looks(folder: Path) -> object:
     from minidbg.commands import doctor
 
-    return [*doctor.configuration(), *doctor.folder()]
+    return list(doctor.folder())
 
 
 PARTS: dict[str, Callable[[Path], object]] = {
