@@ -35,8 +35,8 @@ TESTS = Path(__file__).parent
 DOOMED = """
 unit/backends:   embedding installed locations pickled renaming source_text
 unit/reduction:  candidate core deadline foresight hints levels publishing reducing replay result session whole_cases
-unit/source:     node_list parse tensors
-unit/watch:      columns hostile_folders idle_work summaries watch_parts
+unit/source:     parse tensors
+unit/watch:      columns hostile_folders watch_parts
 unit/workers:    ahead packing run_python server
 unit:            history
 """

@@ -143,7 +143,7 @@ class History:
     def atomically(self, write: Callable[[], T]) -> T:
         """All that ``write`` writes, or nothing. Nested calls belong to the outermost one.
 
-        When the disk is full or gone, the same is written in memory instead: see ``trouble`` and ``write_back``.
+        When the disk is full or gone, the same is written in memory instead: see ``trouble``.
         """
         if self.connection.in_transaction:
             return write()
@@ -178,22 +178,6 @@ class History:
         with contextlib.suppress(sqlite3.Error):
             self.connection.close()
         self.connection, self.trouble = memory, trouble
-
-    def write_back(self) -> bool:
-        """Try to write what is in memory to the file; whether that went well, and the file is used again."""
-        try:
-            disk = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=rwc", uri=True, timeout=1.0)
-            try:
-                self.connection.backup(disk)
-                prepare(disk, readonly=False)
-            except BaseException:
-                disk.close()
-                raise
-        except sqlite3.Error:
-            return False
-        self.connection.close()
-        self.connection, self.trouble = disk, ""
-        return True
 
     # Sweeps
 

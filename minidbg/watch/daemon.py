@@ -201,8 +201,7 @@ class Daemon:
 
     def step(self, now: float) -> None:
         """One turn of the loop: look at files, and feed or end the sweep under way; without one, begin a build or a sweep."""
-        if self.recorder.lost_its_disk(now):
-            self.pool.refresh()
+        self.recorder.say_trouble()
         if not self.sweeper.machine.environments:
             return
         self.watched.tick(now)
@@ -325,7 +324,7 @@ class Daemon:
         if self.sweeper.current is not None and not self.sweeper.current.probing:
             self.recorder.history.end_sweep(self.sweeper.current.number, time.time(), "interrupted")
         self.pool.close()
-        self.recorder.close()
+        self.recorder.history.close()
         self.announce(events.Stopped(self.status))
         self.announce.close()
         self.lock.release()

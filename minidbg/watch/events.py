@@ -105,16 +105,6 @@ class DeviceMissing(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class DiskFull(Event):
-    name = "disk_full"
-    path: str
-    reason: str
-
-    def words(self) -> str:
-        return f"{self.path} cannot be written ({self.reason}): repros are judged, and kept in memory only"
-
-
-@dataclass(frozen=True, slots=True)
 class Notice(Event):
     """Anything else that a person must know."""
 

@@ -19,7 +19,7 @@ STYLES: Mapping[str | None, str] = {
 """Of each verdict, those first that need attention."""
 ORDER = list(STYLES)
 NOTICES = (
-    events.Notice, events.WorkersReplaced, events.DeviceMissing, events.DiskFull, events.ReproDamaged,
+    events.Notice, events.WorkersReplaced, events.DeviceMissing, events.ReproDamaged,
 )  # fmt: skip
 """Events that are shown as a line of their own."""
 SHOWN_NOTICES = 4

@@ -14,7 +14,7 @@ from typing import Any
 
 from minidbg.history import NAME, Flip, History, Observation, Revision, State
 from minidbg.watch.announce import Announcer
-from minidbg.watch.events import DiskFull, Flipped, Json, Judged, Notice, in_words
+from minidbg.watch.events import Flipped, Json, Judged, Notice, in_words
 from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of, read_repro, read_repros
 from minidbg.watch.states import FAILING, NOT_JUDGED, Decision
 from minidbg.words.errors import MinidbgError
@@ -24,7 +24,6 @@ from minidbg.words.outcome import Verdict, is_expected
 from minidbg.words.script_header import HIDDEN
 from minidbg.words.text import moment, plural, printable
 
-TRY_DISK_S = 30.0
 VERIFIED = "verified.jsonl"
 """Written by ``repro.folder``, which needs torch."""
 MESSAGE_CHARACTERS = 1000
@@ -39,8 +38,6 @@ class Recorder:
     states: dict[tuple[str, str], State] = field(default_factory=dict)
     torch: str = ""
     """Its version, stored with each result."""
-    next_try: float | None = None
-    """When to try to write the history again; None while it can be written."""
 
     def commit(
         self, decisions: Sequence[Decision], repros: Mapping[str, Repro], sweep: int, *, quiet: bool = False
@@ -95,23 +92,11 @@ class Recorder:
         for flip in reversed(self.history.flips(announced=False)):
             self.tell_flip(flip, repros.get(flip.repro))
 
-    def lost_its_disk(self, now: float) -> bool:
-        """Say when the history cannot be written, and when it can again; in between all is kept in memory. Whether that began now."""
-        if self.next_try is None and self.history.trouble:
-            self.next_try = now + TRY_DISK_S
-            self.announce(DiskFull(str(self.history.path), self.history.trouble))
-            return True
-        if self.next_try is not None and now >= self.next_try:
-            self.next_try = None if self.history.write_back() else now + TRY_DISK_S
-            if self.next_try is None:
-                self.announce(Notice(f"{self.history.path} can be written again; nothing was lost"))
-        return False
-
-    def close(self) -> None:
-        """Write what could not be written."""
-        if self.history.trouble and not self.history.write_back():
-            self.announce(Notice(f"what was seen since the disk was full is lost: {self.history.path}"))
-        self.history.close()
+    def say_trouble(self) -> None:
+        """Say once that the history cannot be written; what is seen from then on is kept in memory until the end."""
+        if self.history.trouble:
+            text = f"{self.history.path} cannot be written ({self.history.trouble}): what is seen from now on is lost at the end"
+            self.announce.once("history", Notice(text))
 
 
 def flipped(history: History, flip: Flip) -> Flipped:

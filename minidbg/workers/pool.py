@@ -34,7 +34,6 @@ SERVER = (
     "import sys; sys.path.append(sys.argv[1]); from minidbg.workers.server import main; main(*sys.argv[1:])"
 )
 
-LEAST_ROOM_BYTES = 64 << 20
 LONGEST_END_S = 8.0
 LIMITS: Mapping[str, Any] = {"seconds": 60.0, "memory_bytes": None}
 """Of the question what the server has loaded."""
@@ -169,7 +168,6 @@ class ServerPool:
         self.preload = preload
         self.state = state
         shutil.rmtree(state / "scratch", ignore_errors=True)  # of a daemon that was killed
-        self.spare_folder: Path | None = None
         self.servers: dict[tuple[str, Variables], ServerProcess] = {}
         self.server_for("warm", ())
 
@@ -184,24 +182,16 @@ class ServerPool:
         return server
 
     def start(self, which: str, variables: Mapping[str, str]) -> ServerProcess:
-        state = self.roomy_folder()
-        kernels = os.environ.get(VARIABLE, str(state / "kernels"))
+        kernels = os.environ.get(VARIABLE, str(self.state / "kernels"))
         env = environment.for_judge(environment.NO_CACHED_GRAPHS, given={VARIABLE: kernels, **variables})
         preload = self.preload
         if which == "untouched":
             untouched = Preload((*preload.modules, *(preload.untouched if preload.warm else ())), "")
-            return ServerProcess(untouched, state / "scratch", env, {})
+            return ServerProcess(untouched, self.state / "scratch", env, {})
         # The limit of threads is for the process that forks. A fresh interpreter gets back what a person would have.
         one_thread = environment.ONE_THREAD.put_in
         own = {name: env.get(name) for name in one_thread}
-        return ServerProcess(preload, state / "scratch", {**env, **one_thread}, own)
-
-    def roomy_folder(self) -> Path:
-        """Where runs may write: a folder for temporary files when the disk of the history is full."""
-        if shutil.disk_usage(self.state).free > LEAST_ROOM_BYTES:
-            return self.state
-        self.spare_folder = self.spare_folder or leftovers.make_folder("watch")
-        return self.spare_folder
+        return ServerProcess(preload, self.state / "scratch", {**env, **one_thread}, own)
 
     def run(self, order: Order) -> None:
         """Start a script; the listener gets its ``Ended``."""
@@ -236,8 +226,6 @@ class ServerPool:
         """End the servers and everything they run."""
         for server in self.servers.values():
             server.close()
-        if self.spare_folder is not None:
-            shutil.rmtree(self.spare_folder, ignore_errors=True)
 
 
 class ServerProcess:

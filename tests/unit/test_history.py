@@ -283,9 +283,7 @@ def test_reading_a_history_that_is_not_there_creates_nothing(path: Path) -> None
     assert not path.exists()
 
 
-def test_on_a_full_disk_all_goes_on_in_memory_and_is_written_once_there_is_room(
-    history: History, path: Path
-) -> None:
+def test_on_a_full_disk_all_goes_on_in_memory(history: History, path: Path) -> None:
     history.put_state(state())
     (pages,) = history.connection.execute("pragma page_count").fetchone()
     history.connection.execute(f"pragma max_page_count = {pages}")
@@ -295,11 +293,6 @@ def test_on_a_full_disk_all_goes_on_in_memory_and_is_written_once_there_is_room(
     assert len(history.states()) == 201
     with History.open(path, readonly=True) as reader:
         assert len(reader.states()) < 201
-    assert history.write_back()
-    assert history.trouble == ""
-    history.put_state(state(repro="last.py"))
-    with History.open(path, readonly=True) as reader:
-        assert len(reader.states()) == 202
 
 
 def test_a_checkout_is_told_by_short_forms_and_a_clean_one_by_its_commit_alone() -> None:
@@ -328,19 +321,6 @@ def test_the_latest_of_one_repro_or_of_all_are_read_and_no_more_than_asked_for(h
 def test_no_sweep_is_read_by_a_number_that_none_has(history: History) -> None:
     assert history.sweep(None) is None
     assert history.sweep(1) is None
-
-
-def test_what_is_in_memory_stays_there_until_the_file_can_be_written(history: History, path: Path) -> None:
-    history.put_state(state())
-    history.go_on_in_memory("the disk is gone")
-    history.path = path.parent / "no folder" / path.name
-    assert not history.write_back()
-    assert history.trouble == "the disk is gone"
-    history.put_state(state("other.py"))
-    history.path = path
-    assert history.write_back()
-    with History.open(path, readonly=True) as reader:
-        assert len(reader.states()) == 2
 
 
 def test_trouble_in_memory_too_is_raised(history: History) -> None:

@@ -102,8 +102,6 @@ def a_day(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     history = world.daemon.recorder.history
     history.go_on_in_memory("database or disk is full")
     world.daemon.step(0.0)
-    world.daemon.recorder.next_try = 0.0
-    world.daemon.step(1.0)
     return world.end()
 
 
