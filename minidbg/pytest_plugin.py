@@ -22,7 +22,7 @@ import pytest
 
 from minidbg.watch.repros import Repro, find_repros, is_script, read_repro
 from minidbg.watch.runner import PROBE_SCRIPT, judging, mode_for, outcome_of
-from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_devices
+from minidbg.watch.settings import Machine, Workers, devices_of, parse_devices
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import read_regular
 from minidbg.words.json_lines import last_json
@@ -210,9 +210,7 @@ class ReproItem(pytest.Item):
         limit = self.config.getoption("minidbg_seconds")
         if self.repro.spec.expected.kind.traits.endless:
             limit = min(limit, self.repro.spec.time_limit_s)
-        return outcome_of(
-            self.repro, self.device, pool.run(judging(self.repro, Column(self.device)), mode, limit)
-        )
+        return outcome_of(self.repro, self.device, pool.run(judging(self.repro, self.device), mode, limit))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """A verdict needs no traceback of ours."""

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from minidbg.commands.output import JSON, REPRO, ReproPath, existing_folder, print_json, repro_folder
-from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
+from minidbg.watch.settings import FailOn, OnChange, Workers, load
 from minidbg.words.errors import MinidbgError
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Verdict
@@ -23,10 +23,10 @@ FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path
 
 
 def dict_text(context: click.Context, parameter: click.Parameter, text: str) -> str:
-    """The text of a Python dict in the form that the settings of watch have. Raises BadParameter."""
+    """The text of a Python dict. Raises BadParameter."""
     try:
-        return backend_options([ast.literal_eval(text)])[0] if text else ""
-    except (ValueError, SyntaxError):
+        return repr(dict(sorted(ast.literal_eval(text).items()))) if text else ""
+    except (ValueError, SyntaxError, AttributeError, TypeError):
         raise click.BadParameter(f"{text!r} is no Python dict; options look like {{'fuse': False}}") from None
 
 

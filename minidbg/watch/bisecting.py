@@ -17,7 +17,6 @@ from pathlib import Path
 from minidbg.judge.death import outcome_of_run
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.runner import as_its_header_says, as_renamed, judging
-from minidbg.watch.settings import Column
 from minidbg.watch.sources import module_roots, repositories_of
 from minidbg.words import environment
 from minidbg.words.errors import Interrupted, MinidbgError
@@ -158,9 +157,7 @@ class Bisection:
 
     def outcome(self, repro: Repro, env: dict[str, str], parent: Path) -> Outcome:
         """What the repro does in a fresh interpreter, from an empty folder in ``parent``, with which it goes."""
-        command = judging(
-            repro, Column(self.device or repro.spec.device, options=self.options), in_worker=False
-        )
+        command = judging(repro, self.device or repro.spec.device, options=self.options, in_worker=False)
         with tempfile.TemporaryDirectory(prefix="minidbg-run-", dir=parent) as folder:
             done = run_python(command, seconds=self.seconds, cwd=folder, env=env)
         return outcome_of_run(done, as_its_header_says(repro), limit_s=self.seconds)

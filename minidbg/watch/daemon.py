@@ -136,14 +136,12 @@ class Daemon:
         self.ask_for_devices()
         self.watched.start()
         repros = self.watched.repros
-        ours = {str(one) for one in self.settings.variants([""])}
         self.announce(events.Started(
             os.getpid(), str(self.home), repros=tuple(sorted(repros)),
             sources=tuple(display_path(root.path) for root in self.watched.roots),
             files=len(self.watched.snapshot.files), jobs=self.settings.jobs,
             states=tuple(
-                state for (name, device), state in self.recorder.states.items()
-                if name in repros and device.partition(" ")[2] in ours
+                state for (name, _), state in self.recorder.states.items() if name in repros
             ),
         ))  # fmt: skip
         for name, repro in repros.items():

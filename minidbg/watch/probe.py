@@ -1,7 +1,7 @@
 """Questions that need torch, which the daemon does not hold: run as a plain script in a worker.
 
     probe.py devices [--no-torch]          {"devices": {name: {...}}, "torch", "python", "machine", "host"}
-    probe.py canary REPRO DEVICE OPTIONS   an outcome, see ``canary``
+    probe.py canary REPRO DEVICE   an outcome, see ``canary``
 
 Each prints one line of JSON.
 """
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
 # The canary: does a repro's backend handle any op at all?
 
 
-def canary(path: str, device: str, options: str) -> dict[str, Any]:
+def canary(path: str, device: str) -> dict[str, Any]:
     """The judge's outcome on programs of one op, with the backend of the repro at ``path``: gone if it handles one.
 
     Skipped: the backend or the device is not here. A script may define ``canary(device)``, which raises when it is broken.
@@ -48,10 +48,7 @@ def canary(path: str, device: str, options: str) -> dict[str, Any]:
         if "canary" in script:
             script["canary"](device)
             return Outcome(Verdict.GONE).to_json()
-        try:
-            spec = spec_with_options(path, options)
-        except ValueError as error:
-            return Outcome(Verdict.SKIPPED, reason=str(error)).to_json()
+        spec = spec_with_options(path, "")
         script.setdefault("backend", lambda: spec.backend.name)
         try:
             import_backend(script, spec.backend.paths)

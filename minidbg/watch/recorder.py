@@ -174,7 +174,7 @@ def rows_of(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
 
 
 def states_of(path: Path) -> list[State]:
-    """What was last seen of the repro at ``path`` as it is now, in each column."""
+    """What was last seen of the repro at ``path`` as it is now, on each device."""
     home = home_of([path])
     repro = read_repro(path, name_of(path, home))
     with history_in(home) as found:

@@ -16,11 +16,10 @@ from minidbg.history import State
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.judge.death import outcome_of_run
 from minidbg.watch.repros import Repro, module_names
-from minidbg.watch.settings import Column, WatchSettings, Workers
+from minidbg.watch.settings import WatchSettings, Workers
 from minidbg.watch.snapshot import Root, is_inside
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Lane, Run
-from minidbg.words import environment
 from minidbg.words.files import link_or_copy
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
@@ -71,12 +70,12 @@ class Runner:
         return changed
 
     def submit(self, run: Run, repro: Repro, state: State | None) -> None:
-        """Order the pool to judge the repro in the run's column; the pool's listener gets an ``Ended``."""
-        number, mode, column = next(NUMBERS), self.mode(run), run.job.column
+        """Order the pool to judge the repro on the run's device; the pool's listener gets an ``Ended``."""
+        number, mode, device = next(NUMBERS), self.mode(run), run.job.device
         began = time.time()
-        command = judging(repro, column)
+        command = judging(repro, device)
         if run.purpose is Purpose.CANARY:
-            command = (PROBE_SCRIPT, "canary", str(repro.path.absolute()), column.device, column.options)
+            command = (PROBE_SCRIPT, "canary", str(repro.path.absolute()), device)
         memory = self.settings.memory_bytes or memory_limit(self.settings.jobs)
         self.pool.run(
             Order(
@@ -87,8 +86,7 @@ class Runner:
                 memory_bytes=memory,
                 pycache=self.pycache,
                 nice=LONG_NICE if run.lane is Lane.LONG else 0,
-                one_thread=not run.fresh and not sets_threads(run),
-                env=column.variables,
+                one_thread=not run.fresh,
             )
         )
         self.under_way[number] = replace(run, began=began)
@@ -110,9 +108,9 @@ class Runner:
 
     def mode(self, run: Run) -> RunMode:
         """How the run gets its process: see ``mode_for``."""
-        if run in self.lost_once or sets_threads(run):
+        if run in self.lost_once:
             return RunMode.FRESH
-        return mode_for(self.settings.workers, run.job.column.device, fresh=run.fresh, turn=run.turn)
+        return mode_for(self.settings.workers, run.job.device, fresh=run.fresh, turn=run.turn)
 
     def lost(self, run: Run) -> bool:
         """The run's server died. Whether it may be tried again."""
@@ -125,20 +123,15 @@ class Runner:
             self.pool.cancel(number)
 
 
-def sets_threads(run: Run) -> bool:
-    """Whether the run's column says how many threads there are: a fork cannot have more than one."""
-    return not environment.ONE_THREAD.put_in.keys().isdisjoint(run.job.column.variables)
-
-
-def judging(repro: Repro, column: Column, *, in_worker: bool = True) -> tuple[str, ...]:
-    """The command that judges a repro in a column and prints the outcome as JSON: the only way in which we do.
+def judging(repro: Repro, device: str, *, options: str = "", in_worker: bool = True) -> tuple[str, ...]:
+    """The command that judges a repro on a device and prints the outcome as JSON: the only way in which we do.
 
     A repro of a crash or hang runs its dangerous part in a process of its own, which is slow to start; in a worker, which is
     such a process already, it is asked to do without (``--child``).
     """
-    options = ("--options", column.options) if column.options else ()
+    more = ("--options", options) if options else ()
     how = "--child" if in_worker and repro.spec.expected.kind.traits.dies else "--json"
-    return (JUDGE_SCRIPT, str(repro.path.absolute()), *options, "--device", column.device, how)
+    return (JUDGE_SCRIPT, str(repro.path.absolute()), *more, "--device", device, how)
 
 
 def forks(workers: Workers, device: str = "cpu") -> bool:

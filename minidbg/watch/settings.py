@@ -1,17 +1,12 @@
-"""What a person may set of watch, in ``[tool.minidbg.watch]`` of pyproject.toml, then the command line; and the columns that this makes."""
+"""What a person may set of watch, in ``[tool.minidbg.watch]`` of pyproject.toml, then the command line; and the devices of this machine."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import enum
-import itertools
 import os
-import re
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,38 +45,11 @@ class Workers(enum.StrEnum):
     SPAWN = "spawn"
 
 
-def assignments(value: Any) -> tuple[str, ...]:
-    """Texts of no, one or more ``NAME=value``."""
-    found = (value,) if isinstance(value, str) else every_text(value)
-    for one in found:
-        if not all(re.match(r"[A-Za-z_]\w*=", word) for word in shlex.split(one)):
-            raise ValueError(f"{one!r} is no assignment; variants look like ACME_FUSE=1")
-    return found
-
-
 def every_text(value: Any) -> tuple[str, ...]:
-    """A list of texts, the empty ones too, which stand for a variant without changes."""
+    """A list of texts, the empty ones too."""
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
         raise ValueError("must be a text or a list of texts")
     return tuple(value)
-
-
-def backend_options(value: Any) -> tuple[str, ...]:
-    """Tables of options, each as the text of a Python dict in one order."""
-    if not isinstance(value, Mapping | list | tuple):
-        raise ValueError("must be a table of options or a list of them; variants look like { fuse = false }")
-    tables = [value] if isinstance(value, Mapping) else list(value)
-    found = []
-    for table in tables:
-        text = repr(dict(sorted(table.items()))) if isinstance(table, Mapping) else ""
-        try:
-            ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            raise ValueError(
-                f"{table!r} is no table of options; variants look like {{ fuse = false }}"
-            ) from None
-        found.append(text if table else "")
-    return tuple(found)
 
 
 def folders(value: Any) -> tuple[Path, ...]:
@@ -104,10 +72,6 @@ class WatchSettings:
         None, lambda value: value if isinstance(value, str) else ",".join(every_text(value))
     )
     """``cpu,cuda:1`` or ``all``; None runs each repro on the device its header names."""
-    env: tuple[str, ...] = setting((), assignments)
-    """Each repro runs once with each of these, as columns of their own: ``ACME_FUSE=1``, several of them, or nothing."""
-    options: tuple[str, ...] = setting((), backend_options)
-    """The same with options of the backend, each a Python dict as text or nothing; they are added to those of the repro's header."""
     sources: tuple[Path, ...] = setting((), folders)
     """Folders to watch besides those of the repros' backends."""
     ignore: tuple[str, ...] = setting((), texts)
@@ -133,11 +97,6 @@ class WatchSettings:
     """Only repros of these kinds are watched; all, where there are none."""
     folder: Path = dataclasses.field(default_factory=Path.cwd)
     """Where the build command and the hook run: the folder of the settings file, else the current one."""
-
-    def variants(self, devices: Iterable[str]) -> tuple[Column, ...]:
-        """A column for each device with each of ``env`` and each of ``options``."""
-        every = itertools.product(devices, self.env or ("",), self.options or ("",))
-        return tuple(dict.fromkeys(itertools.starmap(Column, every)))
 
 
 CONVERT = {
@@ -173,7 +132,7 @@ def whole_name(device: str) -> str:
     return device if device == "cpu" or ":" in device else f"{device}:0"
 
 
-# Columns of the matrix: a device, and what of its environment and its backend's options each run there changes
+# Devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,36 +180,3 @@ def devices_of(own: str, wanted: Sequence[str] | None, machine: Machine) -> tupl
     if wanted is not None:
         names = [name for one in wanted for name in (machine.present() if one == "all" else (one,))]
     return tuple(dict.fromkeys(names))
-
-
-@dataclass(frozen=True, order=True)
-class Column:
-    """A device and a variant: ``cpu ACME_FUSE=1 {level=3}``. The history knows it by that name."""
-
-    device: str
-    env: str = ""
-    """Variables of the environment: ``ACME_FUSE=1``, or several of them."""
-    options: str = ""
-    """Options that are added to those of the repro's header, a Python dict as text."""
-
-    @cached_property
-    def name(self) -> str:
-        """What the column is called everywhere. It is asked for several times for each run."""
-        options = ", ".join(f"{name}={value!r}" for name, value in self.given_options.items())
-        return " ".join(part for part in (self.device, self.env, options and f"{{{options}}}") if part)
-
-    @cached_property
-    def shared(self) -> str:
-        """The device that runs in the column share with others, by one name."""
-        return whole_name(self.device)
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def variables(self) -> dict[str, str]:
-        return dict(word.split("=", 1) for word in shlex.split(self.env))
-
-    @property
-    def given_options(self) -> dict[str, Any]:
-        return dict(ast.literal_eval(self.options)) if self.options else {}

@@ -21,7 +21,6 @@ from typing import TypeAlias
 
 from minidbg.history import Flip, Observation, State
 from minidbg.watch.repros import Repro
-from minidbg.watch.settings import Column
 from minidbg.words.outcome import Verdict
 
 FAILING = frozenset({Verdict.REPRODUCES, Verdict.CHANGED, Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY})
@@ -83,15 +82,10 @@ def failed(run: Observation) -> bool:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Job:
-    """One repro in one column."""
+    """One repro on one device."""
 
     repro: str
-    column: Column
-
-    @property
-    def device(self) -> str:
-        """The column's name, by which the history knows it."""
-        return self.column.name
+    device: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from minidbg.history import Observation, State
 from minidbg.watch.events import Unconfirmed
 from minidbg.watch.repros import Repro, module_names
+from minidbg.watch.settings import whole_name
 from minidbg.watch.states import FAILING, Decision, Job, Purpose, Transition, decide
 from minidbg.words.outcome import Outcome, Verdict
 
@@ -136,7 +137,7 @@ class Sweep:
             lane = Lane.LONG
         elif state is not None and state.fresh and state.script == repro.digest:
             lane = Lane.FRESH
-        return lane, job.column.shared, bool(self.slow) and job in self.slow
+        return lane, whole_name(job.device), bool(self.slow) and job in self.slow
 
     def next_run(self) -> Run | None:
         """What to start now, or None. It counts as running until it is reported or given up."""
@@ -148,7 +149,7 @@ class Sweep:
     def choose(self) -> Run | None:
         """Warm runs, confirmations beside them, what may hang last. A backend without a canary sends it ahead."""
         running = Counter(run.lane for run in self.running)
-        busy = Counter(run.job.column.shared for run in self.running)
+        busy = Counter(whole_name(run.job.device) for run in self.running)
         warm = self.waits(Lane.WARM)
         fresh_slots = max(1, self.slots // 8) if warm or running[Lane.WARM] else self.slots
         room = {
@@ -262,7 +263,7 @@ class Sweep:
             else Lane.FRESH
         )
         again = Run(Purpose.CONFIRM, job, True, lane, len(runs))
-        self.confirmations[lane, job.column.shared].append(again)
+        self.confirmations[lane, whole_name(job.device)].append(again)
         is_first = before is None or before.script != repro.digest
         known = repro.expect if before is None or is_first else before.verdict
         if run.purpose is not Purpose.RUN or shown.verdict is known:

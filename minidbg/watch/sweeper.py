@@ -17,7 +17,7 @@ from minidbg.watch.announce import Announcer
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import Repro, stamp_of
 from minidbg.watch.runner import Runner, as_renamed, canary_of, outcome_of
-from minidbg.watch.settings import Column, Machine, OnChange, WatchSettings, devices_of, parse_devices
+from minidbg.watch.settings import Machine, OnChange, WatchSettings, devices_of, parse_devices
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import installed_digest
 from minidbg.watch.states import Decision, Job, Purpose, Transition, usual_seconds
@@ -116,14 +116,10 @@ class Sweeper:
         unable: list[Decision] = []
         absent: Counter[str] = Counter()
         wanted = parse_devices(self.settings.devices)
-        by_device: dict[str, tuple[tuple[str, ...], tuple[Column, ...]]] = {}
         for name in sorted(names):
             repro = self.repros[name]
-            if repro.spec.device not in by_device:
-                found = devices_of(repro.spec.device, wanted, self.machine)
-                by_device[repro.spec.device] = found, self.settings.variants(found)
-            devices, columns = by_device[repro.spec.device]
-            every = [Job(name, column) for column in columns]
+            devices = devices_of(repro.spec.device, wanted, self.machine)
+            every = [Job(name, device) for device in devices]
             if repro.damage:
                 states = self.recorder.states
                 unable += [
@@ -132,7 +128,7 @@ class Sweeper:
                 ]
             else:
                 absent.update(device for device in devices if device not in self.machine.environments)
-                jobs += [job for job in every if job.column.device not in absent]
+                jobs += [job for job in every if job.device not in absent]
         for device in absent:
             here, missed = ", ".join(self.machine.present()), plural(absent[device], "repro")
             text = f"{device} not present (found {here}); {missed} skipped there; 'minidbg doctor' lists what is here"
@@ -226,7 +222,7 @@ class Sweeper:
 
     def observation(self, sweep: Sweep, run: Run, message: Ended, modules: tuple[str, ...]) -> Observation:
         """What the run showed, and on what."""
-        repro, column = sweep.repros[run.job.repro], run.job.column
+        repro = sweep.repros[run.job.repro]
         outcome = outcome_of(repro, run.job.device, message)
         if message.lost:
             reason = "the worker process died twice under it"
@@ -234,7 +230,7 @@ class Sweeper:
         return Observation(
             repro.name, run.job.device, self.clock(), as_renamed(outcome, repro, self.watched.snapshot.files),
             purpose=run.purpose, sweep=sweep.number, script=repro.digest,
-            environment=self.machine.environments[column.device].key, code=sweep.code,
+            environment=self.machine.environments[run.job.device].key, code=sweep.code,
             loaded=self.watched.marks[Mark.SWEEP].digest(modules) if modules else "", modules=modules,
             seconds=message.seconds, fresh=run.fresh,
         )  # fmt: skip

@@ -17,10 +17,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from minidbg.words import environment
 from minidbg.workers import leftovers
@@ -65,8 +65,6 @@ class Order:
     nice: int = 0
     one_thread: bool = False
     """Give an interpreter of its own one thread, as a fork of the warm one has: that would hang with more."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Variables that its interpreter has had from its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +108,6 @@ class Died:
     status: int
     stderr: str
 
-
-Variables: TypeAlias = tuple[tuple[str, str], ...]
 
 Listener = Callable[[Ended | Ready | Died], None]
 """Called from threads of the pool."""
@@ -158,7 +154,6 @@ def busyness() -> float:
 class ServerPool:
     """A server with a warm interpreter, and one with an untouched one. Orders given while they start wait in their sockets.
 
-    Runs with other variables get servers of their own, which had those variables when they imported torch.
     ``refresh`` replaces a server when a file that it has loaded has changed; runs under way end with the old one.
     """
 
@@ -168,22 +163,22 @@ class ServerPool:
         self.preload = preload
         self.state = state
         shutil.rmtree(state / "scratch", ignore_errors=True)  # of a daemon that was killed
-        self.servers: dict[tuple[str, Variables], ServerProcess] = {}
-        self.server_for("warm", ())
+        self.servers: dict[str, ServerProcess] = {}
+        self.server_for("warm")
 
-    def server_for(self, which: str, variables: Variables) -> ServerProcess:
-        """The ``warm`` or ``untouched`` server with these variables, a new one if there is none or it has died."""
-        server = self.servers.get((which, variables))
+    def server_for(self, which: str) -> ServerProcess:
+        """The ``warm`` or ``untouched`` server, a new one if there is none or it has died."""
+        server = self.servers.get(which)
         if server is None or not server.alive:
             if server is not None:
                 server.close()
-            server = self.servers[which, variables] = self.start(which, dict(variables))
+            server = self.servers[which] = self.start(which)
             server.tell_of_itself(self.listener, is_ready=which == "warm")
         return server
 
-    def start(self, which: str, variables: Mapping[str, str]) -> ServerProcess:
+    def start(self, which: str) -> ServerProcess:
         kernels = os.environ.get(VARIABLE, str(self.state / "kernels"))
-        env = environment.for_judge(environment.NO_CACHED_GRAPHS, given={VARIABLE: kernels, **variables})
+        env = environment.for_judge(environment.NO_CACHED_GRAPHS, given={VARIABLE: kernels})
         preload = self.preload
         if which == "untouched":
             untouched = Preload((*preload.modules, *(preload.untouched if preload.warm else ())), "")
@@ -198,9 +193,9 @@ class ServerPool:
         self.submit(order).add_done_callback(lambda end: self.listener(end.result()))
 
     def submit(self, order: Order) -> Future[Ended]:
-        """Start a script in the server that has its variables; a future of its ``Ended``."""
+        """Start a script; a future of its ``Ended``."""
         which = "untouched" if order.mode is RunMode.UNTOUCHED else "warm"
-        return self.server_for(which, tuple(sorted(order.env.items()))).submit(order)
+        return self.server_for(which).submit(order)
 
     def cancel(self, number: int) -> None:
         """End a run; its end is told like any other."""
@@ -216,10 +211,10 @@ class ServerPool:
                 found |= dict.fromkeys(changed)
                 server.close()
                 del self.servers[key]
-        for which, variables in before:
-            self.server_for(which, variables)
-            if self.preload.modules:
-                self.server_for("untouched", variables)
+        for which in before:
+            self.server_for(which)
+        if self.preload.modules:
+            self.server_for("untouched")
         return tuple(found)
 
     def close(self) -> None:

@@ -145,28 +145,6 @@ def test_after_a_failed_build_known_code_is_built_too(lab: Lab) -> None:
         assert running.stop() == 0
 
 
-def test_variables_and_options_are_columns_of_their_own(lab: Lab) -> None:
-    """A save flips the repro only where it matters; the variable is there when the backend is imported."""
-    imports = "import os\n\nLEVEL = os.environ.get('TOY_LEVEL', '1')\n\n\n"
-    source = f"{imports}{CALLS}\n\nif LEVEL == '2':\n    {{op}} = abs\n"
-    (lab.package / "sin.py").write_text(source.format(op="sin"))
-    (lab.folder / "pyproject.toml").write_text(
-        '[tool.minidbg.watch]\nenv = ["", "TOY_LEVEL=2"]\noptions = [{}, { fuse = false }]\n'
-    )
-    with steady(lab.folder, lab.env) as running:
-        results = [event for event in running.since(0, "result") if event["repro"] == "sin.py"]
-        seen = {event["device"]: event["verdict"] for event in results}
-        assert seen == {
-            "cpu": "reproduces", "cpu {fuse=False}": "reproduces",
-            "cpu TOY_LEVEL=2": "gone", "cpu TOY_LEVEL=2 {fuse=False}": "gone",
-        }  # fmt: skip
-        with running.sweep() as mark:
-            (lab.package / "sin.py").write_text(CALLS.format(op="sin"))
-        flips = [(event["kind"], event["device"]) for event in running.since(mark, "flip")]
-        columns = "cpu TOY_LEVEL=2", "cpu TOY_LEVEL=2 {fuse=False}"
-        assert sorted(flips) == [("REGRESSED", column) for column in columns]
-
-
 def test_each_state_of_the_sources_is_built_once(lab: Lab) -> None:
     command = f"echo built >> {lab.folder}/builds.txt; {lab.build_command}"
     with watching(lab.folder, "--build", command, env=lab.env) as running:

@@ -88,7 +88,7 @@ def write_folder(project: Path) -> None:
     )
     (project / "pyproject.toml").write_text(
         '[tool.minidbg]\nseconds = 9\nrepro_dir = "minidbg_repros"\ntolerances = {float16 = [1e-2, 1e-3]}\n'
-        '[tool.minidbg.watch]\njobs = 2\non_flip = ["true"]\nsources = ["src"]\noptions = [{level = 3}]\n'
+        '[tool.minidbg.watch]\njobs = 2\non_flip = ["true"]\nsources = ["src"]\n'
     )
     write_history(hidden / "history.sqlite")
 

@@ -84,9 +84,6 @@ def main() -> None:
     parser.add_argument("--baseline", type=int, default=10)
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--hangs", type=int, default=0)
-    parser.add_argument(
-        "--columns", type=int, default=1, help="the same runs so often, with another variable each"
-    )
     parser.add_argument("--watch", default="--jobs 2", help="further options of watch")
     options = parser.parse_args()
     for backend in options.backends.split(","):
@@ -104,8 +101,6 @@ def measure(backend: str, count: int, folder: Path, options: argparse.Namespace)
     lowering.write_text(LOWERING.format(broken=BROKEN))
     repros = folder / "repros"
     repros.mkdir()
-    variables = [f"BENCH_COLUMN={number}" for number in range(options.columns)]
-    (folder / "pyproject.toml").write_text(f"[tool.minidbg.watch]\nenv = {json.dumps(variables)}\n")
     path = os.pathsep.join([str(folder / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path}
     write_repros(backend, count, repros, env)

@@ -10,14 +10,11 @@ import pytest
 
 from minidbg.watch.probe import accelerators
 from minidbg.watch.settings import (
-    Column,
     Machine,
-    WatchSettings,
-    assignments,
-    backend_options,
     devices_of,
     load,
     parse_devices,
+    whole_name,
 )
 from minidbg.words.errors import BadSetting
 
@@ -76,56 +73,13 @@ def test_another_driver_is_another_place_and_another_torch_is_not() -> None:
     assert "2.13.0" not in old.key
 
 
-def test_each_variable_and_each_option_is_a_column_and_nothing_is_one_too() -> None:
-    settings = WatchSettings(env=("", "A=1 B='x y'"), options=("", "{'fuse': False, 'triton.x': 2}"))
-    columns = settings.variants(["cpu"])
-    assert [str(column) for column in columns] == [
-        "cpu", "cpu {fuse=False, triton.x=2}", "cpu A=1 B='x y'", "cpu A=1 B='x y' {fuse=False, triton.x=2}",
-    ]  # fmt: skip
-    assert columns[3].variables == {"A": "1", "B": "x y"}
-    assert columns[3].given_options == {"fuse": False, "triton.x": 2}
-
-
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        ("A=1", ("A=1",)),
-        ("", ("",)),
-        (["A=1 B='x y'", ""], ("A=1 B='x y'", "")),
-    ],
-)
-def test_variables_of_a_variant_are_assignments(value: Any, found: tuple[str, ...]) -> None:
-    assert assignments(value) == found
-
-
-@pytest.mark.parametrize("value", ["A", "A=1 B", "1A=2", "=1"])
-def test_what_is_no_assignment_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="is no assignment"):
-        assignments(value)
-
-
-def test_variables_of_another_kind_are_refused() -> None:
-    with pytest.raises(ValueError, match="a text or a list of texts"):
-        assignments([3])
-
-
-def test_options_of_a_variant_are_tables_in_one_order() -> None:
-    assert backend_options({"b": 1, "a": False}) == ("{'a': False, 'b': 1}",)
-    assert backend_options([{}, {"a": 1}]) == ("", "{'a': 1}")
-    for value in (["a=1"], [{"a": object()}]):
-        with pytest.raises(ValueError, match="is no table of options"):
-            backend_options(value)
-
-
-def test_a_variant_that_is_named_twice_is_one_column() -> None:
-    settings = WatchSettings(env=("A=1", "A=1"))
-    assert [str(column) for column in settings.variants(["cpu", "cpu", "cuda"])] == ["cpu A=1", "cuda A=1"]
-
-
-def test_columns_of_one_device_share_it_whatever_it_is_called() -> None:
-    shared = [Column("cuda").shared, Column("cuda:0", env="A=1").shared, Column("cuda:1").shared]
-    assert shared == ["cuda:0", "cuda:0", "cuda:1"]
-    assert Column("cpu").shared == "cpu"
+def test_the_first_device_of_a_kind_goes_by_both_names() -> None:
+    assert [whole_name(one) for one in ("cuda", "cuda:0", "cuda:1", "cpu")] == [
+        "cuda:0",
+        "cuda:0",
+        "cuda:1",
+        "cpu",
+    ]
 
 
 def test_the_project_file_of_a_parent_folder_names_where_commands_run_only_if_it_is_about_watch(
@@ -139,9 +93,9 @@ def test_the_project_file_of_a_parent_folder_names_where_commands_run_only_if_it
 
 
 def test_arguments_that_were_not_given_leave_the_file_its_word(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("[tool.minidbg.watch]\njobs = 3\nreduce = false\n")
-    settings = load({"jobs": None, "env": (), "poll_s": 0.5}, folder=tmp_path)
-    assert (settings.jobs, settings.reduce, settings.poll_s) == (3, False, 0.5)
+    (tmp_path / "pyproject.toml").write_text("[tool.minidbg.watch]\njobs = 3\n")
+    settings = load({"jobs": None, "poll_s": 0.5}, folder=tmp_path)
+    assert (settings.jobs, settings.poll_s) == (3, 0.5)
 
 
 @pytest.mark.parametrize(

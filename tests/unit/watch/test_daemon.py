@@ -245,34 +245,6 @@ def test_what_cannot_be_begun_for_once_is_asked_for_again(world: World) -> None:
     assert world.data("result", "verdict") == ["reproduces"]
 
 
-def test_variants_are_columns_with_their_own_variables_and_options(world: World) -> None:
-    world.start(
-        {"a": "gone"},
-        env=("", "ACME_FUSE=1 ACME_LOG='a b'", "OMP_NUM_THREADS=4"),
-        options=("", "{'level': 2}"),
-    )
-    assert sorted(world.data("result", "device")) == [
-        "cpu", "cpu ACME_FUSE=1 ACME_LOG='a b'", "cpu ACME_FUSE=1 ACME_LOG='a b' {level=2}",
-        "cpu OMP_NUM_THREADS=4", "cpu OMP_NUM_THREADS=4 {level=2}", "cpu {level=2}",
-    ]  # fmt: skip
-    ran = [order for order in world.pool.orders if script_of(order).endswith("a.py")]
-    given = {(*order.env.items(), order.argv[2:4]): order for order in reversed(ran)}
-    plain, options = ("--device", "cpu"), ("--options", "{'level': 2}")
-    acme, threads = (("ACME_FUSE", "1"), ("ACME_LOG", "a b")), (("OMP_NUM_THREADS", "4"),)
-    assert set(given) == {(*one, other) for one in ((), acme, threads) for other in (plain, options)}
-    assert given[*acme, plain].mode == "fork"
-    assert given[*threads, plain].mode is RunMode.FRESH, "a fork has one thread"
-
-
-def test_a_repro_with_a_mode_is_skipped_where_options_are_added(world: World) -> None:
-    """What its canary says when ``torch.compile`` would refuse both together."""
-    world.begin({"a": "gone"}, options=("{'level': 2}",), jobs=2)
-    world.pool.canary = "skipped"
-    world.settle()
-    assert world.data("result", "standing") == ["skipped"]
-    assert world.names("sweep_finished")[0].unjudged == 0
-
-
 def test_a_crash_is_a_verdict(world: World) -> None:
     world.repro("a", "reproduces")
     world.repro("c", "SEGV", kind="crash")

@@ -9,7 +9,6 @@ import pytest
 
 from minidbg.history import Observation, State
 from minidbg.watch.repros import UNKNOWN, Repro
-from minidbg.watch.settings import Column
 from minidbg.watch.states import (
     Decision,
     Job,
@@ -43,7 +42,7 @@ def state(verdict: Verdict, **changes: object) -> State:
 
 
 def answer(before: State | None, *runs: Observation, expect: Verdict = REPRODUCES) -> Decision | None:
-    return decide(Job("r.py", Column("cpu")), before, runs, expect=expect)
+    return decide(Job("r.py", "cpu"), before, runs, expect=expect)
 
 
 def decided(before: State | None, *runs: Observation, expect: Verdict = REPRODUCES) -> Decision:

@@ -10,7 +10,6 @@ import pytest
 from minidbg.history import Observation, State
 from minidbg.watch.events import Unconfirmed
 from minidbg.watch.repros import UNKNOWN, Repro
-from minidbg.watch.settings import Column
 from minidbg.watch.states import Decision, Job, Purpose, Transition
 from minidbg.watch.sweep import MOST_RUNS, Lane, Run, Sweep, in_order
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
@@ -34,7 +33,7 @@ def repro(name: str, backend: str = "b") -> Repro:
 def sweep_over(*states: State, backends: dict[str, str] | None = None, **more: object) -> Sweep:
     repros = {one.repro: repro(one.repro, (backends or {}).get(one.repro, "b")) for one in states}
     table = {(one.repro, "cpu"): one for one in states}
-    return Sweep(2, [Job(one.repro, Column("cpu")) for one in states], repros, table, **more)
+    return Sweep(2, [Job(one.repro, "cpu") for one in states], repros, table, **more)
 
 
 def report(sweep: Sweep, run: Run, verdict: Verdict) -> list[Decision]:
@@ -63,9 +62,9 @@ def begun(*names: str, **more: object) -> tuple[Sweep, Run, Run]:
     return sweep, canary, run
 
 
-def jobs_on(*columns: Column, names: str = "abcd", **more: object) -> tuple[list[Job], Sweep]:
-    """A sweep that probes repros of these names in these columns."""
-    jobs = [Job(f"{name}.py", column) for column in columns for name in names]
+def jobs_on(*devices: str, names: str = "abcd", **more: object) -> tuple[list[Job], Sweep]:
+    """A sweep that probes repros of these names on these devices."""
+    jobs = [Job(f"{name}.py", device) for device in devices for name in names]
     repros = {job.repro: repro(job.repro) for job in jobs}
     return jobs, Sweep(2, jobs, repros, {}, slots=8, probing=True, **more)
 
@@ -80,7 +79,7 @@ def test_the_order_is_failed_in_the_saved_file_failing_touched_the_rest_and_none
         state("in_the_file.py", seconds=20.0),
     ]
     table = {(one.repro, "cpu"): one for one in states}
-    jobs = [Job(name, Column("cpu")) for name in ("new.py", *(one.repro for one in states))]
+    jobs = [Job(name, "cpu") for name in ("new.py", *(one.repro for one in states))]
     repros = {job.repro: repro(job.repro) for job in jobs}
     signature = Signature(Kind.COMPILE, frames=("pkg.a:lower", "pkg.main:run"))
     repros["in_the_file.py"] = replace(repros["in_the_file.py"], spec=replace(UNKNOWN, signature=signature))
@@ -106,14 +105,14 @@ def test_the_first_job_runs_beside_its_canary_and_its_answer_waits_for_it() -> N
 def test_a_device_runs_one_process_at_a_time_unless_told_otherwise_and_the_cpu_any_number(
     device_slots: int, devices: list[str]
 ) -> None:
-    columns = map(Column, ("acme:0", "acme:1", "acme", "cpu"))
-    _, sweep = jobs_on(*columns, names="ab", device_slots=device_slots)
-    running = [task.job.column.device for task in started(sweep, 8)]
+    devices_used = ("acme:0", "acme:1", "acme", "cpu")
+    _, sweep = jobs_on(*devices_used, names="ab", device_slots=device_slots)
+    running = [task.job.device for task in started(sweep, 8)]
     assert sorted(running) == devices
 
 
 def test_what_waits_for_a_device_runs_when_it_is_free() -> None:
-    jobs, sweep = jobs_on(Column("acme:0"))
+    jobs, sweep = jobs_on("acme:0")
     seen = []
     while tasks := started(sweep, 8):
         (task,) = tasks
@@ -191,7 +190,7 @@ def test_slow_repros_leave_a_worker_for_the_quick_ones() -> None:
     slow = [state(f"slow{number}.py", seconds=60.0) for number in range(3)]
     quick = [state(f"quick{number}.py", GONE, seconds=0.2) for number in range(4)]
     sweep = sweep_over(*slow, *quick)
-    sweep.canaries[sweep.canary(Job("slow0.py", Column("cpu")))] = PASSES
+    sweep.canaries[sweep.canary(Job("slow0.py", "cpu"))] = PASSES
     tasks = started(sweep, 2)
     names = [tasks[-1].job.repro]
     while names[-1].startswith("quick"):
@@ -223,7 +222,7 @@ def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not
     plain = sweep_over(*hangs, *quick)
     repros = {**plain.repros, **{one.repro: replace(repro(one.repro), spec=HANGS) for one in hangs}}
     sweep = Sweep(2, plain.jobs, repros, plain.states)
-    sweep.canaries[sweep.canary(Job("hang0.py", Column("cpu")))] = PASSES
+    sweep.canaries[sweep.canary(Job("hang0.py", "cpu"))] = PASSES
     tasks = started(sweep, 9)
     assert [task.job.repro for task in tasks] == ["quick0.py", "quick1.py"]
     for task in tasks:
@@ -235,8 +234,8 @@ def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not
 
 
 def test_a_flip_is_confirmed_while_warm_runs_keep_a_machine_full() -> None:
-    box = Column("acme:0")
-    states = [state(f"{name}.py", device=box.name) for name in "abcdef"]
+    box = "acme:0"
+    states = [state(f"{name}.py", device=box) for name in "abcdef"]
     jobs, repros = [Job(one.repro, box) for one in states], {one.repro: repro(one.repro) for one in states}
     table = {(one.repro, one.device): one for one in states}
     sweep = Sweep(2, jobs, repros, table, slots=3, device_slots=3)

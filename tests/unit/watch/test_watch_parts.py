@@ -17,7 +17,7 @@ from minidbg.judge import command
 from minidbg.watch import probe
 from minidbg.watch.repros import AlreadyWatched, Lock, Repro, home_of, living_holder, read_repro, read_repros
 from minidbg.watch.runner import Bytecode, Runner, canary_of, judging, outcome_of
-from minidbg.watch.settings import Column, FailOn, OnChange, WatchSettings, load, parse_devices
+from minidbg.watch.settings import FailOn, OnChange, WatchSettings, load, parse_devices
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import (  # fmt: skip
     left_out_folders,
@@ -337,12 +337,12 @@ def test_a_canary_that_says_nothing_is_a_broken_backend(fields: dict[str, object
 
 def test_workers_judge_crashes_in_their_own_process(tmp_path: Path) -> None:
     crash, plain = written(tmp_path, "c.py", kind="crash"), written(tmp_path, "p.py")
-    assert [judging(repro, Column("cpu"))[-1] for repro in (crash, plain)] == ["--child", "--json"]
+    assert [judging(repro, "cpu")[-1] for repro in (crash, plain)] == ["--child", "--json"]
 
 
 def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
-    job = Job("a.py", Column("cpu"))
+    job = Job("a.py", "cpu")
     task, fresh = Run(Purpose.RUN, job), Run(Purpose.CONFIRM, job, fresh=True)
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
     runner = Runner(None, WatchSettings(), Bytecode(tmp_path / "pycache"))
