@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from minidbg.commands.output import JSON, REPRO, ReproPath, existing_folder, print_json, repro_folder
-from minidbg.watch.settings import FailOn, OnChange, Workers, load
+from minidbg.watch.settings import FailOn, Workers, load
 from minidbg.words.errors import MinidbgError
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Verdict
@@ -68,7 +68,6 @@ KINDS = click.option(
     type=click.FloatRange(min=0.05),
     help="Look every SECONDS instead of waiting for events.",
 )
-@click.option("--on-change", type=words(OnChange), help="A change during a sweep: end the runs or kill them.")
 @click.option("--build", help="Shell command to run before a sweep, for example 'ninja -C build'.")
 @click.option(
     "--on-flip",

@@ -22,7 +22,7 @@ from minidbg.watch.repros import Lock, hidden_folder, home_of
 from minidbg.watch.runner import PROBE_SCRIPT, Bytecode, Runner, forks
 from minidbg.watch.settings import FailOn, Machine, WatchSettings
 from minidbg.watch.sources import repositories_worth_building, revisions
-from minidbg.watch.states import FAILING, seen_too_seldom
+from minidbg.watch.states import FAILING
 from minidbg.watch.sweeper import Sweeper
 from minidbg.watch.watched import Watched
 from minidbg.words.json_lines import last_json
@@ -67,8 +67,6 @@ Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 
 
 MOST_WAIT_S = 1.0
-PROBE_RUNS = 5
-QUIET_WORK_S = 1.0
 MOST_SWEEPS_ONCE = 3
 FIRST_REST_S, MOST_REST_S = 1.0, 60.0
 """After a fault of our own nothing is begun for a while, each time for twice as long."""
@@ -104,7 +102,6 @@ class Daemon:
         self.builds = Builds(self.inbox.put, self.watched, history, announce)
         self.status: int | None = None
         self.machine_order = 0
-        self.next_quiet_work = 0.0
         self.sweeps_done = 0
         self.resting_until = self.rest_s = 0.0
         if notice:
@@ -204,20 +201,15 @@ class Daemon:
             return
         self.watched.tick(now)
         self.sweeper.notice_edits()
-        was_sweeping = self.sweeper.current is not None
-        if was_sweeping:
+        if self.sweeper.current is not None:
             self.sweeper.fill()
-            self.sweeper.cancel_late()
             self.end_sweep_if_done()
         if self.sweeper.current is not None or self.builds.current is not None:
             return
         if self.status is not None or now < self.resting_until:
             return
-        if self.ready_to_sweep():  # without a wait for the next message where a save has cut a sweep short
-            if not self.builds.begin():
-                self.sweep()
-        elif not (was_sweeping or self.settings.once):
-            self.use_quiet_time()
+        if self.ready_to_sweep() and not self.builds.begin():
+            self.sweep()
 
     def ready_to_sweep(self) -> bool:
         """Whether there is a reason to sweep and nothing against it: a burst under way, a build that failed."""
@@ -277,17 +269,6 @@ class Daemon:
             self.announce(events.Unexpected(state.repro, state.device, state.verdict, expect))
         return exit_status(decisions, repros, unexpected_only=unexpected)
 
-    def use_quiet_time(self) -> None:
-        """With nothing to judge: run anew what has been seen only few times."""
-        if time.monotonic() < self.next_quiet_work:
-            return
-        self.next_quiet_work = time.monotonic() + QUIET_WORK_S
-        if self.sweeper.broken or self.watched.needs_build or not self.watched.known:
-            return  # what lies there is not what was judged
-        names = seen_too_seldom(self.recorder.states.values(), self.watched.repros, runs=PROBE_RUNS)
-        if names and self.sweeper.last is not None:
-            self.sweeper.begin_probing(names, self.sweeper.last)
-
     # Devices, keys, the end
 
     def found_machine(self, message: Ended) -> None:
@@ -319,7 +300,7 @@ class Daemon:
         """Leave nothing behind but the history."""
         self.watched.events.stop()
         self.builds.cancel()
-        if self.sweeper.current is not None and not self.sweeper.current.probing:
+        if self.sweeper.current is not None:
             self.recorder.history.end_sweep(self.sweeper.current.number, time.time(), "interrupted")
         self.pool.close()
         self.recorder.history.close()

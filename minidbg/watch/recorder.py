@@ -39,14 +39,12 @@ class Recorder:
     torch: str = ""
     """Its version, stored with each result."""
 
-    def commit(
-        self, decisions: Sequence[Decision], repros: Mapping[str, Repro], sweep: int, *, quiet: bool = False
-    ) -> None:
-        """Write the decisions to the history, then announce them, flips last; with ``quiet`` the flips alone."""
+    def commit(self, decisions: Sequence[Decision], repros: Mapping[str, Repro], sweep: int) -> None:
+        """Write the decisions to the history, then announce them, flips last."""
         flips = self.history.atomically(
             lambda: [flip for decision in decisions if (flip := self.store(decision)) is not None]
         )
-        for decision in () if quiet else decisions:
+        for decision in decisions:
             self.tell_verdict(decision, repros[decision.job.repro], sweep)
         for flip in flips:
             self.tell_flip(flip, repros.get(flip.repro))

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,7 +71,6 @@ class Runner:
     def submit(self, run: Run, repro: Repro, state: State | None) -> None:
         """Order the pool to judge the repro on the run's device; the pool's listener gets an ``Ended``."""
         number, mode, device = next(NUMBERS), self.mode(run), run.job.device
-        began = time.time()
         command = judging(repro, device)
         if run.purpose is Purpose.CANARY:
             command = (PROBE_SCRIPT, "canary", str(repro.path.absolute()), device)
@@ -89,7 +87,7 @@ class Runner:
                 one_thread=not run.fresh,
             )
         )
-        self.under_way[number] = replace(run, began=began)
+        self.under_way[number] = run
 
     def time_limit(self, run: Run, repro: Repro, state: State | None, mode: RunMode) -> float:
         if run.purpose is Purpose.CANARY:

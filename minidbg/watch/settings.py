@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from minidbg.history import Environment
 
 
-class OnChange(enum.StrEnum):
-    """What a change during a sweep does to the runs under way."""
-
-    QUEUE = "queue"
-    """They have two seconds to end, nothing more is started, and one sweep follows."""
-    RESTART = "restart"
-    """They are killed."""
-
-
 class FailOn(enum.StrEnum):
     """What makes ``--once`` exit with a failure."""
 
@@ -80,7 +71,6 @@ class WatchSettings:
     """A shell command that runs before each sweep that a change of code has caused."""
     on_flip: tuple[str, ...] = setting((), commands)
     """Shell commands that get what flipped within one sweep as JSON Lines on stdin (``flip_commands``)."""
-    on_change: OnChange = setting(OnChange.QUEUE, choice(OnChange))
     poll_s: float | None = setting(None, lambda value: number(value, at_least=0.05))
     """Look every so many seconds instead of waiting for events."""
     jobs: int = setting(min(8, os.cpu_count() or 1), lambda value: whole(value, at_least=1))

@@ -6,7 +6,6 @@ Nothing here takes git's locks or refreshes its index: a daemon that did would g
 from __future__ import annotations
 
 import contextlib
-import enum
 import getpass
 import hashlib
 import importlib
@@ -29,43 +28,12 @@ from minidbg.words import environment
 from minidbg.words.script_header import HIDDEN
 
 GIT_SECONDS = 20.0
-LOCKS = ("index.lock", "HEAD.lock")
-UNDER_WAY = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "sequencer")
-
-
-class GitWork(enum.Enum):
-    """Whether git may be in the middle of changing the files of a repository."""
-
-    NONE = enum.auto()
-    LOCKED = enum.auto()
-    """A checkout, commit or reset is writing right now."""
-    STEPPING = enum.auto()
-    """A rebase, merge or cherry-pick is between two steps; it may also be waiting for a person."""
 
 
 def repositories_of(paths: Iterable[str]) -> tuple[str, ...]:
     """The roots of the git working trees that hold ``paths``, each once."""
     found = (repository_of(path if os.path.isdir(path) else os.path.dirname(path)) for path in paths)
     return tuple(dict.fromkeys(root for root in found if root is not None))
-
-
-def git_folder(repository: str) -> Path:
-    """Where git keeps the state of this working tree: ``.git``, or what that file points to (worktree, submodule)."""
-    inner = Path(repository, ".git")
-    try:
-        text = inner.read_text() if inner.is_file() else ""
-    except OSError:
-        return inner
-    return Path(repository, text.removeprefix("gitdir:").strip()) if text.startswith("gitdir:") else inner
-
-
-def git_work(repositories: Iterable[str]) -> GitWork:
-    """The busiest state among the repositories."""
-    folders = [git_folder(repository) for repository in repositories]
-    for work, names in ((GitWork.LOCKED, LOCKS), (GitWork.STEPPING, UNDER_WAY)):
-        if any((folder / name).exists() for folder in folders for name in names):
-            return work
-    return GitWork.NONE
 
 
 def revisions(repositories: Iterable[str]) -> Mapping[str, Revision]:

@@ -6,7 +6,7 @@ Everything here is a pure function of what was seen. The rules, in order:
 - The first run of a repro, of an edited repro, or on another machine is where its history begins: no flip.
 - A verdict unlike the last one is asked again in fresh interpreters before it counts.
 - A repro is flaky when fresh runs of one sweep disagree. A new verdict although no watched file has changed is asked for more
-  often: something that is not watched may have changed. Between sweeps that nobody asked for, it is flaky.
+  often: something that is not watched may have changed.
 - A flaky repro is taken to be fixed only after so many quiet runs that luck is ruled out.
 """
 
@@ -29,8 +29,6 @@ JUDGING = FAILING | {Verdict.GONE}
 LUCK = 0.01
 """Largest accepted chance that a flaky repro only seemed fixed."""
 LEAST_STREAK = 5
-FLAKY_FACTOR = 6
-"""A flaky repro is run this many times as often as another before it is left alone."""
 SAME_CODE_RUNS = 4
 """Fresh runs that must agree on a new verdict of code that seems to be the same."""
 
@@ -67,8 +65,6 @@ class Purpose(enum.StrEnum):
     CANARY = "canary"
     RUN = "run"
     CONFIRM = "confirm"
-    PROBE = "probe"
-    """Again although nothing changed, while there is nothing else to do: to notice what is flaky."""
 
 
 def judges(run: Observation) -> bool:
@@ -160,8 +156,6 @@ def after_difference(before: State, runs: Sequence[Observation]) -> Ruling | Non
     unaffected = same_code or (first.loaded != "" and before.loaded == first.loaded)
     votes = Counter(run.verdict for run in fresh)
     if votes[first.verdict] == len(fresh):
-        if same_code and first.purpose is Purpose.PROBE and len(fresh) >= 2:
-            return became_flaky(before, runs)
         if len(fresh) < (SAME_CODE_RUNS if same_code else 2 if unaffected else 1):
             return None
         return flipped(before, first.verdict, runs)
@@ -248,20 +242,3 @@ def usual_seconds(states: Iterable[State], repros: Mapping[str, Repro]) -> float
         if not repro.spec.expected.kind.traits.endless and state.verdict is not Verdict.TIMEOUT
     )
     return max(came_back, default=0.0)
-
-
-def seen_too_seldom(states: Iterable[State], repros: Mapping[str, Repro], *, runs: int) -> list[str]:
-    """Repros whose present verdict rests on fewer than ``runs`` runs, and flaky ones, which may have become quiet."""
-    found = set()
-    for state in states:
-        repro = repros.get(state.repro)
-        if (
-            repro is None
-            or repro.damage
-            or repro.spec.expected.kind.traits.endless
-            or repro.digest != state.script
-        ):
-            continue
-        if state.runs < (FLAKY_FACTOR * runs if state.verdict is Verdict.FLAKY else runs):
-            found.add(state.repro)
-    return sorted(found)

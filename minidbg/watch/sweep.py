@@ -49,8 +49,6 @@ class Run:
     lane: Lane = Lane.WARM
     turn: int = 0
     """How many runs of the job came before it in this sweep."""
-    began: float = field(default=0.0, compare=False)
-    """When it was ordered, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ Queue: TypeAlias = tuple[Lane, str, bool]
 
 @dataclass(slots=True)
 class Sweep:
-    """The jobs of one sweep, in order. ``probing``: no canary, all jobs asked once more for reliability.
+    """The jobs of one sweep, in order.
 
     Every moment is in seconds since the epoch, and given from outside.
     """
@@ -79,7 +77,6 @@ class Sweep:
     slots: int = 2
     device_slots: int = 1
     """Runs at the same time on one device that is not the CPU: they share its memory."""
-    probing: bool = False
     whole: bool = False
     """Whether it runs every repro."""
     code: str = ""
@@ -87,8 +84,6 @@ class Sweep:
     began: float = 0.0
     edited: bool = False
     """Whether the code has changed since."""
-    cancel_at: float | None = None
-    """When the stale runs under way are to be ended."""
     first_verdict: float | None = None
     decisions: dict[Job, Decision] = field(default_factory=dict)
     """What has been stored and told."""
@@ -197,12 +192,12 @@ class Sweep:
     def start(self, job: Job) -> Run:
         """Take the job out of its queue: its run; or the canary that goes ahead, and the job stays."""
         key, queue = self.canary(job), self.queue(job)
-        if not self.probing and key not in self.canaries:
+        if key not in self.canaries:
             self.canaries[key] = None
             return Run(Purpose.CANARY, job)
         self.pending[queue].popleft()
         lane = queue[0]
-        return Run(Purpose.PROBE if self.probing else Purpose.RUN, job, lane is Lane.FRESH, lane)
+        return Run(Purpose.RUN, job, lane is Lane.FRESH, lane)
 
     def next_warm(self, busy: Mapping[str, int]) -> Job | None:
         """The first pending job whose device has room; slow ones leave one worker for the others."""
@@ -276,7 +271,7 @@ class Sweep:
     def released(self, job: Job, found: Decision | Unconfirmed) -> list[Decision | Unconfirmed]:
         """What was found, unless it must wait for its canary."""
         key = self.canary(job)
-        if not self.probing and self.canaries.get(key) is None:
+        if self.canaries.get(key) is None:
             self.held.setdefault(key, []).append((job, found))
             return []
         return [found]

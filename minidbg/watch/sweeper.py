@@ -17,7 +17,7 @@ from minidbg.watch.announce import Announcer
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import Repro, stamp_of
 from minidbg.watch.runner import Runner, as_renamed, canary_of, outcome_of
-from minidbg.watch.settings import Machine, OnChange, WatchSettings, devices_of, parse_devices
+from minidbg.watch.settings import Machine, WatchSettings, devices_of, parse_devices
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import installed_digest
 from minidbg.watch.states import Decision, Job, Purpose, Transition, usual_seconds
@@ -28,10 +28,6 @@ from minidbg.words.text import display_path, plural
 from minidbg.workers.pool import Ended
 
 MOST_FILES_TOLD = 200
-MOST_TOUCHES = 2
-JUST_BEGUN_S = 0.5
-GRACE_S = 2.0
-"""How long runs that a change has made stale may go on (``on_change = "queue"``)."""
 
 
 @contextlib.contextmanager
@@ -58,11 +54,9 @@ class Sweeper:
     """No devices until the daemon has found them."""
     current: Sweep | None = None
     last: Sweep | None = None
-    """The last one that ended and was no probing."""
+    """The last one that ended."""
     broken: dict[CanaryKey, str] = field(default_factory=dict)
     """Why each backend is broken that is, as it was told."""
-    touches: dict[Job, int] = field(default_factory=dict)
-    """How many times in a row a job's own files were written while it ran, without another content."""
 
     @property
     def repros(self) -> dict[str, Repro]:
@@ -95,12 +89,6 @@ class Sweeper:
             events.SweepStarted(number, len(jobs), len(names), tuple(files[:20]), len(changed), devices)
         )
         self.publish(self.current, unable)
-        self.fill()
-
-    def begin_probing(self, names: Iterable[str], last: Sweep) -> None:
-        """Run these repros once more although nothing has changed, as part of the ``last`` sweep."""
-        self.watched.mark(Mark.SWEEP)
-        self.current = self.sweep_over(last.number, self.jobs_of(set(names))[0], last.code, probing=True)
         self.fill()
 
     def sweep_over(self, number: int, jobs: Sequence[Job], code: str, **more: Any) -> Sweep:
@@ -153,26 +141,10 @@ class Sweeper:
             raise
 
     def notice_edits(self) -> None:
-        """Supersede the current sweep when the code is no longer what it began with, and a probing when anything is to be judged."""
+        """Supersede the current sweep when the code is no longer what it began with: nothing more is started, and its runs end."""
         sweep = self.current
-        if sweep is None or sweep.edited:
-            return
-        if self.watched.changed_since(Mark.SWEEP) or (sweep.probing and self.watched.wants_sweep):
-            self.supersede(sweep)
-
-    def supersede(self, sweep: Sweep) -> None:
-        """Start nothing more in the sweep, and let its runs end soon."""
-        sweep.cut_short()
-        just_begun = self.clock() < sweep.began + JUST_BEGUN_S  # by the first of several writes of one save
-        at_once = self.settings.on_change is OnChange.RESTART or sweep.probing or just_begun
-        sweep.cancel_at = self.clock() + (0.0 if at_once else GRACE_S)
-        self.cancel_late()
-
-    def cancel_late(self) -> None:
-        """End stale runs that take too long: nobody waits for them. Until then a compiler may fill its cache."""
-        sweep = self.current
-        if sweep is not None and sweep.cancel_at is not None and self.clock() >= sweep.cancel_at:
-            sweep.cancel_at = None
+        if sweep is not None and not sweep.edited and self.watched.changed_since(Mark.SWEEP):
+            sweep.cut_short()
             self.runner.cancel_all()
 
     def ended(self, message: Ended) -> None:
@@ -215,7 +187,7 @@ class Sweeper:
             files = sweep.runs[job][0].modules if job in sweep.runs else state.modules if state else ()
         modules = self.watched.adopt(files)
         shown = self.observation(sweep, run, message, modules)
-        if self.is_stale(sweep, job, repro, modules, run.began):
+        if self.is_stale(sweep, job, repro, modules):
             self.recorder.store_run(replace(shown, stale=True))
         else:
             self.publish(sweep, sweep.saw(run, shown))
@@ -235,24 +207,14 @@ class Sweeper:
             seconds=message.seconds, fresh=run.fresh,
         )  # fmt: skip
 
-    def is_stale(self, sweep: Sweep, job: Job, repro: Repro, modules: Iterable[str], started: float) -> bool:
+    def is_stale(self, sweep: Sweep, job: Job, repro: Repro, modules: Iterable[str]) -> bool:
         """Whether the code or the script changed while the run went on. Looks at the files themselves, not at events."""
         if stamp_of(repro.path) != repro.stamp:
             self.watched.ask_for([repro.name])
             return True
-        touched = self.watched.edited_or_touched(modules, started)
+        self.watched.read_edited(modules)
         self.notice_edits()
-        if sweep.edited:
-            return True
-        # Written during the run, and yet the same: it may have read something else in between. A file that is written by
-        # each run, such as an extension built at import, must not keep us asking for ever.
-        if touched and self.touches.get(job, 0) < MOST_TOUCHES:
-            self.touches[job] = self.touches.get(job, 0) + 1
-            if not sweep.probing:
-                self.watched.ask_for([repro.name])
-            return True
-        self.touches.pop(job, None)
-        return False
+        return sweep.edited
 
     def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:
         """Announce what is to be confirmed, and have the recorder ``commit`` the decisions."""
@@ -265,7 +227,7 @@ class Sweeper:
         ):
             sweep.first_verdict = self.clock()
         if decisions:
-            self.recorder.commit(decisions, sweep.repros, sweep.number, quiet=sweep.probing)
+            self.recorder.commit(decisions, sweep.repros, sweep.number)
         # The runs are in the history now.
         sweep.decisions.update({one.job: replace(one, runs=()) for one in decisions})
 
@@ -277,8 +239,6 @@ class Sweeper:
         if sweep is None or self.runner.under_way or not sweep.finished:
             return False
         self.current = None
-        if sweep.probing:
-            return True
         self.last = sweep
         if not sweep.edited and sweep.whole:
             self.watched.mark(Mark.SWEPT, self.watched.marks[Mark.SWEEP])

@@ -19,24 +19,16 @@ from minidbg.watch.file_events import FileEvents
 from minidbg.watch.repros import Repro, read_repros
 from minidbg.watch.settings import WatchSettings
 from minidbg.watch.snapshot import Ignore, Root, Snapshot, is_inside, scan, stamp, update
-from minidbg.watch.sources import GitWork
 
-CLOCK_GRAIN_S = 0.01
-"""The kernel's time stamps may lag behind its clock by a tick."""
 POLL_S = 2.0
 RESCAN_S = 30.0
 """How often everything is looked at although no event said so."""
 CHECK_ROOTS_S = 2.0
-GIT_POLL_S = 0.1
 QUIET_S = 0.2
 LONGEST_BURST_S = 5.0
 LULL_S = 0.03
 """A burst of few events is over after so long: an edit that still follows supersedes the sweep that has begun."""
 LULL_PATHS = 20
-STEPPING_QUIET_S = 3.0
-"""A rebase applies its next commit sooner than this; one that is quiet for longer waits for a person."""
-LOCKED_MAX_S = 60.0
-"""A lock older than this was left by a git that died."""
 SCRIPTS = (".py", ".safetensors")
 
 
@@ -63,19 +55,15 @@ class Burst:
         else:
             self.paths[path] = None
 
-    def deadline(self, work: GitWork = GitWork.NONE) -> float | None:
+    def deadline(self) -> float | None:
         """When the burst will be over if nothing more arrives; None without a burst."""
         if self.first is None:
             return None
-        if work is GitWork.LOCKED:
-            return self.last + LOCKED_MAX_S
-        if work is GitWork.STEPPING:
-            return self.last + STEPPING_QUIET_S
         is_small = not self.lost and len(self.paths) <= LULL_PATHS
         return min(self.last + (self.small_quiet_s if is_small else QUIET_S), self.first + LONGEST_BURST_S)
 
-    def is_due(self, now: float, work: GitWork = GitWork.NONE) -> bool:
-        deadline = self.deadline(work)
+    def is_due(self, now: float) -> bool:
+        deadline = self.deadline()
         return deadline is not None and now >= deadline
 
     def end(self) -> tuple[tuple[str, ...], bool]:
@@ -137,8 +125,6 @@ class Watched:
     """How long the last look at everything took."""
     next_look: float = 0.0
     next_check: float = 0.0
-    stepping: bool = False
-    """Whether git was between two steps of its work at the last look."""
 
     def __post_init__(self) -> None:
         self.ignore = Ignore(self.settings.ignore)
@@ -214,7 +200,7 @@ class Watched:
         moments = [self.next_look, self.next_check]
         burst = self.burst.deadline()
         if burst is not None:
-            moments.append(max(burst, now + (GIT_POLL_S if burst <= now else 0.0)))
+            moments.append(max(burst, now))
         return min(moments)
 
     def tick(self, now: float) -> None:
@@ -225,16 +211,7 @@ class Watched:
         if now >= self.next_look:
             self.look(everywhere=True)
             self.next_look = time.monotonic() + self.look_interval()
-        if self.burst.first is not None:
-            self.end_burst_if_over(now)
-
-    def end_burst_if_over(self, now: float) -> None:
-        """When files have been quiet for long enough and git is not at work, ``look`` at the paths of the burst."""
-        work = sources.git_work(sources.repositories_of(root.path for root in self.roots))
-        if work is GitWork.STEPPING and not self.stepping:
-            self.announce(Notice("a rebase or merge is under way: sweeps wait until it is quiet"))
-        self.stepping = work is GitWork.STEPPING
-        if self.burst.is_due(now, work):
+        if self.burst.is_due(now):
             paths, lost = self.burst.end()
             self.look(paths, everywhere=lost)
 
@@ -288,16 +265,10 @@ class Watched:
             for one in self.paths
         )
 
-    def edited_or_touched(self, files: Iterable[str], since: float) -> bool:
-        """Read those of ``files`` again that are no longer as in the snapshot, told by their time stamps: exact, and without any event.
-
-        Returns whether one was written at or after the moment ``since``, by the kernel's own clock.
-        """
-        stamps = {path: stamp(path) for path in files}
-        if edited := [path for path in stamps if stamps[path] != self.snapshot.files[path].stamp]:
+    def read_edited(self, files: Iterable[str]) -> None:
+        """Read those of ``files`` again that are no longer as in the snapshot, told by their time stamps: exact, and without any event."""
+        if edited := [path for path in files if stamp(path) != self.snapshot.files[path].stamp]:
             self.read_files(edited)
-        limit = (since - CLOCK_GRAIN_S) * 1e9
-        return any(found is not None and found[2] >= limit for found in stamps.values())
 
     # Repros and roots
 

@@ -213,27 +213,6 @@ def test_a_branch_switch_with_hundreds_of_files_is_one_sweep(desk: Desk, daemon:
     assert states(desk) == FIRST_STATES
 
 
-def test_a_rebase_is_waited_out_and_what_lies_between_is_never_judged(
-    desk: Desk, daemon: WatchProcess
-) -> None:
-    git(desk.source, "switch", "-q", "-c", "feature")
-    for source, message in ((BROKEN, "cos breaks"), (WORKS + "# mended\n", "cos is mended")):
-        desk.save("cos", source)
-        git(desk.source, "commit", "-q", "-a", "-m", message)
-    git(desk.source, "switch", "-q", "main")
-    desk.save("relu", WORKS)
-    git(desk.source, "commit", "-q", "-a", "-m", "relu is fixed")
-    git(desk.source, "switch", "-q", "feature")
-    daemon.wait_until_quiet(for_s=2.0)
-    mark = daemon.mark()
-    git(desk.source, "rebase", "--exec", "sleep 0.7", "main")
-    daemon.wait_for_event("flip", since=mark)
-    daemon.wait_until_quiet()
-    assert [(flip["kind"], flip["repro"]) for flip in daemon.since(mark, "flip")] == [("FIXED", "relu.py")]
-    assert len(daemon.since(mark, "sweep_started")) == 1
-    assert states(desk) == {**FIRST_STATES, "relu.py": "gone"}
-
-
 def test_an_edit_during_a_sweep_leaves_no_result_that_spans_it(desk: Desk, daemon: WatchProcess) -> None:
     slow = "import time\n\n\ndef {op}(value):\n    time.sleep(0.7)\n    return value + 1\n"
     with daemon.sweep() as mark:

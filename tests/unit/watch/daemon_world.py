@@ -136,7 +136,6 @@ class World:
         given = WatchSettings(**{"jobs": 1, **settings})
         views = Announcer([self, *self.views])
         self.daemon = Daemon([self.repros], given, views, inbox, self.events, lambda hidden: self.pool)
-        self.daemon.next_quiet_work = float("inf")
         self.daemon.start()
         return self.daemon
 

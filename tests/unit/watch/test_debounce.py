@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from minidbg.watch.sources import GitWork, git_work
-from minidbg.watch.watched import LOCKED_MAX_S, STEPPING_QUIET_S, Burst
+from minidbg.watch.watched import Burst
 
 
 def test_a_burst_is_over_after_the_quiet_time() -> None:
@@ -40,43 +37,6 @@ def test_thousands_of_events_and_lost_ones_are_one_look_at_everything() -> None:
     assert len(paths) == Burst.LIMIT
     burst.note(10.0, None)
     assert burst.end() == ((), True), "events were lost"
-
-
-def test_a_checkout_under_way_is_waited_out_and_a_forgotten_lock_is_not() -> None:
-    burst = Burst(small_quiet_s=0.2)
-    burst.note(10.0, "a.py")
-    assert not burst.is_due(15.0, GitWork.LOCKED)
-    assert burst.is_due(15.0, GitWork.NONE)
-    assert burst.is_due(10.0 + LOCKED_MAX_S, GitWork.LOCKED)
-
-
-def test_a_rebase_is_waited_out_until_it_stops_for_a_person() -> None:
-    burst = Burst(small_quiet_s=0.2)
-    burst.note(10.0, "a.py")
-    assert not burst.is_due(10.0 + STEPPING_QUIET_S - 0.1, GitWork.STEPPING)
-    assert burst.is_due(10.0 + STEPPING_QUIET_S, GitWork.STEPPING)
-
-
-@pytest.mark.parametrize(
-    ("name", "work"),
-    [
-        ("index.lock", GitWork.LOCKED),
-        ("rebase-merge", GitWork.STEPPING),
-        ("rebase-apply", GitWork.STEPPING),
-        ("MERGE_HEAD", GitWork.STEPPING),
-        ("index", GitWork.NONE),
-    ],
-)
-@pytest.mark.parametrize("is_worktree", [False, True])
-def test_git_at_work_is_seen_from_its_folder(
-    tmp_path: Path, name: str, work: GitWork, is_worktree: bool
-) -> None:
-    folder = tmp_path / ("elsewhere" if is_worktree else ".git")
-    folder.mkdir()
-    if is_worktree:
-        (tmp_path / ".git").write_text(f"gitdir: {folder}\n")
-    (folder / name).write_text("")
-    assert git_work([str(tmp_path)]) is work
 
 
 def test_a_burst_of_few_files_is_over_sooner_than_one_of_many() -> None:

@@ -43,7 +43,6 @@ class Session(World):
         super().__init__(folder, JsonLines(self.json), PlainLines(self.lines, every_result=True))
         patch.syspath_prepend(str(folder / "src"))
         patch.chdir(folder)
-        patch.setattr("minidbg.watch.watched.CLOCK_GRAIN_S", 0.0)
         patch.setattr(daemon, "revisions", lambda roots: {"/src": Revision("a" * 40, "b" * 40)})
 
     def begin(self, repros: dict[str, str] | None = None, **settings: object) -> Any:

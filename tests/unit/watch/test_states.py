@@ -16,7 +16,6 @@ from minidbg.watch.states import (
     Transition,
     decide,
     quiet_runs_needed,
-    seen_too_seldom,
     usual_seconds,
 )
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict, is_expected
@@ -113,13 +112,6 @@ def test_a_flip_of_a_repro_that_loads_none_of_the_changed_files_is_asked_twice()
     runs = [seen(GONE, loaded="loaded 1"), seen(GONE, fresh=True, loaded="")]
     assert answer(state(REPRODUCES), *runs) is None
     assert decided(state(REPRODUCES), *runs, seen(GONE, fresh=True)).transition is Transition.FIXED
-
-
-def test_the_same_code_with_two_verdicts_in_quiet_time_is_flaky_and_never_fixed() -> None:
-    first = replace(seen(GONE, code="code 1"), purpose=Purpose.PROBE)
-    result = decided(state(REPRODUCES), first, *[seen(GONE, code="code 1", fresh=True)] * 2)
-    assert result.transition is Transition.FLAKY
-    assert (result.state.failures, result.state.runs) == (1, 4)
 
 
 def test_a_rerun_in_which_every_run_agrees_is_no_flakiness_though_no_watched_file_changed() -> None:
@@ -237,26 +229,6 @@ def test_the_usual_time_is_the_longest_of_a_run_that_came_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "repro", "again"),
-    [
-        (state(GONE, runs=4), repro_of(), True),
-        (state(GONE, runs=5), repro_of(), False),
-        (state(FLAKY, runs=29), repro_of(), True),
-        (state(FLAKY, runs=30), repro_of(), False),
-        (state(GONE, runs=1), repro_of(Kind.HANG), False),
-        (state(GONE, runs=1), repro_of(damage="damaged"), False),
-        (state(GONE, runs=1), repro_of(digest="edited since"), False),
-        (state(GONE, runs=1, repro="gone.py"), repro_of(), False),
-    ],
-    ids=["few", "enough", "flaky", "a settled flaky one", "a hang", "damaged", "edited", "not there"],
-)
-def test_in_quiet_times_a_verdict_that_rests_on_few_runs_is_asked_again(
-    known: State, repro: Repro, again: bool
-) -> None:
-    assert seen_too_seldom([known], {"r.py": repro}, runs=5) == (["r.py"] if again else [])
-
-
-@pytest.mark.parametrize(
     ("flaky", "verdict", "runs"),
     [
         (state(FLAKY, runs=10, failures=5), GONE, 7),
@@ -309,11 +281,6 @@ def test_a_warm_worker_that_is_right_again_is_trusted_by_and_by() -> None:
 def test_a_contradicted_fresh_interpreter_is_no_disagreement_of_the_warm_one() -> None:
     runs = [seen(GONE, fresh=True), *[seen(REPRODUCES, fresh=True)] * 2]
     assert decided(state(REPRODUCES), *runs).state.disagreements == 0
-
-
-def test_two_changes_of_verdict_in_quiet_time_need_two_fresh_runs_to_be_flakiness() -> None:
-    first = replace(seen(GONE, code="code 1"), purpose=Purpose.PROBE)
-    assert answer(state(REPRODUCES), first, seen(GONE, code="code 1", fresh=True)) is None
 
 
 def test_what_a_verdict_rests_on_is_what_its_last_run_loaded() -> None:

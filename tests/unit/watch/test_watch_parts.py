@@ -17,7 +17,7 @@ from minidbg.judge import command
 from minidbg.watch import probe
 from minidbg.watch.repros import AlreadyWatched, Lock, Repro, home_of, living_holder, read_repro, read_repros
 from minidbg.watch.runner import Bytecode, Runner, canary_of, judging, outcome_of
-from minidbg.watch.settings import FailOn, OnChange, WatchSettings, load, parse_devices
+from minidbg.watch.settings import FailOn, WatchSettings, load, parse_devices
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import (  # fmt: skip
     left_out_folders,
@@ -65,11 +65,11 @@ def written(folder: Path, name: str = "a.py", *, kind: str = "compile", option: 
 
 def test_the_project_file_sets_and_arguments_win(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
-        '[tool.minidbg.watch]\nbuild = "ninja"\nsources = ["csrc"]\non_change = "restart"\njobs = 3\n'
+        '[tool.minidbg.watch]\nbuild = "ninja"\nsources = ["csrc"]\njobs = 3\n'
     )
     (tmp_path / "inner").mkdir()
     settings = load({"jobs": 5, "fail_on": "unexpected", "sources": ()}, folder=tmp_path / "inner")
-    assert (settings.build, settings.jobs, settings.on_change) == ("ninja", 5, OnChange.RESTART)
+    assert (settings.build, settings.jobs) == ("ninja", 5)
     assert (settings.fail_on, settings.sources) == (FailOn.UNEXPECTED, (tmp_path / "csrc",))
     assert settings.folder == tmp_path
 
@@ -79,7 +79,7 @@ def test_the_project_file_sets_and_arguments_win(tmp_path: Path) -> None:
     [
         ('biuld = "ninja"', "no setting named 'biuld'.*did you mean 'build'"),
         ("jobs = 0", "jobs=0.*must be 1 or more"),
-        ('on_change = "restrat"', "must be one of 'queue', 'restart'; did you mean 'restart'"),
+        ('workers = "frok"', "must be one of 'auto', 'fork', 'spawn'; did you mean 'fork'"),
     ],
 )
 def test_a_wrong_setting_says_where_and_what_is_near(tmp_path: Path, line: str, message: str) -> None:
