@@ -157,13 +157,6 @@ def nodes_in(table: Mapping[str, Any]) -> int:
     return nodes
 
 
-def heading(docstring: str, message: str) -> str:
-    """The first line of a script's docstring, without the message where that stands below it in full."""
-    line = docstring.strip().partition("\n")[0].strip()
-    sentence, _, said = line.partition(": ")
-    return sentence if said and message.startswith(said.rstrip(".…")) else line
-
-
 def text_of(script: bytes) -> str:
     """The text of a script, with the line breaks that Python sees. Raises ValueError for what is no UTF-8."""
     return script.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")

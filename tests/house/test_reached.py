@@ -23,8 +23,6 @@ CALLED_BY_OTHERS = {
     "_repr_pretty_": "IPython",
     "TYPE_CHECKING": "type checkers",
 }
-NOT_ASKED = "extras/hunt/steps.py"
-"""Random programs name its functions in their text."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -132,16 +130,13 @@ def from_outside() -> set[str]:
 
 
 def unreached() -> list[str]:
-    everything = [
-        one for name, tree in trees().items() if name != NOT_ASKED for one in definitions(name, tree.body)
-    ]
+    everything = [one for name, tree in trees().items() for one in definitions(name, tree.body)]
     plugin = {
         id(one)
         for one in everything
         if one.where.startswith("pytest_plugin.py") and one.name.startswith("pytest_")
     }
     said, waiting = from_outside(), everything
-    said |= {word for tree in (trees().get(NOT_ASKED),) if tree for word in words_of(tree)}
     while True:
         reached = [
             one for one in waiting if not one.name or id(one) in plugin
