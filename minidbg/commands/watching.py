@@ -80,10 +80,8 @@ KINDS = click.option(
 )
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="Time limit of a run.")
 @click.option("--workers", type=words(Workers), help="Fork warm processes, or start fresh ones.")
-@KINDS
 def watch(
     paths: tuple[Path, ...],
-    kinds: tuple[str, ...],
     as_json: bool,
     once: bool,
     **options: Any,
@@ -95,7 +93,7 @@ def watch(
     """
     found = list(paths) or [repro_folder()]
     loaded = load(options)
-    settings = replace(loaded, once=once, kinds=tuple(map(Kind, kinds)))
+    settings = replace(loaded, once=once)
     from minidbg.watch.starting import run_daemon
 
     sys.exit(run_daemon(found, settings, as_json=as_json))

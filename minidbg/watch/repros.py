@@ -14,7 +14,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,6 @@ import psutil
 from minidbg.watch.snapshot import stamp
 from minidbg.words.errors import MinidbgError, UnreadableRepro
 from minidbg.words.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular, replace_file
-from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Verdict
 from minidbg.words.records import damage_in_words
 from minidbg.words.run_spec import DAMAGE, BackendRef, Provenance, RunSpec, table_of
@@ -111,21 +110,15 @@ def name_of(path: Path, home: Path) -> str:
 
 
 def read_repros(
-    paths: Sequence[Path],
-    home: Path,
-    known: Mapping[str, Repro] | None = None,
-    kinds: Collection[Kind] = (),
+    paths: Sequence[Path], home: Path, known: Mapping[str, Repro] | None = None
 ) -> dict[str, Repro]:
-    """All repros below ``paths`` by name, or those of these ``kinds``. Those of ``known`` whose files are the same are kept.
-
-    Damaged ones are among them: their kind is not known, and one that is being edited was there before.
-    """
+    """All repros below ``paths`` by name, damaged ones too. Those of ``known`` whose files are the same are kept."""
     found: dict[str, Repro] = {}
     for path in find_repros(paths):
         name = name_of(path, home)
         old = (known or {}).get(name)
         repro = old if old is not None and old.stamp == stamp_of(path) else read_repro(path, name)
-        if repro is not None and (not kinds or repro.damage or repro.spec.expected.kind in kinds):
+        if repro is not None:
             found[name] = repro
     return found
 

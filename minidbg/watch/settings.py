@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from minidbg.words import settings as base
 from minidbg.words.converters import choice, number, path, setting, text, texts, whole
 from minidbg.words.errors import BadSetting
-from minidbg.words.kinds import Kind
 
 if TYPE_CHECKING:
     from minidbg.history import Environment
@@ -83,8 +82,6 @@ class WatchSettings:
     workers: Workers = setting(Workers.AUTO, choice(Workers))
     fail_on: FailOn = setting(FailOn.ANY, choice(FailOn))
     once: bool = False
-    kinds: tuple[Kind, ...] = ()
-    """Only repros of these kinds are watched; all, where there are none."""
     folder: Path = dataclasses.field(default_factory=Path.cwd)
     """Where the build command and the hook run: the folder of the settings file, else the current one."""
 

@@ -44,7 +44,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool) -> 
             path.mkdir(parents=True)  # the first repro may come while we watch
     inbox: Inbox = queue.SimpleQueue()
     announce = Announcer(views_of(settings, inbox, as_json=as_json))
-    repros = read_repros(paths, Path(), kinds=settings.kinds).values()
+    repros = read_repros(paths, Path()).values()
     backends = {repro.spec.backend.name for repro in repros}
 
     def make_pool(hidden: Path) -> Pool:

@@ -134,7 +134,7 @@ class Watched:
 
     def start(self) -> None:
         """Read the repros, find their sources, and look at everything."""
-        self.repros = read_repros(self.paths, self.home, kinds=self.settings.kinds)
+        self.repros = read_repros(self.paths, self.home)
         self.find_sources()
         self.look(everywhere=True)
 
@@ -275,7 +275,7 @@ class Watched:
     def read_repros_again(self) -> None:
         """Announce each repro that was added, edited, damaged or removed, and have the changed ones run."""
         before = self.repros
-        after = read_repros(self.paths, self.home, before, self.settings.kinds)
+        after = read_repros(self.paths, self.home, before)
         self.repros = after
         changed = {name for name in after if name not in before or before[name].digest != after[name].digest}
         for name in sorted(changed):

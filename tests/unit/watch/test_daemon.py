@@ -12,7 +12,6 @@ from daemon_world import REPRO, World, script_of
 from minidbg.history import History
 from minidbg.watch.daemon import Hint, Key, Stop
 from minidbg.watch.settings import FailOn
-from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Verdict
 from minidbg.workers.pool import Ended, Order, RunMode
 
@@ -143,18 +142,6 @@ def test_a_damaged_repro_is_shown_and_runs_nothing(world: World) -> None:
     standings = {event.repro: event.standing for event in world.names("result")}
     assert standings == {"a.py": "new", "cut_off.py": "invalid"}
     assert "cut_off" not in world.ran()
-
-
-def test_repros_of_another_kind_than_asked_for_are_left_alone(world: World) -> None:
-    world.repro("crash", "crashed", kind="crash")
-    world.start({"relu": "reproduces"}, kinds=(Kind.CRASH,))
-    assert set(world.ran()) == {"crash"}
-    assert set(world.daemon.watched.repros) == {"crash.py"}
-    world.repro("hang", "reproduces", kind="hang")
-    world.hint(world.repros / "hang.py")
-    world.write(world.repros / "crash.py", "# /// script\n# [tool.minidbg]\n# kind = [\n# ///\n")
-    assert world.data("repro_damaged", "repro") == ["crash.py"]
-    assert set(world.daemon.watched.repros) == {"crash.py"}, "one that is being edited stays"
 
 
 def test_each_repro_runs_on_each_device_and_a_missing_one_is_skipped_aloud(world: World) -> None:
