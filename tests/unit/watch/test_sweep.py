@@ -264,7 +264,7 @@ def test_what_is_to_be_confirmed_is_known_once_its_backend_works(late: bool) -> 
     known = [] if late else sweep.saw_canary(canary, PASSES)
     known += sweep.saw(run, shown_by(run, Outcome(GONE)))
     known += sweep.saw_canary(canary, PASSES) if late else []
-    assert known == [Unconfirmed(2, "a.py", "cpu", REPRODUCES, "", seen=True, verdict=GONE, seconds=0.0)]
+    assert known == [Unconfirmed(2, "a.py", "cpu", REPRODUCES, seen=True, verdict=GONE, seconds=0.0)]
 
 
 def test_each_job_of_a_backend_that_is_not_here_is_skipped_once() -> None:
