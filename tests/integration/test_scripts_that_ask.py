@@ -20,26 +20,26 @@ from minidbg.words.run_spec import BackendRef, RunSpec
 
 ADDS_ONE = """\
 def adds_one(gm, example_inputs):
-    return lambda *args: tuple(value + 1 for value in gm(*args))"""
-SHOWN = r"output 0: eager gives tensor\(\[.*\]\), the backend gives tensor\(\["
+    return lambda *args: tuple(torch.nn.Parameter(value + 1, False) for value in gm(*args))"""
+SHOWN = r"output 0: eager gives tensor\(\[.*\]\), the backend gives Parameter containing:\s*tensor\(\["
 NO_MINIDBG = "import sys; sys.modules['minidbg'] = None; import runpy; sys.argv = sys.argv[1:]; "
 NO_MINIDBG += "runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-def wrong_beside_bfloat16() -> Case:
-    """The backend may compute in bfloat16, and is off by more than that explains."""
+def of_another_structure() -> Case:
+    """The backend gives parameters for tensors."""
     graph_module, inputs = capture_by_dynamo(lambda x: torch.relu(x), (torch.randn(4),))
-    signature = Signature(Kind.ACCURACY, message="output: float")
+    signature = Signature(Kind.ACCURACY, message="output: structure")
     backend = BackendRef("adds_one", "adds_one", embedded=ADDS_ONE)
-    spec = RunSpec(backend, signature=signature, tolerances="bfloat16")
+    spec = RunSpec(backend, signature=signature)
     return Case(graph_module, inputs, spec)
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    with pytest.raises(NoShortForm, match="bfloat16"):
-        render(wrong_beside_bfloat16())
-    return write(wrong_beside_bfloat16(), tmp_path / "r.py", Form.HANDS_OVER, remark="It asks.")
+    with pytest.raises(NoShortForm, match="structure"):
+        render(of_another_structure())
+    return write(of_another_structure(), tmp_path / "r.py", Form.HANDS_OVER, remark="It asks.")
 
 
 def test_it_is_short_and_says_why_first(script: Path) -> None:
@@ -89,10 +89,10 @@ def test_it_is_published_where_the_short_form_is_refused(tmp_path: Path) -> None
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(publishing.repro, "write", keep)
         outcome, draft = publishing.verify(
-            wrong_beside_bfloat16(), publishing.Exactness.SEEDED, tmp_path, value_limit_bytes=1 << 20
+            of_another_structure(), publishing.Exactness.SEEDED, tmp_path, value_limit_bytes=1 << 20
         )
     assert (outcome.verdict, draft is not None) == (Verdict.REPRODUCES, True)
     assert (
-        "A few lines cannot judge it, so it asks minidbg for the verdict: what bfloat16 arithmetic gives"
+        "A few lines cannot judge it, so it asks minidbg for the verdict: a result of another structure"
         in drafted[-1]
     )

@@ -105,8 +105,6 @@ def compared(value: torch.Tensor) -> None:
 
 def in_modes(value: torch.Tensor) -> None:
     for mode in (
-        precision.LowerPrecision("bfloat16"),
-        precision.LowerPrecision("tf32", 1),
         precision.RoundingNoise(1),
         precision.MonteCarloArithmetic(1),
         undefined.UndefinedResults(),
@@ -119,12 +117,9 @@ def in_modes(value: torch.Tensor) -> None:
 LOOKS: dict[str, Callable[[Any], Any]] = {
     "has_plain_memory": torch_internals.has_plain_memory,
     "in_memory": torch_internals.in_memory,
-    "rounded": precision.LowerPrecision("bfloat16").rounded,
-    "stored": precision.LowerPrecision("float16", 1).stored,
     "other rounding": precision.RoundingNoise(1).stored,
     "has_few_bits": precision.has_few_bits,
     "float64": lambda value: precision.to_float64((value,)),
-    "lower": lambda value: precision.LowerPrecision("bfloat16").changed((value,)),
     "modes": in_modes,
     "compare": compared,
     "largest": lambda value: arithmetic.largest(value) if _are_plain(value, value) else None,

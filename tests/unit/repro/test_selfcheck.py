@@ -182,12 +182,6 @@ def test_another_structure_has_no_short_form(make_case):
         render(make_case(signature=Signature(Kind.ACCURACY, message="output: structure")))
 
 
-def test_a_precision_by_design_is_judged_by_the_whole_oracle_only(make_case):
-    with pytest.raises(NoShortForm, match="bfloat16"):
-        render(make_case(signature=Signature(Kind.ACCURACY, message="output: float"), tolerances="bfloat16"))
-    render(make_case(signature=Signature(Kind.ACCURACY, message="output: shape"), tolerances="bfloat16"))
-
-
 def aten_relu():
     return fx.symbolic_trace(lambda x: (torch.ops.aten.relu.default(x),)), (torch.randn(4, 8),)
 
