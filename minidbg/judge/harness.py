@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +26,7 @@ from minidbg.judge.signature import (
 )
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import thread_state_kept, without_autocast
-from minidbg.words.environment import JUDGING
+from minidbg.words.environment import judging
 from minidbg.words.errors import TorchNameMissing
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Outcome, Signature, Verdict
@@ -113,7 +111,7 @@ def judge(
                 return True
 
             try:
-                with wrappers_at_rest(), entered_modes(spec.context):
+                with judging(), entered_modes(spec.context):
                     actual, result = run_compiled(
                         model, inputs, runnable.compiler, spec, note, notes, passes_in_eager, witness
                     )
@@ -335,33 +333,6 @@ def plain_modes() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
         torch.manual_seed(SEED)
         yield
-
-
-JUDGED_NOW: list[
-    str | None
-] = []  # the mark as it was before each judged run that is under way, of any thread
-JUDGED_LOCK = threading.Lock()
-if hasattr(os, "register_at_fork"):  # another thread may hold it
-    os.register_at_fork(after_in_child=JUDGED_LOCK._at_fork_reinit)  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def wrappers_at_rest() -> Iterator[None]:
-    """A backend that the user's own module wraps with minidbg answers no failure of a run that is being judged.
-
-    The mark is the process's, and threads may judge at once: the first in sets it, the last out puts it back.
-    """
-    with JUDGED_LOCK:
-        JUDGED_NOW.append(os.environ.get(JUDGING))
-        os.environ[JUDGING] = "1"
-    try:
-        yield
-    finally:
-        with JUDGED_LOCK:
-            before = JUDGED_NOW[0]
-            JUDGED_NOW.pop()
-            if not JUDGED_NOW:
-                os.environ.pop(JUDGING) if before is None else os.environ.update({JUDGING: before})
 
 
 @contextlib.contextmanager

@@ -212,7 +212,7 @@ def stable_message(chain: list[BaseException], most: int = 400) -> str:
 
 def meaningful_lines(text: str) -> list[str]:
     """The compiler's ``error:`` lines if there are any, else all lines up to the report's appendix."""
-    found = re.findall(r"(?m)^.*?\b(?:fatal )?error: (.*)$", text) or translated_errors(text)
+    found = re.findall(r"(?m)^.*?\b(?:fatal )?error: (.*)$", text)
     if found:
         return list(dict.fromkeys(line.strip() for line in found))[:2]  # once for each loop that holds it
     lines = []
@@ -223,15 +223,6 @@ def meaningful_lines(text: str) -> list[str]:
     return [line for line in lines if line][:8]
 
 
-def translated_errors(text: str) -> list[str]:
-    """What a compiler says in another language: the lines of the severity that comes first, warnings left out."""
-    lines = [(said, text) for said, text in re.findall(DIAGNOSTIC, text) if not re.search(WARNED, text)]
-    return [text for severity, text in lines if severity == lines[0][0]]
-
-
-COLON = "[:\uff1a]"  # the second where g++ speaks Chinese
-DIAGNOSTIC = rf"(?m)^\S.*?:\d+:\d+: ((?!{COLON})[^\n]{{2,40}}?) ?{COLON} ?(\S.*)$"  # x.cpp:33:57: Fehler: ...
-WARNED = r"\[-W(?!error)[\w=+-]+\]\s*$"
 COMMAND = r"(?ms)^Command:\n.*?^Output:\n"  # the part of a CppCompileError that is the same for all errors
 APPENDIX = r"\s*(args\[\d+\]: |kwargs: |While executing |Original traceback|Found from :|Set TORCHDYNAMO_VERBOSE|from user code)"
 VOLATILE = (

@@ -15,9 +15,6 @@ COMPILER_SAYS = {
     "C.UTF-8": "error: \u2018{name}\u2019 was not declared in this scope",
     "coloured": "\x1b[01;31m\x1b[Kerror: \x1b[m\x1b[K'\x1b[01m\x1b[K{name}\x1b[m\x1b[K' was not declared in this scope",
     "with links": "error: '{name}' was \x1b]8;;https://gcc.gnu.org/x\x07not declared\x1b]8;;\x07 in this scope",
-    "de": "Warnung: unbenutzt [-Wunused]\n/t/{file}:8:1: Fehler: \u00bb{name}\u00ab wurde in diesem G\u00fcltigkeitsbereich nicht deklariert",
-    "fr": "erreur: \u00ab\u202f{name}\u00a0\u00bb n'a pas \u00e9t\u00e9 d\u00e9clar\u00e9 dans cette port\u00e9e",
-    "zh": "\u9519\u8bef\uff1a\u2018{name}\u2019 \u5728\u6b64\u4f5c\u7528\u57df\u4e2d\u5c1a\u672a\u58f0\u660e",
 }
 
 

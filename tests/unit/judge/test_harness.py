@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +19,7 @@ from minidbg.judge.harness import (
     leaves_of,
     left_behind,
     patched_config,
-    wrappers_at_rest,
 )
-from minidbg.words.environment import JUDGING
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
 
@@ -76,23 +73,6 @@ def test_what_a_backend_says_is_told_without_dynamos_advice() -> None:
     assert brief(error) == "ValueError: no kernel"
     assert len(brief(ValueError("x" * 999))) == 300
     assert len(first_lines(ValueError("x" * 9999))) == 4000
-
-
-@pytest.mark.parametrize("before", [None, "outer"])
-def test_wrappers_rest_until_the_last_of_several_judged_runs_has_ended(
-    monkeypatch: pytest.MonkeyPatch, before: str | None
-) -> None:
-    if before is None:
-        monkeypatch.delenv(JUDGING, raising=False)
-    else:
-        monkeypatch.setenv(JUDGING, before)
-    first, second = wrappers_at_rest(), wrappers_at_rest()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert os.environ[JUDGING] == "1"
-    second.__exit__(None, None, None)
-    assert os.environ.get(JUDGING) == before
 
 
 def test_options_that_this_torch_lacks_are_left_out_and_the_others_are_put_back() -> None:

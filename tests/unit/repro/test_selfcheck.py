@@ -72,7 +72,7 @@ def script_recognises(script, error):
 
 @pytest.mark.parametrize("locale", COMPILER_SAYS)
 def test_a_compiler_s_error_is_told_in_every_locale(locale, make_case):
-    """g++ quotes names otherwise in each locale, colours what it says, and has it translated."""
+    """g++ quotes names otherwise in each locale, and colours what it says."""
     error, same = compile_error(locale, "tmp5"), compile_error(locale, "tmp71", "b.cpp")
     others = [compile_error(locale, "kernel"), compile_error("C", "tmp5"), CppCompileError("no g++ here")]
     signature = signature_of(error, "compile")
@@ -83,9 +83,8 @@ def test_a_compiler_s_error_is_told_in_every_locale(locale, make_case):
     assert script_recognises(text, error)
     assert script_recognises(text, same)
     assert signature_of(same, "compile") == signature_of(error, "compile")
-    english = ("C", "C.UTF-8", "coloured", "with links")
     for other in others:
-        is_same = locale in english and str(other) == str(compile_error("C", "tmp5"))
+        is_same = str(other) == str(compile_error("C", "tmp5"))
         assert script_recognises(text, other) is is_same
         found = [signature_of(one, "compile") for one in (error, other)]
         assert found[0].is_shown_by(found[1]) is is_same

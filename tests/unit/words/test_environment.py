@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from minidbg.judge import harness
 from minidbg.words import environment
 
 OF_A_PROGRAM = {
@@ -49,15 +48,6 @@ def test_who_judges_is_marked_and_a_tool_is_not(monkeypatch: pytest.MonkeyPatch)
     assert environment.JUDGING not in environment.for_program({})
 
 
-def test_the_judge_of_a_script_sets_the_same_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``oracle.harness`` has its name in text, since it also stands in scripts that import no minidbg."""
-    monkeypatch.delenv(environment.JUDGING, raising=False)
-    assert not environment.is_judging()
-    with harness.wrappers_at_rest():
-        assert environment.is_judging()
-    assert not environment.is_judging()
-
-
 def test_given_variables_have_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("PYTHONHOME", "/here")
@@ -84,15 +74,3 @@ def test_a_process_that_judges_for_a_while_is_afterwards_as_it_was() -> None:
             pass
         assert environment.is_judging()
     assert dict(os.environ) == before
-
-
-def test_the_mark_goes_with_the_last_of_several_threads_that_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first in, first out: what the second one found was the first one's mark, and it must not stay."""
-    monkeypatch.delenv(environment.JUDGING, raising=False)
-    first, second = harness.wrappers_at_rest(), harness.wrappers_at_rest()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert os.environ[environment.JUDGING] == "1", "the second one still judges"
-    second.__exit__(None, None, None)
-    assert environment.JUDGING not in os.environ
