@@ -16,25 +16,20 @@ CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._func
 
 
 NOT_OF_THE_CASE = frozenset(
-    {
-        "assume_static_by_default",
-        "automatic_dynamic_shapes",
-        "check_custom_op_aliasing",
-        *torch_internals.OVERRIDES,
-    }
+    {"assume_static_by_default", "automatic_dynamic_shapes", *torch_internals.OVERRIDES}
 )
-"""Options that ``torch.compile(dynamic=...)`` sets for the time of a call: the case has ``dynamic`` instead; one that minidbg sets for its
-own runs (``torch_internals.in_silence``); and those that give some graphs of a program, by their number in it, another backend or other options: the
-case has what its graph got."""
+"""Options that ``torch.compile(dynamic=...)`` sets for the time of a call: the case has ``dynamic`` instead; and those that give some
+graphs of a program, by their number in it, another backend or other options: the case has what its graph got."""
 
 
 ENVIRONMENT = (
-    "CC", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CXX",
+    "CC", "CI", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CXX",
     "HIP_VISIBLE_DEVICES", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_CBWR", "MKL_NUM_THREADS",
     "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "OMP_SCHEDULE", "OPENVINO_TORCH_BACKEND_DEVICE",
     "PT_HPU_LAZY_MODE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "PYTORCH_TRACING_MODE", "TORCHDYNAMO_DYNAMIC_SHAPES", "TORCHINDUCTOR_COMPILE_THREADS",
-    "TORCHINDUCTOR_CPP_WRAPPER", "TORCHINDUCTOR_FREEZING", "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCHINDUCTOR_CPP_WRAPPER", "TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING", "TORCHINDUCTOR_FREEZING",
+    "TORCHINDUCTOR_MAX_AUTOTUNE",
     "TORCHINDUCTOR_VEC_ISA_OK", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TVM_SCHEDULER",
 )  # fmt: skip
 """Environment variables that change what a backend does and hold no secret. Nothing else is ever read; the setting

@@ -18,6 +18,7 @@ CARRIERS = (
     "torch._dynamo",
     "torch._compile",
     "torch._guards",
+    "torch._ops",
     "torch._utils_internal",
     "torch.utils._contextlib",
     "torch.nn.modules.module",
@@ -186,6 +187,8 @@ def innermost_frames(chain: list[BaseException], most: int = 4) -> list[str]:
         elif module.partition(".")[0] == "minidbg" or last in CALLS_BACKEND or last == "call_compiled":
             waiting = False
             names.clear()
+        elif last == "__torch_dispatch__" and module.startswith("torch."):
+            pass  # a mode's, or a subclass's: which are around a call is chance
         elif module and not module.startswith(CARRIERS) and not function.startswith("_TorchCompile"):
             name = f"{module}:{last if module == '<generated>' else function}"
             if names[-1:] != [name]:

@@ -447,7 +447,7 @@ def result_of(
     path: Path | None, case: Case, original: Case, last: Outcome, session: Session
 ) -> ReductionResult:
     """The result of a reduction that has published ``case`` at ``path``; None: nothing, since the ``last`` run did not show the failure."""
-    notes = case.provenance.notes if path else (*case.provenance.notes, why_not(last))
+    notes = case.provenance.notes if path else (*case.provenance.notes, why_not(last, case.signature))
     if last.verdict is Verdict.FLAKY and last.runs and last.reproduced != last.runs:
         notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")
     return ReductionResult(
@@ -464,10 +464,12 @@ def result_of(
     )
 
 
-def why_not(last: Outcome) -> str:
-    """What the last run in a fresh interpreter showed instead of the failure: its reason, or what it printed."""
+def why_not(last: Outcome, expected: Signature | None) -> str:
+    """What the last run in a fresh interpreter showed instead of the failure: its reason, another failure, or what it printed."""
     if last.reason:
         return last.reason
+    if expected is not None and last.signature is not None:
+        return expected.unlike(last.signature)
     agrees = "there the backend agrees with eager; " if last.verdict is Verdict.GONE else ""
     said = last_line(last.message) or last_line(last.stderr)
     return f"{agrees}the last line printed was: {said[:200]}" if said else f"{agrees}nothing was printed"

@@ -358,8 +358,9 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     if said.verdict is Verdict.INVALID and said.reason.startswith("eager itself fails"):
         raise NotReproduced(f"this is no failure of the backend: {said.reason}", said)
     lost = f"; {STAND_INS}" if STAND_INS in case.provenance.notes else ""
+    other = case.signature.unlike(said.signature) if case.signature and said.signature else ""
     raise NotReproduced(
-        f"the case does not show its failure here: {said.in_words}. "
+        f"the case does not show its failure here: {said.in_words}{other and f' ({other})'}. "
         f"Expected {case.kind or 'any failure'}; tried: {', '.join(ways)}{lost}",
         said,
     )

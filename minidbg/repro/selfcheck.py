@@ -130,12 +130,10 @@ class _ScriptJudge:
 
     @property
     def compares_values(self) -> bool:
-        """Whether results are compared by tolerances."""
         return self.category in VALUES
 
     @property
     def needs_run(self) -> bool:
-        """Whether a call takes more than one expression."""
         return bool(self.modes or self.statements or self.backward or self.leaf or self.waits)
 
     @property
@@ -153,7 +151,6 @@ class _ScriptJudge:
         return f"{made}.to(device)" if self.has_state else made
 
     def compiled_model(self) -> str:
-        """What goes through the backend, as an expression."""
         if self.is_direct:
             return "compiled"
         arguments = [f"backend={self.backend}", "fullgraph=True"]
@@ -180,19 +177,16 @@ class _ScriptJudge:
         return "[[]] * len(values)" if self.is_aten and self.spec.dynamic else ""
 
     def call(self, model: str) -> str:
-        """``model`` called with the inputs, in the modes of the failing call."""
         return f"run({model}, device)" if self.needs_run else f"{model}(*inputs(device))"
 
     # --- the judgement
 
     @property
     def yields(self) -> str:
-        """What ``run`` gives, in words."""
         return "the inputs after the call" if self.leaf == "input" else f"the {self.leaf}s"
 
     @property
     def compared(self) -> str:
-        """The values to compare, as an expression."""
         if self.category == "aliasing":
             return "[*outputs, *values]"
         written = "[*values, *model.buffers()]" if self.has_state and not self.is_direct else "values"
@@ -200,7 +194,6 @@ class _ScriptJudge:
 
     @property
     def tolerances(self) -> list[str]:
-        """The items of a dict from dtype to relative and absolute tolerance, in two lines."""
         given = self.spec.tolerances
         pairs = {name: given.get(name, given.get("any", pair)) for name, pair in TOLERANCES.items()}
         pairs |= {name: pair for name, pair in given.items() if name != "any"}
@@ -230,7 +223,6 @@ class _ScriptJudge:
         return "" if name in ALWAYS_REGISTERED else f"torch._dynamo.lookup_backend({self.backend})"
 
     def pattern(self) -> str:
-        """A regular expression that this failure's ``Type: message`` contains."""
         message, signature = self.header.provenance.message, self.spec.signature
         if self.kind.traits.said:
             return self.kind.traits.said
@@ -247,7 +239,6 @@ class _ScriptJudge:
         return "|".join(dict.fromkeys(patterns))
 
     def said(self) -> str:
-        """What the script says of the error, as an expression."""
         if self.is_about_guards:
             return "traceback.format_exc()"
         text = 'f"{type(error).__name__}: {error}"'

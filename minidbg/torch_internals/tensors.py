@@ -93,8 +93,7 @@ def outside_tracing() -> Iterator[None]:
     """A block without tracing context, compiled autograd, the program's modes (a default device stays) and saved-tensor hooks.
 
     Work of ours inside a backend's call would overwrite dynamo's live context; dynamo's graph has what function modes do;
-    the hooks of ``checkpoint`` count what is saved; compiled autograd would hand each backward of ours to the program's compiler;
-    AOTAutograd checks custom operators in the first call of a compiled function, which is to be the program's.
+    the hooks of ``checkpoint`` count what is saved; compiled autograd would hand each backward of ours to the program's compiler.
     """
     from torch._C import _len_torch_function_stack
     from torch.overrides import _pop_mode, _push_mode
@@ -108,9 +107,6 @@ def outside_tracing() -> Iterator[None]:
             # the flag is the process's, the compiler a thread's: a thread without one would leave the flag off
             before.callback(setattr, compiled_autograd, "compiled_autograd_enabled", True)
             before.enter_context(compiled_autograd._disable())
-        aot_autograd: Any = sys.modules.get("torch._functorch.config")
-        if hasattr(aot_autograd, "check_custom_op_aliasing"):
-            before.enter_context(aot_autograd.patch(check_custom_op_aliasing=False))
         while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
             autograd._pop_saved_tensors_default_hooks()
             before.callback(autograd._push_saved_tensors_default_hooks, *pair)
@@ -123,6 +119,17 @@ def outside_tracing() -> Iterator[None]:
             before.callback(_pop_mode)
         with torch._guards.tracing(None), _disable_current_modes():
             yield
+
+
+@seen("2.11", "2.15")
+def first_call_put_off() -> contextlib.AbstractContextManager[Any]:
+    """A block in which a compiled function may be called while its first call is still to come.
+
+    AOTAutograd checks custom operators in the first call, by a dispatch mode: what that raises or warns of is the program's.
+    """
+    config: Any = sys.modules.get("torch._functorch.config")
+    checks = hasattr(config, "check_custom_op_aliasing")
+    return config.patch(check_custom_op_aliasing=False) if checks else contextlib.nullcontext()
 
 
 @seen("2.11", "2.15", otherwise=lambda error: False)

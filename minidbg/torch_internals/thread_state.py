@@ -141,58 +141,38 @@ def nesting() -> int:
     return int(torch.autocast_decrement_nesting())
 
 
-def setting(get: Callable[[], Any], put: Callable[[Any], object]) -> Callable[[], None]:
-    """One value, set back where it has changed."""
-    before = get()
+def settings() -> Callable[[], None]:
+    """Single values: hooks on saved tensors, attention's kernels, requires_grad_ in a level, tangents, grad mode, default dtype."""
+    from torch.nn import attention
+
+    core, functorch = torch._C, torch._C._functorch
+    pairs: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+        (core._autograd._saved_tensors_hooks_get_disabled_error_message, refuse_hooks),
+        (
+            lambda: attention._cur_sdpa_kernel_backends(with_priority=True),
+            lambda kernels: attention._sdpa_kernel(kernels, set_priority=True),
+        ),
+        (functorch.get_inplace_requires_grad_allowed, functorch.set_inplace_requires_grad_allowed),
+        (core._is_fwd_grad_enabled, core._set_fwd_grad_enabled),
+        (torch.is_grad_enabled, core._set_grad_enabled),
+        (torch.get_default_dtype, torch.set_default_dtype),
+    )
+    before = [get() for get, _ in pairs]
 
     def undo() -> None:
-        if get() != before:
-            put(before)
+        for (get, put), value in zip(pairs, before, strict=True):
+            if get() != value:
+                put(value)
 
     return undo
 
 
-def saved_tensor_hooks() -> Callable[[], None]:
-    """Whether hooks on saved tensors are refused, and why."""
+def refuse_hooks(reason: str | None) -> None:
     autograd = torch._C._autograd
-
-    def put(reason: str | None) -> None:
-        if reason is None:
-            autograd._saved_tensors_hooks_enable()
-        else:
-            autograd._saved_tensors_hooks_disable(reason)
-
-    return setting(autograd._saved_tensors_hooks_get_disabled_error_message, put)
-
-
-def attention_kernels() -> Callable[[], None]:
-    """The kernels that attention may take, in their order."""
-    from torch.nn import attention
-
-    return setting(
-        lambda: attention._cur_sdpa_kernel_backends(with_priority=True),
-        lambda kernels: attention._sdpa_kernel(kernels, set_priority=True),
-    )
-
-
-def grad_in_levels() -> Callable[[], None]:
-    """Whether requires_grad_ may be called inside a level."""
-    functorch = torch._C._functorch
-    return setting(functorch.get_inplace_requires_grad_allowed, functorch.set_inplace_requires_grad_allowed)
-
-
-def forward_grad() -> Callable[[], None]:
-    """Whether tangents are computed."""
-    return setting(torch._C._is_fwd_grad_enabled, torch._C._set_fwd_grad_enabled)
-
-
-def grad() -> Callable[[], None]:
-    """Grad mode."""
-    return setting(torch.is_grad_enabled, torch._C._set_grad_enabled)
-
-
-def default_dtype() -> Callable[[], None]:
-    return setting(torch.get_default_dtype, torch.set_default_dtype)
+    if reason is None:
+        autograd._saved_tensors_hooks_enable()
+    else:
+        autograd._saved_tensors_hooks_disable(reason)
 
 
 AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "hpu", "mps", "mtia", "xla", "maia", "privateuseone")
@@ -202,11 +182,6 @@ LOOKS: tuple[Callable[[], Callable[[], object]], ...] = (
     levels,
     level_of_duals,
     autocast,
-    saved_tensor_hooks,
-    attention_kernels,
-    grad_in_levels,
-    forward_grad,
-    grad,
-    default_dtype,
+    settings,
 )
 """In the order in which they are put back; what closes a level may set others."""

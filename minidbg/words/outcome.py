@@ -97,6 +97,19 @@ class Signature:
             and same_message(self.message, other.message)
         )
 
+    def unlike(self, other: Signature) -> str:
+        """What makes ``other`` another failure: ``the same message; frames: expected a:f, got b:g``."""
+        same = same_message(self.message, other.message)
+        parts = ["the same message"] if same else [f"message: expected {self.message}, got {other.message}"]
+        for name in ("kind", "direction", "types", "frames"):
+            mine, its = (getattr(one, name) for one in (self, other))
+            if isinstance(mine, tuple):
+                mine, its = (
+                    ", ".join(one[: 1 if name == "frames" else None]) or "none" for one in (mine, its)
+                )
+            parts += [f"{name}: expected {mine}, got {its}"] if mine != its else []
+        return "; ".join(parts)
+
     def is_shown_by(self, found: Signature) -> bool:
         """Whether a run that showed ``found`` shows this failure. Crashes and hangs are the same by their kind: stacks vary."""
         return self.kind is found.kind if self.kind.traits.dies else self.matches(found)

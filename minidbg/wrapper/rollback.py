@@ -16,7 +16,7 @@ What a program can notice of it, and who leaves it to the program:
 - **Random numbers**, a seed that waits for an accelerator's first use, and imports that draw: ``torch_internals.random_numbers``.
 - **Warnings given once**: ``torch_internals.in_silence``. Those of torch's C++ come again for the program; those that Python code of torch gives once by a
   cache of its own do not, where only a run of ours meets them.
-- **AOTAutograd's check of custom operators**, in the first call of a compiled function: ``torch_internals.outside_tracing``.
+- **AOTAutograd's check of custom operators**, in the first call of a compiled function: ``torch_internals.first_call_put_off``.
 - **Compiled autograd, saved-tensor hooks and modes** do not see runs of ours: ``torch_internals.outside_tracing``. Autocast keeps no cast of ours: ``verify.quiet``.
 - **Guards**: dynamo builds them from the state after the backend has returned; ``torch_internals.GuardState`` and ``DynamoGraph.undo_compiling`` put that back.
 - **Autotuning** (Triton, cuDNN's benchmark) is done by the first run on an accelerator, which is ours, on copies of the same shapes and

@@ -348,7 +348,8 @@ def run_backward(
     try:
         with quiet():
             try:
-                outputs = call(list(inputs))
+                with torch_internals.first_call_put_off():
+                    outputs = call(list(inputs))
             except Exception as error:  # the user's own call will tell
                 if is_of_a_signal_handler(error):
                     raise

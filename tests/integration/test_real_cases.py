@@ -56,6 +56,8 @@ SINGLE = [
     Expected("compile_188218_fractional_pool_kernel_zero", 1, "max not supported"),
     Expected("compile_188231_bool_relational", 4, "TypeError"),
     Expected("runtime_143579_custom_op_fake_stride", 1, "stride"),
+    Expected("runtime_own_extern_kernel_dtype", 5, "same dtype"),
+    Expected("runtime_own_bare_subclass", 1, "Multiple dispatch failed"),
     Expected("accuracy_187027_flip_repeat_interleave", 4, "output 0 differs"),
     Expected("accuracy_189518_cumsum_dtype", 2, "has dtype int64, eager gives bfloat16"),
     Expected("accuracy_197895_float_floor_divide", 1, "output 0 differs"),

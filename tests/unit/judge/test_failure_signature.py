@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import operator
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,6 +148,35 @@ def test_frames_are_the_backends_and_not_the_carriers() -> None:
     deep = in_module("acme.ops", "def fail(): raise ValueError('x')\n")
     table = signature_of(raised(lambda: outer.call(fx.run, backend.lower, deep.fail)), "compile")
     assert table.frames == ("acme.ops:fail", "acme.lowering:lower")
+
+
+def test_frames_of_torchs_dispatch_modes_do_not_count() -> None:
+    """AOTAutograd's mode is around the first call of a compiled function only: both calls show one failure."""
+    ops = in_module(
+        "torch._ops", "class OpOverload:\n    def __call__(self): raise RuntimeError('one dtype')\n"
+    )
+    mode = in_module(
+        "torch._functorch._aot_autograd.runtime_wrappers",
+        "class _AnalyzeCustomOpInputOutputMode:\n    def __torch_dispatch__(self, func): func()\n",
+    )
+    kernel = in_module("acme.kernel", "def mm(call, op): call(op)\n")
+    within = mode._AnalyzeCustomOpInputOutputMode().__torch_dispatch__
+    first, second = (
+        signature_of(raised(lambda call=call: kernel.mm(call, ops.OpOverload())), "runtime")
+        for call in (within, operator.call)
+    )
+    assert first == second
+    assert first.frames[0] == "acme.kernel:mm"
+
+
+def test_what_makes_another_failure_is_told_by_its_fields() -> None:
+    expected = Signature(Kind.RUNTIME, types=("RuntimeError",), frames=("a:f", "a:g"), message="no mm")
+    same_words = replace(expected, frames=("b:h", "a:g"))
+    assert expected.unlike(same_words) == "the same message; frames: expected a:f, got b:h"
+    other = replace(expected, kind=Kind.COMPILE, types=(), message="no add")
+    assert expected.unlike(other) == (
+        "message: expected no mm, got no add; kind: expected runtime, got compile; types: expected RuntimeError, got none"
+    )
 
 
 def test_frames_above_the_call_of_the_backend_do_not_count() -> None:
