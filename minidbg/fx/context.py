@@ -79,6 +79,14 @@ def literal_config(module_name: str) -> dict[str, Any]:
     return {name: value for name, value in changed if name not in NOT_OF_THE_CASE and round_trips(value)}
 
 
+def config_without_literal() -> list[str]:
+    """The options that differ from their defaults and that no script can set: a pass of the program's own."""
+    changed = ((name, torch_internals.changed_config(name)) for name in CONFIG_MODULES)
+    return [
+        f"{module}.{name}" for module, values in changed for name in values if not round_trips(values[name])
+    ]
+
+
 def round_trips(value: Any) -> bool:
     """Whether ``repr(value)`` is a literal equal to ``value``, so that a script may hold it."""
     try:

@@ -32,6 +32,7 @@ from minidbg.wrapper.collectives import CollectiveRecorder
 from minidbg.wrapper.process import PROCESS
 from minidbg.wrapper.reports import Report, add_line, own_report, set_report
 from minidbg.wrapper.rollback import NOTHING, Kept, capturing_device_graph, keep, tensors_in
+from minidbg.wrapper.verify_refusals import declared_otherwise
 
 NOT_RECORDED = contextlib.nullcontext()
 ABSENT_RANK = (
@@ -301,7 +302,8 @@ class GraphState:
             self.put_back(kept)
             if blameless:
                 return None
-        report = self.report_on(failure)
+        undeclared = self.level is Level.DYNAMO and declared_otherwise(self.untouched, args, self.mutated)
+        report = Report(undeclared) if undeclared else self.report_on(failure)
         if not (restored and self.can_go_on()) or (recorder is not None and recorder.begun):
             self.say_why_it_is_raised(error, report)
             return None
@@ -342,7 +344,6 @@ class GraphState:
     # ---- handling
 
     def can_go_on(self) -> bool:
-        """Whether something is left to go on with when the link in use fails."""
         return self.position + 1 < len(self.links) or self.settings.on_failure is OnFailure.FALLBACK
 
     def keep(self, values: Sequence[Any]) -> Kept:

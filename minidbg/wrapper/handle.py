@@ -23,9 +23,10 @@ import torch
 
 from minidbg import asking, repro, torch_internals, workers
 from minidbg.fx.case import Case
-from minidbg.fx.context import default_device
+from minidbg.fx.context import config_without_literal, default_device
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
+from minidbg.source.names import readable
 from minidbg.words import environment
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
@@ -197,19 +198,32 @@ def reduced_or_why_not(
             remark = not_sent(package["left_out_bytes"])
             written = reduce_in_server(sent, package, settings, deadline)
     except MinidbgError as refusal:
-        return Report(f"{remark}{refusal}; {kept_in}", capture=capture)
+        return Report(f"{remark}{refusal}; {not_in_a_script(case)}{kept_in}", capture=capture)
     except OSError as trouble:
         if is_of_a_signal_handler(trouble):
             raise
         line = f"not reduced: no process can be started for it here ({trouble}); {then}"
         return Report(line, capture=capture)
     if written.path is None:
-        line = f"{remark}{written.line}; {kept_in}"
+        line = f"{remark}{written.line}; {not_in_a_script(case)}{kept_in}"
         return Report(line, capture=capture)
     line = f"{remark}{written.line}"
     if written.lacking:
         return Report(line, capture=capture, to_fill_in=written.path)
     return Report(line, written.path, capture)
+
+
+def not_in_a_script(case: Case) -> str:
+    """What the program had that no run of ours has, and the failure may need; empty where there is nothing."""
+    own: Any = torch.Tensor.__torch_function__
+    lost = [f"{name} was set" for name in config_without_literal()]
+    for node, value in zip(case.graph_module.graph.find_nodes(op="placeholder"), case.inputs, strict=False):
+        name = readable(str(node.target))[0]
+        if isinstance(value, torch.Tensor) and value._base is not None:
+            lost.append(f"{name} was a view with a base of its own ({name}._base)")
+        if getattr(getattr(value, "__torch_function__", None), "__func__", own.__func__) is not own.__func__:
+            lost.append(f"{name} was a {type(value).__qualname__}, which has a __torch_function__")
+    return f"in the program {' and '.join(lost)}; " if lost else ""
 
 
 def not_sent(left_out_bytes: int) -> str:

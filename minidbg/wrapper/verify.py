@@ -29,7 +29,7 @@ from minidbg.words.errors import AccuracyError
 from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, message_of
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction
-from minidbg.words.run_spec import CompiledFn, RunSpec
+from minidbg.words.run_spec import CompiledFn, Level, RunSpec
 from minidbg.words.settings import Layout, Settings, Verify
 from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
@@ -38,7 +38,7 @@ from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.collectives import CollectiveRecorder, Replay, single_rank_graph
 from minidbg.wrapper.process import GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_in
-from minidbg.wrapper.verify_refusals import refusal
+from minidbg.wrapper.verify_refusals import declared_otherwise, refusal
 from minidbg.wrapper.verify_runs import compared
 
 log = logging.getLogger("minidbg")
@@ -88,7 +88,6 @@ class Verification:
 
     @property
     def spec(self) -> RunSpec:
-        """How its results are compared."""
         return verify_runs.spec_for(self.link, self.settings)
 
     def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
@@ -99,6 +98,10 @@ class Verification:
         try:
             with handle.handling(args), quiet():
                 failure = self.compare(result, args)
+            inside = self.before
+            is_of_dynamo = failure is not None and self.link.level is Level.DYNAMO
+            if is_of_dynamo and (why := declared_otherwise(inside.model, args, inside.written)):
+                raise CannotCompare(why)
             if failure is not None and handle.is_layout_alone(failure.error, self.settings):
                 handle.warn_of_layout(failure, self.settings)
                 failure = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -56,8 +56,35 @@ def too_large(
     return None
 
 
+def declared_otherwise(graph: fx.GraphModule, args: Sequence[Any], written: frozenset[int]) -> str:
+    """What dynamo declared of an input of ``graph`` and did not keep to: no backend is to blame then. Empty where it kept to all.
+
+    An input that the graph writes to is left out: what dynamo declared has been written to as well. So is a symbolic size.
+    """
+    for index, (node, given) in enumerate(zip(graph.graph.find_nodes(op="placeholder"), args, strict=False)):
+        declared = node.meta.get("example_value")
+        if index in written or not (isinstance(declared, Tensor) and isinstance(given, Tensor)):
+            continue
+        for (what, expected), (_, passed) in zip(declarable(declared), declarable(given), strict=False):
+            if not isinstance(expected, torch.SymInt) and passed != expected:
+                return (
+                    f"dynamo declared {node.name} as {what}{expected} and passed {what}{passed}: "
+                    "not the backend's failure"
+                ).replace("torch.", "")
+    return ""
+
+
+def declarable(value: Tensor) -> Iterator[tuple[str, Any]]:
+    """What dynamo declares of ``value``, each with the word before it."""
+    yield "", value.dtype
+    yield "", value.device
+    yield "requires_grad=", value.requires_grad
+    yield "rank ", value.dim()
+    yield from (("size ", size) for size in value.shape)
+    yield from (("stride ", step) for step in (value.stride() if value.layout is torch.strided else ()))
+
+
 def sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> list[int]:
-    """``chosen``, and the indices of tensors that share a storage with one of them."""
     storages = {storage_key(one) for index in chosen for one in tensors_in([values[index]])}
     return [
         index

@@ -65,7 +65,6 @@ class Before:
             set_generator_state(device, state)
 
     def wants_backward(self) -> bool:
-        """Whether a result may need gradients."""
         values = [*tensors_in(self.inputs), *self.graph.parameters()]
         return torch.is_grad_enabled() and any(map(needs_gradient, values))
 
@@ -80,7 +79,6 @@ class Before:
         return {**left, "inputs_after": {}, "gradients": {}} if self.outputs_only else left
 
     def call(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        """Outputs of eager for ``inputs``."""
         return function(*inputs) if self.replay is None else self.replay.run(function, inputs)
 
     def put_back(self, args: Sequence[Any]) -> None:
@@ -123,7 +121,6 @@ def compared(inside: Before, spec: RunSpec, actual: dict[str, Any], expected: di
 
 
 def spec_for(link: Link, settings: Settings) -> RunSpec:
-    """How results of ``link`` are compared."""
     return RunSpec(BackendRef(link.name, "..."), tolerances=settings.allowed)
 
 

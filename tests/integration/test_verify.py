@@ -903,6 +903,31 @@ def test_a_graph_that_the_backend_gives_back_is_no_success_and_nothing_to_print(
     assert (stats().verified, sum(stats().not_verified.values())) == (0, 2)
 
 
+def test_a_backend_that_believes_what_dynamo_declared_is_not_blamed(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dynamo declares the number that Python draws as float32, and passes float64."""
+
+    def believes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        declared = [node.meta["example_value"].dtype for node in gm.graph.find_nodes(op="placeholder")]
+
+        def run(*args: torch.Tensor) -> Any:
+            return gm(
+                *(
+                    torch.zeros_like(arg) if arg.dtype != one else arg
+                    for arg, one in zip(args, declared, strict=True)
+                )
+            )
+
+        return run
+
+    call(lambda x: x * random.random(), torch.ones(4), backend=believes)
+    declared = "dynamo declared random_value_0 as float32 and passed float64: not the backend's failure"
+    assert warnings_of(caplog) == [f"minidbg: a graph is not verified: {declared}"]
+    assert stats().failed == 0
+    assert not answers.cases
+
+
 # ---- optimizers, whose parameters dynamo makes attributes of the graph
 
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from minidbg.words.settings import Settings, Verify
 from minidbg.wrapper.verify import calls_compared, is_settled
-from minidbg.wrapper.verify_refusals import bytes_of_a_run, free_bytes, refusal
+from minidbg.wrapper.verify_refusals import bytes_of_a_run, declared_otherwise, free_bytes, refusal
 
 
 def graph_of(*targets: Callable[..., Any], values: Any = None) -> fx.GraphModule:
@@ -29,6 +29,27 @@ def graph_of(*targets: Callable[..., Any], values: Any = None) -> fx.GraphModule
 
 
 X = (torch.ones(4),)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (torch.ones(4), ""),
+        (torch.ones(4, dtype=torch.float64), "dynamo declared x as float32 and passed float64: not the"),
+        (torch.ones(3), "as size 4 and passed size 3"),
+        (torch.ones(8)[::2], "as stride 1 and passed stride 2"),
+        (torch.ones(4, device="meta"), "as cpu and passed meta"),
+        (torch.ones(4, requires_grad=True), "as requires_grad=False and passed requires_grad=True"),
+    ],
+)
+def test_no_backend_is_blamed_for_an_input_that_is_not_what_dynamo_declared(given: Any, says: str) -> None:
+    graph = graph_of(torch.sin)
+    (x,) = graph.graph.find_nodes(op="placeholder")
+    x.meta["example_value"] = torch.ones(4)
+    found = declared_otherwise(graph, (given,), frozenset())
+    assert says in found
+    assert bool(says) == bool(found)
+    assert declared_otherwise(graph, (given,), frozenset({0})) == "", "the graph may have written to it"
 
 
 def test_a_plain_graph_is_not_refused() -> None:
