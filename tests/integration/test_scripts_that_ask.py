@@ -20,14 +20,14 @@ from minidbg.words.run_spec import BackendRef, RunSpec
 
 ADDS_ONE = """\
 def adds_one(gm, example_inputs):
-    return lambda *args: tuple(torch.nn.Parameter(value + 1, False) for value in gm(*args))"""
-SHOWN = r"output 0: eager gives tensor\(\[.*\]\), the backend gives Parameter containing:\s*tensor\(\["
+    return lambda *args: tuple((value + 1, value) for value in gm(*args))"""
+SHOWN = r"output 0: eager gives tensor\(\[.*\]\), the backend gives tensor\(\["
 NO_MINIDBG = "import sys; sys.modules['minidbg'] = None; import runpy; sys.argv = sys.argv[1:]; "
 NO_MINIDBG += "runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 def of_another_structure() -> Case:
-    """The backend gives parameters for tensors."""
+    """The backend gives two tensors for one."""
     graph_module, inputs = capture_by_dynamo(lambda x: torch.relu(x), (torch.randn(4),))
     signature = Signature(Kind.ACCURACY, message="output: structure")
     backend = BackendRef("adds_one", "adds_one", embedded=ADDS_ONE)
