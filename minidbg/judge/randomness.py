@@ -26,7 +26,6 @@ from minidbg.fx.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_grap
 from minidbg.fx.mutation import written_arguments
 from minidbg.judge import draw_edits as edits
 from minidbg.judge.draw_edits import DrawingCall, Drawn, Edit, argument_of, inputs_of
-from minidbg.judge.draw_support import with_checks
 from minidbg.judge.precision import random_states
 from minidbg.torch_internals.devices import devices_of, generators_put_back
 
@@ -160,13 +159,6 @@ def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | N
         results.append(node if one.part is None else graph.call_function(operator.getitem, (node, one.part)))
     graph.output(tuple(results))
     return fx.GraphModule({}, graph), tuple(inputs)
-
-
-def checks_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]]:
-    """The graph of ``draws_alone``, which returns in place of the numbers what chance does not decide of them."""
-    alone = draws_alone(fed)
-    assert alone is not None  # asked only where they were drawn alone
-    return with_checks(alone[0], fed.drawn), alone[1]
 
 
 def tensors_in(call: DrawingCall) -> list[Tensor]:

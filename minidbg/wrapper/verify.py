@@ -45,7 +45,6 @@ log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
 GRADIENTS_SHARED = "the gradients of a graph that talks to other ranks: its backward must not run twice"
 RECORDED = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
-DRAWS = "of its random numbers only what chance does not decide is returned here: their form, and whether they are possible"
 ALONE = "what other ranks gave to it was recorded and is an input here; what it gives to them is an output"
 
 
@@ -136,11 +135,8 @@ class Verification:
                 inside.set_generators()
                 fed = feed_recorded(inside.graph, inside.fresh())
                 if fed.fed:
-                    try:
-                        if self.agrees_with_the_backends_numbers(fed, runs.actual):
-                            return self.layout(runs)
-                    except verify_runs.ImpossibleDraws as seen:
-                        return self.drawn_wrong(seen)
+                    if self.agrees_with_the_backends_numbers(fed, runs.actual):
+                        return self.layout(runs)
                     return self.with_numbers(fed).compiled_anew()
         found = self.difference(runs)
         if found is not None and inside.replay is not None:
@@ -191,7 +187,7 @@ class Verification:
         try:
             drawn = verify_runs.draws_by(self.link, self.before, fed)
         except Exception as error:  # a small graph of ours, which the user never asked for
-            if is_of_a_signal_handler(error) or isinstance(error, verify_runs.ImpossibleDraws):
+            if is_of_a_signal_handler(error):
                 raise
             log.debug("draws_alone_failed", exc_info=True)
             return False
@@ -202,17 +198,6 @@ class Verification:
         for index in range(len(self.before.inputs), len(drawn.inputs)):
             expected["inputs_after"].pop(str(index), None)
         return other.difference(compared(other.before, self.spec, actual, expected)) is None
-
-    def drawn_wrong(self, seen: verify_runs.ImpossibleDraws) -> Failure:
-        """The failure of a backend whose random numbers are no such numbers."""
-        everything = frozenset(range(len(seen.inputs)))
-        inside = replace(
-            self.before, graph=seen.graph, inputs=seen.inputs, written=frozenset(), copied=everything
-        )
-        failure = replace(self, before=inside, notes=[], gradients=None).compiled_anew(DRAWS)
-        if failure is None:
-            raise CannotCompare(str(seen))
-        return failure
 
     def with_numbers(self, fed: Derandomized) -> Verification:
         """The same call of a graph that gets its random numbers as inputs."""

@@ -20,9 +20,8 @@ from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module
 from minidbg.fx.mutation import written_attributes
 from minidbg.judge.agreement import Comparison
 from minidbg.judge.arithmetic import are_close
-from minidbg.judge.draw_support import is_possible
 from minidbg.judge.harness import Change, left_behind, left_by_run, needs_gradient, unchanged
-from minidbg.judge.randomness import Derandomized, checks_alone, draws_alone
+from minidbg.judge.randomness import Derandomized, draws_alone
 from minidbg.source.specs import is_constructed
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.words.run_spec import BackendRef, RunSpec
@@ -180,7 +179,7 @@ def run_compiled_anew(
 def draws_by(link: Link, inside: Before, fed: Derandomized) -> Derandomized | None:
     """``fed`` with the numbers that ``link`` draws when it compiles just the calls that draw; None where it does not.
 
-    Raises ImpossibleDraws where no right backend draws such, and what the backend raises.
+    Raises what the backend raises.
     """
     found = draws_alone(fed)
     if found is None:
@@ -190,14 +189,4 @@ def draws_by(link: Link, inside: Before, fed: Derandomized) -> Derandomized | No
         compiled_fn = compile_at_run_time(link, graph, inputs)
         inside.set_generators()
         results = clone_values(compiled_fn(*inputs))
-    if not all(map(is_possible, fed.drawn, results)):
-        raise ImpossibleDraws(*checks_alone(fed))
     return fed.with_results(results)
-
-
-class ImpossibleDraws(Exception):
-    """Random numbers of a wrong form, or that the calls cannot give; ``graph`` and ``inputs`` show it without chance."""
-
-    def __init__(self, graph: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
-        super().__init__("the backend's random numbers have another form or range than eager's")
-        self.graph, self.inputs = graph, inputs
