@@ -145,15 +145,6 @@ class UndefinedResults(PerturbedEager):
         order = torch.randperm(size, generator=self.generator)
         return (torch.arange(size - 1, -1, -1) if self.number == 0 else order).to(device)
 
-    def phases(self, count: int, like: torch.Tensor) -> torch.Tensor:
-        """Numbers of size 1: -1, then random ones."""
-        if self.number == 0:
-            return -like.new_ones(count)
-        random = torch.rand(count, generator=self.generator, dtype=torch.float64)
-        if like.is_complex():
-            return torch.polar(torch.ones_like(random), 2 * torch.pi * random).to(like)
-        return torch.where(random < 0.5, -1.0, 1.0).to(like)
-
     def rotation(self, size: int, like: torch.Tensor) -> torch.Tensor:
         values = torch.randn(size, size, generator=self.generator, dtype=like.dtype)
         turn: torch.Tensor = torch.linalg.qr(values)[0].to(like.device)
@@ -308,51 +299,22 @@ class UndefinedResults(PerturbedEager):
             result.copy_(self.other_than(result))
         return result
 
-    def svd(self, func: Any, given: dict[str, Any]) -> Any:
-        """That of a rotated matrix, rotated back: other signs, and other vectors where singular values are equal."""
-        left, values, right = func(**given)
-        if not left.numel():
-            return left, values, right
-        self.met["signs and phases of singular vectors"] = None
-        rows, columns = given["A"].shape[-2:]
-        before, after = self.rotation(rows, left), self.rotation(columns, left)
-        again = func(**{**given, "A": before @ given["A"] @ after})
-        phases = self.phases(values.shape[-1], left)
-        left, right = before.mH @ again[0], again[2] @ after.mH
-        left[..., : phases.numel()] *= phases
-        right[..., : phases.numel(), :] *= phases.conj()[:, None]
-        return left, values, right
+    def vectors(self, func: Any, given: dict[str, Any]) -> Any:
+        """Each basis turned as a whole, eigenvalues of a general matrix in another order: what depends on them is not judged."""
+        result, matrix = func(**given), given["A"] if "A" in given else given["self"]
 
-    def eigh(self, func: Any, given: dict[str, Any]) -> Any:
-        values, vectors = func(**given)
-        if not vectors.numel():
-            return values, vectors
-        self.met["signs and phases of eigenvectors"] = None
-        half = given["A"].triu(1).mH if given["UPLO"].upper() == "U" else given["A"].tril(-1)
-        whole = half + half.mH + torch.diag_embed(torch.diagonal(given["A"], dim1=-2, dim2=-1))
-        turn = self.rotation(vectors.shape[-1], vectors)
-        again = func(**{**given, "A": turn @ whole @ turn.mH})[1]
-        return values, (turn.mH @ again) * self.phases(values.shape[-1], vectors)
+        def other(part: torch.Tensor) -> torch.Tensor:
+            if not part.numel():
+                return part
+            if part.dim() == matrix.dim():
+                self.met["eigenvectors, singular vectors and factors of qr"] = None
+                return self.rotation(part.shape[-2], part) @ part
+            if not part.is_complex():
+                return part
+            self.met["the order of eigenvalues"] = None
+            return part[..., self.order(part.shape[-1], part.device)]
 
-    def eig(self, func: Any, given: dict[str, Any]) -> Any:
-        """Eigenvalues come in any order, vectors with any phase."""
-        result = func(**given)
-        values = result if isinstance(result, torch.Tensor) else result[0]
-        if not values.numel():
-            return result
-        self.met["order and phases of eigenvalues"] = None
-        order = self.order(values.shape[-1], values.device)
-        if isinstance(result, torch.Tensor):
-            return values[..., order]
-        return values[..., order], result[1][..., order] * self.phases(values.shape[-1], result[1])
-
-    def qr(self, func: Any, given: dict[str, Any]) -> Any:
-        q, r = func(**given)
-        if not r.numel():
-            return q, r
-        self.met["signs and phases of the factors of qr"] = None
-        phases = self.phases(r.shape[-2], r)
-        return (q * phases if q.numel() else q), r * phases.conj()[:, None]
+        return other(result) if isinstance(result, torch.Tensor) else tuple(map(other, result))
 
 
 ORDERED = "sort argsort topk argmax argmin max min median nanmedian mode kthvalue"
@@ -370,10 +332,7 @@ RULES: dict[str, Callable[[UndefinedResults, Any, dict[str, Any]], Any]] = {
         "_unique2 unique_dim": UndefinedResults.unique,
         WRITTEN: UndefinedResults.write,
         EMPTY: UndefinedResults.empty,
-        "_linalg_svd": UndefinedResults.svd,
-        "_linalg_eigh": UndefinedResults.eigh,
-        "linalg_eig linalg_eigvals _linalg_eigvals": UndefinedResults.eig,
-        "linalg_qr": UndefinedResults.qr,
+        "_linalg_svd _linalg_eigh linalg_eig linalg_eigvals _linalg_eigvals linalg_qr": UndefinedResults.vectors,
     }.items()
     for name in names.split()
 }
