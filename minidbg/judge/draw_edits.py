@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -39,15 +39,6 @@ class Drawn:
     """Which of the call's results it is."""
     read: Callable[[Any], Any] = lambda result: result
     """The value, from what the call gives."""
-    levels: tuple[tuple[int, int], ...] = ()
-    """Of a value drawn inside vmap: along which of its dimensions each level goes, and the number of the level, outermost first."""
-
-    def standing_alone(self) -> Drawn:
-        """The value without the levels of vmap and grad that it was drawn in; no call makes it outside of them."""
-        if not torch_internals.is_wrapped(self.value):
-            return self
-        value, levels = torch_internals.without_levels(self.value)
-        return replace(self, value=value, call=None, levels=levels)
 
 
 NewInput: TypeAlias = Callable[[Drawn], fx.Node]
@@ -59,36 +50,6 @@ Edit: TypeAlias = Callable[[fx.GraphModule, fx.Node, NewInput], None]
 
 def inputs_of(graph: fx.GraphModule) -> list[fx.Node]:
     return [node for node in graph.graph.nodes if node.op == "placeholder"]
-
-
-def add_inputs(graph: fx.GraphModule, drawn: Sequence[Drawn]) -> None:
-    """Give ``graph`` an input more for each value; nothing uses it."""
-    with graph.graph.inserting_before(next(node for node in graph.graph.nodes if node.op != "placeholder")):
-        for index, one in enumerate(drawn):
-            graph.graph.placeholder(f"unused_{index}").meta["example_value"] = one.value
-    graph.recompile()
-
-
-def by_turn(graph: fx.GraphModule, carried: int, drawn: int) -> None:
-    """Change a loop's graph so that the number of the turn is carried too, and the last ``drawn`` inputs hold the values of all turns."""
-    nodes = inputs_of(graph)
-    with graph.graph.inserting_after(nodes[carried - 1]):
-        turn = graph.graph.placeholder("turn")
-    turn.meta["example_value"] = torch.zeros((), dtype=torch.int64)
-    with graph.graph.inserting_before(next(node for node in graph.graph.nodes if node.op != "placeholder")):
-        for every in nodes[len(nodes) - drawn :]:
-            place = graph.graph.call_method("reshape", (turn, (1,)))
-            picked = graph.graph.call_method("index_select", (every, 0, place))
-            value = graph.graph.call_method("squeeze", (picked, 0))
-            for user in [user for user in every.users if user is not picked]:
-                user.replace_input_with(every, value)
-    output = graph.graph.output_node()
-    if drawn:
-        with graph.graph.inserting_before(output):
-            following = graph.graph.call_function(operator.add, (turn, 1))
-        results = output.args[0]
-        output.args = ((*results[:carried], following),)  # type: ignore[index, misc] # a tuple or list
-    graph.recompile()
 
 
 def give_mask(
@@ -175,46 +136,6 @@ def put_inside(
     node.args = (*node.args, *map(new_input, values))
 
 
-def put_loop(
-    graphs: Sequence[fx.GraphModule],
-    values: Sequence[Drawn],
-    gm: fx.GraphModule,
-    node: fx.Node,
-    new_input: NewInput,
-) -> None:
-    put_graphs(graphs, (0, 1), 3, values, gm, node, new_input)
-    kind = {"dtype": torch.int64, "device": values[0].value.device}
-    with gm.graph.inserting_before(node):
-        turn = gm.graph.call_function(torch.zeros, ((),), kind)
-    carried: Any = node.args[2]
-    node.update_arg(2, (*carried, turn))
-
-
-def place_inputs_before(graph: fx.GraphModule, further: int, drawn: int) -> None:
-    """Move the last ``drawn`` inputs before the ``further`` ones that come before them."""
-    nodes = inputs_of(graph)
-    first = len(nodes) - drawn - further
-    for node in nodes[len(nodes) - drawn :] if further else ():
-        nodes[first].prepend(node)
-    graph.recompile()
-
-
-def put_graphs(
-    graphs: Sequence[fx.GraphModule],
-    indices: Sequence[int],
-    operands: int,
-    values: Sequence[Drawn],
-    gm: fx.GraphModule,
-    node: fx.Node,
-    new_input: NewInput,
-) -> None:
-    """Let ``node`` run these graphs, and give it ``values`` after the operands, a list or tuple among the arguments."""
-    for graph, index in zip(graphs, indices, strict=True):
-        put_graph(graph, index, gm, node)
-    given: Any = node.args[operands]
-    node.update_arg(operands, type(given)((*given, *map(new_input, values))))
-
-
 def put_graph(graph: fx.GraphModule, index: int, gm: fx.GraphModule, node: fx.Node) -> str:
     """Let ``node`` run this graph, under a name of its own, since other nodes may run the old one; gives the name."""
     old: Any = node.args[index]
@@ -230,11 +151,6 @@ def put_graph(graph: fx.GraphModule, index: int, gm: fx.GraphModule, node: fx.No
 def become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:
     """Make ``node`` another call; its name and what is known of its value stay."""
     node.op, node.target, node.args, node.kwargs = op, target, args, {}
-
-
-def putting_under_a_level(graph: fx.Graph) -> Any:
-    """The function by which ``graph`` puts its own values under a level of vmap."""
-    return next(node.target for node in graph.nodes if op_name(node) == "_add_batch_dim")
 
 
 def takes_a_part(node: fx.Node) -> bool:

@@ -50,9 +50,6 @@ SWITCHES = {
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """The same for ops that take their dropout three places after the list of their weights."""
 
-MOST_TURNS = 1000
-"""Of a loop whose draws are recorded."""
-
 WRAPPERS = frozenset(
     {"wrap", "tag_activation_checkpoint", "invoke_subgraph", "wrap_with_set_grad_enabled", "strict_mode"}
 )
@@ -82,13 +79,12 @@ class Derandomized:
         return replace(self, inputs=(*self.inputs[:given], *values))
 
 
-def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any], *, is_nested: bool = False) -> Derandomized:
+def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
     """``gm`` with its draws turned into inputs, which hold what one eager run on clones of ``inputs`` drew.
 
     A dropout becomes a product with its mask, so that gradients pass; attention takes its mask. Ops that hide what they
     draw (recurrent ones) have it switched off. Everything else becomes the value that it gave, a constant to autograd.
-    What was drawn inside vmap is an input with the dimension of vmap, which is put under its level where it is used; by the outermost
-    graph, whose inputs lie outside of it (``is_nested``: this is none). ``gm``, ``inputs`` and the random state are left as they were.
+    What is drawn in loops, branches and vmap is left. ``gm``, ``inputs`` and the random state are left as they were.
     Raises what the graph raises in eager.
     """
     recorder = _Recorder(gm)
@@ -102,20 +98,17 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any], *, is_nested: bool 
     nodes = {node.name: node for node in made.graph.nodes}
     first_call = next(node for node in made.graph.nodes if node.op != "placeholder")
 
-    def new_input(one: Drawn, user: fx.Node) -> fx.Node:
-        drawn.append(one := one.standing_alone())
+    def new_input(one: Drawn) -> fx.Node:
+        drawn.append(one)
         with made.graph.inserting_before(first_call):
             node = made.graph.placeholder(f"drawn_{len(drawn)}")
         node.__dict__["_dynamo_source"] = None  # AOTAutograd asks each input of a graph of dynamo's for it
         node.meta["example_value"] = one.value
-        with made.graph.inserting_before(user):
-            for dim, level in () if is_nested else one.levels:
-                node = made.graph.call_function(edits.putting_under_a_level(made.graph), (node, dim, level))
         return node
 
     needed = {node for node in made.graph.nodes if node.users}
     for name, edit in recorder.edits.items():
-        edit(made, nodes[name], partial(new_input, user=nodes[name]))
+        edit(made, nodes[name], new_input)
     for node in reversed(made.graph.nodes):  # what only a draw had used
         if node in needed and not node.users and is_call(node) and not any(written_arguments(made, node)):
             made.graph.erase_node(node)
@@ -216,6 +209,9 @@ class _Recorder(fx.Interpreter):
 
     def _edit_for(self, node: fx.Node, args: Any, kwargs: Any, result: Any) -> Edit | None:
         """The edit for a node that has just drawn numbers, None when there is none."""
+        drawn = result if isinstance(result, tuple) else (result,)
+        if any(isinstance(one, Tensor) and torch_internals.is_wrapped(one) for one in drawn):
+            return None  # of a level of vmap: outside of it there is no such value
         name = op_name(node) if node.op != "call_module" else type(self.fetch_attr(str(node.target))).__name__
         plain = name.rstrip("_")
         if plain in DROPOUTS or name in DROPOUT_MODULES:
@@ -235,12 +231,6 @@ class _Recorder(fx.Interpreter):
             return None if index is None else partial(edits.set_argument, "dropout", index, 0.0)
         if name in WRAPPERS and len(branches(node)) == 1:
             return self._inside(node, args)
-        if name == "cond":
-            return self._branch(node, args)
-        if name == "while_loop":
-            return self._loop(node, args)
-        if name in ("map_impl", "scan"):
-            return self._rows(node, args)
         if any(nested_graphs(node)):
             return None
         call = DrawingCall(node.op, node.target, *clone_values((args, kwargs)))
@@ -262,80 +252,11 @@ class _Recorder(fx.Interpreter):
         """The edit that feeds the graph which ``node`` runs: more operands for it, and more inputs of this graph."""
         [(path, branch)] = branches(node)
         first = len(args) - len(inputs_of(branch))
-        fed = self.fed_inside(node, branch, args[first:])
-        index = next(at for at, value in enumerate(node.args) if getattr(value, "target", None) == path)
-        return partial(edits.put_inside, index, fed.graph_module, fed.drawn) if fed.fed else None
-
-    def fed_inside(self, node: fx.Node, graph: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
-        """A graph that ``node`` runs, fed; what cannot be is noted under the name of ``node``."""
-        fed = feed_recorded(graph, inputs, is_nested=True)
+        fed = feed_recorded(branch, args[first:])
         self.left += [f"{node.name}.{name}" for name in fed.left]
         self.switched_off += [f"{node.name}.{name}" for name in fed.switched_off]
-        return fed
-
-    def _branch(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
-        """The edit that feeds the branch which ``cond`` takes; the other one gets the same operands, and leaves them."""
-        taken = 1 if bool(args[0]) else 2
-        fed = self.fed_inside(node, args[taken], args[3])
-        other = copy_graph_module(args[3 - taken])
-        edits.add_inputs(other, fed.drawn)
-        branches = [fed.graph_module, other] if taken == 1 else [other, fed.graph_module]
-        return partial(edits.put_graphs, branches, (1, 2), 3, fed.drawn) if fed.fed else None
-
-    def _loop(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
-        """The edit that feeds each turn of ``while_loop``: the values of all turns, and the number of the turn, are new operands."""
-        condition, body, carried, further = args
-        values, turns = tuple(clone_values(carried)), list[Derandomized]()
-        while bool(condition(*values, *further)):
-            if len(turns) == MOST_TURNS:
-                return None
-            turns.append(feed_recorded(body, (*values, *further), is_nested=True))
-            body(*clone_values((*values, *further)))  # moves the generators: each turn draws other numbers
-            values = tuple(turns[-1].graph_module(*clone_values(turns[-1].inputs)))
-        first = turns[0]
-        if not draw_alike(turns):
-            return None
-        drawn = stacked(turns)
-        count = len(carried)
-        graphs = [copy_graph_module(condition), first.graph_module]
-        edits.add_inputs(graphs[0], drawn)
-        for graph in graphs:
-            edits.by_turn(graph, count, len(drawn) if graph is first.graph_module else 0)
-        return partial(edits.put_loop, graphs, drawn)
-
-    def _rows(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
-        """The edit that feeds each step of ``map`` or ``scan``: the values of all steps are one more thing that it goes along."""
-        body, *carried, rows, further = args
-        values, turns = [value for one in carried for value in one], list[Derandomized]()
-        if len(rows[0]) > MOST_TURNS:
-            return None
-        for index in range(len(rows[0])):
-            given = (*values, *(one[index] for one in rows), *further)
-            turns.append(feed_recorded(body, given, is_nested=True))
-            results = body(*clone_values(given))  # moves the generators: each step draws other numbers
-            values = clone_values(results[: len(values)])
-        if not (turns and draw_alike(turns)):
-            return None
-        drawn = stacked(turns)
-        graph = turns[0].graph_module
-        edits.place_inputs_before(graph, len(further), len(drawn))
-        return partial(edits.put_graphs, [graph], (0,), len(args) - 2, drawn)
-
-
-def draw_alike(turns: Sequence[Derandomized]) -> bool:
-    """Whether the same nodes drew in each turn of a loop, and all are fed."""
-    first = turns[0]
-    if any(
-        one.levels for one in first.drawn
-    ):  # the values of all turns are stacked, which moves the dimension of vmap
-        return False
-    return not (first.left or first.switched_off) and all(turn.fed == first.fed for turn in turns)
-
-
-def stacked(turns: Sequence[Derandomized]) -> list[Drawn]:
-    """What was drawn in all turns of a loop."""
-    columns = zip(*([one.value for one in turn.drawn] for turn in turns), strict=True)
-    return [Drawn(torch.stack(column), None) for column in columns]
+        index = next(at for at, value in enumerate(node.args) if getattr(value, "target", None) == path)
+        return partial(edits.put_inside, index, fed.graph_module, fed.drawn) if fed.fed else None
 
 
 def attention_mask(query: Tensor, key: Tensor, *others: Any, result: Tensor, **named: Any) -> Drawn:

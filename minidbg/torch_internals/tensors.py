@@ -179,17 +179,6 @@ def storage_identity(value: torch.Tensor) -> int:
 
 
 @seen("2.11", "2.15")
-def without_levels(value: torch.Tensor) -> tuple[torch.Tensor, tuple[tuple[int, int], ...]]:
-    """What lies under the levels of vmap and grad around ``value``; and of each vmap, outermost first, its dimension there and its level."""
-    functorch, found = torch._C._functorch, []
-    while functorch.is_functorch_wrapped_tensor(value):
-        if functorch.is_batchedtensor(value):
-            found.append((functorch.maybe_get_bdim(value), functorch.maybe_get_level(value)))
-        value = functorch.get_unwrapped(value)
-    return value, tuple(reversed(found))
-
-
-@seen("2.11", "2.15")
 def symbol_of(value: object) -> str | None:
     """The name of the symbol that ``value`` is: ``s0`` of a plain SymInt, None of anything else."""
     if not isinstance(value, torch.SymInt | torch.SymFloat):
