@@ -1,12 +1,11 @@
 """From the exception to a repro, real failures of inductor inside real models: minidbg beside torch's launcher flow.
 
-Run as a program: ``python tests/tools/benchmarks/bench_models.py [--bugs A,B] [--models C,D] [--torch-flow] [--cold] [--limit 300] [--json PATH]``:
+Run as a program: ``python tests/tools/benchmarks/bench_models.py [--bugs A,B] [--models C,D] [--torch-flow] [--cold] [--limit 300] [--json PATH] [--python OTHER]``:
 each bug of ``real_failures`` in each model, and the cases of ``tests/cases/models`` with ``--models cases``. Each run is a process of
 its own, as a user's would be; kernel caches are kept from run to run, or made anew with ``--cold``. No run of the program finds the graphs of
 an earlier one in a cache: a compile is what times are told in. ``compile`` is
-the failing ``torch.compile`` call by itself; minidbg's time begins when it has failed and ends when its verified repro is announced. For a
-wrong result, which minidbg alone finds out, and for a death it is the whole without one ``compile``. ``found`` are the questions
-until the nodes were those of the result, the others prove it and make it plainer. Torch's flow is
+the failing ``torch.compile`` call by itself; minidbg's time is that of the call with it, which ends when its verified repro is announced,
+without one ``compile``. Torch's flow is
 ``TORCHDYNAMO_REPRO_AFTER`` with the level that fits, and then the launcher that it wrote; its time is both without one ``compile``. Whether its
 repro fails is found out by running it, which minidbg's time has in it: so torch's is given without that run and with it. A failure that does not
 show in this build of torch is left out. A model in training runs its backward: one ``compile`` is that of a whole step.
@@ -18,6 +17,7 @@ import argparse
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from real_failures import BUGS, MODELS
+from side_by_side import add_option, run_others
 
 WITHOUT_GRAPH_CACHES = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 LEAST_S = 1.0
@@ -102,13 +103,6 @@ tool = {tool!r}
 backend = "inductor"
 if tool == "minidbg":
     import minidbg
-    from minidbg.wrapper import handle
-    handle_failure = handle.handle
-    def timed(failure, settings):
-        if failure.kind in ("compile", "runtime"):
-            found["failed_at"] = time.perf_counter() - began
-        return handle_failure(failure, settings)
-    handle.handle = timed
     backend = minidbg.wrap(backend)
 compiled = torch.compile(model, backend=backend, dynamic={dynamic!r})
 began = time.perf_counter()
@@ -195,9 +189,9 @@ def measured(row: Row, limit_s: float, cold: bool, torch_flow: bool) -> dict[str
         found = {"case": row.name, "compile_s": compile_s, "nodes_alone": row.nodes}
         if row.dies and "line" not in ours:  # the program died: what the next one would do
             ours |= after_death(top / "minidbg", limit_s, **variables("minidbg"))
-        found["minidbg_s"] = ours.get("seconds", ours["whole"]) - ours.get("failed_at", compile_s)
+        found["minidbg_s"] = ours.get("seconds", ours["whole"]) - compile_s
         found["minidbg"] = ours.get("line", "no repro")
-        found |= questions(top / "minidbg")
+        found |= questions(found["minidbg"])
         if ours.get("path"):
             stdout, _, status = run([sys.executable, ours["path"]], top / "minidbg", limit_s, **how)
             found["minidbg_repro"] = f"status {status}: {stdout.splitlines()[0][:60] if stdout else ''}"
@@ -224,19 +218,10 @@ def after_death(folder: Path, limit_s: float, **variables: str) -> dict[str, Any
     return {"path": written["path"] or "", "line": line, "seconds": seconds}
 
 
-def questions(folder: Path) -> dict[str, Any]:
-    """Questions of the largest replay log: all, those until the nodes were found, and those of the first reduction."""
-    logs = folder.glob("minidbg_repros/.minidbg/reductions/*/*.jsonl")
-    found = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
-    asked = [entry for entry in max(found, key=len, default=[]) if "phase" in entry]
-    failing = [place for place, entry in enumerate(asked) if entry["answer"] == "interesting"]
-    if not failing:
-        return {"questions": len(asked)}
-    nodes = min(asked[place]["nodes"] for place in failing)
-    first = next(place for place in failing if asked[place]["nodes"] == nodes)
-    phases = [entry["phase"] for entry in asked]
-    named = phases[failing[0]] in ("frames", "suspects")
-    return {"questions": len(asked), "found": first + 1, "nodes": nodes, "named": named, "phases": phases}
+def questions(line: str) -> dict[str, Any]:
+    """What the last line about a repro says: questions, and nodes that are left."""
+    nodes, asked = re.search(r"-> (\d+) nodes", line), re.search(r"(\d+) runs", line)
+    return {"nodes": int(nodes[1]), "questions": int(asked[1])} if nodes and asked else {}
 
 
 def by_torch(
@@ -281,7 +266,7 @@ def lines(row: dict[str, Any]) -> Iterator[str]:
     yield f"{row['case']}  {'ok' if row.get('ok') else 'NOT OK'}"
     yield f"  failing compile {row['compile_s']:8.1f} s"
     times = row["minidbg_s"] / row["compile_s"]
-    yield f"  minidbg         {row['minidbg_s']:8.1f} s  x{times:.1f} of a compile; found in {row.get('found')} of {row.get('questions')}; {row['minidbg']}; {row.get('minidbg_repro', '')}"
+    yield f"  minidbg         {row['minidbg_s']:8.1f} s  x{times:.1f} of a compile; {row['minidbg']}; {row.get('minidbg_repro', '')}"
     if "torch_s" in row:
         more = ">" if row.get("torch_cut_off") else ""
         proved = f", {row['torch_proved_s']:.1f} s with its repro run" if "torch_proved_s" in row else ""
@@ -295,10 +280,8 @@ def spread(rows: Sequence[dict[str, Any]], what: str) -> str:
 
 def summary(found: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The goals of the table, each with what was met."""
-    for named, what in ((True, "a frame or a line named it"), (False, "nothing named it")):
-        rows = [row for row in found if row.get("named") is named]
-        if rows:
-            yield f"{len(rows)} rows, {what}: until the nodes were found {spread(rows, 'found')} questions; with the certificate, plainer arguments and settings {spread(rows, 'questions')}"
+    if rows := [row for row in found if "questions" in row]:
+        yield f"{len(rows)} rows, {spread(rows, 'questions')} questions"
     ended = [row for row in found if "torch_proved_s" in row]
     if ended:
         ratios = [
@@ -318,7 +301,9 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="new kernel caches for each run")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for each process")
     parser.add_argument("--json", help="where to write the rows")
+    add_option(parser)
     options = parser.parse_args()
+    run_others(options)
     found = []
     for row in rows(options.bugs.split(","), options.models.split(",")):
         try:

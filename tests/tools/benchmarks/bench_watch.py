@@ -3,7 +3,7 @@
     python tests/tools/benchmarks/bench_watch.py [--repros 1,20,100] [--backends custom,inductor] [--baseline 10] [--hangs 5]
 
 For each backend and number of repros: seconds from the save to the first and to the last verdict (median of several
-saves), seconds for all of them run one by one as ``python repro.py --json``, two at a time (measured on ``--baseline`` of
+saves), seconds for all of them run one by one as ``python repro.py``, two at a time (measured on ``--baseline`` of
 them and scaled), the same in CPU seconds, which a busy machine does not change, and whether the verdicts are the same. The custom backend is a package with an ``aot_autograd`` compiler. With ``--hangs`` so many
 repros more hang in it, and a last save mends one op: seconds from a repro's warm verdict to its confirmed flip.
 """
@@ -26,10 +26,9 @@ from pathlib import Path
 
 import psutil
 
-from minidbg.judge.command import JUDGE_SCRIPT
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from side_by_side import add_option, run_others
 from support.watch_driver import WatchProcess
 
 OPS = ("relu", "sigmoid", "tanh", "sin", "cos", "exp", "erf", "abs", "neg", "floor")
@@ -73,6 +72,16 @@ minidbg.save_repro(lambda x: torch.relu(x) + 1, (torch.linspace(-1, 1, 8).reshap
 """
 """Writes one real repro script, from which the others are made by changing its op, its shape or its backend."""
 
+STATUS = {
+    "gone": 0,
+    "reproduces": 1,
+    "flaky": 1,
+    "changed": 3,
+    "crashed": 3,
+    "timeout": 3,
+    "skipped": 125,
+    "invalid": 125,
+}
 INDUCTOR_FAILS = "x + torch.full((), 5.0).cumsum(0)"
 
 
@@ -85,7 +94,9 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--hangs", type=int, default=0)
     parser.add_argument("--watch", default="--jobs 2", help="further options of watch")
+    add_option(parser)
     options = parser.parse_args()
+    run_others(options)
     for backend in options.backends.split(","):
         for count in map(int, options.repros.split(",")):
             with tempfile.TemporaryDirectory(prefix="minidbg-bench-") as folder:
@@ -108,7 +119,7 @@ def measure(backend: str, count: int, folder: Path, options: argparse.Namespace)
     write_hangs(sorted(repros.glob("*.py"))[0], options.hangs)
     lags: list[float] = []
     first, last, cpu, verdicts, start = watched(folder, lowering, options, env, lags)
-    same = all(verdicts.get(script) == verdict for script, verdict in fresh_verdicts.items())
+    same = all(STATUS[verdicts[script]] == status for script, status in fresh_verdicts.items())
     return {
         "backend": backend, "repros": count, "start_s": round(start, 2), "first_verdict_s": round(statistics.median(first), 3),
         "all_verdicts_s": round(statistics.median(last), 2), "fresh_all_s": round(alone * count, 1),
@@ -152,18 +163,12 @@ def write_hangs(model: Path, count: int) -> None:
         (model.parent / f"h{number}_cosh.py").write_text(text.replace("(2, 4)", f"({number + 2}, 4)"))
 
 
-def fresh_runs(scripts: list[Path], env: dict[str, str]) -> tuple[float, float, dict[str, str]]:
-    """Wall and CPU seconds for each script when they run two at a time in fresh interpreters, and their verdicts."""
+def fresh_runs(scripts: list[Path], env: dict[str, str]) -> tuple[float, float, dict[str, int]]:
+    """Wall and CPU seconds for each script when they run two at a time in fresh interpreters, and their exit statuses."""
 
-    def run(script: Path) -> str:
-        done = subprocess.run(
-            [sys.executable, JUDGE_SCRIPT, str(script), "--json"],
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return str(json.loads(done.stdout.splitlines()[-1])["verdict"])
+    def run(script: Path) -> int:
+        done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, check=False)
+        return done.returncode
 
     began, cpu = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     with ThreadPoolExecutor(2) as two:

@@ -1,6 +1,6 @@
 """What wrapping costs a healthy model: CPU seconds for each compile and its verification, microseconds for each call.
 
-Run as a program: ``python tests/tools/benchmarks/bench_wrapper.py [--json]``. Wrapped and unwrapped runs alternate in one
+Run as a program: ``python tests/tools/benchmarks/bench_wrapper.py [--json] [--python OTHER]``. Wrapped and unwrapped runs alternate in one
 process, and the smallest of several repetitions counts, so that a busy machine spoils the ratio as little as possible.
 """
 
@@ -12,15 +12,12 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import torch
+from side_by_side import add_option, run_others
 from torch import fx, nn
 
-from minidbg.words.settings import Settings, Verify
-from minidbg.wrapper import WrappedBackend, wrap
-from minidbg.wrapper.chain import Link
-from minidbg.wrapper.dynamo_graph import DynamoGraph
+from minidbg import wrap
 
 
 class Residual(nn.Module):
@@ -56,32 +53,6 @@ def first_call(backend: Any) -> float:
     return cpu_seconds(lambda: compiled(x))
 
 
-def own_seconds(backend: str) -> float:
-    """CPU seconds of a first call that are the wrapper's: its callback without the backend, and its care around the run.
-
-    The difference of two first calls says the same with the noise of both in it.
-    """
-    spent = {"callback": 0.0, "backend": 0.0, "care": 0.0}
-
-    def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            start = time.process_time()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                spent[part] += time.process_time() - start
-
-        return call
-
-    with (
-        patch.object(WrappedBackend, "__call__", timed("callback", WrappedBackend.__call__)),
-        patch.object(DynamoGraph, "keep", timed("care", DynamoGraph.keep)),
-        patch.object(DynamoGraph, "guard_backward", timed("care", DynamoGraph.guard_backward)),
-    ):
-        first_call(wrap(timed("backend", torch._dynamo.lookup_backend(backend)), verify="never"))
-    return spent["callback"] - spent["backend"] + spent["care"]
-
-
 def returns_at_once(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
     """A compiled function as fast as any can be: what is measured is the wrapper alone."""
     return lambda *args: args
@@ -99,8 +70,7 @@ def bare_call(calls: int = 200_000, repetitions: int = 7) -> tuple[float, float]
     gm = fx.symbolic_trace(lambda x: (x + 1,))
     args = [torch.ones(1)] * 20
     plain = returns_at_once(gm, args)
-    settings = Settings(verify=Verify.NEVER, flight_recorder=False)
-    wrapped = DynamoGraph(gm, [Link(returns_at_once)], settings).compile(gm, args)
+    wrapped = wrap(returns_at_once, verify="never", flight_recorder=False)(gm, args)
     wrapped(*args)
     pairs = [
         (call_microseconds(plain, args, calls), call_microseconds(wrapped, args, calls))
@@ -138,8 +108,6 @@ def measure(repetitions: int, backends: Sequence[str]) -> list[dict[str, Any]]:
             runs = [[first_call(way) for way in ways] for _ in range(repetitions)]
         plain, _, verified = (min(column) for column in zip(*runs, strict=True))
         rows.append(row(f"first call with {backend}, verified, no gradients", "s", plain, verified))
-        own = min(own_seconds(backend) for _ in range(3))
-        rows.append(row(f"first call with {backend}, wrapper's own part", "s", plain, plain + own))
         rows.append(row(f"later call with {backend}", "us", *compiled_call(backend)))
     rows.append(row("compiled function alone, 20 arguments", "us", *bare_call()))
     return rows
@@ -163,7 +131,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--repetitions", type=int, default=6)
     parser.add_argument("--backends", nargs="+", default=["eager", "aot_eager"])
+    add_option(parser)
     options = parser.parse_args()
+    run_others(options)
     for found in measure(options.repetitions, options.backends):
         if options.json:
             print(json.dumps(found))
