@@ -38,7 +38,7 @@ def test_words_workers_and_commands_that_only_read_need_no_torch(tmp_path: Path)
         f"for name in {modules}: importlib.import_module(name)\n"
         "from click.testing import CliRunner\n"
         "from minidbg.commands import cli\n"
-        "for line in ('list', 'status', 'history', 'config', 'help', 'watch --help'):\n"
+        "for line in ('--help', 'list', 'status', 'history', 'config', 'help', 'watch --help'):\n"
         "    result = CliRunner().invoke(cli, line.split())\n"
         "    assert not isinstance(result.exception, ImportError), line\n"
     )
