@@ -36,11 +36,9 @@ ELSEWHERE = {
     "accept": "the state of a job, after a watch",
     "bisect": "needs a repository",
     "demo": "reduce's answer",
-    "export": "one object, the name of a file",
     "hunt": "a line for each cell",
     "stages": "asks eight compilers",
     "watch": "the events above",
-    "workaround": "a search of its own",
 }
 """Those that are not asked here, and what they are."""
 
