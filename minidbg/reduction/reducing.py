@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import math
-import operator
 import os
 import signal
 import sys
@@ -26,18 +25,16 @@ from torch import fx
 from minidbg import asking, backends, repro, torch_internals, workers
 from minidbg.asking.execute import ANOTHER_GRAPH
 from minidbg.fx.case import Case
-from minidbg.fx.effects import is_call
 from minidbg.fx.ranks import on_its_rank
 from minidbg.judge import harness
 from minidbg.judge.agreement import margin_for
 from minidbg.reduction import context_passes, core
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
-from minidbg.reduction.hints import first_differing, hints_from_error
+from minidbg.reduction.hints import hints_from_error
 from minidbg.reduction.publishing import (
     SHOWN,
     VERIFY_SECONDS,
     Reduced,
-    newly_open,
     publish_first_that_fails,
     with_failure,
 )
@@ -204,14 +201,6 @@ SMALL_WHOLE = 50
 """Nodes up to which a whole that nobody has just seen fail is asked before anything else."""
 
 
-class SeenEarlier(Exception):
-    """The first wrong node by itself, ``case``, which fails otherwise than the whole: later nodes only change what is seen of it."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__(case)
-        self.case = case
-
-
 def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     """Search for the smallest case that fails as ``case`` does; ``case`` itself where the budget ends before any is found.
 
@@ -220,26 +209,18 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     One that left its device in error is asked first: nobody could see whether eager would have done the same. So is a hang,
     which a busy machine makes of a slow compile: each question about anything smaller would take the whole time limit.
 
-    Where the first wrong node fails by itself, the search goes on from that node: a later one may have turned its NaN into a number.
     Raises NotReproduced.
     """
     try:
-        try:
-            return smallest_of(case, session, just_seen=just_seen)
-        except SeenEarlier as seen:
-            before = case.provenance.message.partition("\n")[0].partition(" gives wrong results: ")[2]
-            found = smallest_of(seen.case, session, just_seen=True, is_sure=True)
-            return replace(found, notes=(*found.notes, f"first seen further on in the graph: {before}"))
+        return smallest_of(case, session, just_seen=just_seen)
     except BudgetSpent:
         return Reduced(case, ended_by=session.budget)
 
 
-def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool = False) -> Reduced:
+def smallest_of(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     """Find the path on which ``case`` fails, reduce its graph, make sure that the result fails each time, and simplify the modes.
 
-    ``is_sure``: a run of this session has shown that ``case`` fails.
-
-    Raises SeenEarlier, and BudgetSpent where the budget does not suffice for the whole.
+    Raises BudgetSpent where the budget does not suffice for the whole.
     """
     known = Reliability(1, 1)
     untried_in_eager = case.spec.traits.raises_when_run and STAND_INS in case.provenance.notes
@@ -249,14 +230,13 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool 
     if not believed:
         case, known = reproducing_path(case, session)
     reduced = reduce_graph_of(case, session, believed=believed)
-    if believed and not is_sure and not reduced.steps and session.remaining() > 0:
+    if believed and not reduced.steps and session.remaining() > 0:
         # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
         found, known = reproducing_path(case, session)
         way = found.spec.call, found.backend, found.spec.context
         another = way != (case.spec.call, case.backend, case.spec.context)
         if another or known.is_flaky or reduced.whole_passed:
             case, reduced = found, reduce_graph_of(found, session)
-    reduced = as_defined(case, reduced)
     if reduced.steps and not known.is_flaky and session.remaining() > 0:
         with contextlib.suppress(BudgetSpent):
             reduced, known = made_sure(case, reduced, session)
@@ -278,24 +258,6 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool 
     is_short = reduced.is_out_of_budget or session.until.is_over
     ended_by = session.budget if is_short and not session.interrupted else ""
     return Reduced(simpler, (*steps, smallest), certified, notes, neighbour, ended_by)
-
-
-def as_defined(case: Case, reduced: core.Minimized) -> core.Minimized:
-    """``reduced``, which ends in its smallest step in which torch leaves no more open than in ``case``."""
-    for index in reversed(range(len(reduced.steps))):
-        graph_module, inputs = reduced.steps[index]
-        if not newly_open(case.with_graph(graph_module, inputs), case):
-            if index == len(reduced.steps) - 1:
-                break
-            return replace(
-                reduced,
-                graph_module=graph_module,
-                inputs=inputs,
-                steps=reduced.steps[: index + 1],
-                certified=False,
-                neighbour=None,
-            )
-    return reduced
 
 
 def made_sure(case: Case, reduced: core.Minimized, session: Session) -> tuple[core.Minimized, Reliability]:
@@ -386,10 +348,9 @@ STRAYS = 3
 def reduce_graph_of(
     case: Case, session: Session, *, simplify: bool = True, believed: bool = False
 ) -> core.Minimized:
-    """Run ``core.reduce_graph`` with the session as its oracle. Raises SeenEarlier, and NotReproduced."""
+    """Run ``core.reduce_graph`` with the session as its oracle. Raises NotReproduced."""
     strays = 0
     start = call_nodes(case.graph_module)
-    first_wrong = first_differing(case) if case.spec.traits.compares else ""
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
@@ -405,10 +366,6 @@ def reduce_graph_of(
         strays += outcome.reason.startswith((ANOTHER_GRAPH, harness.NOT_CALLED))
         if believed and strays == STRAYS and session.best is None:
             raise NotReproduced("torch.compile takes none of it as it is", outcome)
-        if first_wrong and gives_wrong_value(outcome) and is_just(first_wrong, asked.graph_module):
-            seen = with_failure(asked, outcome)
-            session.take_up(seen, outcome)
-            raise SeenEarlier(seen)
         return ANSWERS[outcome.verdict]
 
     reduced = core.reduce_graph(
@@ -428,21 +385,6 @@ def reduce_graph_of(
     )
     session.interrupted |= reduced.interrupted
     return reduced
-
-
-def gives_wrong_value(outcome: Outcome) -> bool:
-    """Whether the case fails otherwise than expected, by a wrong result."""
-    found = outcome.signature
-    is_wrong = found is not None and found.kind.traits.compares and not found.is_layout
-    return outcome.verdict is Verdict.CHANGED and is_wrong
-
-
-def is_just(name: str, graph_module: fx.GraphModule) -> bool:
-    """Whether the node called ``name`` is all that the graph calls, what takes its result apart not counted."""
-    calls = [
-        node for node in graph_module.graph.nodes if is_call(node) and node.target is not operator.getitem
-    ]
-    return [node.name for node in calls] == [name]
 
 
 REDUCE = "minidbg.reduction.reducing:reduce_in_child"

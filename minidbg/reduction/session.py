@@ -272,13 +272,6 @@ class Session:
         if answer is OracleAnswer.OTHER and outcome.signature is not None and self.phase not in MADE_UP:
             self.others.setdefault(str(outcome.signature.to_table()), (case, outcome))
 
-    def take_up(self, case: Case, outcome: Outcome) -> None:
-        """From now on the search is about ``case``, whose failure was met as another one."""
-        if outcome.signature is not None:
-            self.others.pop(str(outcome.signature.to_table()), None)
-        self.best, self.last_shown = case, outcome
-        self.suspects = outcome.suspects
-
     def is_smaller(self, case: Case) -> bool:
         return self.best is None or (call_nodes(case.graph_module), len(case.inputs)) < (
             call_nodes(self.best.graph_module),

@@ -29,6 +29,7 @@ from wrong_results import after_each
 from minidbg import asking, backends, repro, workers
 from minidbg.asking.execute import ANOTHER_GRAPH, execute
 from minidbg.fx.case import Case
+from minidbg.fx.effects import is_call, op_name
 from minidbg.judge.harness import NOT_CALLED
 from minidbg.reduction import problem, publishing, reducing, session
 from minidbg.reduction.result import Limits, ReductionResult
@@ -400,83 +401,99 @@ def test_of_a_wrong_result_the_figures_of_the_smallest_are_told(case: Case) -> N
     assert publishing.message_of(larger, wrong, found, meeting) == before
 
 
-def nan_for_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    return after_each(graph_module, "relu", lambda value: torch.full_like(value, float("nan")))
+def becomes_nan(value: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(value, float("nan"))
 
 
-def half_for_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    return after_each(graph_module, "relu", lambda value: (value + 1).half())
+def is_one_more(value: torch.Tensor) -> torch.Tensor:
+    return value + 1
 
 
-def seen_further_on(
-    later: Callable[[torch.Tensor], torch.Tensor], compiler: Callable[..., Any] = nan_for_relu
-) -> Case:
-    """A case whose first wrong node is a relu, and what ``later`` makes of it is what is seen."""
-    graph_module = fx.symbolic_trace(lambda x: (later(torch.relu(x.sin() + 2)),))
-    case = replace(failing_case(compiler), graph_module=graph_module)
-    case = with_its_failure(case)
-    assert case.kind is Kind.ACCURACY
-    message = f"planted gives wrong results: {case.provenance.message}\nfirst differing node: relu"
-    return replace(case, provenance=replace(case.provenance, message=message))
+def is_rounded_up(value: torch.Tensor) -> torch.Tensor:
+    return value * (1 + 2**-23)
 
 
-@pytest.mark.parametrize(
-    ("later", "compiler", "expected", "found"),
-    [
-        (lambda x: torch.nan_to_num(x, 7.0).neg(), nan_for_relu, "output: float", "output: nan"),
-        (torch.isnan, nan_for_relu, "output: bool", "output: nan"),
-        (lambda x: (x > 0).int().sum(), nan_for_relu, "output: integer", "output: nan"),
-        (lambda x: x.float(), half_for_relu, "output: float", "output: dtype float16 for float32"),
-    ],
-)
-def test_what_later_nodes_make_of_a_wrong_value_is_the_same_failure_seen_later(
-    tmp_path: Path,
-    oracle: list[Case],
-    later: Callable[[torch.Tensor], torch.Tensor],
-    compiler: Callable[..., Any],
-    expected: str,
-    found: str,
-) -> None:
-    case = seen_further_on(later, compiler)
-    assert case.signature is not None
-    assert case.signature.message == expected
-    written = reduced(case, tmp_path)
-    assert written.path is not None
-    assert targets_of(written.path) == ("torch.relu",)
-    smallest = repro.load(written.path)
-    assert smallest.signature is not None
-    assert (smallest.signature.message, written.certified, written.also_found) == (found, True, 0)
-    assert "First seen further on in the graph: output 0" in written.path.read_text()
+def is_handed_back(value: torch.Tensor) -> None:
+    """``value * 1.0`` as ``value`` itself."""
 
 
-@pytest.mark.parametrize("name", ["a", "y_1", "relu"])
-def test_a_first_wrong_node_that_several_later_ones_take_is_asked_by_itself(
-    tmp_path: Path, oracle: list[Case], name: str
-) -> None:
-    """No removal of single nodes leaves it alone, and its name may have one letter."""
-    case = seen_further_on(lambda y: torch.where(torch.isnan(y), torch.zeros_like(y), y).sum(0))
-    case.graph_module.graph.find_nodes(op="call_function", target=torch.relu)[0].name = name
-    message = case.provenance.message.replace("node: relu", f"node: {name}")
-    case = replace(case, provenance=replace(case.provenance, message=message))
-    written = reduced(case, tmp_path)
-    assert written.path is not None
-    assert targets_of(written.path) == ("torch.relu",)
-    assert "First seen further on in the graph: output 0" in written.path.read_text()
+def with_changes(**changes: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[..., Any]:
+    """A backend in which each result of these ops is changed."""
 
-
-def test_a_first_wrong_node_that_is_right_by_itself_does_not_change_what_is_looked_for(
-    tmp_path: Path, oracle: list[Case]
-) -> None:
-    def only_before_neg(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if "neg" in map(str, graph_module.graph.nodes):
-            return nan_for_relu(graph_module, example_inputs)
+    def compiler(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        for node in list(graph_module.graph.nodes):
+            if changes.get(getattr(node.target, "__name__", "")) is is_handed_back:
+                node.replace_all_uses_with(node.args[0])
+                graph_module.graph.erase_node(node)
+        for op, change in changes.items():
+            after_each(graph_module, op, change)
         return graph_module.forward
 
-    case = seen_further_on(lambda x: torch.nan_to_num(x, 7.0).neg(), only_before_neg)
-    written = reduced(case, tmp_path)
+    return compiler
+
+
+WRONG_RESULTS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, str, list[str]]] = {
+    "one op gives its input back before the wrong one": (
+        lambda x: (torch.relu(x * 1.0).sin(),),
+        with_changes(relu=is_one_more, mul=is_handed_back),
+        "mul",
+        "output: float",
+        ["relu"],
+    ),
+    "and its result is an output too": (
+        lambda x: ((y := x * 1.0), torch.relu(y)),
+        with_changes(relu=is_one_more, mul=is_handed_back),
+        "mul",
+        "output: float",
+        ["relu"],
+    ),
+    "two outputs are wrong": (
+        lambda x: (torch.relu(x), torch.tanh(x)),
+        with_changes(relu=is_one_more, tanh=becomes_nan),
+        "tanh",
+        "output: float",
+        ["relu"],
+    ),
+    "a rounding before the wrong one": (
+        lambda x: (torch.relu(torch.tanh(x)),),
+        with_changes(relu=is_one_more, tanh=is_rounded_up),
+        "tanh",
+        "output: float",
+        ["relu"],
+    ),
+    "a NaN that becomes a number": (
+        lambda x: (torch.nan_to_num(torch.relu(x.sin() + 2), 7.0).neg(),),
+        with_changes(relu=becomes_nan),
+        "relu",
+        "output: float",
+        ["relu", "nan_to_num"],
+    ),
+    "a NaN that is counted": (
+        lambda x: ((torch.relu(x.sin() + 2) > 0).int().sum(),),
+        with_changes(relu=becomes_nan),
+        "relu",
+        "output: integer",
+        ["relu", "gt", "int", "sum"],
+    ),
+}
+
+
+@pytest.mark.parametrize("row", WRONG_RESULTS)
+def test_the_script_of_a_wrong_result_shows_what_the_program_had(
+    row: str, tmp_path: Path, oracle: list[Case]
+) -> None:
+    program, compiler, first, message, ops = WRONG_RESULTS[row]
+    case = replace(failing_case(compiler), graph_module=fx.symbolic_trace(program))
+    case = with_its_failure(case)
+    assert case.signature is not None
+    assert (case.signature.kind, case.signature.message) == (Kind.ACCURACY, message)
+    story = replace(case.provenance, message=f"{case.provenance.message}\nfirst differing node: {first}")
+    written = reduced(replace(case, provenance=story), tmp_path)
     assert written.path is not None
-    assert repro.load(written.path).signature == case.signature
-    assert "further on" not in written.path.read_text()
+    smallest = repro.load(written.path)
+    assert smallest.signature == case.signature
+    assert list(map(op_name, filter(is_call, smallest.graph_module.graph.nodes))) == ops
+    assert written.certified
 
 
 def test_a_script_that_misses_its_failure_says_what_it_printed_and_what_the_judge_saw(

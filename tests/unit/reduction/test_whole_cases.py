@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,10 @@ from torch import fx
 
 from minidbg import repro
 from minidbg.fx.case import Case
-from minidbg.reduction import core, reducing
 from minidbg.reduction.reducing import (
     OTHERS_KEPT,
-    as_defined,
     earlier_result,
-    gives_wrong_value,
     interrupted_sentence,
-    is_just,
     keep_others,
     reproducing_path,
 )
@@ -30,7 +25,7 @@ from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.reduction.session import BEST_FILE, Session
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import MinidbgError, NotReproduced
-from minidbg.words.outcome import LAYOUT, Kind, Outcome, Signature, Verdict
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, CallPath, Level, RunSpec
 
 GONE = Outcome(Verdict.GONE)
@@ -179,63 +174,3 @@ def test_of_many_other_failures_the_first_few_are_kept_as_captures(tmp_path: Pat
     keep_others(tmp_path, session)
     kept = {repro.read_header(path).spec.signature for path in repro.captures(tmp_path).glob("*.py")}
     assert {one.types for one in kept if one} == {(f"Error{number}",) for number in range(OTHERS_KEPT)}
-
-
-# ---- what the search ends in
-
-
-@pytest.mark.parametrize(
-    ("outcome", "is_wrong"),
-    [
-        (Outcome(Verdict.CHANGED, Signature(Kind.ACCURACY, message="output: nan")), True),
-        (Outcome(Verdict.REPRODUCES, Signature(Kind.ACCURACY, message="output: nan")), False),
-        (Outcome(Verdict.CHANGED, Signature(Kind.ACCURACY, message=LAYOUT)), False),
-        (Outcome(Verdict.CHANGED, Signature(Kind.RUNTIME)), False),
-        (GONE, False),
-    ],
-)
-def test_a_wrong_value_is_another_failure_by_a_wrong_result(outcome: Outcome, is_wrong: bool) -> None:
-    assert gives_wrong_value(outcome) is is_wrong
-
-
-@pytest.mark.parametrize(
-    ("program", "is_alone"),
-    [
-        (lambda x: x.sort(), True),
-        (lambda x: operator.getitem(x.sort(), 0), True),
-        (lambda x: x.sin().sort(), False),
-        (lambda x: x.sin(), False),
-    ],
-)
-def test_a_node_is_alone_with_what_takes_its_result_apart(
-    program: Callable[..., Any], is_alone: bool
-) -> None:
-    assert is_just("sort", fx.symbolic_trace(program)) is is_alone
-
-
-def reduced_to(*steps: Case, certified: bool = True) -> core.Minimized:
-    last = steps[-1]
-    pairs = tuple((step.graph_module, step.inputs) for step in steps)
-    return core.Minimized(
-        last.graph_module, last.inputs, 3, certified, False, 1.0, pairs, (), neighbour=pairs[0]
-    )
-
-
-@pytest.mark.parametrize(("is_open", "kept"), [([], 3), ([2], 2), ([1, 2], 1), ([0, 1, 2], 3), ([1], 3)])
-def test_a_reduction_ends_in_its_last_step_that_torch_defines(
-    monkeypatch: pytest.MonkeyPatch, is_open: list[int], kept: int
-) -> None:
-    """Where none of them is defined the search is believed: whatever is open was there before."""
-    steps = [case_of(lambda x, n=number: torch.relu(x) + n) for number in range(3)]
-    graphs = [step.graph_module for step in steps]
-    monkeypatch.setattr(
-        reducing,
-        "newly_open",
-        lambda case, before: frozenset({"a point"} if graphs.index(case.graph_module) in is_open else ()),
-    )
-    before = reduced_to(*steps)
-    found = as_defined(case_of(), before)
-    assert len(found.steps) == kept
-    assert found.graph_module is graphs[kept - 1]
-    is_changed = kept < 3
-    assert (found.certified, found.neighbour is None) == (not is_changed, is_changed)
