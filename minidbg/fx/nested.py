@@ -7,7 +7,8 @@ op. Where that is wrong the edited graph does not run in eager, so it is never a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -131,39 +132,76 @@ def values_like_examples(branch: fx.GraphModule) -> list[Any] | None:
     ]
 
 
-def shorter_arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
-    """``node``'s arguments with one left out: the last ones first, then keyword ones. Values of nodes stay."""
+Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
+Rewrite: TypeAlias = tuple[int | str, Arguments, Callable[[Arguments], Arguments]]
+"""The place of an argument of a call, by position or name; the arguments with it rewritten; and what puts the original back into later ones."""
+
+
+def shorter_arguments(node: fx.Node) -> Iterator[Rewrite]:
+    """``node``'s arguments with one left out: the last ones first, then keyword ones. Values of nodes stay, and axes."""
     if torch_internals.is_kernel_launch(
         node
     ):  # numbers in a table; and a kernel checks nothing that it is given
         return
+    axes = axes_of(node)
     for count in range(1, len(node.args)):
-        if not nodes_in(node.args[count:]):
-            yield node.args[:count], node.kwargs
+        rest = node.args[count:]
+        if not nodes_in(rest) and not axes.intersection(range(count, len(node.args))):
+            yield count, (node.args[:count], node.kwargs), partial(_with_last, count, rest)
     for key, value in node.kwargs.items():
-        if not nodes_in(value):
-            yield node.args, {other: kept for other, kept in node.kwargs.items() if other != key}
+        if not nodes_in(value) and key not in axes:
+            others = {other: kept for other, kept in node.kwargs.items() if other != key}
+            yield key, (node.args, others), partial(_with_named, key, value)
 
 
-def simpler_constants(node: fx.Node) -> Iterator[tuple[Any, Any]]:
-    """``node``'s arguments with one number nearer to 0 or 1: the smallest first."""
+def simpler_constants(node: fx.Node) -> Iterator[Rewrite]:
+    """``node``'s arguments with one number plainer. None is neutral: what is multiplied by 1 is not computed. Axes stay."""
     if torch_internals.is_kernel_launch(node):
         return
+    axes = axes_of(node)
     for index, value in enumerate(node.args):
-        for other in _simpler(value):
-            yield (*node.args[:index], other, *node.args[index + 1 :]), node.kwargs
+        for other in () if index in axes else _simpler(value):
+            changed = _with_positional(index, other, (node.args, node.kwargs))
+            yield index, changed, partial(_with_positional, index, value)
     for key, value in node.kwargs.items():
-        for other in _simpler(value):
-            yield node.args, {**node.kwargs, key: other}
+        for other in () if key in axes else _simpler(value):
+            yield key, _with_named(key, other, (node.args, node.kwargs)), partial(_with_named, key, value)
+
+
+def _with_last(count: int, rest: tuple[Any, ...], given: Arguments) -> Arguments:
+    return (*given[0][:count], *rest), given[1]
+
+
+def _with_positional(index: int, value: Any, given: Arguments) -> Arguments:
+    return (*given[0][:index], value, *given[0][index + 1 :]), given[1]
+
+
+def _with_named(key: str, value: Any, given: Arguments) -> Arguments:
+    return given[0], {**given[1], key: value}
+
+
+def axes_of(node: fx.Node) -> frozenset[int | str]:
+    """Places of arguments that are axes, by the names that torch gives them: over another axis it is another op."""
+    named = (key for key in node.kwargs if key.startswith(AXES))
+    return frozenset([*named, *(index for index in range(len(node.args)) if _is_axis(op_name(node), index))])
+
+
+AXES = ("dim", "axis", "axes")
+"""How such names begin."""
+
+
+@cache
+def _is_axis(op: str, index: int) -> bool:
+    schemas = torch_internals.operator_schemas(f"torch.ops.aten.{op.strip('_')}")
+    names = ([one.name for one in schema.arguments if not one.kwarg_only] for schema in schemas)
+    return any(each and each[min(index, len(each) - 1)].startswith(AXES) for each in names)
 
 
 def _simpler(value: Any) -> Iterator[Any]:
-    if isinstance(value, bool):
-        return
-    if isinstance(value, int):
-        yield from (other for other in (0, 1, 2) if other < abs(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield from (other for other in (2, 3) if other < value)
     elif isinstance(value, float):
-        yield from (other for other in (0.0, 1.0, 0.5) if weight_of(other) < weight_of(value))
+        yield from (other for other in (0.5, 2.0) if weight_of(other) < weight_of(value))
 
 
 def weight_of(value: Any) -> float:
@@ -173,8 +211,7 @@ def weight_of(value: Any) -> float:
     if isinstance(value, int):
         return float(abs(value))
     if isinstance(value, float):
-        order: Mapping[float, float] = {0.0: 0.0, 1.0: 1.0, 0.5: 2.0}
-        return order.get(value, 3.0)
+        return {0.5: 1.0, 2.0: 2.0}.get(value, 3.0)
     if isinstance(value, tuple | list):
         return sum(map(weight_of, value))
     return 0.0

@@ -25,7 +25,7 @@ from minidbg.reduction.candidate import (
 from minidbg.reduction.culprits import drop_chunks, narrow_window, try_islands
 from minidbg.reduction.problem import Pass, ReductionProblem
 from minidbg.reduction.result import Limits
-from minidbg.reduction.simplify import SIMPLIFYING, plainness, simplify_inputs_at_once
+from minidbg.reduction.simplify import SIMPLIFYING, plainness, put_back, simplify_inputs_at_once
 from minidbg.reduction.subsets import FEW_UNITS, follow_frames, try_suspects
 from minidbg.words.errors import MinidbgError, NotReproduced
 
@@ -71,7 +71,6 @@ POLISHING: Passes = (
     ("outputs", edits.drop_outputs),
     ("spare operands", edits.drop_operands_at_once),
     ("modes", edits.drop_modes),
-    ("alike inputs", edits.merge_alike_inputs),
     ("spare inputs", edits.drop_inputs_at_once),
     ("nodes", edits.drop_nodes),
     ("bypass", edits.bypass_nodes),
@@ -82,7 +81,7 @@ POLISHING: Passes = (
 """Single removals, repeated until none succeeds."""
 
 ALONG_A_CHAIN: Passes = tuple(
-    sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 5.5)
+    sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 4.5)
 )
 """The same where values go wrong at one op and are noticed at another: a call between them can be bypassed, and seldom left out."""
 
@@ -178,14 +177,25 @@ def simplify_to_fixed_point(problem: ReductionProblem) -> None:
 
 
 def simplify_for_a_while(problem: ReductionProblem) -> None:
-    """``simplify_to_fixed_point``, but no longer than the reduction took so far; what it leaves is 1-minimal again."""
-    whole, now = problem.limits, problem.elapsed()
+    """``simplify_to_fixed_point``, but no longer than the reduction took so far; what it leaves is 1-minimal again.
+
+    Once more, without it, where an argument that it made plainer had become the cause.
+    """
+    whole, now, before = problem.limits, problem.elapsed(), problem.best
     problem.limits = replace(whole, seconds=min(whole.seconds, now + max(LEAST_SIMPLIFYING_S, now)))
     try:
         simplify_to_fixed_point(problem)
+        while is_another_cause(problem):
+            problem.go_back_to(before)
+            simplify_to_fixed_point(problem)
     except BudgetSpent:
         problem.limits, problem.plainness = whole, None
         reduce_to_fixed_point(problem)
+
+
+def is_another_cause(problem: ReductionProblem) -> bool:
+    problem.begin_phase("put back")
+    return put_back(problem)
 
 
 def find(problem: ReductionProblem) -> None:
@@ -277,7 +287,7 @@ def minimize(
     """The smallest part of ``gm`` for which ``fails(gm, inputs)`` is still true.
 
     ``fails`` runs in this process and gets copies of its own, which it may change. ``simplify`` goes on with plainer arguments,
-    smaller shapes and simpler values, and merges inputs. ``max_calls`` and ``seconds``
+    smaller shapes and plain tensors, and merges the inputs of a single call. ``max_calls`` and ``seconds``
     are looked at between calls. ``gm`` and ``inputs`` are only read; ``gm`` runs in eager, in the current
     grad mode, to find the values inside it. Raises NotReproduced when ``fails`` is false for the whole of it,
     MinidbgError when ``inputs`` do not fit the graph, and what ``fails`` raises.

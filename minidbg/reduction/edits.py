@@ -5,7 +5,7 @@ A graph inside the graph is put in the place of what runs it, or made smaller wh
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 
 import torch
 from torch import fx
@@ -73,6 +73,10 @@ def drop_outputs(problem: ReductionProblem) -> None:
         outputs = {node for node in problem.recording.outputs if node.name != name}
         if outputs:
             problem.consider(problem.extract(set(problem.best.calls), outputs=outputs))
+
+
+FEW_NODES = 5
+"""Nodes of a result up to which one that is needed is bypassed at once."""
 
 
 def drop_nodes(problem: ReductionProblem) -> None:
@@ -143,19 +147,14 @@ def _without_input(problem: ReductionProblem, name: str) -> Candidate | None:
     )
 
 
-FEW_NODES = 5
-"""Nodes of a result up to which its inputs are merged."""
-
-
 def merge_alike_inputs(problem: ReductionProblem) -> None:
-    """Try with one input for all of the same shape and dtype. Cost: one call, none where no two are alike.
+    """Try with one input for all of the same shape and dtype, where one call is left. Cost: one call, none where no two are alike.
 
-    Culprits far apart each take a recorded value of their own, and few of them care which. Not in a graph of many nodes: each
-    would have to be proven necessary anew.
+    In a larger graph, equal inputs could become the cause, and the calls that had been it could go.
     """
-    if len(problem.best.calls) > FEW_NODES:
+    if len(problem.best.calls) > 1:
         return
-    values = problem.recording.input_of
+    best, values = problem.best, problem.recording.input_of
     first: dict[Hashable, fx.Node] = {}
     stand_ins: dict[fx.Node, fx.Node] = {}
     for node in problem.recording.placeholders:
@@ -163,39 +162,11 @@ def merge_alike_inputs(problem: ReductionProblem) -> None:
             kept = first.setdefault(fact_of(values[node]).like, node)
             if kept is not node:
                 stand_ins[node] = kept
-    problem.consider(merged(problem, stand_ins) if stand_ins else None)
-
-
-def merged(problem: ReductionProblem, stand_ins: Mapping[fx.Node, fx.Node]) -> Candidate:
-    """``best`` with one placeholder in the place of another, for each pair."""
-    best = problem.best
     left = [index for index, node in enumerate(problem.recording.placeholders) if node not in stand_ins]
-    return Candidate(
-        OwnGraph(pieces.rewritten(best.graph_module, stand_ins=stand_ins)),
-        tuple(best.inputs[index] for index in left),
-        tuple(best.tokens[index] for index in left),
-        epoch=best.epoch,
-        variant=None,
-    )
-
-
-def merge_inputs(problem: ReductionProblem) -> None:
-    """Try to use one input for two of the same shape and dtype. Cost: one call for each such pair."""
-    for name in reversed([node.name for node in problem.recording.placeholders]):
-        for other in [node.name for node in problem.recording.placeholders]:
-            if name == other or problem.consider(_merged(problem, name, other)):
-                break
-
-
-def _merged(problem: ReductionProblem, name: str, other: str) -> Candidate | None:
-    by_name = {node.name: node for node in problem.recording.placeholders}
-    gone, kept = by_name.get(name), by_name.get(other)
-    if gone is None or kept is None:
-        return None
-    values = problem.recording.input_of
-    if fact_of(values[gone]).like != fact_of(values[kept]).like or not isinstance(values[gone], torch.Tensor):
-        return None
-    return merged(problem, {gone: kept})
+    if stand_ins:
+        graph = OwnGraph(pieces.rewritten(best.graph_module, stand_ins=stand_ins))
+        inputs, tokens = (tuple(of[index] for index in left) for of in (best.inputs, best.tokens))
+        problem.consider(Candidate(graph, inputs, tokens, epoch=best.epoch, variant=None))
 
 
 def inline_branches(problem: ReductionProblem) -> None:

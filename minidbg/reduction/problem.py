@@ -14,6 +14,7 @@ from torch import fx
 
 from minidbg.fx.edit import extract
 from minidbg.fx.effects import open_levels
+from minidbg.fx.nested import Arguments
 from minidbg.fx.pieces import CannotExtract
 from minidbg.fx.record import LOOP_SECONDS, ModeContext, Recording, runs_in_eager
 from minidbg.judge.suspects import Suspects
@@ -28,14 +29,14 @@ from minidbg.reduction.candidate import (
     OwnGraph,
     expected_calls,
 )
-from minidbg.reduction.defined import is_as_full, keeps_its_results, open_points
+from minidbg.reduction.defined import is_as_full
 from minidbg.reduction.result import UNLIMITED, Limits
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.errors import NotReproduced
 
 LEAST_SPARE_BYTES = 16 << 20
 FEW_CALLS = 16
-"""Calls up to which a candidate with other values than recorded ones is held against what torch leaves undefined."""
+"""Calls up to which it is looked whether a candidate's results are as full, and what is asked next is found out."""
 
 WORTH_LOOKING_AHEAD_S = 0.5
 """Seconds of a question from which on it pays to find out what comes after it."""
@@ -121,13 +122,16 @@ class ReductionProblem:
     """Whether inputs that the graph returns must stay outputs for the failure to show."""
     settled_sizes: dict[int, int] = field(default_factory=dict)
     """Sizes that an earlier round found to be needed, each with the next smaller one that it tried."""
+    rewritten: dict[tuple[str, int | str], Callable[[Arguments], Arguments]] = field(default_factory=dict)
+    """Arguments of calls that were made plainer, by call and place, each with a function that puts the original back."""
+    causes: set[tuple[str, int | str]] = field(default_factory=set)
+    """Those that must stay as they are: a plainer one had become the cause of the failure."""
     _known: dict[Hashable, OracleAnswer] = field(default_factory=dict)
     _ahead: dict[str, tuple[OracleAnswer, float]] = field(default_factory=dict)
     """Answers to what no pass has asked yet, with their seconds: they count once it does."""
     _passing: list[int] = field(default_factory=list)
     _bits: dict[str, int] = field(default_factory=dict)
     _recording: tuple[Candidate, Recording] | None = None
-    _open: tuple[Candidate, frozenset[str]] | None = None
     _answer_to: Callable[[Candidate], OracleAnswer] | None = None
     """Who is asked in an imagined copy."""
     _started: float = field(default_factory=time.monotonic)
@@ -270,29 +274,7 @@ class ReductionProblem:
             return False
         if candidate.faithful or devices_of(candidate.inputs):
             return True
-        if not runs_in_eager(candidate.graph_module, candidate.inputs, self.around):
-            return False
-        # in a large graph next to all values are recorded ones, and a run in which torch answers otherwise takes long
-        return len(candidate.calls) > FEW_CALLS or self._is_as_defined(candidate)
-
-    def _is_as_defined(self, candidate: Candidate) -> bool:
-        """Whether torch leaves nothing open in ``candidate`` that it does not in ``best``."""
-        found = open_points(candidate.graph_module, candidate.inputs, self.around)
-        if found and (self._open is None or self._open[0] is not self.best):
-            self._open = self.best, open_points(self.best.graph_module, self.best.inputs, self.around)
-        return not found or (self._open is not None and found <= self._open[1])
-
-    def keeps_its_results(self, candidate: Candidate, changed: str = "") -> bool:
-        """Whether eager's results in ``candidate`` say as much as those in ``best``, and the call named ``changed`` still does something.
-
-        On an accelerator nobody looks.
-        """
-        if devices_of(candidate.inputs):
-            return True
-        again = Recording(
-            candidate.graph_module, candidate.inputs, around=self.around, loop_seconds=LOOP_SECONDS
-        )
-        return again.failure is None and keeps_its_results(self.recording, again, changed)
+        return runs_in_eager(candidate.graph_module, candidate.inputs, self.around)
 
     def is_as_full(self, candidate: Candidate) -> bool:
         """Whether no call of ``candidate`` gives nothing, or no finite numbers, where it does in ``best``. Nobody looks at a large graph."""
@@ -332,6 +314,7 @@ class ReductionProblem:
         twin._known, twin._ahead, twin._bits = dict(self._known), {}, dict(self._bits)
         twin._passing, twin.steps, twin.history = list(self._passing), list(self.steps), []
         twin.settled_sizes, twin.limits = dict(self.settled_sizes), UNLIMITED
+        twin.rewritten = dict(self.rewritten)
         twin._answer_to = answer
         return twin
 
@@ -370,6 +353,14 @@ class ReductionProblem:
         self._forget_large_steps()
         self.neighbour, self.neighbour_rank = None, len(TELLING)
         self._progress = self.oracle_calls, self.elapsed()
+
+    def go_back_to(self, earlier: Candidate) -> None:
+        """Begin anew from a candidate that was ``best``; what was answered since is remembered."""
+        later = next((at for at, step in enumerate(self.steps) if step is earlier), -1) + 1
+        del self.steps[later:]
+        self.best, self.neighbour, self.neighbour_rank = earlier, None, len(TELLING)
+        self.rewritten.clear()
+        self.settled_sizes.clear()
 
     def _forget_large_steps(self) -> None:
         """Drop the largest earlier steps while they hold many bytes that nothing else holds."""

@@ -19,9 +19,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import is_call, tensors_in
 from minidbg.fx.ranks import on_its_rank, what_was_needed
-from minidbg.judge import harness
 from minidbg.reduction.candidate import BudgetSpent
-from minidbg.reduction.defined import open_points
 from minidbg.reduction.result import ReductionResult
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness
@@ -180,16 +178,7 @@ def seeded_values_suffice(form: ScriptForm, session: Session) -> bool:
         return True  # there are none
     specs = describing.describe(form.case.inputs, list(_by_name(form.case)), form.exactness)
     seeded = replace(form.case, inputs=tuple(tensors.materialise(specs)))
-    return not newly_open(seeded, form.case) and session.fails_the_same(seeded)
-
-
-def newly_open(case: Case, before: Case) -> frozenset[str]:
-    """What torch leaves open in ``case`` and did not in ``before``: places that are written to twice, equal elements."""
-    if devices_of(case.inputs):  # nobody asks eager there
-        return frozenset()
-    around = partial(harness.entered_modes, case.spec.context)
-    found = open_points(case.graph_module, case.inputs, around)
-    return found - open_points(before.graph_module, before.inputs, around) if found else found
+    return session.fails_the_same(seeded)
 
 
 def with_story(

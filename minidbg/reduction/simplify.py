@@ -1,4 +1,4 @@
-"""Passes beyond nodes, inputs and outputs: plainer arguments, smaller shapes, simpler values. Small graphs only."""
+"""Passes beyond nodes, inputs and outputs: plainer arguments, smaller shapes, plain tensors. Small graphs only."""
 
 from __future__ import annotations
 
@@ -14,33 +14,11 @@ from minidbg import torch_internals
 from minidbg.fx import nested, pieces
 from minidbg.fx.effects import attribute_of
 from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph, last_that_holds
-from minidbg.reduction.defined import are_distinct, indices_within
-from minidbg.reduction.edits import merge_inputs
+from minidbg.reduction.defined import indices_within
+from minidbg.reduction.edits import merge_alike_inputs
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.result import UNLIMITED
-from minidbg.source.contents import put
-from minidbg.source.specs import StridedLayout, is_constructed, plain_stand_in
-
-MAKERS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "ones": torch.ones_like,
-    "zeros": torch.zeros_like,
-    "arange": lambda value: (
-        torch.arange(value.numel(), device=value.device).reshape(value.shape).to(value.dtype)
-    ),
-    "seeded": lambda value: _seeded(value),
-}
-"""Values that need no data, the plainest first."""
-
-
-def _seeded(value: Tensor) -> Tensor:
-    generator = torch.Generator(device=value.device).manual_seed(0)
-    if value.dtype.is_floating_point or value.dtype.is_complex:
-        return torch.randn(value.shape, dtype=value.dtype, device=value.device, generator=generator)
-    if value.dtype is torch.bool:
-        return torch.rand(value.shape, device=value.device, generator=generator) < 0.5
-    high = max(1, int(value.to(torch.int64).max()) + 1) if value.numel() else 1
-    return torch.randint(0, high, value.shape, device=value.device, generator=generator).to(value.dtype)
-
+from minidbg.source.specs import is_constructed, plain_stand_in
 
 # --- candidates ---
 
@@ -67,16 +45,6 @@ def _tensors(problem: ReductionProblem) -> list[tuple[int, Tensor]]:
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, Tensor) and not is_constructed(value)
-
-
-def _laid_as(value: Tensor, made: Tensor) -> Tensor:
-    """``made`` with the strides of ``value``."""
-    if value.layout is not torch.strided or made.stride() == value.stride():
-        return made
-    layout = StridedLayout(tuple(value.shape), value.stride())
-    flat = torch.zeros(layout.span, dtype=made.dtype, device=made.device)
-    put(flat, made, layout)
-    return flat.as_strided(layout.shape, layout.stride)
 
 
 def flagged_as(value: Tensor, made: Tensor) -> Tensor:
@@ -125,22 +93,55 @@ def drop_arguments(problem: ReductionProblem) -> None:
 
 
 def _change_arguments(
-    problem: ReductionProblem, name: str, propose: Callable[[fx.Node], Iterator[tuple[Any, Any]]]
+    problem: ReductionProblem, name: str, propose: Callable[[fx.Node], Iterator[nested.Rewrite]]
 ) -> bool:
     best = problem.best
     node = best.call(name)
-    for changed in propose(node) if node else ():
-        graph_module = pieces.rewritten(
-            best.graph_module,
-            arguments=lambda other, new=changed: new if other is node else (other.args, other.kwargs),  # type: ignore[misc]
-        )
-        candidate = with_inputs(problem, {}, "", graph_module)
-        is_constant = propose is nested.simpler_constants
-        if not (problem.keeps_its_results(candidate, name) if is_constant else problem.is_as_full(candidate)):
+    for place, changed, put_back in propose(node) if node else ():
+        if node is None or (name, place) in problem.causes:
             continue
-        if problem.consider(candidate):
-            return problem.best is not best
+        candidate = _with_arguments_of(problem, {node: changed})
+        if problem.is_as_full(candidate) and problem.consider(candidate) and problem.best is not best:
+            problem.rewritten.setdefault((name, place), put_back)
+            return True
     return False
+
+
+def _with_arguments_of(problem: ReductionProblem, changed: Mapping[fx.Node, nested.Arguments]) -> Candidate:
+    graph_module = pieces.rewritten(
+        problem.best.graph_module, arguments=lambda node: changed.get(node, (node.args, node.kwargs))
+    )
+    return with_inputs(problem, {}, "", graph_module)
+
+
+def put_back(problem: ReductionProblem) -> bool:
+    """Ask with the originals of all rewritten arguments: where the failure vanishes, or they do not fit by now, with each.
+
+    Whether a plainer one had become the cause, since the failure vanishes without it: it stays as it was from now on.
+    Cost: one call where any was rewritten, and one for each if need be.
+    """
+    places = list(problem.rewritten)
+    if not places:
+        return False
+    answers = {}
+    for chosen in (tuple(places), *((place,) for place in places if len(places) > 1)):
+        answers[chosen] = answer = problem.answer(_with_originals(problem, chosen))
+        if answer is OracleAnswer.INTERESTING and len(chosen) == len(places):
+            return False
+    causes = [
+        chosen for chosen, answer in answers.items() if answer in (OracleAnswer.NOT, OracleAnswer.OTHER)
+    ]
+    problem.causes.update(*causes[-1:])
+    return bool(causes)
+
+
+def _with_originals(problem: ReductionProblem, places: Sequence[tuple[str, int | str]]) -> Candidate:
+    changed: dict[fx.Node, nested.Arguments] = {}
+    for name, place in reversed(places):
+        if node := problem.best.call(name):
+            original = problem.rewritten[name, place]
+            changed[node] = original(changed.get(node, (node.args, node.kwargs)))
+    return _with_arguments_of(problem, changed)
 
 
 STEPS = (1, 2, 4, 8, 16)
@@ -218,14 +219,16 @@ def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidat
 
 
 def _with_arguments(problem: ReductionProblem, change: Callable[[Any], Any]) -> fx.GraphModule:
-    """The graph of ``best`` with changed arguments of each call."""
-    return pieces.rewritten(
-        problem.best.graph_module,
-        arguments=lambda node: (
-            change(node.args),
-            {key: change(value) for key, value in node.kwargs.items()},
-        ),
-    )
+    """The graph of ``best`` with changed arguments of each call, but for axes."""
+
+    def changed(node: fx.Node) -> nested.Arguments:
+        axes = nested.axes_of(node)
+        args = (value if index in axes else change(value) for index, value in enumerate(node.args))
+        return tuple(args), {
+            key: value if key in axes else change(value) for key, value in node.kwargs.items()
+        }
+
+    return pieces.rewritten(problem.best.graph_module, arguments=changed)
 
 
 def _start_of_window(problem: ReductionProblem, old: int, new: int) -> int:
@@ -311,45 +314,8 @@ def _is_plainly_laid(value: Tensor) -> bool:
     )
 
 
-def plain_values(problem: ReductionProblem) -> None:
-    """Try values that need no data: all inputs at once, then each. Cost: up to four calls, and up to four for each input."""
-    for name in MAKERS:
-        indices = [
-            index for index, _ in _tensors(problem) if _rank(problem.best.tokens[index]) > _rank((name,))
-        ]
-        if indices and problem.consider(_with_values(problem, indices, name)):
-            break
-    for index, _ in _tensors(problem):
-        for name in MAKERS:
-            is_plainer = _rank(problem.best.tokens[index]) > _rank((name,))
-            if not is_plainer or problem.consider(_with_values(problem, [index], name)):
-                break
-
-
-def _with_values(problem: ReductionProblem, indices: Sequence[int], name: str) -> Candidate | None:
-    changes: dict[int, Any] = {}
-    for index in indices:
-        value = problem.best.inputs[index]
-        make = MAKERS["arange" if are_distinct(value) else name]
-        try:
-            changes[index] = flagged_as(value, _laid_as(value, make(value.detach())))
-        except (RuntimeError, NotImplementedError):  # a dtype or layout for which there is no such value
-            return None
-    candidate = with_inputs(problem, changes, name)
-    keeps = problem.keeps_its_results if name == "zeros" else problem.is_as_full
-    return candidate if keeps(candidate) else None
-
-
-def _rank(token: Hashable) -> int:
-    """How far a value is from the plainest: its place among the makers; recorded ones last."""
-    names = list(MAKERS)
-    while isinstance(token, tuple) and token[0] not in ("value", *names):
-        token = token[-1]  # what was done to it did not make it less plain
-    return names.index(token[0]) if isinstance(token, tuple) and token[0] in names else len(names)
-
-
 def plainness(candidate: Candidate) -> tuple[float, ...]:
-    """What these passes make smaller, most important first: subclasses, arguments, elements, odd kinds of tensors, constants, values."""
+    """What these passes make smaller, most important first: subclasses, arguments, elements, odd kinds of tensors, constants."""
     tensors = [value for value in candidate.inputs if isinstance(value, Tensor)]
     modules = sum(
         len(list(attribute_of(node).modules())) for node in candidate.calls if node.op == "call_module"
@@ -364,24 +330,22 @@ def plainness(candidate: Candidate) -> tuple[float, ...]:
         sum(value.requires_grad + isinstance(value, torch.nn.Parameter) for value in tensors),
         sum(not _is_plainly_laid(value) for value in tensors),
         nested.weight_of(arguments),
-        sum(map(_rank, candidate.tokens)),
     )
 
 
 SIMPLIFYING: tuple[tuple[str, Callable[[ReductionProblem], None]], ...] = (
     ("submodules", flatten_modules),
     ("kinds", plain_kinds),
-    ("merge inputs", merge_inputs),
     ("arguments", drop_arguments),
     ("sizes", shrink_sizes),
     ("dtypes", plain_dtypes),
     ("tensors", plain_tensors),
-    ("values", plain_values),
+    ("alike inputs", merge_alike_inputs),
 )
 
 # --- all at once ---
 
-OF_INPUTS = (plain_kinds, shrink_sizes, plain_dtypes, plain_tensors, plain_values)
+OF_INPUTS = (plain_kinds, shrink_sizes, plain_dtypes, plain_tensors)
 """Passes whose changes most failures do not care for, so that all of them together are worth a question."""
 MOST_STEPS = 200
 
@@ -389,7 +353,7 @@ MOST_STEPS = 200
 def simplify_inputs_at_once(problem: ReductionProblem) -> None:
     """Ask for the plainest inputs that eager takes, then for as much of the way there as still fails.
 
-    Cost: one call where inputs do not matter, which saves a call for each size, stride and value; else ``log2(steps)`` more.
+    Cost: one call where inputs do not matter, which saves a call for each size and stride; else ``log2(steps)`` more.
     """
     steps = steps_if_nothing_mattered(problem)
     if len(steps) < 2 or problem.consider(steps[-1]):
