@@ -147,7 +147,7 @@ def saved(case: Case, path: Path | None, seconds: float) -> Path:
         if draft is None:
             continue
         if path is None:
-            return repro.publish(publishing.with_every_error(case, last), draft, folder)
+            return repro.publish(case, draft, folder)
         repro.move_script(draft, path)
         repro.discard(draft)
         return path

@@ -30,7 +30,7 @@ from minidbg.source.size import call_nodes, call_targets, canonical_text
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import CannotWrite
-from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
+from minidbg.words.outcome import Direction, Outcome, Verdict
 from minidbg.words.run_spec import CallPath
 from minidbg.words.text import last_line, signal_name
 
@@ -96,12 +96,9 @@ def publish_first_that_fails(
                 limit = session.limits.value_limit_bytes
                 last, draft = verify(case, form.exactness, folder, session=session, value_limit_bytes=limit)
                 if draft is not None:
-                    shown = with_every_error(case, last)
-                    for error in shown.signature.others if shown.signature else ():
-                        session.others.pop(str(error.to_table()), None)  # no other failure
-                    path = repro.publish(shown, draft, folder)
-                    keep_neighbour(found.neighbour if is_smallest and shown is case else None, path, folder)
-                    return replace(result_of(path, shown, original, last, session), ended_by=found.ended_by)
+                    path = repro.publish(case, draft, folder)
+                    keep_neighbour(found.neighbour if is_smallest else None, path, folder)
+                    return replace(result_of(path, case, original, last, session), ended_by=found.ended_by)
                 if last.verdict is not Verdict.CRASHED:
                     break
     except BudgetSpent:
@@ -114,32 +111,12 @@ RUNS_IN_DOUBT = 3
 """Further runs of a script, each in a fresh interpreter, when one did not show the expected failure."""
 
 
-def of_several_runs(outcomes: Sequence[Outcome], expected: Signature | None) -> Outcome:
-    """The first outcome, which reproduces; ``flaky`` where others do not. Other errors of its kind join its signature."""
-    first, failed = outcomes[0], sum(one.verdict in SHOWN for one in outcomes)
-    if failed == len(outcomes):
-        return first
-    changed = (one.signature for one in outcomes if one.verdict is Verdict.CHANGED)
-    errors = [one for one in changed if one and expected and one.kind is expected.kind]
-    if errors and expected:
-        first = replace(first, signature=replace(expected, others=(*expected.others, *dict.fromkeys(errors))))
-    return replace(first, verdict=Verdict.FLAKY, reproduced=failed + len(errors), runs=len(outcomes))
-
-
-BY_CHANCE = "flaky: chance decides which of several errors is raised; each of them counts"
-
-
-def with_every_error(case: Case, outcome: Outcome) -> Case:
-    """``case`` with the errors that ``of_several_runs`` has added; the same object where there are none.
-
-    Not certified then: the search took such an error for another failure.
-    """
-    known, shown = case.signature, outcome.signature
-    if known is None or shown is None or len(shown.others) <= len(known.others):
-        return case
-    notes = (*case.provenance.notes, BY_CHANCE)
-    story = replace(case.provenance, certified=False, neighbour="", notes=notes)
-    return replace(case.with_spec(signature=shown), provenance=story)
+def of_several_runs(outcomes: Sequence[Outcome]) -> Outcome:
+    """The first outcome, which reproduces; ``flaky`` where others do not."""
+    shown = sum(one.verdict in SHOWN for one in outcomes)
+    if shown == len(outcomes):
+        return outcomes[0]
+    return replace(outcomes[0], verdict=Verdict.FLAKY, reproduced=shown, runs=len(outcomes))
 
 
 def forms(found: Reduced, original: Case) -> Iterator[ScriptForm]:
@@ -245,8 +222,7 @@ def verify(
     """Write a draft of the case's script and run it in fresh interpreters: judged by the installed judge, then by itself.
 
     The draft, to be published or discarded, when both say that the failure reproduces; else None. Further runs follow
-    where the two disagree, or the search has met other failures: a script that sometimes passes is ``flaky``, and so is one
-    that sometimes raises another error, which is written anew so that both count. Where a few lines do not show
+    where the two disagree, or the search has met other failures: a script that sometimes passes, or fails otherwise, is ``flaky``. Where a few lines do not show
     the failure, the script says why and asks minidbg for the verdict. A pickled backend is left out of the draft once both have
     said so, and it must then end with 125. ``seconds`` is the limit of one run; all of them together end by the
     session's deadline. Raises CannotWrite, and BudgetSpent where that comes first.
@@ -300,11 +276,7 @@ def run_both_ways(
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
     if others_shown or ended.exit_status in (0, 3):
         outcomes += [in_time(judge_draft(case, draft, limit()), session) for _ in range(RUNS_IN_DOUBT)]
-    outcome = of_several_runs(outcomes, case.signature)
-    shown = with_every_error(case, outcome)
-    if shown is not case:
-        why = write_draft(write, shown)
-        ended = by_itself(seconds=limit())
+    outcome = of_several_runs(outcomes)
     if outcome.verdict is Verdict.FLAKY:
         for _ in range(RUNS_IN_DOUBT):
             if ended.exit_status != 1:
@@ -315,12 +287,12 @@ def run_both_ways(
         why = (
             f"by a few lines of its own it ends with {how_it_ended(ended)}; minidbg's judge saw: {judged_as}"
         )
-        write_draft(write, shown, why)
+        write_draft(write, case, why)
         ended = by_itself(seconds=limit())
     if ended.exit_status != 1:
         limit()
     elif backends.is_pickled(case.backend):
-        write_draft(write, repro.to_keep(shown), why, lacks_its_backend(shown))
+        write_draft(write, repro.to_keep(case), why, lacks_its_backend(case))
         unfilled = by_itself(seconds=limit())
         ended = ended if unfilled.exit_status == Verdict.SKIPPED.exit_status else unfilled
     return outcome, ended

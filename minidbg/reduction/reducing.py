@@ -48,10 +48,8 @@ from minidbg.reduction.session import (
     PrestartedInterpreters,
     Reliability,
     Session,
-    last_sure,
     may_run_together,
     measured,
-    reliability,
     runs_worth_having,
 )
 from minidbg.source.size import call_nodes
@@ -218,7 +216,7 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
 
 
 def smallest_of(case: Case, session: Session, *, just_seen: bool) -> Reduced:
-    """Find the path on which ``case`` fails, reduce its graph, make sure that the result fails each time, and simplify the modes.
+    """Find the path on which ``case`` fails, reduce its graph, see how often the result fails, and simplify the modes.
 
     Raises BudgetSpent where the budget does not suffice for the whole.
     """
@@ -261,28 +259,15 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool) -> Reduced:
 
 
 def made_sure(case: Case, reduced: core.Minimized, session: Session) -> tuple[core.Minimized, Reliability]:
-    """``reduced``, which ends in its smallest step that fails each time, where there is one; and how often what it ends in fails.
-
-    Smaller sizes can make a sure failure one of chance: a read far beyond the end of a tensor crashes, one just beyond it finds
-    memory that is there. Where all is flaky, it is reduced again: what passed on the way may have passed by chance.
-    """
-    steps = [case.with_graph(graph, inputs) for graph, inputs in reduced.steps]
+    """How often what ``reduced`` ends in fails. Where chance decides, it is reduced again: what passed on the way may have passed by chance."""
     session.begin("reliability")
-    known = reliability(steps[-1], session)
+    smallest = case.with_graph(*reduced.steps[-1])
+    known = measured(smallest, session, failed=1, runs=1, more=runs_worth_having(case))
     if not known.is_flaky:
         return reduced, known
-    index = last_sure(steps, session)
-    if index is None:
-        session.repeats = known.repeats
-        again = reduce_graph_of(steps[-1], session)
-        return replace(again, steps=(*reduced.steps, *again.steps)), known
-    again, before = reduce_graph_of(steps[index], session, simplify=False), reduced.steps[: index + 1]
-    if again.steps and reliability(case.with_graph(*again.steps[-1]), session).is_flaky:
-        graph_module, inputs = before[-1]
-        again = replace(
-            again, graph_module=graph_module, inputs=inputs, steps=(), certified=False, neighbour=None
-        )
-    return replace(again, steps=(*before, *again.steps)), Reliability(1, 1)
+    session.repeats = known.repeats
+    again = reduce_graph_of(smallest, session)
+    return replace(again, steps=(*reduced.steps, *again.steps)), known
 
 
 def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
@@ -345,9 +330,7 @@ STRAYS = 3
 """Questions that dynamo did not hand to the backend as they were, before any failed, after which a whole that was believed is asked itself."""
 
 
-def reduce_graph_of(
-    case: Case, session: Session, *, simplify: bool = True, believed: bool = False
-) -> core.Minimized:
+def reduce_graph_of(case: Case, session: Session, *, believed: bool = False) -> core.Minimized:
     """Run ``core.reduce_graph`` with the session as its oracle. Raises NotReproduced."""
     strays = 0
     start = call_nodes(case.graph_module)
@@ -378,7 +361,7 @@ def reduce_graph_of(
         on_progress=lambda phase, nodes, rest_calls: session.tell(phase, nodes, start, rest_calls),
         on_phase=session.begin,
         ask_together=ask_together,
-        simplify=simplify,
+        simplify=True,
         is_deadly=case.spec.traits.dies,
         fails_when_it_runs=case.spec.traits.raises_when_run,
         around=lambda: harness.entered_modes(case.spec.context),

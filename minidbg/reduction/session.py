@@ -18,7 +18,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import tensors_in
 from minidbg.judge.suspects import Suspects
-from minidbg.reduction.candidate import BudgetSpent, OracleAnswer, last_that_holds
+from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
 from minidbg.reduction.problem import MOST_BYTES_AHEAD
 from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits, Listener, Progress, silent
@@ -319,7 +319,7 @@ WRONG_PASS = 0.01
 MOST_REPEATS = 20
 """A failure that needs more runs than these to be believed gone is too rare to be reduced."""
 RUNS_OF_WHOLE = 5
-RUNS_OF_SMALL = 4
+RUNS_OF_SMALL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,26 +380,3 @@ def runs_worth_having(case: Case) -> int:
     """
     traits = case.spec.traits
     return RUNS_OF_SMALL if traits.compiles and not traits.endless else 0
-
-
-NODES_FOR_SURE = 2
-"""More nodes that a repro may have, so that it fails each time."""
-
-
-def last_sure(steps: Sequence[Case], session: Session) -> int | None:
-    """The index of the last step that fails in each run, the very last being flaky; None when those with about its nodes all are."""
-    most = call_nodes(steps[-1].graph_module) + NODES_FOR_SURE
-    flaky = len(steps) - 1
-    sure = next(index for index, step in enumerate(steps) if call_nodes(step.graph_module) <= most)
-    if sure == flaky or reliability(steps[sure], session).is_flaky:
-        return None
-
-    def is_sure(index: int) -> bool:
-        return session.remaining() > 0 and not reliability(steps[index], session).is_flaky
-
-    return last_that_holds(is_sure, sure, flaky)
-
-
-def reliability(case: Case, session: Session) -> Reliability:
-    """How often ``case`` fails, which has failed once."""
-    return measured(case, session, failed=1, runs=1, more=runs_worth_having(case))

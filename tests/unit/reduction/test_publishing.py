@@ -15,7 +15,6 @@ from minidbg.fx.case import Case
 from minidbg.reduction import publishing
 from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.publishing import (
-    BY_CHANCE,
     EXACTNESS_NOTES,
     Reduced,
     differences,
@@ -28,14 +27,13 @@ from minidbg.reduction.publishing import (
     seeded_values_suffice,
     single_threaded,
     why_not,
-    with_every_error,
 )
 from minidbg.reduction.result import Limits
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness, read_header
 from minidbg.words.deadline import Deadline
 from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance, RunSpec
+from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 from minidbg.workers import ChildResult
 
 COMPILE = Signature(Kind.COMPILE, types=("ValueError",))
@@ -185,19 +183,6 @@ def test_why_there_is_no_repro_is_what_its_last_run_showed(last: Outcome, said: 
 def test_a_script_that_fails_in_some_runs_says_in_how_many(outcome: Outcome, told: bool) -> None:
     note = "flaky: its script fails in 3 of 4 fresh interpreters"
     assert (note in result_of(Path("r.py"), case_of(), case_of(), outcome, a_session()).notes) is told
-
-
-def test_errors_that_chance_adds_are_expected_from_then_on_and_certify_nothing() -> None:
-    story = Provenance(certified=True, neighbour="passes without torch.relu", notes=("a note",))
-    case = replace(case_of(), provenance=story)
-    both = replace(COMPILE, others=(OTHER,))
-    for same in (Outcome(Verdict.REPRODUCES), Outcome(Verdict.REPRODUCES, COMPILE)):
-        assert with_every_error(case, same) is case
-    assert with_every_error(case.with_spec(signature=None), Outcome(Verdict.FLAKY, both)).signature is None
-    shown = with_every_error(case, Outcome(Verdict.FLAKY, both))
-    assert shown.signature == both
-    assert (shown.provenance.certified, shown.provenance.neighbour) == (False, "")
-    assert shown.provenance.notes == ("a note", BY_CHANCE)
 
 
 # ---- the budget
