@@ -41,10 +41,6 @@ class BudgetSpent(Exception):
     """No call is left. Passes let it through; the driver ends the reduction with the best so far."""
 
 
-class NoProgress(Exception):
-    """A third of the budget has gone without a smaller candidate. Passes let it through; the driver goes on with the next one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One run, for the replay log."""

@@ -18,7 +18,6 @@ from minidbg.reduction.candidate import (
     Attempt,
     BudgetSpent,
     Candidate,
-    NoProgress,
     OracleAnswer,
     OwnGraph,
 )
@@ -199,8 +198,7 @@ def is_another_cause(problem: ReductionProblem) -> bool:
 
 
 def find(problem: ReductionProblem) -> None:
-    """From many nodes to few. A pass that finds nothing for long gives way to the next."""
-    problem.is_impatient = True
+    """From many nodes to few."""
     for name, reduction_pass in FINDING:
         before = problem.best
         # what has led back from an op to where it went wrong is one cluster, and none of it an island
@@ -208,14 +206,9 @@ def find(problem: ReductionProblem) -> None:
         if name == "islands" and is_slice:
             continue
         if len(before.calls) > FEW_UNITS:
-            try:
-                run(problem, name, reduction_pass)
-            except NoProgress:
-                with contextlib.suppress(NoProgress):
-                    run(problem, "chunks", drop_chunks)
+            run(problem, name, reduction_pass)
         if problem.best is not before:
             follow_frames(problem)
-    problem.is_impatient = False
 
 
 def polish(problem: ReductionProblem, then: Passes = ()) -> None:

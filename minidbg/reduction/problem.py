@@ -24,7 +24,6 @@ from minidbg.reduction.candidate import (
     Attempt,
     BudgetSpent,
     Candidate,
-    NoProgress,
     OracleAnswer,
     OwnGraph,
     expected_calls,
@@ -43,8 +42,8 @@ WORTH_LOOKING_AHEAD_S = 0.5
 MOST_BYTES_AHEAD = 256 << 20
 """Of a question's inputs: two at the same time take twice the memory."""
 
-TELLING = ("nodes", "sizes", "arguments", "dtypes", "tensors", "bypass", "inputs", "values", "outputs")
-"""Phases whose candidates are one step smaller than ``best``: what a passing one of them lacks says most about a failure first."""
+TELLING = ("nodes", "bypass", "inputs", "outputs")
+"""Phases whose candidates lack one node or input of ``best``: what a passing one of them lacks says most about a failure first."""
 
 
 def _text(value: Any) -> str:
@@ -116,8 +115,6 @@ class ReductionProblem:
     neighbour: Candidate | None = None
     """A candidate one step smaller than ``best`` that passed; of several, one of the most telling phase."""
     neighbour_rank: int = len(TELLING)
-    is_impatient: bool = False
-    """Whether a pass ends when it has found nothing for a third of the budget."""
     keep_passed_through: bool = False
     """Whether inputs that the graph returns must stay outputs for the failure to show."""
     settled_sizes: dict[int, int] = field(default_factory=dict)
@@ -135,8 +132,6 @@ class ReductionProblem:
     _answer_to: Callable[[Candidate], OracleAnswer] | None = None
     """Who is asked in an imagined copy."""
     _started: float = field(default_factory=time.monotonic)
-    _progress: tuple[int, float] = (0, 0.0)
-    """Calls and seconds when something smaller was last found, or a pass was last given up."""
     _whole: Candidate = field(init=False)
 
     def __post_init__(self) -> None:
@@ -334,16 +329,9 @@ class ReductionProblem:
         self.on_phase(name)
 
     def _check_budget(self) -> None:
-        limit, seconds = self.limits.max_calls, self.limits.seconds
-        if limit is not None and self.oracle_calls >= limit:
+        limit = self.limits.max_calls
+        if self.elapsed() >= self.limits.seconds or (limit is not None and self.oracle_calls >= limit):
             raise BudgetSpent
-        if self.elapsed() >= seconds:
-            raise BudgetSpent
-        calls, at = self._progress
-        is_late = limit is not None and self.oracle_calls - calls > limit / 3
-        if self.is_impatient and (is_late or self.elapsed() - at > seconds / 3):
-            self._progress = self.oracle_calls, self.elapsed()
-            raise NoProgress
 
     def _accept(self, candidate: Candidate, key: str) -> None:
         epoch = candidate.epoch if candidate.faithful else key
@@ -352,7 +340,6 @@ class ReductionProblem:
         self.steps.append(self.best)
         self._forget_large_steps()
         self.neighbour, self.neighbour_rank = None, len(TELLING)
-        self._progress = self.oracle_calls, self.elapsed()
 
     def go_back_to(self, earlier: Candidate) -> None:
         """Begin anew from a candidate that was ``best``; what was answered since is remembered."""

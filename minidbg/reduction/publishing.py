@@ -9,28 +9,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import fx
 
 from minidbg import asking, backends, repro, workers
 from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
-from minidbg.fx.effects import is_call, tensors_in
+from minidbg.fx.effects import tensors_in
 from minidbg.fx.ranks import on_its_rank, what_was_needed
 from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.result import ReductionResult
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness
 from minidbg.source import describing, tensors
-from minidbg.source.expressions import literal
 from minidbg.source.origins import user_line
-from minidbg.source.size import call_nodes, call_targets, canonical_text
+from minidbg.source.size import call_nodes, call_targets
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import CannotWrite
-from minidbg.words.outcome import Direction, Outcome, Verdict
+from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import CallPath
 from minidbg.words.text import last_line, signal_name
 
@@ -153,7 +148,8 @@ def seeded_values_suffice(form: ScriptForm, session: Session) -> bool:
     """Whether the case fails with the values that its script would make: cheaper to ask here than in a new process."""
     if next(tensors_in(form.case.inputs), None) is None:
         return True  # there are none
-    specs = describing.describe(form.case.inputs, list(_by_name(form.case)), form.exactness)
+    names = [node.name for node in form.case.graph_module.graph.find_nodes(op="placeholder")]
+    specs = describing.describe(form.case.inputs, names, form.exactness)
     seeded = replace(form.case, inputs=tuple(tensors.materialise(specs)))
     return session.fails_the_same(seeded)
 
@@ -175,7 +171,7 @@ def with_story(
         certified=certified,
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
-        neighbour=next(differences(form.case, found.neighbour), "") if found.neighbour and certified else "",
+        neighbour=what_is_missing(form.case, found.neighbour) if found.neighbour and certified else "",
         notes=tuple(filter(None, (*original.provenance.notes, *found.notes, *told, ended_early(found)))),
     )
     return replace(form.case, provenance=story)
@@ -439,67 +435,12 @@ def why_not(last: Outcome, expected: Signature | None) -> str:
 # --- the passing neighbour ---
 
 
-def differences(smallest: Case, neighbour: Case) -> Iterator[str]:
-    """What ``neighbour``, which passes, is without: ``passes without torch.relu``; the difference that explains most first.
-
-    Nothing where an input needs no gradient and the failure is one of gradients: that explains nothing.
-    """
+def what_is_missing(smallest: Case, neighbour: Case) -> str:
+    """What ``neighbour``, which passes, is without: ``passes without torch.relu``, or how many inputs; empty where it has them all."""
     gone = Counter(call_targets(smallest.graph_module)) - Counter(call_targets(neighbour.graph_module))
     names = [name for name in gone if name not in "{}"]
     if names:
-        yield f"passes without {' and '.join(names)}"
+        return f"passes without {' and '.join(names)}"
     if len(neighbour.inputs) < len(smallest.inputs):
-        yield f"passes with {len(neighbour.inputs)} of the {len(smallest.inputs)} inputs"
-    # of a step before the last: places and texts do not match
-    further = len(neighbour.inputs) > len(smallest.inputs)
-    if not further and canonical_text(smallest.graph_module) != canonical_text(neighbour.graph_module):
-        yield plainer_argument(smallest, neighbour)
-    lacking: dict[Any, Any] = _by_name(neighbour) if further else dict(enumerate(neighbour.inputs))
-    asks_for_gradients = smallest.signature is not None and smallest.signature.direction is Direction.BACKWARD
-    for index, (name, has) in enumerate(_by_name(smallest).items()):
-        lacks = lacking.get(name if further else index, has)
-        if asks_for_gradients and _needs_gradient(has) and not _needs_gradient(lacks):
-            return
-        if _told(has) != _told(lacks):
-            yield f"passes when input {index} is {_told(lacks)} instead of {_told(has)}"
-    yield "passes with plainer values in its inputs"
-
-
-def plainer_argument(smallest: Case, neighbour: Case) -> str:
-    """``passes without `beta=0` in addmm``: the first constant argument that the same call has otherwise in ``neighbour``."""
-    calls = (filter(is_call, case.graph_module.graph.nodes) for case in (smallest, neighbour))
-    for fails, passes in zip(*calls, strict=False):
-        others = dict(_constants(passes))
-        for name, text in _constants(fails):
-            if name not in others:
-                return f"passes without `{text}` in {fails.name}"
-            if others[name] != text:
-                return f"passes with `{others[name]}` instead of `{text}` in {fails.name}"
-    return "passes with plainer arguments of the same calls"
-
-
-def _constants(node: fx.Node) -> Iterator[tuple[object, str]]:
-    """The arguments of a call that hold no other node, by position or name, as code."""
-    for name, value in (*enumerate(node.args), *node.kwargs.items()):
-        with contextlib.suppress(CannotWrite):  # it holds a node
-            text = literal(value)
-            yield name, text if isinstance(name, int) else f"{name}={text}"
-
-
-def _needs_gradient(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _by_name(case: Case) -> dict[str, Any]:
-    names = [node.name for node in case.graph_module.graph.find_nodes(op="placeholder")]
-    return dict(zip(names, case.inputs, strict=False))
-
-
-def _told(value: Any) -> str:
-    """``float32[2, 8]`` and what is unusual about it."""
-    if not isinstance(value, torch.Tensor):
-        return repr(value)[:60]
-    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if value.layout is torch.strided and not value.is_contiguous():
-        text += f" of strides {value.stride()}"
-    return text + (" that requires grad" if value.requires_grad else "")
+        return f"passes with {len(neighbour.inputs)} of the {len(smallest.inputs)} inputs"
+    return ""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import torch.compiler.config as compiler_config
 
 from minidbg import asking, repro, workers
 from minidbg.fx.case import Case
@@ -207,7 +204,7 @@ class Session:
             raise BudgetSpent
         began = time.time()
         outcome = asking.submit(
-            self.remembering_graphs(case),
+            case,
             seconds=self.seconds_for(case),
             memory_bytes=self.limits.memory_bytes,
             to_the_end=False,
@@ -225,21 +222,6 @@ class Session:
         ended = outcome.signature is not None and outcome.signature.kind.traits.endless
         # invalid is one of which nobody has heard in which phase it was
         return deadline.is_over and (ended or outcome.verdict in (Verdict.TIMEOUT, Verdict.INVALID))
-
-    def remembering_graphs(self, case: Case) -> Case:
-        """``case``, with inductor's cache of graphs: questions of this session that differ in values alone are compiled once.
-
-        Not for what fails to compile, which no cache holds. A mark of this session keeps graphs of an older compiler out.
-        """
-        traits = case.spec.traits
-        compiles = traits.compiles and not traits.dies
-        if not (compiles and case.backend.name == "inductor" and hasattr(compiler_config, "cache_key_tag")):
-            return case
-        given = case.spec.context.config
-        inductor = {**given.get("torch._inductor.config", {}), "fx_graph_cache": True}
-        mark = {"cache_key_tag": f"minidbg {os.getpid()} {self.started}"}
-        config = {**given, "torch._inductor.config": inductor, "torch.compiler.config": mark}
-        return case.with_spec(context=replace(case.spec.context, config=config))
 
     def seconds_for(self, case: Case) -> float:
         """The time limit of one run: more for a large graph, which may take a compiler minutes."""

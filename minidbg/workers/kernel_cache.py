@@ -1,24 +1,20 @@
 """A kernel cache of minidbg's own for runs: a child that is killed may leave half a file behind.
 
 In the user's cache such a file would break the user's next run. Compiled kernels are keyed by their source and the
-compiler's flags, so keeping them from one reduction to the next hides nothing. Graphs are cached for one reduction alone
-(``reduction.session``) and go some time after it; everywhere else graph caches are off (``judge.harness``).
+compiler's flags, so keeping them from one reduction to the next hides nothing. Caches of graphs are off (``judge.harness``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 ELF64_SIZE = 64
-GRAPHS_KEPT_S = 3600.0
 
 
 @contextlib.contextmanager
@@ -31,7 +27,6 @@ def own_kernel_cache() -> Iterator[Path]:
     with contextlib.suppress(OSError):
         os.environ |= where_kernels_go()
         remove_unfinished(folder)
-        remove_old_graphs(folder)
     try:
         yield folder
     finally:
@@ -54,15 +49,6 @@ def where_kernels_go() -> dict[str, str]:
         folder.mkdir(parents=True, exist_ok=True)
         return {VARIABLE: str(folder)}
     return {}
-
-
-def remove_old_graphs(folder: Path) -> None:
-    """Delete the graphs that inductor has cached for reductions that are over by now."""
-    oldest = time.time() - GRAPHS_KEPT_S
-    for path in folder.glob("fxgraph/*/*"):
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < oldest:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_unfinished(folder: Path, *, since: float | None = None) -> list[Path]:

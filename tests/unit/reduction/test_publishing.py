@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.publishing import (
     EXACTNESS_NOTES,
     Reduced,
-    differences,
     ended_early,
     forms,
     how_it_ended,
@@ -26,13 +24,14 @@ from minidbg.reduction.publishing import (
     result_of,
     seeded_values_suffice,
     single_threaded,
+    what_is_missing,
     why_not,
 )
 from minidbg.reduction.result import Limits
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness, read_header
 from minidbg.words.deadline import Deadline
-from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 from minidbg.workers import ChildResult
 
@@ -208,57 +207,28 @@ def test_a_run_that_the_deadline_has_ended_is_no_answer() -> None:
 # ---- the passing neighbour
 
 
-def first_difference(smallest: Case, neighbour: Case) -> str:
-    return next(differences(smallest, neighbour))
-
-
 X = torch.ones(2, 3)
 
 
 @pytest.mark.parametrize(
     ("smallest", "neighbour", "said"),
     [
-        (case_of(lambda x: torch.relu(x.sin()), X), case_of(lambda x: x.sin(), X), "passes without torch.relu"),
+        (
+            case_of(lambda x: torch.relu(x.sin()), X),
+            case_of(lambda x: x.sin(), X),
+            "passes without torch.relu",
+        ),
         (
             case_of(lambda x, y: torch.relu(x) + y, X, X),
             case_of(lambda x: torch.relu(x) + x, X),
             "passes with 1 of the 2 inputs",
         ),
-        (
-            case_of(lambda x: torch.sum(x, 1), X),
-            case_of(lambda x: torch.sum(x, 0), X),
-            "passes with `0` instead of `1` in sum_1",
-        ),
-        (
-            case_of(lambda x: torch.add(x, x, alpha=2), X),
-            case_of(lambda x: torch.add(x, x), X),
-            "passes without `alpha=2` in add",
-        ),
-        (
-            case_of(relu, X.clone().requires_grad_()),
-            case_of(relu, X),
-            "passes when input 0 is float32[2, 3] instead of float32[2, 3] that requires grad",
-        ),
-        (
-            case_of(relu, X.t()),
-            case_of(relu, torch.ones(3, 2)),
-            "passes when input 0 is float32[3, 2] instead of float32[3, 2] of strides (1, 3)",
-        ),
-        (case_of(lambda x, n: x * n, X, 3), case_of(lambda x, n: x * n, X, 1), "passes when input 1 is 1 instead of 3"),
-        (case_of(relu, X), case_of(relu, -X), "passes with plainer values in its inputs"),
+        (case_of(relu, X), case_of(relu, -X), ""),
     ],
-    ids=["an op", "an input", "an argument", "a keyword", "a gradient", "strides", "a number", "values"],
-)  # fmt: skip
+    ids=["an op", "an input", "values"],
+)
 def test_what_the_passing_neighbour_lacks_is_told(smallest: Case, neighbour: Case, said: str) -> None:
-    assert first_difference(smallest, neighbour) == said
-
-
-def test_that_a_gradient_is_needed_explains_nothing_of_a_failing_backward() -> None:
-    backward = replace(COMPILE, direction=Direction.BACKWARD)
-    smallest = case_of(relu, X.clone().requires_grad_(), signature=backward)
-    assert list(differences(smallest, case_of(relu, X))) == []
-    other = case_of(relu, torch.ones(1, 3).requires_grad_())
-    assert first_difference(smallest, other).startswith("passes when input 0 is float32[1, 3]")
+    assert what_is_missing(smallest, neighbour) == said
 
 
 def test_a_search_that_is_over_goes_on_to_the_deadline_with_its_scripts(

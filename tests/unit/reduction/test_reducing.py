@@ -636,28 +636,6 @@ def test_the_forkserver_tries_nothing_that_ends_or_hangs_its_children(kind: Kind
 
 
 @pytest.mark.parametrize(
-    ("kind", "backend", "kept"),
-    [(Kind.ACCURACY, "inductor", True), (Kind.COMPILE, "inductor", False), (Kind.ACCURACY, "mine", False)],
-)
-def test_questions_that_differ_in_values_alone_are_compiled_once(
-    monkeypatch: pytest.MonkeyPatch, kind: Kind, backend: str, kept: bool
-) -> None:
-    asked: list[Case] = []
-    monkeypatch.setattr(
-        session.asking, "submit", lambda case, **_: asked.append(case) or Outcome(Verdict.GONE)
-    )
-    case = failing_case(signature=Signature(kind))
-    case = case.with_spec(backend=replace(case.backend, name=backend))
-    one, another = session.Session(Limits()), session.Session(Limits())
-    for asks in (one, one, another):
-        asks.run(case)
-    configs = [asks.spec.context.config for asks in asked]
-    assert ["torch._inductor.config" in config for config in configs] == [kept] * 3
-    assert configs[0] == configs[1]
-    assert (configs[0] != configs[2]) is kept, "a graph of another session may be another compiler's"
-
-
-@pytest.mark.parametrize(
     ("last", "said"),
     [
         (Outcome(Verdict.INVALID, reason="eager itself fails"), "eager itself fails"),
@@ -857,20 +835,6 @@ def test_a_script_that_lacks_its_backend_is_announced_as_that(
     assert ReductionResult.from_json(written.to_json()) == written
     assert "lacking" not in replace(written, lacking="").to_json()
     assert "run: python to/s.py" in replace(written, known_before=True).line
-
-
-def test_a_neighbour_with_further_inputs_is_told_by_the_names_of_the_inputs() -> None:
-    """That of a nested tensor: its sizes are inputs, until a plain tensor stands for it."""
-    smallest = Case(
-        fx.symbolic_trace(lambda n: n.sin()),
-        (torch.ones(1, requires_grad=True),),
-        RunSpec(BackendRef("b", "b")),
-    )
-    neighbour = Case(
-        fx.symbolic_trace(lambda s, n: n.sin()), (2, torch.ones(1)), RunSpec(BackendRef("b", "b"))
-    )
-    told = next(publishing.differences(smallest, neighbour))
-    assert told == "passes when input 0 is float32[1] instead of float32[1] that requires grad"
 
 
 def test_what_fails_in_eager_too_is_called_no_failure_of_the_backend(tmp_path: Path) -> None:

@@ -152,15 +152,3 @@ def test_a_finished_library_stays(cache: Path) -> None:
     library = cache / "whole.so"
     library.write_bytes(Path(os.path.realpath(sys.executable)).read_bytes())
     assert kernel_cache.remove_unfinished(cache) == []
-
-
-def test_graphs_of_reductions_that_are_over_go_from_the_cache(cache: Path) -> None:
-    old, new = (cache / "fxgraph" / "ab" / name / "graph" for name in ("old", "new"))
-    kernel = cache / "ab" / "kernel" / "kernel.cpp"
-    for path in (old, new, kernel):
-        path.parent.mkdir(parents=True)
-        path.touch()
-    for path in (old.parent, kernel.parent):
-        os.utime(path, (1.0, 1.0))
-    kernel_cache.remove_old_graphs(cache)
-    assert [path.exists() for path in (old, new, kernel)] == [False, True, True]
