@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -190,24 +191,24 @@ def _sizes(problem: ReductionProblem) -> set[int]:
 
 
 def _resized(problem: ReductionProblem, old: int, new: int) -> Candidate | None:
-    """Every size, and every int argument, that is ``old`` becomes ``new``; multiples of it shrink alike if need be."""
-    for scaled in (False, True):
+    """Every size, and every int argument, that is ``old`` becomes ``new``; multiples of it shrink alike if need be, and indices."""
+    for scaled, with_indices in itertools.product((False, True), repeat=2):
         sizes = {old: new}
         if scaled:
             sizes |= {size: size // old * new for size in _sizes(problem) if size % old == 0}
             if len(sizes) == 1:
                 return None
-        candidate = _with_sizes(problem, sizes)
+        candidate = _with_sizes(problem, sizes, with_indices)
         if candidate is not None and problem.is_valid(candidate) and problem.is_as_full(candidate):
             return candidate
     return None
 
 
-def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidate | None:
+def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int], with_indices: bool) -> Candidate | None:
     changes: dict[int, Any] = {}
     starts = {old: _start_of_window(problem, old, new) for old, new in sizes.items()}
     for index, value in enumerate(problem.best.inputs):
-        if _is_plain(value) and any(size in sizes for size in value.shape):
+        if _is_plain(value) and (with_indices or any(size in sizes for size in value.shape)):
             try:
                 changes[index] = _cropped(value, sizes, starts)
             except RuntimeError:  # a sparse tensor has no corner

@@ -116,16 +116,6 @@ def test_each_other_failure_is_remembered_once(monkeypatch: pytest.MonkeyPatch) 
     assert [outcome.signature.types for _, outcome in asks.others.values()] == [("A",), ("B",)]
 
 
-def test_what_is_taken_up_is_no_other_failure_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    asks, _ = begun(monkeypatch, changed("A"), changed("B"))
-    asks.ask(case_of(3))
-    asks.ask(case_of(2))
-    another = case_of(1)
-    asks.take_up(another, changed("A"))
-    assert [outcome.signature.types for _, outcome in asks.others.values()] == [("B",)]
-    assert asks.best is another
-
-
 def test_after_a_time_limit_no_larger_graph_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asks, world = begun(monkeypatch, SLOW, GONE)
     asks.ask(case_of(5))
