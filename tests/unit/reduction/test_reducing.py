@@ -22,12 +22,10 @@ import planted_backends
 import pytest
 import torch
 from torch import fx
-from wrong_results import after_each
 
 from minidbg import asking, backends, repro, workers
 from minidbg.asking.execute import ANOTHER_GRAPH, execute
 from minidbg.fx.case import Case
-from minidbg.fx.effects import is_call, op_name
 from minidbg.judge.harness import NOT_CALLED
 from minidbg.reduction import problem, publishing, reducing, session
 from minidbg.reduction.result import Limits, ReductionResult
@@ -386,118 +384,6 @@ def test_of_a_wrong_result_the_figures_of_the_smallest_are_told(case: Case) -> N
     )
     larger = replace(wrong, graph_module=chain()[0])
     assert publishing.message_of(larger, wrong, found, meeting) == before
-
-
-def becomes_nan(value: torch.Tensor) -> torch.Tensor:
-    return torch.full_like(value, float("nan"))
-
-
-def is_one_more(value: torch.Tensor) -> torch.Tensor:
-    return value + 1
-
-
-def is_rounded_up(value: torch.Tensor) -> torch.Tensor:
-    return value * (1 + 2**-23)
-
-
-def is_handed_back(value: torch.Tensor) -> None:
-    """``value * 1.0`` as ``value`` itself."""
-
-
-def with_changes(**changes: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[..., Any]:
-    """A backend in which each result of these ops is changed."""
-
-    def compiler(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        for node in list(graph_module.graph.nodes):
-            if changes.get(getattr(node.target, "__name__", "")) is is_handed_back:
-                node.replace_all_uses_with(node.args[0])
-                graph_module.graph.erase_node(node)
-        for op, change in changes.items():
-            after_each(graph_module, op, change)
-        return graph_module.forward
-
-    return compiler
-
-
-def fuses_attention(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Keys are turned the wrong way where all of attention is there, and no softmax goes over another axis than the last."""
-    nodes = list(graph_module.graph.nodes)
-    for node in nodes:
-        if node.target is torch.softmax:
-            node.args, node.kwargs = node.args[:1], {"dim": -1}
-    turns = {"permute", "matmul", "softmax"} <= set(map(op_name, nodes))
-    return after_each(graph_module, "permute" if turns else "", lambda keys: keys.flip(-1))
-
-
-WRONG_RESULTS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, str, list[str]]] = {
-    "one op gives its input back before the wrong one": (
-        lambda x: (torch.relu(x * 1.0).sin(),),
-        with_changes(relu=is_one_more, mul=is_handed_back),
-        "mul",
-        "output: float",
-        ["relu"],
-    ),
-    "and its result is an output too": (
-        lambda x: ((y := x * 1.0), torch.relu(y)),
-        with_changes(relu=is_one_more, mul=is_handed_back),
-        "mul",
-        "output: float",
-        ["relu"],
-    ),
-    "two outputs are wrong": (
-        lambda x: (torch.relu(x), torch.tanh(x)),
-        with_changes(relu=is_one_more, tanh=becomes_nan),
-        "tanh",
-        "output: float",
-        ["relu"],
-    ),
-    "a rounding before the wrong one": (
-        lambda x: (torch.relu(torch.tanh(x)),),
-        with_changes(relu=is_one_more, tanh=is_rounded_up),
-        "tanh",
-        "output: float",
-        ["relu"],
-    ),
-    "keys are permuted wrongly": (
-        lambda x: (torch.softmax(x[:3] @ x.permute(1, 0), dim=-1) @ x,),
-        fuses_attention,
-        "permute",
-        "output: float",
-        ["permute", "matmul", "softmax"],
-    ),
-    "a NaN that becomes a number": (
-        lambda x: (torch.nan_to_num(torch.relu(x.sin() + 2), 7.0).neg(),),
-        with_changes(relu=becomes_nan),
-        "relu",
-        "output: float",
-        ["relu", "nan_to_num"],
-    ),
-    "a NaN that is counted": (
-        lambda x: ((torch.relu(x.sin() + 2) > 0).int().sum(),),
-        with_changes(relu=becomes_nan),
-        "relu",
-        "output: integer",
-        ["relu", "gt", "int"],
-    ),
-}
-
-
-@pytest.mark.parametrize("row", WRONG_RESULTS)
-def test_the_script_of_a_wrong_result_shows_what_the_program_had(
-    row: str, tmp_path: Path, oracle: list[Case]
-) -> None:
-    program, compiler, first, message, ops = WRONG_RESULTS[row]
-    case = replace(failing_case(compiler), graph_module=fx.symbolic_trace(program))
-    case = with_its_failure(case)
-    assert case.signature is not None
-    assert (case.signature.kind, case.signature.message) == (Kind.ACCURACY, message)
-    story = replace(case.provenance, message=f"{case.provenance.message}\nfirst differing node: {first}")
-    written = reduced(replace(case, provenance=story), tmp_path)
-    assert written.path is not None
-    smallest = repro.load(written.path)
-    assert smallest.signature == case.signature
-    assert list(map(op_name, filter(is_call, smallest.graph_module.graph.nodes))) == ops
-    assert written.certified
 
 
 def test_a_script_that_misses_its_failure_says_what_it_printed_and_what_the_judge_saw(
