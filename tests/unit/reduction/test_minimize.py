@@ -56,7 +56,6 @@ def test_whole_graph_is_not_asked_when_something_smaller_fails() -> None:
 def test_culprits_that_only_fail_together_end_as_a_graph_of_just_those(names: list[str], calls: int) -> None:
     result = minimize(*chain(300), needs := Needs(*names))
     assert call_names(result.graph_module) == names
-    assert len(result.inputs) == 1, "which value each of them takes does not matter"
     assert result.certified
     assert needs.calls < calls
 
@@ -214,7 +213,8 @@ def test_has_mul_minifier() -> None:
 
     inputs = [torch.randn(3), torch.randn(3)]
     # torch's minifier leaves (4, 2): two inputs of the same shape, where one will do
-    assert sizes(minimize(make_fx(failing)(*inputs), inputs, has(aten.mul.Tensor))) == (3, 1)
+    fails = has(aten.mul.Tensor)
+    assert sizes(minimize(make_fx(failing)(*inputs), inputs, fails, simplify=True)) == (3, 1)
 
 
 def test_has_add_mul() -> None:
