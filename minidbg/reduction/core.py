@@ -118,7 +118,7 @@ def reduce_graph(
         problem.confirm_whole()
         proven = problem.best
         if simplify:
-            simplify_for_a_while(problem)
+            simplify_truly(problem)
             proven = problem.best
     except BudgetSpent:
         is_out_of_budget = True
@@ -175,21 +175,25 @@ def simplify_to_fixed_point(problem: ReductionProblem) -> None:
             reduce_to_fixed_point(problem, SIMPLIFYING)
 
 
-def simplify_for_a_while(problem: ReductionProblem) -> None:
-    """``simplify_to_fixed_point``, but no longer than the reduction took so far; what it leaves is 1-minimal again.
+def simplify_truly(problem: ReductionProblem) -> None:
+    """``simplify_for_a_while``; once more, without it, where an argument that it made plainer had become the cause."""
+    before = problem.best
+    simplify_for_a_while(problem)
+    while is_another_cause(problem):
+        problem.go_back_to(before)
+        simplify_for_a_while(problem)
 
-    Once more, without it, where an argument that it made plainer had become the cause.
-    """
-    whole, now, before = problem.limits, problem.elapsed(), problem.best
+
+def simplify_for_a_while(problem: ReductionProblem) -> None:
+    """``simplify_to_fixed_point``, but no longer than the reduction took so far; what it leaves is 1-minimal again."""
+    whole, now = problem.limits, problem.elapsed()
     problem.limits = replace(whole, seconds=min(whole.seconds, now + max(LEAST_SIMPLIFYING_S, now)))
     try:
         simplify_to_fixed_point(problem)
-        while is_another_cause(problem):
-            problem.go_back_to(before)
-            simplify_to_fixed_point(problem)
     except BudgetSpent:
         problem.limits, problem.plainness = whole, None
         reduce_to_fixed_point(problem)
+    problem.limits = whole
 
 
 def is_another_cause(problem: ReductionProblem) -> bool:
