@@ -25,7 +25,7 @@ from minidbg.source.size import call_nodes, call_targets
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import CannotWrite
-from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.outcome import Outcome, Signature, Verdict
 from minidbg.words.run_spec import CallPath
 from minidbg.words.text import last_line, signal_name
 
