@@ -21,7 +21,7 @@ from minidbg.reduction.result import Limits
 from minidbg.repro import flights
 from minidbg.words.outcome import Verdict
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deaths")]
+pytestmark = pytest.mark.slow
 
 MEMORY = 1 << 30  # a fresh interpreter with a CUDA build of torch takes half of it
 

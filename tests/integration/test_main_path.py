@@ -14,8 +14,6 @@ import minidbg
 from minidbg.source.size import call_targets
 from minidbg.words.errors import NotReproduced
 
-pytestmark = pytest.mark.xdist_group("main_path")
-
 PROGRAM = """
 import torch, minidbg
 

@@ -22,8 +22,6 @@ from packaging.utils import canonicalize_name
 
 import minidbg
 
-pytestmark = pytest.mark.xdist_group("package")
-
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "minidbg"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -24,8 +24,6 @@ from minidbg.commands.about import topics
 from minidbg.commands.root import cli
 from minidbg.commands.table import COMMANDS
 
-pytestmark = pytest.mark.xdist_group("readme")
-
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 MANUAL = "\n".join([README, *topics().values()])
 BLOCK = re.compile(r"(?ms)^```(\w+)\n(.*?)^```$")

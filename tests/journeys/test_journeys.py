@@ -16,8 +16,6 @@ from travels import Journey, traveller
 
 from minidbg.commands.run.launch import graph_lines
 
-pytestmark = pytest.mark.xdist_group("journeys")
-
 MOST_LINES = 120
 BACKEND = """
 import torch

@@ -36,6 +36,7 @@ ELSEWHERE = {
     "accept": "the state of a job, after a watch",
     "bisect": "needs a repository",
     "demo": "reduce's answer",
+    "history": "what a watch has seen",
     "hunt": "a line for each cell",
     "stages": "asks eight compilers",
     "watch": "the events above",
