@@ -177,9 +177,8 @@ def report(folder: str, *rooms: str) -> None:
             for at in own:
                 table[room][f"lines {by[at]}"] += lines[at]
                 blocks[by[at]].append(f"{at}+{lines[at]}")
-            parts = [
-                f"; {word}: {', '.join(blocks[word])}" for word in ("unit", "nothing") if len(blocks) > 1
-            ]
+            others = [word for word in ("unit", "nothing") if word in blocks and len(blocks) > 1]
+            parts = [f"; {word}: {', '.join(blocks[word])}" for word in others]
             size, by_whom = lines.total(), f"{how(groups)} ({' '.join(sorted(groups))})"
             print(f"{name}:{number} {qualified} [{size}] {by_whom}{''.join(parts)}")
     words = [f"{what} {which}" for what in ("functions", "lines") for which in ("net", "unit", "nothing")]

@@ -57,14 +57,20 @@ def on_op(op: str, what: str) -> functools.partial[CompiledFn]:
 
 
 def wrong_on_op(gm: fx.GraphModule, example_inputs: Sequence[Any], *, op: str, what: str) -> CompiledFn:
-    found = [node for node in all_nodes(gm) if node.op.startswith("call") and name_of(node) == op]
-    if found and what == "compile":
+    if what == "compile" and calls_of(gm, op):
         raise NotSupported(f"cannot lower {op}")
-    for node in found:
+    return changed_after(gm, op, CHANGES[what]) if what != "compile" else gm.forward
+
+
+def calls_of(gm: fx.GraphModule, op: str) -> list[fx.Node]:
+    return [node for node in all_nodes(gm) if node.op.startswith("call") and name_of(node) == op]
+
+
+def changed_after(gm: fx.GraphModule, op: str, change: Callable[[torch.Tensor], Any]) -> CompiledFn:
+    """The graph with ``change`` applied to each tensor of floats that ``op`` gives."""
+    for node in calls_of(gm, op):
         with node.graph.inserting_after(node):
-            changed = node.graph.call_function(
-                functools.partial(to_each_float, change=CHANGES[what]), (node,)
-            )
+            changed = node.graph.call_function(to_each_float(change), (node,))
         node.replace_all_uses_with(changed, delete_user_cb=lambda user, new=changed: user is not new)
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
@@ -72,10 +78,40 @@ def wrong_on_op(gm: fx.GraphModule, example_inputs: Sequence[Any], *, op: str, w
     return gm.forward
 
 
-def to_each_float(value: Any, *, change: Callable[[torch.Tensor], Any]) -> Any:
-    """``value`` with ``change`` applied to each tensor of floats in it."""
+def to_each_float(change: Callable[[torch.Tensor], Any]) -> Callable[[Any], Any]:
+    """A function, since a node's target needs a name, that applies ``change`` to each tensor of floats in a value."""
 
-    def changed(one: Any) -> Any:
-        return change(one) if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+    def one(value: Any) -> Any:
+        return change(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
-    return torch.utils._pytree.tree_map(changed, value)
+    def changed(value: Any) -> Any:
+        return torch.utils._pytree.tree_map(one, value)
+
+    return changed
+
+
+def through_inductor(op: str, what: str) -> functools.partial[CompiledFn]:
+    """As ``on_op``, and inductor compiles the graph that is wrong then."""
+    return functools.partial(inductor_wrong_on_op, op=op, what=what)
+
+
+def inductor_wrong_on_op(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, op: str, what: str
+) -> CompiledFn:
+    from torch._inductor.compile_fx import compile_fx
+
+    wrong_on_op(gm, example_inputs, op=op, what=what)
+    return compile_fx(gm, list(example_inputs))
+
+
+def off_by(op: str, share: float) -> functools.partial[CompiledFn]:
+    """Each float of ``op`` is too large by ``share`` of itself: a difference that is large, small, or none at all."""
+    return functools.partial(off_by_a_share, op=op, share=share)
+
+
+def off_by_a_share(gm: fx.GraphModule, example_inputs: Sequence[Any], *, op: str, share: float) -> CompiledFn:
+    return changed_after(gm, op, functools.partial(larger, share=share))
+
+
+def larger(value: torch.Tensor, share: float) -> torch.Tensor:
+    return value * (1 + share)
