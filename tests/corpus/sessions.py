@@ -244,7 +244,7 @@ SESSIONS = [
     Session("a_save_in_the_midst", {"relu": BROKEN, "gate": WORKS}, [
         Step(starting(), [GATE_IS_NEW, NEW["relu"]]),
         Step(saving_in_the_midst, ["gate.py: still gone (gone)", "relu.py: still failing (reproduces)"]),
-    ], quick=True),
+    ]),
     Session("a_broken_backend", {"relu": BROKEN, "sin": BROKEN, "gate": WORKS}, [
         Step(starting(), [GATE_IS_NEW, NEW["relu"], NEW["sin"]]),
         Step(saving(relu=NO_PYTHON), ["toy is broken"]),
