@@ -151,7 +151,7 @@ def count_inputs(model: str) -> int:
         for args in calls
         if args and isinstance(args[0], ast.Constant) and args[0].value == "placeholder"
     ]
-    return len(outermost.args.args) - 1 + len(made)
+    return len([one for one in outermost.args.args if one.arg != "self"]) + len(made)
 
 
 def as_table(value: object) -> Mapping[str, Any]:

@@ -30,6 +30,7 @@ from packaging.specifiers import SpecifierSet
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
+WRITING = bool(os.environ.get("MINIDBG_WRITE_CORPUS"))
 BESIDE = 2
 """Questions more than written down: where one takes long, the next is asked beside it, needed or not."""
 HEAD = """\
@@ -66,18 +67,29 @@ class Row:
     """Whether it needs a GPU."""
 
     @property
+    def sitting(self) -> str:
+        """The rows of one fail in one interpreter, one after the other; what is asked by default is in two, one for each worker."""
+        if not self.quick:
+            return self.group
+        return "quick-accuracy" if self.group == "accuracy" else "quick"
+
+    @property
     def answers(self) -> Path:
         return PROGRAMS / self.group / f"{self.name}.txt"
 
     def missing(self, torch_version: str, has_cuda: bool) -> str:
         """Why it cannot be asked of an interpreter; empty where it can."""
         if not SpecifierSet(self.torch).contains(torch_version, prereleases=True):
-            return f"{self.name}: fails so on torch{self.torch} only, this is {torch_version}"
-        return f"{self.name}: there is no GPU here" if self.cuda and not has_cuda else ""
+            return f"{self.group}/{self.name}: fails so on torch{self.torch} only, this is {torch_version}"
+        if self.cuda and not has_cuda:
+            return f"{self.group}/{self.name}: there is no GPU here"
+        if not self.answers.exists() and not WRITING:
+            return f"{self.group}/{self.name}: nothing is written down yet of what must come of it"
+        return ""
 
 
 def rows(*names: str) -> list[Row]:
-    """Those whose name or group holds one of ``names``; all of them without."""
+    """Those whose name, group or sitting is one of ``names``; all of them without."""
     found = []
     for path in sorted(PROGRAMS.glob("*.toml")):
         for name, table in tomllib.loads(path.read_text()).items():
@@ -86,20 +98,20 @@ def rows(*names: str) -> list[Row]:
             else:
                 table["program"] = HEAD + table["program"]
             found.append(Row(name, path.stem, **table))
-    return [row for row in found if not names or any(name in (row.name, row.group) for name in names)]
+    return [row for row in found if not names or {row.name, row.group, row.sitting} & set(names)]
 
 
 # ---- asking
 
 
 def answers(asked: Iterable[Row], python: str = sys.executable) -> Iterator[tuple[Row, str]]:
-    """What comes of each row by the minidbg of ``python``, as it is written down; groups in interpreters of their own."""
-    by_group: dict[str, list[Row]] = {}
+    """What comes of each row by the minidbg of ``python``, as it is written down."""
+    sittings: dict[str, list[Row]] = {}
     for row in asked:
-        by_group.setdefault(row.group, []).append(row)
-    for group in by_group.values():
+        sittings.setdefault(row.sitting, []).append(row)
+    for sitting in sittings.values():
         with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
-            yield from in_one_interpreter(group, python, Path(folder))
+            yield from in_one_interpreter(sitting, python, Path(folder))
 
 
 def environ(folder: Path) -> dict[str, str]:
@@ -118,16 +130,16 @@ def environ(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def in_one_interpreter(group: list[Row], python: str, folder: Path) -> Iterator[tuple[Row, str]]:
+def in_one_interpreter(asked: Iterable[Row], python: str, folder: Path) -> Iterator[tuple[Row, str]]:
     with subprocess.Popen(
         [python, str(HERE / "sitting.py"), str(folder)], env=environ(folder), text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stdin
         assert process.stdout
-        for row in group:
-            asked = {name: getattr(row, name) for name in ("name", "program", "alone", "check")}
-            print(json.dumps(asked), file=process.stdin, flush=True)
+        for row in asked:
+            told = {name: getattr(row, name) for name in ("group", "name", "program", "alone", "check")}
+            print(json.dumps(told), file=process.stdin, flush=True)
             line = process.stdout.readline()
             assert line, f"the interpreter died of {row.name}: {process.wait()}"
             yield row, as_text(json.loads(line), folder)
@@ -141,6 +153,7 @@ VARIABLE: tuple[tuple[str, str], ...] = (
     (r"\b\d+(\.\d+)? (s|ms|min)\b", "# s"),
     (r"\b0x[0-9a-f]+\b", "0x#"),
     (r"_[0-9a-f]{6,}\b", "_#"),
+    (r"(constructs\.py):\d+", r"\1:#"),
     (r"\b\d+\.\d+\.\d+(\.dev\d*)?(\+\w+)?\b", "#.#.#"),
     (r"\b20\d\d-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?\S*", "DATE"),
     (r"\bminidbg\.[\w.]*\.(?=[A-Z])", "minidbg."),
@@ -166,11 +179,11 @@ QUESTIONS = re.compile(r"(?m)^questions = (\d+)\n")
 
 def difference(row: Row, text: str) -> str:
     """What differs from what is written down, as lines for a person; empty where nothing does. Written down, where that is asked for."""
-    if os.environ.get("MINIDBG_WRITE_CORPUS"):
+    if WRITING:
         row.answers.parent.mkdir(exist_ok=True)
         row.answers.write_text(text)
         return ""
-    expected = row.answers.read_text() if row.answers.exists() else ""
+    expected = row.answers.read_text()
     most, asked = (int(found[1]) if (found := QUESTIONS.search(one)) else 0 for one in (expected, text))
     lines = [one.splitlines() for one in (QUESTIONS.sub("", expected), QUESTIONS.sub("", text))]
     changes = list(difflib.unified_diff(*lines, "written down", "now", lineterm="", n=2))[2:]
@@ -193,11 +206,10 @@ def torch_of(python: str) -> tuple[str, bool]:
 
 def failing(asked: Iterable[Row], python: str = sys.executable) -> tuple[list[str], list[str]]:
     """What differs of each row that differs, and why others were not asked."""
-    asked = list(asked)
-    missing = {row.name: why for row in asked if (why := row.missing(*torch_of(python)))}
-    done = answers((row for row in asked if row.name not in missing), python)
+    why_not = {row: row.missing(*torch_of(python)) for row in asked}
+    done = answers((row for row, why in why_not.items() if not why), python)
     differences = [found for row, text in done if (found := difference(row, text))]
-    return differences, list(missing.values())
+    return differences, list(filter(None, why_not.values()))
 
 
 def main() -> None:

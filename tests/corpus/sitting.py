@@ -85,7 +85,9 @@ def answer(row: dict[str, Any]) -> dict[str, Any]:
     """What came of ``row``: facts, and texts as a person sees them."""
     stderr = lived(row)
     said = [
-        line for line in stderr.splitlines() if re.match(r"\S", line) and "TORCHDYNAMO_VERBOSE" not in line
+        line
+        for line in stderr.splitlines()
+        if re.match(r"(?!Traceback|Set TORCHDYNAMO|minidbg: .* nodes after )\S", line)
     ]
     texts = {"stderr": "\n".join(said[-STDERR_LINES:])}
     scripts = sorted(Path("minidbg_repros").glob("*.py"))
@@ -116,7 +118,7 @@ def answer(row: dict[str, Any]) -> dict[str, Any]:
 def main(folder: Path) -> None:
     for line in sys.stdin:
         row = json.loads(line)
-        place = folder / row["name"]
+        place = folder / f"{row['group']}__{row['name']}"
         place.mkdir()
         os.chdir(place)
         try:
