@@ -31,8 +31,6 @@ QUESTION_S = 60.0
 
 
 class Severity(enum.StrEnum):
-    """How bad a finding is."""
-
     FINE = "fine"
     MISSING = "missing"
     """Something works less well, or not at all, without it; the rest does."""
@@ -42,8 +40,6 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, what was found, and what to do about it."""
-
     name: str
     state: Severity
     found: str
@@ -87,7 +83,6 @@ def devices() -> Iterator[Finding]:
 
 
 def compiler() -> Iterator[Finding]:
-    """Whether inductor can make C++ kernels: a compiler with OpenMP."""
     words = shlex.split(os.environ.get("CXX", "")) or [next(filter(shutil.which, ("g++", "clang++")), "")]
     if not words[0] or shutil.which(words[0]) is None:
         named = f"CXX is {words[0]!r}, which is not there" if words[0] else "no g++ or clang++ on the path"
@@ -189,7 +184,6 @@ except BaseException as error:
 
 
 def backends() -> Iterator[Finding]:
-    """Those that torch registers itself, then each that an installed distribution brings."""
     entries = {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
     registered = [name for name in torch_internals.known_backends() if name not in entries]
     yield fine("backends", f"registered: {', '.join(registered)}")

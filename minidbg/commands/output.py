@@ -115,13 +115,11 @@ def print_json(value: Any) -> None:
 
 
 def print_error(error: BaseException) -> None:
-    """Two lines on stderr; the traceback before them when verbose."""
     for line in lines_of(error):
         click.echo(line, err=True)
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """What ``print_error`` prints."""
     verbose = VERBOSITY.get() > 0 and not isinstance(error, click.ClickException)
     before = ["".join(traceback.format_exception(error)).rstrip()] if verbose else []
     return [*before, *map(printable, error_lines(error))]
@@ -143,7 +141,6 @@ def error_lines(error: BaseException) -> list[str]:
 
 
 def usage_lines(error: click.ClickException) -> list[str]:
-    """The lines for a command that was given something it does not take."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "minidbg"
     is_of_argument = isinstance(error, click.BadParameter) and isinstance(error.param, click.Argument)

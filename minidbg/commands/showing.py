@@ -94,7 +94,6 @@ def report(
 
 
 def put(text: str, output: Path | None, *, quiet: bool) -> None:
-    """``text`` in the file, or on stdout unless ``quiet``."""
     if output is not None:
         output.write_text(text, encoding="utf-8")
         note(f"written: {output}")

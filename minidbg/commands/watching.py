@@ -131,7 +131,6 @@ def list_repros(folder: Path | None, kinds: tuple[str, ...], as_json: bool) -> N
 
 
 def show(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) -> None:
-    """Print the text, or the rows it was made of."""
     if not as_json:
         click.echo(text)
     for row in rows if as_json else ():

@@ -38,7 +38,7 @@ class SweepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One run of one repro on one device: what it showed, and on what. ``purpose``: run, confirm or probe."""
+    """One run of one repro on one device: what it showed, and on what. ``purpose``: run or confirm."""
 
     repro: str
     device: str

@@ -161,11 +161,9 @@ class History:
             return write()
 
     def write_row(self, query: str, values: Sequence[object]) -> int:
-        """One statement; the new row's id."""
         return self.atomically(lambda: int(self.connection.execute(query, values).lastrowid or 0))
 
     def insert(self, table: str, **values: object) -> int:
-        """A new row; its id."""
         marks = ", ".join("?" * len(values))
         return self.write_row(
             f"insert into {table}({', '.join(values)}) values({marks})", tuple(values.values())
@@ -182,7 +180,6 @@ class History:
     # Sweeps
 
     def start_sweep(self, started: float, *, code: str, files: Sequence[str]) -> int:
-        """A new running sweep; its id."""
         return self.insert("sweeps", started=started, code=code, files=json.dumps(list(files)))
 
     def set_revisions(self, sweep: int, revisions: Mapping[str, Revision]) -> None:
@@ -225,7 +222,6 @@ class History:
 
     @reads
     def observations(self, repro: str | None = None, *, limit: int = 50) -> list[Observation]:
-        """The latest runs, newest first."""
         rows = self.connection.execute(
             "select repro, device, at, outcome, purpose, script, environment, torch, stale, sweep from results"
             f"{' where repro = :repro' if repro is not None else ''} order by at desc, id desc limit :limit",
@@ -237,7 +233,6 @@ class History:
         ]  # fmt: skip
 
     def put_state(self, state: State) -> None:
-        """Store the present state, in place of the one before."""
         self.write_row(
             "insert into states values(?, ?, ?) on conflict do update set state = excluded.state",
             (state.repro, state.device, json.dumps(asdict(state))),
@@ -245,7 +240,6 @@ class History:
 
     @reads
     def states(self) -> dict[tuple[str, str], State]:
-        """The present state by repro and device."""
         rows = self.connection.execute("select state from states order by repro, device")
         found = [state_of(json.loads(text)) for (text,) in rows]
         return {(state.repro, state.device): state for state in found}
@@ -257,7 +251,6 @@ class History:
         return self.insert("flips", **{name: value for name, value in asdict(flip).items() if name != "id"})
 
     def mark_announced(self, flip: int) -> None:
-        """Note that people have been told, the hook included."""
         self.write_row("update flips set announced = 1 where id = ?", (flip,))
 
     @reads

@@ -93,7 +93,6 @@ def issue(
 
 
 def title_of(story: Story) -> str:
-    """``[inductor] fails to compile full and cumsum: IndexError: tuple index out of range``."""
     title = story.title.rstrip(".")
     first = story.message.partition("\n")[0][:120]
     first = "" if first in title else first

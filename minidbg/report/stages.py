@@ -58,8 +58,6 @@ SWITCHES: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """What the stages said."""
-
     verdicts: Mapping[str, Verdict]
     """Stage -> verdict, in the order of compiling; the last one is the repro's own backend."""
     backend: str
@@ -78,7 +76,6 @@ class StageReport:
 
     @property
     def guilty(self) -> str:
-        """The first stage that fails; an empty text when none does."""
         return next((name for name, verdict in self.verdicts.items() if verdict in FAILING), "")
 
     @property
@@ -135,7 +132,6 @@ class StageReport:
 
 
 def kept_file(path: Path) -> Path:
-    """The answer about the repro at ``path``."""
     return repro.folder_of(path) / HIDDEN / "stages" / f"{path.stem}.json"
 
 
@@ -233,7 +229,6 @@ def at_stage(case: Case, stage: str | None, until: Deadline, bisection: str = ""
 
 
 def bisected(case: Case, report: StageReport, until: Deadline) -> StageReport:
-    """The report with the pass, lowering or option of inductor without which the failure is gone."""
 
     def fails(bisection: str) -> bool:
         if until.is_over:

@@ -47,8 +47,6 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A repro and all that lies around it. What is not there is empty or None."""
-
     path: Path
     text: str
     header: Header
@@ -61,7 +59,6 @@ class Story:
 
     @property
     def title(self) -> str:
-        """One sentence: backend, kind of failure, ops."""
         return (
             self.docstring.partition("\n")[0].strip()
             or f"{self.header.spec.backend.name}: {self.header.spec.expected.kind}"
@@ -69,7 +66,6 @@ class Story:
 
     @property
     def message(self) -> str:
-        """What the backend said, its first lines."""
         return self.header.provenance.message.strip()
 
     @property
@@ -93,7 +89,6 @@ class Story:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON object: what ``minidbg show --json`` prints."""
         header, origin = self.header, self.header.provenance
         return {
             "repro": str(self.path), "title": self.title, "kind": str(header.spec.expected.kind), "backend": header.spec.backend.name,
@@ -229,7 +224,6 @@ def entries(log: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def neighbour_of(path: Path, home: Path) -> Neighbour | None:
-    """The passing neighbour that the reduction kept, or None."""
     place = home / HIDDEN / "neighbours" / path.name
     try:
         text = script_text(place)
@@ -313,7 +307,6 @@ def facts(story: Story) -> Iterator[tuple[str, str]]:
 
 
 def reduction_line(figures: Mapping[str, Any]) -> str:
-    """The figures of the reduction in words."""
     if not figures["reduced"]:
         return f"no: {plural(figures['nodes'], 'node')}, {plural(figures['inputs'], 'input')}, as captured"
     proof = "no single one can be left out" if figures["certified"] else "perhaps more could be left out"
@@ -330,7 +323,6 @@ def reduction_line(figures: Mapping[str, Any]) -> str:
 
 
 def past_lines(story: Story) -> Iterator[str]:
-    """What was seen of it on each device."""
     if not story.past.states:
         yield "history   not watched yet; 'minidbg watch' begins one"
     for number, state in enumerate(story.past.states):

@@ -45,7 +45,6 @@ class Culprit:
     steps: int
 
     def text(self) -> str:
-        """For people; the commit is the first word."""
         what = "fixed the failure" if self.fixed else "is the first that fails"
         return f"{self.commit} {what} ({plural(self.steps, 'commit')} tried)\n  {self.subject}\n  {self.author}, {self.date}"
 
@@ -164,7 +163,6 @@ class Bisection:
 
 
 def below(folder: Path | None, repository: Path) -> str:
-    """The place of ``folder`` in the repository; its root for one that is not in it."""
     real, root = (folder or repository).resolve(), repository.resolve()
     return str(real.relative_to(root)) if real.is_relative_to(root) else "."
 

@@ -26,7 +26,6 @@ class Builds:
     """Whether the build was begun once more because of an edit under it."""
 
     def begin(self) -> bool:
-        """Start a build if the outputs may be those of other code; whether one runs now."""
         command = self.watched.settings.build
         if not command or not self.watched.needs_build:
             return False
@@ -58,7 +57,6 @@ class Builds:
         return True
 
     def cancel(self) -> None:
-        """End the build under way, and hear no more of it."""
         if self.current is not None:
             self.current.cancel()
             self.current = None

@@ -48,8 +48,6 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The daemon is to end."""
-
     reason: str
     status: int = 0
 
@@ -195,7 +193,6 @@ class Daemon:
                 self.status = status
 
     def step(self, now: float) -> None:
-        """One turn of the loop: look at files, and feed or end the sweep under way; without one, begin a build or a sweep."""
         self.recorder.say_trouble()
         if not self.sweeper.machine.environments:
             return
@@ -272,7 +269,6 @@ class Daemon:
     # Devices, keys, the end
 
     def found_machine(self, message: Ended) -> None:
-        """Take over the devices that the probe has printed; only cpu where it could not."""
         try:
             machine = Machine.from_json(last_json(message.stdout) or {})
         except (KeyError, TypeError):
@@ -284,7 +280,6 @@ class Daemon:
         self.announce(events.MachineFound(machine.torch, names))
 
     def key(self, key: Key) -> None:
-        """Do what a person has asked for."""
         match key.name:
             case "quit":
                 self.inbox.put(Stop("asked to"))

@@ -49,7 +49,6 @@ MARKS = (
 
 
 def render(matrix: Matrix, width: int, height: int) -> RenderableType:
-    """All of it, in at most ``height`` lines of ``width`` characters."""
     head: list[RenderableType] = [headline(matrix, width)]
     if matrix.build_failure:
         head += [line(text, "bold red") for text in wrapped(matrix.build_failure, width, SHOWN_DETAILS)]
@@ -105,7 +104,6 @@ def details(matrix: Matrix, width: int) -> list[str]:
 
 
 def notices(matrix: Matrix, width: int, most: int) -> list[str]:
-    """The newest notices, in at most so many lines."""
     lines: list[str] = []
     for at, text in reversed(matrix.notices):
         first, *more = wrapped(text, width - len("12:00:00 "), min(most, 3))
@@ -116,7 +114,6 @@ def notices(matrix: Matrix, width: int, most: int) -> list[str]:
 
 
 def shown_devices(matrix: Matrix, width: int) -> list[str]:
-    """As many columns as leave a name its room."""
     devices = matrix.devices()
     while len(devices) > 1 and NAME_LEAST + sum(GAP + max(USUAL, cell_len(one)) for one in devices) > width:
         devices.pop()
@@ -173,7 +170,6 @@ def table(matrix: Matrix, names: list[str], devices: list[str], width: int) -> T
 
 
 def remark(cells: Sequence[Cell]) -> str:
-    """What is said of its verdict."""
     return printable(next((cell.note for cell in cells if cell.note), "")).partition("\n")[0]
 
 
@@ -234,7 +230,6 @@ def footer(width: int) -> str:
 
 
 def help_lines(width: int) -> Iterator[Text]:
-    """The keys and the marks, each with its sentence."""
     for one, sentence in (*((key, sentence) for key, (_, sentence) in KEYS.items()), *MARKS):
         for number, text in enumerate(textwrap.wrap(sentence, max(20, width - 12))):
             yield line(f"  {'' if number else one:<10}{text}", "")

@@ -37,7 +37,6 @@ class Event:
         return printable(self.words())
 
     def to_json(self) -> Json:
-        """Its fields as JSON values; states as rows."""
         found = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "at"}
         if "states" in found:
             found["states"] = [state.row() for state in found["states"]]
@@ -106,8 +105,6 @@ class DeviceMissing(Event):
 
 @dataclass(frozen=True, slots=True)
 class Notice(Event):
-    """Anything else that a person must know."""
-
     name = "notice"
     text: str
 
@@ -225,8 +222,6 @@ class SweepFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class Judged(Event):
-    """The verdict on one job of a sweep."""
-
     name = "result"
     sweep: int
     repro: str
@@ -328,7 +323,6 @@ class Flipped(Event):
         return f"{in_words(before)} -> {in_words(after[len(commit) :] if same else after)}"
 
     def history_line(self) -> str:
-        """As ``minidbg history`` prints it."""
         text = (
             f"{moment(self.at)}  {self.kind:<11} {self.repro} [{self.device}] {self.before} -> {self.after}"
         )

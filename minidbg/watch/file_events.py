@@ -85,7 +85,6 @@ class FileEvents(events.FileSystemEventHandler):
             self.hint(None)  # what happened before the watch was set is not known
 
     def stop(self) -> None:
-        """Send no more hints, and leave no thread."""
         if self.observer is not None:
             self.observer.stop()
             self.observer.join()
@@ -134,7 +133,6 @@ def folders_to_watch(roots: Iterable[Root]) -> dict[str, bool]:
 
 
 def inode_of(folder: str) -> int:
-    """The folder's inode, 0 when there is none."""
     try:
         return os.stat(folder).st_ino
     except OSError:

@@ -49,7 +49,6 @@ class FlipCommands(View):
             self.send()
 
     def send(self) -> None:
-        """Start each command with what has gathered."""
         with self.lock:  # to the end: who closes waits for all that were started
             flips, self.waiting = self.waiting, []
             if self.timer is not None:

@@ -28,8 +28,6 @@ SHOWN_FLIPS = 6
 
 @dataclass(slots=True)
 class Cell:
-    """One repro on one device."""
-
     verdict: str | None = None
     since: float | None = None
     seconds: float = 0.0
@@ -55,8 +53,6 @@ class Cell:
 
 @dataclass(slots=True)
 class Matrix:
-    """What is known, and what the daemon is doing."""
-
     clock: Callable[[], float] = time.time
     home: str = ""
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
@@ -156,7 +152,6 @@ class Matrix:
         self.rows = []
 
     def select(self, step: int) -> None:
-        """Select the row that many lines further down."""
         names = self.names()
         place = names.index(self.selected) + step if self.selected in names else (0 if step > 0 else -1)
         self.selected = names[max(0, min(place, len(names) - 1))] if names else ""

@@ -40,7 +40,6 @@ class Recorder:
     """Its version, stored with each result."""
 
     def commit(self, decisions: Sequence[Decision], repros: Mapping[str, Repro], sweep: int) -> None:
-        """Write the decisions to the history, then announce them, flips last."""
         flips = self.history.atomically(
             lambda: [flip for decision in decisions if (flip := self.store(decision)) is not None]
         )
@@ -50,7 +49,6 @@ class Recorder:
             self.tell_flip(flip, repros.get(flip.repro))
 
     def store(self, decision: Decision) -> Flip | None:
-        """Write one decision; its flip, if it has one."""
         for run in decision.runs:
             self.store_run(run)
         state, flip = decision.state, decision.flip
@@ -60,12 +58,10 @@ class Recorder:
         return replace(flip, id=self.history.add_flip(flip)) if flip else None
 
     def store_run(self, run: Observation) -> None:
-        """Write one run to the history, its message cut short."""
         outcome = replace(run.outcome, message=run.outcome.message[:MESSAGE_CHARACTERS])
         self.history.add_observation(replace(run, outcome=outcome, torch=self.torch))
 
     def tell_verdict(self, decision: Decision, repro: Repro, sweep: int) -> None:
-        """Announce a job's verdict, as ``Judged``."""
         state, runs = decision.state, decision.runs
         verdict = state.verdict if state and runs else None
         if runs and decision.transition in NOT_JUDGED:
@@ -131,12 +127,10 @@ def exit_status(decisions: Iterable[Decision], repros: dict[str, Repro], *, unex
 
 
 def judged_states(decisions: Iterable[Decision]) -> list[State]:
-    """The states of the jobs of which something could be said."""
     return [one.state for one in decisions if one.state is not None and one.transition not in NOT_JUDGED]
 
 
 def contradictions(states: Iterable[State], repros: Mapping[str, Repro]) -> list[State]:
-    """The states that are not what the repro's header expects."""
     return [state for state in states if not is_expected(state.verdict, repros[state.repro].expect)]
 
 
@@ -145,7 +139,6 @@ def contradictions(states: Iterable[State], repros: Mapping[str, Repro]) -> list
 
 @contextmanager
 def history_in(folder: Path) -> Iterator[History | None]:
-    """The history of a repro folder, None when there is none yet."""
     try:
         opened = History.open(hidden_path(folder) / NAME, readonly=True)
     except FileNotFoundError:
@@ -172,7 +165,6 @@ def rows_of(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
 
 
 def states_of(path: Path) -> list[State]:
-    """What was last seen of the repro at ``path`` as it is now, on each device."""
     home = home_of([path])
     repro = read_repro(path, name_of(path, home))
     with history_in(home) as found:
@@ -194,7 +186,6 @@ def verified_in(home: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def row_of(repro: Repro, state: State | None, verified: Mapping[str, Any] | None = None) -> Json:
-    """What ``minidbg list`` tells of the repro on a device; ``verified`` when it was written."""
     row: Json = {
         "repro": repro.name, "path": str(repro.path), "device": state.device if state else repro.spec.device,
         "kind": None if repro.damage else str(repro.spec.expected.kind), "backend": repro.spec.backend.name,
@@ -243,7 +234,6 @@ def standing_of(row: Json) -> str:
 
 
 def status_of(folder: Path) -> Json:
-    """Whether a daemon watches the folder, and its figures."""
     home = home_of([folder])
     holder = living_holder(home)
     counts: dict[str, int] = {}
@@ -320,7 +310,6 @@ def history_of(path: Path, limit: int) -> Past:
 
 
 def history_rows(past: Past) -> list[Json]:
-    """Each flip and run as ``minidbg history --json`` prints it."""
     flips, runs = past
     return [*(flip.history_row() for flip in flips), *(run.history_row() for run in runs)]
 

@@ -50,8 +50,6 @@ NO_REPROS = frozenset({"conftest.py", "__init__.py"})
 
 @dataclass(frozen=True, slots=True)
 class Repro:
-    """One repro script as it lies in its folder."""
-
     name: str
     """Its path relative to the folder that is watched; what people and the history call it."""
     path: Path

@@ -105,18 +105,15 @@ class Runner:
         return min(MOST_SECONDS, max(least, FACTOR * state.seconds) + (least if fresh else 0))
 
     def mode(self, run: Run) -> RunMode:
-        """How the run gets its process: see ``mode_for``."""
         if run in self.lost_once:
             return RunMode.FRESH
         return mode_for(self.settings.workers, run.job.device, fresh=run.fresh, turn=run.turn)
 
     def lost(self, run: Run) -> bool:
-        """The run's server died. Whether it may be tried again."""
         self.lost_once ^= {run}
         return run in self.lost_once
 
     def cancel_all(self) -> None:
-        """End everything under way; the ends are still reported."""
         for number in self.under_way:
             self.pool.cancel(number)
 

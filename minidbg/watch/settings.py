@@ -28,29 +28,24 @@ class FailOn(enum.StrEnum):
 
 
 class Workers(enum.StrEnum):
-    """How runs are started."""
-
     AUTO = "auto"
     FORK = "fork"
     SPAWN = "spawn"
 
 
 def every_text(value: Any) -> tuple[str, ...]:
-    """A list of texts, the empty ones too."""
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
         raise ValueError("must be a text or a list of texts")
     return tuple(value)
 
 
 def folders(value: Any) -> tuple[Path, ...]:
-    """A list of paths."""
     if not isinstance(value, list | tuple):
         raise ValueError("must be a list of paths")
     return tuple(map(path, value))
 
 
 def commands(value: Any) -> tuple[str, ...]:
-    """One or more shell commands."""
     return (text(value),) if isinstance(value, str) else texts(value)
 
 

@@ -90,7 +90,6 @@ class Ignore:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether ``path`` is ``folder`` or below it."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
@@ -125,8 +124,6 @@ Stamp: TypeAlias = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file as it was read."""
-
     stamp: Stamp
     digest: str
     racy: bool = False

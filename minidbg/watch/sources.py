@@ -31,13 +31,11 @@ GIT_SECONDS = 20.0
 
 
 def repositories_of(paths: Iterable[str]) -> tuple[str, ...]:
-    """The roots of the git working trees that hold ``paths``, each once."""
     found = (repository_of(path if os.path.isdir(path) else os.path.dirname(path)) for path in paths)
     return tuple(dict.fromkeys(root for root in found if root is not None))
 
 
 def revisions(repositories: Iterable[str]) -> Mapping[str, Revision]:
-    """The revision of each repository that has a commit."""
     found = ((root, revision_of(root)) for root in repositories)
     return {root: revision for root, revision in found if revision is not None}
 
@@ -59,7 +57,6 @@ def revision_of(repository: str) -> Revision | None:
 
 
 def content_of(path: bytes) -> bytes:
-    """A file's bytes; of a large one, its size."""
     try:
         if os.path.getsize(path) > 1 << 20:
             return str(os.path.getsize(path)).encode()

@@ -21,7 +21,6 @@ from minidbg.workers.pool import Pool, ServerPool, preload_for
 
 
 def views_of(settings: WatchSettings, inbox: Inbox, *, as_json: bool) -> list[View]:
-    """Those who hear of events."""
     views: list[View] = []
     if settings.on_flip:
         views.append(FlipCommands(settings.on_flip, settings.folder, lambda text: inbox.put(Notice(text))))
@@ -37,7 +36,6 @@ def views_of(settings: WatchSettings, inbox: Inbox, *, as_json: bool) -> list[Vi
 
 
 def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool) -> int:
-    """Watch until stopped; the exit status."""
     default = base.load().repro_dir
     for path in paths:
         if not path.exists() and path == default:

@@ -34,8 +34,6 @@ SAME_CODE_RUNS = 4
 
 
 class Transition(enum.StrEnum):
-    """What a repro's latest run means, in the words people read."""
-
     NEW = "new"
     STILL_FAILING = "still failing"
     STILL_GONE = "still gone"
@@ -60,15 +58,12 @@ NOT_JUDGED = frozenset({Transition.SKIPPED, Transition.INVALID})
 
 
 class Purpose(enum.StrEnum):
-    """Why something is run."""
-
     CANARY = "canary"
     RUN = "run"
     CONFIRM = "confirm"
 
 
 def judges(run: Observation) -> bool:
-    """Whether a run says anything about the failure."""
     return run.verdict in JUDGING
 
 
@@ -78,8 +73,6 @@ def failed(run: Observation) -> bool:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Job:
-    """One repro on one device."""
-
     repro: str
     device: str
 
@@ -201,7 +194,6 @@ def became_flaky(before: State, runs: Sequence[Observation]) -> Ruling:
 
 
 def flipped(before: State, verdict: Verdict, runs: Sequence[Observation]) -> Ruling:
-    """A confirmed new verdict."""
     if Verdict.GONE in (before.verdict, verdict):
         transition = Transition.FIXED if verdict is Verdict.GONE else Transition.REGRESSED
     else:
@@ -213,7 +205,6 @@ def flipped(before: State, verdict: Verdict, runs: Sequence[Observation]) -> Rul
 
 
 def carried_on(state: State, runs: Sequence[Observation]) -> State:
-    """``state`` as of the last of ``runs``, which bear its verdict out."""
     last = runs[-1]
     known = next((run for run in reversed(runs) if run.loaded), None)
     return replace(

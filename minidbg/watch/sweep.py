@@ -53,8 +53,6 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class CanaryKey:
-    """A backend on a device."""
-
     backend: str
     device: str
 
@@ -112,18 +110,15 @@ class Sweep:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to run or to wait for."""
         return not (any(self.pending.values()) or any(self.confirmations.values()) or self.running)
 
     def waits(self, lane: Lane) -> bool:
         return any(jobs for (one, _, _), jobs in self.pending.items() if one is lane)
 
     def canary(self, job: Job) -> CanaryKey:
-        """The canary that stands for the job."""
         return CanaryKey(self.backends[job.repro], job.device)
 
     def queue(self, job: Job) -> Queue:
-        """Where the job waits for its own run."""
         state, repro = self.states.get((job.repro, job.device)), self.repros[job.repro]
         lane = Lane.WARM
         if repro.spec.expected.kind.traits.endless or (
@@ -135,7 +130,6 @@ class Sweep:
         return lane, whole_name(job.device), bool(self.slow) and job in self.slow
 
     def next_run(self) -> Run | None:
-        """What to start now, or None. It counts as running until it is reported or given up."""
         run = self.choose()
         if run is not None:
             self.running.add(run)
@@ -182,11 +176,9 @@ class Sweep:
         return min(heads)[1] if heads else None
 
     def has_room(self, device: str, busy: Mapping[str, int]) -> bool:
-        """Whether the device takes one more run, when so many are ``busy``."""
         return busy.get(device, 0) < self.slots_on(device)
 
     def slots_on(self, device: str) -> float:
-        """How many runs the device takes at the same time."""
         return math.inf if device == "cpu" else self.device_slots
 
     def start(self, job: Job) -> Run:

@@ -133,7 +133,6 @@ class Watched:
         self.polling = self.settings.poll_s is not None
 
     def start(self) -> None:
-        """Read the repros, find their sources, and look at everything."""
         self.repros = read_repros(self.paths, self.home)
         self.find_sources()
         self.look(everywhere=True)
@@ -162,12 +161,10 @@ class Watched:
 
     @property
     def runs_all(self) -> bool:
-        """Whether the next sweep is to run every repro."""
         return self.pending.all or not self.known
 
     @property
     def to_run(self) -> set[str]:
-        """The repros that the next sweep is to run."""
         return set(self.repros) if self.runs_all else self.pending.names & self.repros.keys()
 
     @property
@@ -180,7 +177,6 @@ class Watched:
         return Mark.BUILD_FAILED in self.marks and not self.changed_since(Mark.BUILD_FAILED)
 
     def ask_for(self, names: Iterable[str]) -> None:
-        """Run these repros although nothing has changed."""
         self.pending.names |= set(names)
 
     def ask_for_all(self) -> None:
@@ -189,7 +185,6 @@ class Watched:
         self.marks.pop(Mark.BUILD_FAILED, None)
 
     def begin_sweep(self) -> None:
-        """A sweep over the present code begins, with all that was asked for."""
         self.mark(Mark.SWEEP)
         self.pending = Pending(hints=self.pending.hints)
 
@@ -254,7 +249,6 @@ class Watched:
         return self.snapshot.changes_since(before)
 
     def concerns(self, path: str) -> bool:
-        """Whether a hint for ``path`` is worth a look."""
         return path in self.always or any(is_inside(path, root.path) for root in self.roots)
 
     def concerns_repros(self, path: str) -> bool:
@@ -328,11 +322,9 @@ class Watched:
             self.marks[mark] = Snapshot({**kept, **{path: now[path] for path in fresh}})
 
     def forget_missing(self) -> None:
-        """Watch no longer for single files that are gone, such as an extension that is named anew by each build."""
         self.always = frozenset(path for path in self.always if path in self.snapshot.files)
 
     def all_roots(self) -> list[Root]:
-        """Everything that needs events."""
         return [*self.roots, *(Root(path) for path in sorted(self.always))]
 
     def watch_events(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,12 +17,6 @@ from typing import Any
 Event = dict[str, Any]
 
 COMMAND = [sys.executable, "-m", "minidbg", "watch"]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class WatchProcess:

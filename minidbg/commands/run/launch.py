@@ -35,8 +35,6 @@ FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the program ended."""
-
     code: int
     """Its exit status, or the signal that ended it, negative."""
 
@@ -168,7 +166,6 @@ def graph_lines(events: Iterable[dict[str, Any]], kinds: Collection[str] = ()) -
 
 
 def nothing_failed(events: Sequence[dict[str, Any]], ending: Ending) -> str:
-    """The line for a program in which no backend failed."""
     backends = Counter(str(event.get("backend")) for event in events if event.get("event") == "wrapped")
     if not backends:
         advice = "; --compile-all MODULE:CLASS compiles the instances of a class"

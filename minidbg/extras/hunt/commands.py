@@ -94,7 +94,6 @@ def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool
 
 
 def tell(hunted: Hunt, *, as_json: bool) -> bool:
-    """Print what was found; whether anything fails."""
     table, failures = hunted.table(), hunted.distinct()
     totals = Counter(str(record["state"]) for record in table.values())
     if as_json:

@@ -53,7 +53,6 @@ class Failure:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether it did not fail again in a process of its own."""
         return self.capture is not None and bool(self.refused)
 
 
@@ -201,7 +200,6 @@ class Hunt:
     # ---- what is known
 
     def table(self) -> dict[Cell, Record]:
-        """Of each cell that was tried the worst record."""
         worst: dict[Cell, Record] = {}
         for record in (one for one in self.records if "state" in one):
             failure = self.failures.get(record.get("key", ""))
@@ -212,7 +210,6 @@ class Hunt:
         return worst
 
     def distinct(self) -> list[Failure]:
-        """The failures that failed again, the worst first."""
         return sorted(
             (one for one in self.failures.values() if not one.is_refuted), key=lambda one: -one.state.rank
         )
