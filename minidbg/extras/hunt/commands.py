@@ -116,6 +116,9 @@ def tell(hunted: Hunt, *, as_json: bool) -> bool:
         click.echo(
             ", ".join(f"{totals[state]} {state}" for state in LETTERS if totals[state]) or "nothing was tried"
         )
+    for one in hunted.failures.values():
+        if one.is_refuted:
+            note(f"not counted, since no repro came of {one.capture}: {one.first}: {one.refused}")
     note(f"{'interrupted: ' if hunted.interrupted else ''}{hunted.standing}")
     return bool(failures)
 

@@ -29,7 +29,8 @@ from minidbg.words.text import last_line, plural
 from minidbg.workers import ChildResult
 
 IN_BATCH = 60
-REDUCE_SECONDS = 60.0
+"""At most: each of the jobs gets one."""
+REDUCE_SECONDS = 120.0
 HANGS_ASKED, HANG_SECONDS = 4, 10.0
 """Questions of the reduction of a hang, each of which takes the whole time limit, and that limit."""
 GRACE_S, START_S, LOOK_S, TELL_EVERY_S = 30.0, 300.0, 0.5, 20.0
@@ -96,9 +97,10 @@ class Hunt:
             self.cells = [Cell(*cell) for cell in answer_of(self.asked("cells", plan, START_S))]
             every = [(cell, number) for number in range(self.samples) for cell in self.cells]
             ends = began + (self.seconds or float("inf"))
+            size = max(1, min(IN_BATCH, len(every) // self.jobs))
             batches = (
-                partial(self.batch, every[at : at + IN_BATCH], Path(scratch, str(at)), ends)
-                for at in range(0, len(every), IN_BATCH)
+                partial(self.batch, every[at : at + size], Path(scratch, str(at)), ends)
+                for at in range(0, len(every), size)
             )
             for record in self.work_off(pool, batches):
                 self.take_in(record)
