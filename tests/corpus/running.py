@@ -80,11 +80,11 @@ class Row:
     def missing(self, torch_version: str, has_cuda: bool) -> str:
         """Why it cannot be asked of an interpreter; empty where it can."""
         if not SpecifierSet(self.torch).contains(torch_version, prereleases=True):
-            return f"{self.group}/{self.name}: fails so on torch{self.torch} only, this is {torch_version}"
+            return f"fails so on torch{self.torch} only, this is {torch_version}"
         if self.cuda and not has_cuda:
-            return f"{self.group}/{self.name}: there is no GPU here"
+            return "there is no GPU here"
         if not self.answers.exists() and not WRITING:
-            return f"{self.group}/{self.name}: nothing is written down yet of what must come of it"
+            return "nothing is written down yet of what must come of it"
         return ""
 
 
@@ -204,12 +204,19 @@ def torch_of(python: str) -> tuple[str, bool]:
     return version, gpu == "True"
 
 
-def failing(asked: Iterable[Row], python: str = sys.executable) -> tuple[list[str], list[str]]:
-    """What differs of each row that differs, and why others were not asked."""
-    why_not = {row: row.missing(*torch_of(python)) for row in asked}
-    done = answers((row for row, why in why_not.items() if not why), python)
-    differences = [found for row, text in done if (found := difference(row, text))]
-    return differences, list(filter(None, why_not.values()))
+def not_asked(asked: Iterable[Row], python: str = sys.executable) -> dict[str, list[str]]:
+    """The rows of which an interpreter cannot be asked, by the reason."""
+    found: dict[str, list[str]] = {}
+    for row in asked:
+        if why := row.missing(*torch_of(python)):
+            found.setdefault(why, []).append(f"{row.group}/{row.name}")
+    return found
+
+
+def failing(asked: Iterable[Row], python: str = sys.executable) -> list[str]:
+    """What differs of each row that differs, as lines for a person."""
+    done = answers((row for row in asked if not row.missing(*torch_of(python))), python)
+    return [found for row, text in done if (found := difference(row, text))]
 
 
 def main() -> None:
@@ -221,8 +228,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()
     asked = [row for row in rows(*given.names) if row.quick or not given.quick]
-    differences, missing = failing(asked, given.python)
-    print(*differences, *(f"not asked: {why}" for why in missing), sep="\n")
+    differences = failing(asked, given.python)
+    left_out = not_asked(asked, given.python)
+    print(
+        *differences, *(f"not asked, {why}: {' '.join(names)}" for why, names in left_out.items()), sep="\n"
+    )
     sys.exit(bool(differences))
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from support.rotating import rotating
 
 from corpus import running
 
 ROWS = running.rows()
-
-
 SITTINGS = sorted({row.sitting for row in ROWS})
 QUICK = [sitting for sitting in SITTINGS if sitting.startswith("quick")]
 
 
 def ask(sitting: str) -> None:
-    differences, _ = running.failing(row for row in ROWS if row.sitting == sitting)
+    differences = running.failing(row for row in ROWS if row.sitting == sitting)
     assert not differences, "\n".join(["", *differences])
 
 
@@ -36,9 +32,8 @@ def test_what_comes_of_every_failing_program(sitting: str) -> None:
 
 def test_every_program_can_be_asked_here() -> None:
     """Skipped, with the reasons, where some cannot: another torch, no GPU, no answer yet."""
-    here = running.torch_of(sys.executable)
-    if missing := [why for row in ROWS if (why := row.missing(*here))]:
-        pytest.skip("; ".join(missing))
+    if left_out := running.not_asked(ROWS):
+        pytest.skip("; ".join(f"{why}: {' '.join(names)}" for why, names in left_out.items()))
 
 
 def test_every_answer_belongs_to_a_program() -> None:
