@@ -55,6 +55,8 @@ def long(x: Tensor) -> Tensor:
 
 CAPTURES = [
     Capture("one_of_fifteen", long, square(), raises_on("tanh"), ["tanh"], quick=True),
+    Capture("the_first", long, square(), raises_on("sin"), ["sin"]),
+    Capture("the_last", long, square(), raises_on("neg"), ["neg"]),
     Capture("two_far_apart", long, square(), raises_on("cos", "mean"), ["cos", "mean"]),
     Capture("when_it_runs", long, square(), raises_on("sigmoid", when="run"), ["sigmoid"]),
     Capture("symbolic", long, square(), raises_where("symbolic"), ["sin"], {"dynamic": True}),
