@@ -5,17 +5,16 @@ What is known of inductor makes a question cost less, and its answer never anoth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import zip_longest
 
 import torch
 
 from minidbg import backends, torch_internals
 from minidbg.fx.case import Case
 from minidbg.fx.copying import clone_values
-from minidbg.fx.effects import is_call
 from minidbg.judge import harness
 from minidbg.judge.suspects import Suspects, renamed, suspects_of
 from minidbg.source.attributes import by_name
@@ -134,16 +133,14 @@ def named_in_case(
     error: BaseException, case: Case, reached: Sequence[Sequence[torch_internals.GivenCall]]
 ) -> Suspects:
     """The nodes of the case's graph that the frames of ``error`` name; dynamo may have given them other names."""
-    own = [node.name for node in torch_internals.calls_that_count(case.graph_module, case.inputs)]
-    calls = (
-        reached[0]
-        if reached
-        else [torch_internals.GivenCall.of(node) for node in case.graph_module.graph.nodes if is_call(node)]
-    )
-    suspects = suspects_of(error, calls)
-    if len(calls) != len(own) or not reached:
+    own = torch_internals.calls_that_count(case.graph_module)
+    given = reached[0] if reached else own
+    suspects = suspects_of(error, given)
+    if len(given) != len(own):
         return suspects
-    return renamed(suspects, dict(zip([call.name for call in calls], own, strict=True)))
+    # dynamo of 2.14 and later writes arithmetic on sizes in an order of its own
+    pairs = zip(*(sorted(calls, key=lambda call: call.text) for calls in (given, own)), strict=True)
+    return renamed(suspects, {theirs.name: ours.name for theirs, ours in pairs})
 
 
 def written(case: Case) -> ModuleSource:
@@ -164,13 +161,10 @@ def unless_another_graph(
     """``outcome``, or INVALID when what reached the backend was not the candidate: its success proves nothing."""
     if not reached:
         return Outcome(Verdict.INVALID, reason="no graph reached the backend", seconds=outcome.seconds)
-    wanted = torch_internals.call_targets(case.graph_module, case.inputs)
-    if len(reached) == 1 and [call.text for call in reached[0]] == wanted:
+    wanted = Counter(call.text for call in torch_internals.calls_that_count(case.graph_module))
+    given = Counter(call.text for call in reached[-1])
+    if len(reached) == 1 and given == wanted:
         return outcome
-    found = [call.text for call in reached[-1]]
-    first = next((pair for pair in zip_longest(wanted, found) if pair[0] != pair[1]), (None, None))
-    reason = (
-        f"{ANOTHER_GRAPH}: {len(reached)} of them, the last with {len(found)} calls "
-        f"instead of {len(wanted)}; first difference: {first[1]} instead of {first[0]}"
-    )
+    more, fewer = (", ".join(calls) or "nothing" for calls in (given - wanted, wanted - given))
+    reason = f"{ANOTHER_GRAPH}: {len(reached)} of them; the last has {more} more, and {fewer} less"
     return Outcome(Verdict.INVALID, reason=reason, seconds=outcome.seconds)

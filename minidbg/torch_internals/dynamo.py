@@ -193,7 +193,7 @@ def graphs_given_to_backends() -> Iterator[list[list[GivenCall]]]:
     def call_user_compiler(self: Any, gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         if threading.get_ident() != thread:
             return original(self, gm, example_inputs)
-        graphs.append([GivenCall.of(node) for node in calls_that_count(gm)])
+        graphs.append(calls_that_count(gm))
         try:
             return original(self, gm, example_inputs)
         except Exception as error:
@@ -208,57 +208,10 @@ def graphs_given_to_backends() -> Iterator[list[list[GivenCall]]]:
         OutputGraph.call_user_compiler = original  # type: ignore[method-assign]
 
 
-def call_targets(gm: torch.fx.GraphModule, inputs: Sequence[Any] = ()) -> list[str]:
-    """What each call node of the outermost graph calls, in order, as text that is equal for equal targets."""
-    return [GivenCall.of(node).text for node in calls_that_count(gm, inputs)]
-
-
-def calls_that_count(gm: torch.fx.GraphModule, inputs: Sequence[Any] = ()) -> Iterator[torch.fx.Node]:
-    """The calls in an order that dynamo keeps; ``inputs`` are those of ``gm`` where its placeholders do not know their values.
-
-    Settings of grad mode under which nothing runs are missing, since dynamo leaves them out. Arithmetic on sizes comes just
-    before its first user, since dynamo of 2.14 and later writes it in an order of its own.
-    """
-    state, pending = True, None
-    waiting = size_arithmetic(gm, inputs)
-
-    def needed(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-        for argument in node.all_input_nodes:
-            if argument in waiting:
-                del waiting[argument]
-                yield from needed(argument)
-                yield argument
-
-    for node in gm.graph.nodes:
-        if node in waiting:
-            continue
-        if node.target is grad_mode_function():
-            pending = node
-        elif node.op.startswith("call"):
-            if pending is not None and pending.args[0] is not state:
-                state = bool(pending.args[0])
-                yield pending
-            pending = None
-            yield from needed(node)
-            yield node
-        elif node.op == "output":
-            yield from needed(node)
-            yield from waiting
-
-
-def size_arithmetic(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> dict[torch.fx.Node, None]:
-    """The calls of Python's operators and of ``math`` on numbers among the inputs, and on each other."""
-    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    values = inputs or [node.meta.get("example_value") for node in placeholders]
-    numbers = int | float | torch.SymInt | torch.SymFloat
-    found = {node for node, value in zip(placeholders, values, strict=True) if isinstance(value, numbers)}
-    arithmetic: dict[torch.fx.Node, None] = {}
-    for node in gm.graph.nodes if found else ():
-        is_arithmetic = node.op == "call_function" and node.target.__module__ in ("_operator", "math")
-        if is_arithmetic and node.all_input_nodes and found.issuperset(node.all_input_nodes):
-            found.add(node)
-            arithmetic[node] = None
-    return arithmetic
+def calls_that_count(gm: torch.fx.GraphModule) -> list[GivenCall]:
+    """The calls of a graph but for settings of grad mode: dynamo leaves out those under which nothing runs."""
+    calls = (node for node in gm.graph.nodes if node.op.startswith("call"))
+    return [GivenCall.of(node) for node in calls if node.target is not grad_mode_function()]
 
 
 @seen("2.11", "2.15")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import operator
-
 import pytest
 import torch
-from support.constructs import arithmetic_of_sizes, square, views_and_writes
+from support.constructs import square, views_and_writes
 from support.graphs_to_write import graph_of
 from torch import Tensor, fx, nn
 
-from minidbg import torch_internals
 from minidbg.fx.copying import NoGraph, capture_by_dynamo, clone_values, copy_graph_module
 from minidbg.source.module_text import write_module
-from minidbg.source.size import call_targets, canonical_text
+from minidbg.source.size import canonical_text
 
 
 def nested() -> fx.GraphModule:
@@ -167,20 +164,6 @@ def test_one_function_can_be_captured_any_number_of_times() -> None:
 def test_a_function_without_operations_has_no_graph() -> None:
     with pytest.raises(NoGraph):
         capture_by_dynamo(lambda x: 3, (torch.ones(2),))
-
-
-def test_size_arithmetic_is_compared_in_the_order_of_its_use() -> None:
-    gm, inputs = capture_by_dynamo(arithmetic_of_sizes, (*square(), *square(), 3), dynamic=True)
-    other = copy_graph_module(gm)
-    named = {node.name: node for node in other.graph.nodes}
-    named["mul"].prepend(named["floordiv"])
-    assert call_targets(other) != call_targets(gm)
-    assert torch_internals.call_targets(other) == torch_internals.call_targets(gm)
-    for node in other.graph.nodes:
-        node.meta.clear()  # as in a graph that was read from a script
-    assert torch_internals.call_targets(other, inputs) == torch_internals.call_targets(gm)
-    named["mul"].target = operator.sub
-    assert torch_internals.call_targets(other, inputs) != torch_internals.call_targets(gm)
 
 
 def test_source_lines_name_the_file_of_the_program() -> None:
