@@ -54,7 +54,7 @@ def mutated_placeholders(gm: fx.GraphModule) -> frozenset[int]:
     A view of an input counts as the input, inputs that share memory count together, and what an unknown
     function is given counts as written.
     """
-    return _written(gm, [node for node in gm.graph.nodes if node.op == "placeholder"])
+    return written_sources(gm, [node for node in gm.graph.nodes if node.op == "placeholder"])
 
 
 def written_attributes(gm: fx.GraphModule) -> list[Tensor]:
@@ -63,12 +63,12 @@ def written_attributes(gm: fx.GraphModule) -> list[Tensor]:
     Dynamo makes the parameters of an optimizer that is compiled attributes of the graph.
     """
     fetched = [node for node in gm.graph.nodes if node.op == "get_attr"]
-    found = [lookup(gm, str(fetched[index].target)) for index in sorted(_written(gm, fetched))]
+    found = [lookup(gm, str(fetched[index].target)) for index in sorted(written_sources(gm, fetched))]
     own = [*gm.buffers(), *(value for value in found if isinstance(value, Tensor))]
     return list({id(value): value for value in own}.values())
 
 
-def _written(gm: fx.GraphModule, sources: list[fx.Node]) -> frozenset[int]:
+def written_sources(gm: fx.GraphModule, sources: list[fx.Node]) -> frozenset[int]:
     """Indices of the ``sources``, nodes that compute nothing, whose memory ``gm`` may write to."""
     if not sources:
         return frozenset()

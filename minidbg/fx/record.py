@@ -1,6 +1,6 @@
 """Values inside a graph, found by running it eagerly: what any node may become an input with.
 
-Only what is asked for is kept; the rest is computed again from the start or from the last cut. Values are as they were
+Only what is asked for is kept; the rest is computed again. Values are as they were
 at the moment of use, also where the graph writes to its tensors. The caller's inputs are never written to.
 """
 
@@ -17,7 +17,6 @@ from torch import Tensor, fx
 from minidbg.fx.effects import Fact, Mode, fact_of, is_call, mode_of
 from minidbg.fx.mutation import written_arguments
 from minidbg.fx.runs import (
-    Cut,
     EagerFailure,
     ModeContext,
     NodeAt,
@@ -184,19 +183,11 @@ class Recording:
             for node in by_position.get(position, ()):
                 held[(position, node)] = env[node]
 
-        self._runs.run(stop, hold, held, self._take_cut(wanted))
+        self._runs.run(stop, hold, held)
         found = {moment: standing_alone(value) for moment, value in held.items()}
         tensors = ((moment, value) for moment, value in found.items() if isinstance(value, Tensor))
         self._in_use |= {moment: weakref.ref(value) for moment, value in tensors}
         return found
-
-    def _take_cut(self, wanted: Sequence[NodeAt]) -> Cut | None:
-        """The last cut, if all that is wanted comes after it. It is given away: what is dead after it need not be kept."""
-        cut, self._runs.cut = self._runs.cut, None
-        if cut is None:
-            return None
-        at, alive_at = cut.position, self._runs.alive_at
-        return cut if all(position >= at and alive_at(node, at) for position, node in wanted) else None
 
     @property
     def _value_facts(self) -> ValueFacts:
@@ -222,7 +213,7 @@ class Recording:
                 gathered.writes.setdefault(serial, []).append(position)
 
         try:
-            self._runs.run(len(self.nodes) - 1, look, {}, None, wrote)
+            self._runs.run(len(self.nodes) - 1, look, {}, wrote)
         except EagerFailure as failure:
             gathered.failure = failure
         return gathered

@@ -1,4 +1,4 @@
-"""Eager runs of one graph, from its start or from a cut, that never write to the caller's tensors and leave no mode behind."""
+"""Eager runs of one graph that never write to the caller's tensors and leave no mode behind."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from minidbg.fx.effects import (
     is_graph,
     is_loop,
     keeps_state,
-    leaves_state,
     mode_of,
     op_name,
     tensors_in,
 )
+from minidbg.fx.mutation import written_sources
 from minidbg.fx.pieces import with_graphs
 from minidbg.words.foreign import message_of
 
@@ -123,23 +123,6 @@ class EndlessLoop(Exception):
     """A ``while_loop`` did not end in the time that it was given: an edit may have taken away what ends it."""
 
 
-class _InputWritten(Exception):
-    """The graph is about to write to inputs that were not cloned; ``names`` are theirs."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self.names = names
-
-
-@dataclass(slots=True)
-class Cut:
-    """All that is needed to run on from ``position``."""
-
-    position: int
-    env: Env
-    random_state: Tensor
-    grad: bool
-
-
 class Runs:
     """Runs of ``graph_module`` on ``inputs``, each with the same random values.
 
@@ -168,58 +151,33 @@ class Runs:
             node: max((self.index[user] for user in node.users), default=self.index[node])
             for node in self.nodes
         }
-        self.cut: Cut | None = None
-        """Where the last run ended, if another may go on from there."""
         self._around = around
         self._grad = grad
         self._loop_seconds = loop_seconds
         self._random_state = torch.get_rng_state()
-        self._can_be_cut = not writing and not any(map(leaves_state, self.nodes))
         self._dying: dict[int, list[fx.Node]] = {}
         """The nodes that a position uses last."""
         for node, position in self.last_use.items():
             if position > self.index[node]:
                 self._dying.setdefault(position, []).append(node)
-        arguments = (argument for targets in writing.values() for argument in targets)
-        self._cloned = frozenset(one.name for one in arguments if one.op in ("placeholder", "get_attr"))
-        """Names of placeholders and attributes that are an argument of a node that may write."""
-
-    def alive_at(self, node: fx.Node, position: int) -> bool:
-        """Whether the value of ``node`` is still used at ``position`` or after it."""
-        return self.index[node] >= position or self.last_use[node] >= position
+        self._cloned = written_names(graph_module, self.inputs) if writing else frozenset()
+        """Names of placeholders and attributes that the graph may write to."""
 
     # --- running ---
 
-    def run(
-        self, stop: int, visit: Visit, held: dict[NodeAt, Any], cut: Cut | None, wrote: Wrote | None = None
-    ) -> None:
-        """Run from ``cut``, or the start, up to ``stop``; ``visit`` sees each position's values before it runs.
+    def run(self, stop: int, visit: Visit, held: dict[NodeAt, Any], wrote: Wrote | None = None) -> None:
+        """Run up to ``stop``; ``visit`` sees each position's values before it runs, and puts into ``held`` what is to stay as it is.
 
-        It begins again with more inputs cloned when the graph turns out to write to one; ``held`` are then forgotten. ``wrote`` hears
-        who wrote to which tensors. Raises EagerFailure.
+        ``wrote`` hears who wrote to which tensors. Raises EagerFailure.
         """
-        for _ in range(3):
-            try:
-                return self._run(stop, visit, held, cut, wrote)
-            except _InputWritten as found:
-                held.clear()
-                self._cloned |= found.names
-        self._cloned |= {node.name for node in self.nodes if node.op in ("placeholder", "get_attr")}
-        return self._run(stop, visit, held, cut, wrote)
-
-    def _run(
-        self, stop: int, visit: Visit, held: dict[NodeAt, Any], cut: Cut | None, wrote: Wrote | None
-    ) -> None:
-        start, env = (cut.position, cut.env) if cut else (0, {})
-        with self._surroundings(cut, env):
+        env: Env = {}
+        with self._surroundings(env):
             modules: dict[str, torch.nn.Module] = {}
             arguments = iter(self._fresh_inputs())
-            own = self._uncloned_storages()
-            for position in range(start, stop):
-                node = self.nodes[position]
+            for position, node in enumerate(self.nodes[:stop]):
                 visit(position, env)
                 if node in self.writing:
-                    self._protect(node, env, held, own)
+                    self._protect(node, env, held)
                 before = versions(node, self.writing[node], env) if wrote and node in self.writing else []
                 env[node] = next(arguments) if node.op == "placeholder" else self._execute(node, env, modules)
                 if wrote and node in self.writing:
@@ -227,7 +185,6 @@ class Runs:
                 for dead in self._dying.get(position, ()):
                     env.pop(dead, None)
             visit(stop, env)
-            self._remember_cut(stop, env)
 
     def _execute(self, node: fx.Node, env: Env, modules: dict[str, torch.nn.Module]) -> Any:
         if node.op == "get_attr":
@@ -267,25 +224,11 @@ class Runs:
             next(clones) if chosen else value for chosen, value in zip(is_cloned, self.inputs, strict=True)
         ]
 
-    def _uncloned_storages(self) -> dict[int, set[str]]:
-        """Storages of the caller's to the names they go by in the graph; empty when nothing is ever written."""
-        own: dict[int, set[str]] = {}
-        values = dict(zip(self.placeholders, self.inputs, strict=True))
-        for node in self.nodes if self.writing else ():
-            if node.op in ("placeholder", "get_attr") and node.name not in self._cloned:
-                value = values[node] if node.op == "placeholder" else self._attribute(node)
-                for tensor in tensors_in(value):
-                    own.setdefault(storage_key(tensor), set()).add(node.name)
-        return own
-
-    def _protect(self, node: fx.Node, env: Env, held: dict[NodeAt, Any], own: dict[int, set[str]]) -> None:
+    def _protect(self, node: fx.Node, env: Env, held: dict[NodeAt, Any]) -> None:
         """Before ``node`` writes: held values that share a storage with its arguments move to one of their own."""
         touched = {
             storage_key(tensor) for argument in self.writing[node] for tensor in tensors_in(env[argument])
         }
-        names = frozenset(name for key in touched for name in own.get(key, ()))
-        if names:
-            raise _InputWritten(names)
         endangered = {
             moment: value
             for moment, value in held.items()
@@ -293,25 +236,15 @@ class Runs:
         }
         held |= zip(endangered, clone_values([*endangered.values()]), strict=True)
 
-    def _remember_cut(self, position: int, env: Env) -> None:
-        """Keep what is alive here, unless a later run could write to it."""
-        self.cut = None
-        if not self._can_be_cut or position >= len(self.nodes) - 1:
-            return
-        alive = {node: standing_alone(value) for node, value in env.items() if self.alive_at(node, position)}
-        self.cut = Cut(position, alive, torch.get_rng_state(), torch.is_grad_enabled())
-
     @contextmanager
-    def _surroundings(self, cut: Cut | None, env: Env) -> Iterator[None]:
-        """Modes and random state as they are where the run begins; all as it was when the block ends."""
+    def _surroundings(self, env: Env) -> Iterator[None]:
+        """Modes and random state as they are before the first node; all as it was when the block ends."""
         outer_grad, outer_random = torch.is_grad_enabled(), torch.get_rng_state()
-        torch.set_rng_state(cut.random_state if cut else self._random_state)
+        torch.set_rng_state(self._random_state)
         try:
             with self._around(), torch_internals.thread_state_kept():
-                torch.set_grad_enabled(cut.grad if cut else self._grad)
+                torch.set_grad_enabled(self._grad)
                 try:
-                    for node in [node for node in env if mode_of(node) is Mode.ENTER]:
-                        env[node] = self._execute(node, env, {})
                     yield
                 finally:
                     self._leave_blocks(env)
@@ -325,6 +258,19 @@ class Runs:
             exits = (user for user in node.users if mode_of(user) is Mode.EXIT)
             if mode_of(node) is Mode.ENTER and (leave := next(exits, None)) is not None:
                 self._execute(leave, env, {})
+
+
+def written_names(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[str]:
+    """The placeholders and attributes that the graph may write to, and those that share memory with one."""
+    sources = [node for node in graph_module.graph.nodes if node.op in ("placeholder", "get_attr")]
+    values = dict(zip(graph_module.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    memory = {
+        node: set(map(storage_key, tensors_in(values[node] if node in values else attribute_of(node))))
+        for node in sources
+    }
+    found = {sources[index] for index in written_sources(graph_module, sources)}
+    touched = {key for node in found for key in memory[node]}
+    return frozenset(node.name for node in sources if node in found or memory[node] & touched)
 
 
 def standing_alone(value: Any) -> Any:

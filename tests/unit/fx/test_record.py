@@ -167,21 +167,6 @@ def test_facts_tell_tensors_numbers_tuples_and_the_rest_apart() -> None:
     }
 
 
-def test_values_dead_after_the_cut_are_not_kept() -> None:
-    """The whole chain is never held: a later value is computed from the last one found."""
-
-    def sines(x: Tensor, calls: int) -> Tensor:
-        for _ in range(calls):
-            x = torch.sin(x)
-        return x
-
-    found = recording(lambda x: sines(x, 50), torch.ones(2))
-    found.values([(20, found.nodes[19])])
-    assert len(found._runs.cut.env) == 1
-    again = found.values([(40, found.nodes[39])])[0]
-    assert torch.equal(again, sines(torch.ones(2), 39))
-
-
 def test_nothing_but_the_operators_of_python_is_needed_for_sizes() -> None:
     found = recording(lambda x: x.view(operator.floordiv(x.size(0), 2), 2), torch.ones(4))
     assert found.failure is None
