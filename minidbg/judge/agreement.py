@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from minidbg.judge.arithmetic import distance_between
-from minidbg.judge.compare import Difference, form_difference, layout_difference, mismatch
+from minidbg.judge.compare import Difference, form_difference, mismatch
 from minidbg.judge.ensemble import Eager, ensemble_of, left_by
 from minidbg.words.run_spec import RunSpec
 
@@ -37,16 +37,10 @@ class Comparison:
     spec: RunSpec
 
     def difference(self, notes: list[str]) -> Difference | None:
-        """The first difference that no legal run of eager explains, or None. ``notes`` hears what is not judged.
-
-        A layout differs only where that is the failure that ``spec`` looks for.
-        """
+        """The first difference that no legal run of eager explains, or None. ``notes`` hears what is not judged."""
         actual, expected = left_by(self.actual), left_by(self.expected)
         ensemble = ensemble_of(self.eager, expected)
-        found = mismatch(actual, expected, ensemble, self.spec, notes)
-        wanted = self.spec.signature
-        looks_on = found is None and wanted is not None and wanted.is_layout
-        return layout_difference(actual, expected) if looks_on else found
+        return mismatch(actual, expected, ensemble, self.spec, notes)
 
     def difference_of_two_runs(self) -> Difference | None:
         """The first difference of values, as far as these two runs tell."""
@@ -55,10 +49,6 @@ class Comparison:
     def difference_of_form(self) -> Difference | None:
         """The first difference that neither chance nor rounding explains."""
         return form_difference(left_by(self.actual), left_by(self.expected))
-
-    def difference_of_layout(self) -> Difference | None:
-        """The first output that lies otherwise in memory, where all values agree."""
-        return layout_difference(left_by(self.actual), left_by(self.expected))
 
     def with_outputs(self, part: slice) -> Comparison:
         """Of these outputs alone."""

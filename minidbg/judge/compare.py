@@ -52,8 +52,7 @@ def mismatch(
 ) -> Difference | None:
     """The first difference that counts between a compiled run (``actual``) and eager's (``expected``), or None.
 
-    Form and values of all leaves come first, in eager's order; then requires_grad and aliasing of outputs. Strides alone
-    are no mismatch (``layout_difference``).
+    Form and values of all leaves come first, in eager's order; then requires_grad and aliasing of outputs. Strides are not compared.
     ``ensemble`` has the other legal runs of eager, which are made only where a difference is to be explained. What they leave
     out (``Tag`` says why) is a sentence in ``notes``. Of ``spec`` count the tolerances, which replace those of TOLERANCES, and
     the margin: above 1 it demands a difference so many times larger.
@@ -108,30 +107,6 @@ def is_never_excused(difference: Difference) -> bool:
         got, wanted = difference["actual"], difference["expected"]
         return (got.count(","), got == "[]") != (wanted.count(","), wanted == "[]")
     return difference["category"] in NEVER_EXCUSED
-
-
-def layout_difference(actual: Snapshot, expected: Snapshot) -> Difference | None:
-    """The first output that lies otherwise in memory than eager's, of runs that agree in all that ``mismatch`` compares."""
-    runs = actual, expected
-    inputs = [{_memory(leaf.value) for leaf in run.values() if leaf.kind == "input"} for run in runs]
-    found = []
-    for where, leaf in expected.items():
-        if leaf.kind == "output" and where in actual and _are_plain(actual[where].value, leaf.value):
-            got, wanted = (run[where].value for run in runs)
-            if _strides(got) != _strides(wanted):
-                found.append((where, "strides", list(got.stride()), list(wanted.stride())))
-                continue
-            offsets = [one.storage_offset() for one in (got, wanted)]
-            own = all(_memory(one) not in held for one, held in zip((got, wanted), inputs, strict=True))
-            if wanted.numel() and own and offsets[0] != offsets[1]:
-                found.append((where, "storage offset", *offsets))
-    if not found:
-        return None
-    where, what, got, wanted = found[0]
-    shape = list(expected[where].value.shape)
-    others = f" (and {len(found) - 1} other outputs)" if found[1:] else ""
-    text = f"{where} of shape {shape} has {what} {got}, eager gives {wanted}{others}; all values agree"
-    return _difference(where, "output", "stride", text, actual=str(got), expected=str(wanted))
 
 
 class _Judge:
@@ -318,16 +293,6 @@ def _in_one_storage(run: Snapshot, outputs: list[str], inputs: list[str]) -> Ite
         others = seen.setdefault(run[where].value.untyped_storage().data_ptr(), [])
         yield from ((where, other) for other in others if run[where].kind == "output")
         others.append(where)
-
-
-def _strides(tensor: torch.Tensor) -> list[int]:
-    """The strides that address anything: none of dimensions of size 1, none at all where there are no elements."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return [stride for size, stride in steps if size > 1 and tensor.numel()]
-
-
-def _memory(value: Any) -> int | None:
-    return value.untyped_storage().data_ptr() if _are_plain(value, value) else None
 
 
 def _overlap(one: torch.Tensor, two: torch.Tensor) -> bool | None:

@@ -162,8 +162,6 @@ def sentence(found: Outcome, backend: str) -> str:
     if signature is None or found.reason:
         return f"{found.verdict}: {found.reason or f'{backend} handles this model'}"
     what = signature.kind.traits.verdict.format(backend=backend)
-    if signature.is_layout:
-        what = f"the code that {backend} made gives another layout than eager"
     where = " in backward" if signature.direction == "backward" else ""
     said = " ".join(found.message.split())[:200]
     if found.verdict is Verdict.FLAKY:

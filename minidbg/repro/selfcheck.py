@@ -43,7 +43,7 @@ TOLERANCES = {
 """Relative and absolute, by name of dtype: those of the judge against float64, whose noise the lines add."""
 VALUES = ("float", "nan", "inf", "integer", "bool")
 LEAVES = ("output", "gradient", "input")
-CATEGORIES = (*VALUES, "dtype", "shape", "device", "requires_grad", "stride", "aliasing")
+CATEGORIES = (*VALUES, "dtype", "shape", "device", "requires_grad", "aliasing")
 
 
 class NoShortForm(MinidbgError):

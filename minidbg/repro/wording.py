@@ -24,7 +24,7 @@ MESSAGE_WIDTH = 135
 LINE_WIDTH = 200
 """Of a line of the docstring, whatever is said in it."""
 
-SAID_BY_TITLE = re.compile(r" gives (?:wrong results|another layout than eager): ")
+SAID_BY_TITLE = re.compile(r" gives wrong results: ")
 """Begins, after the backend's name, the message of an AccuracyError."""
 HEADER_MARK = re.compile(r"(?m)^# ///")
 
@@ -32,8 +32,6 @@ HEADER_MARK = re.compile(r"(?m)^# ///")
 def title(case: Case) -> str:
     """One sentence: backend, kind of failure, ops."""
     template = case.spec.expected.kind.traits.title
-    if case.signature is not None and case.signature.is_layout:
-        template = "{backend} gives the result of {ops} another layout than eager."
     text = template.format(backend=case.backend.name, ops=ops_phrase(case))
     way = case.signature.direction if case.signature else "forward"
     return text if way == "forward" else f"{text[:-1]} in backward."

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from minidbg.watch.repros import Repro, header_table, stamp_of
 from minidbg.words.files import NOTE_LIMIT_BYTES, glob, read_regular
-from minidbg.words.outcome import LAYOUT
 from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
 from minidbg.words.script_header import HIDDEN, SCRIPT_LIMIT_BYTES, nodes_in, text_of
 
@@ -28,14 +27,12 @@ def unreduced(folder: Path) -> list[Capture]:
 
 
 def read_capture(path: Path) -> Capture | None:
-    """The capture at ``path``; None for one that is damaged, being written, or of another layout, which is reduced on request."""
+    """The capture at ``path``; None for one that is damaged or being written."""
     try:
         data = read_regular(path, SCRIPT_LIMIT_BYTES)
         table = header_table(text_of(data))
         spec, nodes = RunSpec.from_table(table), Provenance.from_table(table).nodes or nodes_in(table)
     except (OSError, *DAMAGE):
-        return None
-    if spec.expected.message == LAYOUT:
         return None
     return Capture(path, hashlib.sha1(data, usedforsecurity=False).hexdigest(), failure_of(spec, nodes))
 

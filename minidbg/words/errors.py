@@ -84,7 +84,7 @@ class AccuracyError(Exception):
     """A backend's results differ from eager's by more than rounding. It is the backend's failure, no request of anybody.
 
     ``where`` names the value (``output 0``, ``gradient of input 2``), ``category`` the kind of difference (``float``,
-    ``nan``, ``dtype``, ``stride``, ...), ``figures`` has the numbers; ``minidbg.report_of`` gives the repro.
+    ``nan``, ``dtype``, ...), ``figures`` has the numbers; ``minidbg.report_of`` gives the repro.
     """
 
     def __init__(self, message: str, difference: Mapping[str, Any], op: str = "") -> None:

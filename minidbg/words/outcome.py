@@ -59,10 +59,6 @@ def is_expected(verdict: Verdict, expect: Verdict) -> bool:
     return verdict is expect or (expect is Verdict.REPRODUCES and verdict is Verdict.FLAKY)
 
 
-LAYOUT = "output: stride"
-"""The message of a signature where nothing but the strides of results differs."""
-
-
 @dataclass(frozen=True, slots=True)
 class Signature:
     """What makes two failures the same one.
@@ -79,11 +75,6 @@ class Signature:
     message: str = ""
     others: tuple[Signature, ...] = ()
     """Further forms of the same failure: chance decides, the order of hashes for one, which of them is raised."""
-
-    @property
-    def is_layout(self) -> bool:
-        """Whether only the strides of a result differ: told, and reduced on request."""
-        return self.kind.traits.compares and self.message == LAYOUT
 
     def matches(self, other: Signature | None) -> bool:
         """Whether ``other`` is the same failure: every field equal, of the frames the innermost; or one of the further forms.

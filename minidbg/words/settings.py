@@ -53,16 +53,6 @@ class Verify(enum.StrEnum):
     NEVER = "never"
 
 
-class Layout(enum.StrEnum):
-    """What a result with eager's values and other strides is."""
-
-    WARN = "warn"
-    """One warning for each graph; the program goes on with the backend's result, and the capture is kept."""
-    RAISE = "raise"
-    """A failure like wrong values."""
-    IGNORE = "ignore"
-
-
 def verification(value: Any) -> Verify | int:
     """A word of Verify, or a number of calls."""
     if isinstance(value, bool):
@@ -114,7 +104,6 @@ class Settings:
 
     verify: Verify | int = setting(Verify.FIRST, verification)
     on_failure: OnFailure = setting(OnFailure.RAISE, choice(OnFailure))
-    layout: Layout = setting(Layout.WARN, choice(Layout))
     reduce: Reduce | None = setting(None, choice(Reduce))
     """None decides at the failure: now, or later in a job of several ranks."""
     repro_dir: Path = setting(DEFAULT_FOLDER, path)
@@ -178,7 +167,6 @@ class CompilerSettings(TypedDict, total=False):
 class WrapSettings(CompilerSettings, total=False):
     """The settings that ``minidbg.wrap`` takes."""
 
-    layout: str | None
     rtol: float | None
     atol: float | None
     tolerances: Mapping[Any, tuple[float, float]] | str | None

@@ -15,7 +15,7 @@ from pathlib import Path
 from minidbg.fx.ranks import rank_and_size
 from minidbg.words.foreign import message_of
 from minidbg.words.outcome import Signature
-from minidbg.words.settings import Layout, Reduce, Settings
+from minidbg.words.settings import Reduce, Settings
 from minidbg.wrapper.causes import is_missing_compiler, is_out_of_memory
 
 
@@ -51,8 +51,6 @@ class ReductionBudget:
             return "reduce='later'"
         if settings.reduce is None and several_ranks(os.environ):
             return "a job of several ranks, where the others would wait; reduce='now' reduces here"
-        if signature is not None and signature.is_layout and settings.layout is not Layout.RAISE:
-            return "only the layout differs"
         if settings.match is not None and not re.search(settings.match, message_of(error)):
             return f"its text does not match {settings.match!r}"
         if is_missing_compiler(error):

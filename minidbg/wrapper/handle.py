@@ -34,7 +34,7 @@ from minidbg.words.files import replace_file
 from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, message_of
 from minidbg.words.outcome import Signature
 from minidbg.words.run_spec import how_to_fill_in
-from minidbg.words.settings import Layout, Reduce, Settings
+from minidbg.words.settings import Reduce, Settings
 from minidbg.words.text import display_path
 from minidbg.wrapper.budget import several_ranks
 from minidbg.wrapper.capture import Failure, case_of, case_to_fill_in, digest
@@ -341,26 +341,6 @@ def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
             raise
         return True
     return False
-
-
-def is_layout_alone(error: BaseException, settings: Settings) -> bool:
-    """Whether ``error`` says no more than that strides differ, which is no failure under these settings."""
-    return (
-        isinstance(error, AccuracyError)
-        and error.category == "stride"
-        and settings.layout is not Layout.RAISE
-    )
-
-
-def warn_of_layout(failure: Failure, settings: Settings) -> None:
-    """Say once for each graph that its results lie otherwise in memory, and keep the capture."""
-    if PROCESS.is_new(f"layout: {failure.link.name} {digest(failure)}"):
-        log.warning(
-            "minidbg: %s; the program goes on with this result (layout=%s). %s",
-            failure.error,
-            '"raise" makes it a failure, "ignore" is silent',
-            handle_quietly(failure, settings).line,
-        )
 
 
 def warn_going_on(failure: Failure, report: Report, then: str) -> None:

@@ -30,7 +30,7 @@ from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, message
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction
 from minidbg.words.run_spec import CompiledFn, Level, RunSpec
-from minidbg.words.settings import Layout, Settings, Verify
+from minidbg.words.settings import Settings, Verify
 from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
 from minidbg.wrapper.causes import is_out_of_memory
@@ -101,9 +101,6 @@ class Verification:
             is_of_dynamo = failure is not None and self.link.level is Level.DYNAMO
             if is_of_dynamo and (why := declared_otherwise(inside.model, args, inside.written)):
                 raise CannotCompare(why)
-            if failure is not None and handle.is_layout_alone(failure.error, self.settings):
-                handle.warn_of_layout(failure, self.settings)
-                failure = None
             self.facts.verified |= failure is None and not self.facts.handed_back
             return failure
         except Exception as trouble:  # eager's own failures included: the user's result stands
@@ -126,7 +123,7 @@ class Verification:
         runs = compared(inside, self.spec, inside.left(result, args, self.gradients), expected)
         if drew:
             if runs.difference_of_two_runs() is None:
-                return self.layout(runs)
+                return None
             if (found := runs.difference_of_form()) is not None:
                 return self.mismatch(found, runs)
             if inside.replay is not None:
@@ -136,12 +133,12 @@ class Verification:
                 fed = feed_recorded(inside.graph, inside.fresh())
                 if fed.fed:
                     if self.agrees_with_the_backends_numbers(fed, runs.actual):
-                        return self.layout(runs)
+                        return None
                     return self.with_numbers(fed).compiled_anew()
         found = self.difference(runs)
         if found is not None and inside.replay is not None:
             return self.wrong_on_this_rank(inside.replay, found, runs)
-        return self.mismatch(found, runs) if found else self.layout(runs)
+        return self.mismatch(found, runs) if found else None
 
     def wrong_on_this_rank(self, replay: Replay, found: Difference, runs: Comparison) -> Failure:
         """The failure of a graph that talks to other ranks: what this rank computes alone, where it fails alone."""
@@ -229,16 +226,6 @@ class Verification:
         return self.mismatch(found, runs, (note,)) if found else None
 
     # ---- failures
-
-    def layout(self, runs: Comparison) -> Failure | None:
-        """The difference in layout between runs that agree in all else, where anybody wants to hear of it."""
-        if self.settings.layout is Layout.IGNORE:
-            return None
-        found = runs.difference_of_layout()
-        if found is None:
-            return None
-        error = AccuracyError(f"{self.link.name} gives another layout than eager: {found['message']}", found)
-        return self.failure(error, Kind.ACCURACY, Direction.FORWARD)
 
     def mismatch(self, found: Difference, runs: Comparison, notes: tuple[str, ...] = ()) -> Failure:
         said = found["message"].replace("; against", "\nagainst")

@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Unpack, cast, get_type_hints
 
 from torch import fx
@@ -20,7 +19,7 @@ from minidbg import backends, torch_internals
 from minidbg.words import environment, settings
 from minidbg.words.errors import BadSetting, TorchNameMissing, UnknownBackend, nearest
 from minidbg.words.run_spec import CompiledFn, CompilerFn, Level
-from minidbg.words.settings import CompilerSettings, Layout, Settings, WrapSettings
+from minidbg.words.settings import CompilerSettings, Settings, WrapSettings
 from minidbg.wrapper.chain import Backend, Link, backend_hash, merged, name_of, same_backend
 from minidbg.wrapper.dynamo_graph import DynamoGraph
 from minidbg.wrapper.graph_state import GraphState, state_of
@@ -158,8 +157,6 @@ def wrap(
     - ``rtol``, ``atol``, ``tolerances``: how far floats may be off; relative to the value, in units of the value, by dtype;
       or by the precision that the backend computes float32 in by design: ``tolerances="bfloat16"``, ``"float16"``, ``"tf32"``.
     - ``on_failure``: ``"raise"`` the backend's exception, or ``"fallback"`` to eager (or the next link) with a warning.
-    - ``layout``: what a result is that has eager's values and other strides: one ``"warn"``ing (``minidbg reduce`` makes a
-      repro of it), a failure to ``"raise"``, or nothing (``"ignore"``).
     - ``reduce``: ``"now"``, or ``"later"``: write the capture only. ``seconds`` (of all reductions of this process) and
       ``max_calls`` (runs of one) bound it.
     - ``repro_dir``: the folder. ``value_limit_bytes``: most bytes of real tensor values that the files of one failure
@@ -393,9 +390,7 @@ class AtenGraph(GraphState):
     def __init__(
         self, gm: fx.GraphModule, compiler: CompilerFn, own_settings: Settings, *, stored: bool = False
     ) -> None:
-        # the layout is the compiler's: AOTAutograd asks its compilers for the strides that they chose
-        own = replace(own_settings, layout=Layout.IGNORE)
-        super().__init__(gm, [Link(compiler, level=self.level)], own)
+        super().__init__(gm, [Link(compiler, level=self.level)], own_settings)
         self.record.is_on = False
         self.stored = stored
         self.part = torch_internals.aot_graph_part()

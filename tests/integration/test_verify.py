@@ -26,7 +26,6 @@ from torch.overrides import TorchFunctionMode
 from minidbg import AccuracyError
 from minidbg.judge.undefined import UndefinedResults
 from minidbg.words.outcome import Direction, Kind
-from minidbg.words.settings import Reduce
 from minidbg.wrapper import report_of, stats, wrap
 from minidbg.wrapper import verify as verify_module
 from minidbg.wrapper.verify import GRADIENTS_REFUSED
@@ -381,51 +380,6 @@ def test_the_whole_graph_is_compiled_once_where_the_drawing_calls_give_the_same_
     call(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3)), torch.randn(4, 8), backend=counted)
     assert [len(targets) for targets in compiles] == [2, 1]
     assert compiles[1] == [nn.functional.dropout]
-
-
-# ---- another layout
-
-
-def transposed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.sin().transpose(0, 1), torch.relu(x)
-
-
-def test_another_layout_alone_is_one_warning_and_a_capture(
-    answers: Answers, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(2):
-        torch._dynamo.reset()
-        result = call(transposed, GRID, backend=planted.wrong_stride)[0]
-    assert result.stride() == (5, 1), "the program goes on with the backend's result"
-    [warning] = warnings_of(caplog)
-    assert "output 0 of shape [12, 5] has strides [5, 1], eager gives [1, 12]; all values agree" in warning
-    assert warning.endswith("report 1")
-    assert "\n" not in warning
-    [case], [settings] = answers.cases, answers.settings
-    assert case.signature.is_layout
-    assert settings.reduce is Reduce.LATER
-
-
-def test_another_layout_hides_no_wrong_value(answers: Answers) -> None:
-    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        planted.wrong_relu(gm, inputs)
-        return planted.wrong_stride(gm, inputs)
-
-    error = mismatch(transposed, GRID, backend=backend)
-    assert (error.category, error.where) == ("float", "output 1")
-
-
-def test_another_layout_can_be_raised_or_ignored(
-    answers: Answers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = mismatch(transposed, GRID, backend=planted.wrong_stride, layout="raise")
-    assert (error.category, error.where) == ("stride", "output 0")
-    assert "gives another layout than eager" in str(error)
-    call(transposed, GRID, backend=planted.wrong_stride, layout="ignore")
-    monkeypatch.setenv("MINIDBG_LAYOUT", "ignore")
-    call(transposed, GRID, backend=planted.wrong_stride)
-    assert len(answers.cases) == 1
-    assert not warnings_of(caplog)
 
 
 # ---- what torch does not define

@@ -93,11 +93,6 @@ def wrong_dtype(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> 
     return after_each(graph_module, "cumsum", torch.Tensor.double)
 
 
-def wrong_stride(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-    """What was transposed comes contiguous."""
-    return after_each(graph_module, "transpose", torch.Tensor.contiguous)
-
-
 def wrong_integer(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """Argmax is one too much."""
     return after_each(graph_module, "argmax", lambda x: x + 1)

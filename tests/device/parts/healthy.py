@@ -34,7 +34,7 @@ ON_THE_STAND_IN = (
 """It has no convolutions."""
 MOST_FIRST = 1.3
 """A first call, verification included, takes at most so many times the bare backend's."""
-SILENT = ("silent", "layout only")
+SILENT = ("silent",)
 
 
 def rows(context: Context) -> Iterator[tuple[str, Row]]:

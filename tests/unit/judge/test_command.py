@@ -222,21 +222,6 @@ def test_wrong_values_reproduce_in_a_script(write_script: WriteScript, capfd: An
     assert run_here(write_script("returns_gm_forward", kind="accuracy")) == 0
 
 
-def test_another_layout_is_not_called_a_wrong_result(write_script: WriteScript, capfd: Any) -> None:
-    script = write_script(
-        "wrong_stride",
-        kind="accuracy",
-        header='signature = {kind = "accuracy", message = "output: stride"}',
-        model=MODEL.replace("torch.relu(x)", "x.transpose(0, 1) + 1"),
-        function="def backend():\n    import wrong_results\n    return wrong_results.wrong_stride\n",
-    )
-    assert run_here(script) == 1
-    said = capfd.readouterr().out
-    assert said.startswith(
-        "reproduces: the code that wrong_stride made gives another layout than eager: output 0"
-    )
-
-
 BFLOAT16 = "def backend():\n    import wrong_results\n    return wrong_results.computes_in_bfloat16\n"
 
 

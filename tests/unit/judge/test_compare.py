@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from minidbg.judge.compare import USUAL, layout_difference, mismatch
+from minidbg.judge.compare import USUAL, mismatch
 from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.snapshot import CannotCompare, Leaf, snapshot
 
@@ -470,35 +470,9 @@ def transposed_in_memory(value: torch.Tensor) -> torch.Tensor:
     return value.t().contiguous().t()
 
 
-def test_other_strides_alone_are_no_mismatch_but_a_difference_in_layout() -> None:
-    x, y = random(3, 4), torch.ones(2)
-    runs = outputs(y, transposed_in_memory(x), transposed_in_memory(x)), outputs(y, x, x.clone())
-    assert mismatch(*runs) is None
-    difference = layout_difference(*runs)
-    assert (difference["where"], difference["signature"]["message"]) == ("output 1", "output: stride")
-    assert difference["message"] == (
-        "output 1 of shape [3, 4] has strides [1, 3], eager gives [4, 1] (and 1 other outputs); all values agree"
-    )
-
-
-def test_another_storage_offset_is_another_layout_but_not_in_memory_of_an_input() -> None:
+def test_other_strides_alone_are_no_mismatch() -> None:
     x = random(3, 4)
-    difference = layout_difference(outputs(x[1:].clone()), outputs(x[1:]))
-    assert difference["message"].startswith(
-        "output 0 of shape [2, 4] has storage offset 0, eager gives 4; all"
-    )
-    copy = x[1:].clone()
-    of_input = [snapshot((view,), {"x": view}) for view in (copy, x[1:])]
-    assert layout_difference(*of_input) is None
-
-
-def test_strides_count_where_they_address_something_that_a_program_holds() -> None:
-    one_row, none = torch.ones(1, 4), torch.empty(0, 4)
-    assert layout_difference(outputs(one_row.as_strided((1, 4), (99, 1))), outputs(one_row)) is None
-    assert layout_difference(outputs(none.as_strided((0, 4), (99, 7))), outputs(none)) is None
-    x = random(3, 4)
-    gradients = [snapshot((), (), {"x": value}) for value in (transposed_in_memory(x), x)]
-    assert layout_difference(*gradients) is None
+    assert mismatch(outputs(transposed_in_memory(x)), outputs(x)) is None
 
 
 @pytest.mark.parametrize(

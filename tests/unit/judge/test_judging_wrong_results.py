@@ -11,13 +11,13 @@ import torch
 import wrong_results as planted
 from torch import fx
 
-from minidbg import backends, repro
+from minidbg import repro
 from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge import harness
 from minidbg.judge.agreement import margin_for
-from minidbg.words.outcome import LAYOUT, Direction, Kind, Signature, Verdict
+from minidbg.words.outcome import Direction, Kind, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec, in_precision
 
 ANY = RunSpec(BackendRef("any", "any"), dynamic=None)
@@ -51,16 +51,6 @@ def test_tolerances_and_a_precision_by_design_are_part_of_the_case(
     case_of: MakeCase, backend: Any, tolerances: Any, verdict: Verdict
 ) -> None:
     assert execute(case_of(backend, signature=WRONG, tolerances=tolerances)).verdict is verdict
-
-
-def test_another_layout_is_a_failure_where_it_is_the_one_looked_for() -> None:
-    graph, inputs = capture_by_dynamo(lambda x: x.transpose(0, 1) + 1, (torch.ones(3, 4),))
-    backend = backends.find(planted.wrong_stride)
-    case = Case(graph, inputs, RunSpec(backend), compiler=planted.wrong_stride)
-    layout = case.with_spec(signature=Signature(Kind.ACCURACY, message=LAYOUT))
-    assert execute(layout).verdict is Verdict.REPRODUCES
-    assert execute(case.with_spec(signature=WRONG)).verdict is Verdict.GONE
-    assert execute(replace(layout, compiler="aot_eager")).verdict is Verdict.GONE
 
 
 def test_match_narrows_the_failure(case_of: MakeCase) -> None:

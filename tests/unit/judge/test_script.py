@@ -24,7 +24,7 @@ from minidbg.judge.script import (
     sentence,
     shown_in,
 )
-from minidbg.words.outcome import LAYOUT, Direction, Kind, Outcome, Signature, Verdict
+from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, Level, RunSpec, in_precision
 
 GONE, REPRODUCES = Outcome(Verdict.GONE), Outcome(Verdict.REPRODUCES, Signature(Kind.COMPILE))
@@ -63,10 +63,6 @@ def test_a_flaky_script_is_run_until_it_fails_and_no_longer(
         (
             Outcome(Verdict.REPRODUCES, Signature(Kind.RUNTIME, Direction.BACKWARD), message="x"),
             "reproduces: the code that b made fails in backward: x",
-        ),
-        (
-            Outcome(Verdict.REPRODUCES, Signature(Kind.ACCURACY, message=LAYOUT)),
-            "reproduces: the code that b made gives another layout than eager",
         ),
         (
             replace(REPRODUCES, verdict=Verdict.FLAKY, reproduced=1, runs=3),

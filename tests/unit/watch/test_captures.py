@@ -34,7 +34,6 @@ def captures(tmp_path: Path) -> Path:
         (folder / f"{name}.py").write_text(SCRIPT.format(error=error))
         os.utime(folder / f"{name}.py", (at, at))
     (folder / "damaged.py").write_text("# ///")
-    (folder / "layout.py").write_text(SCRIPT.replace("# types", '# message = "output: stride"\n# types'))
     return folder
 
 

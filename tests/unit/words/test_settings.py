@@ -138,8 +138,6 @@ WRONG_KINDS = [
     ("[tool.minidbg]\nwatch = 3", "watch = 3"),
     ("[tool.minidbg.watch]\non_flip = {a = 1}", "on_flip={'a': 1}"),
     ("[tool.minidbg.watch]\non_flip = [1]", "on_flip=[1]"),
-    ("[tool.minidbg.watch]\nenv = 3", "env=3"),
-    ("[tool.minidbg.watch]\noptions = 3", "options=3"),
     ("[tool.minidbg.watch]\ndevices = 3", "devices=3"),
     ("[tool.minidbg.watch]\ndevices = [1]", "devices=[1]"),
     ("[tool.minidbg.watch]\nsources = 3", "sources=3"),

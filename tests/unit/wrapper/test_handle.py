@@ -22,7 +22,7 @@ from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, MinidbgError
 from minidbg.words.outcome import Kind, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
-from minidbg.words.settings import Layout, Reduce, Settings
+from minidbg.words.settings import Reduce, Settings
 from minidbg.wrapper import Report, handle
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link
@@ -123,34 +123,8 @@ def test_a_program_that_goes_on_hears_what_failed_and_with_what_it_goes_on(
     ]
 
 
-def stride_error(category: str = "stride", op: str = "") -> AccuracyError:
-    return AccuracyError("strides", {"signature": {}, "where": "output 0", "category": category}, op)
-
-
-@pytest.mark.parametrize(
-    ("error", "layout", "alone"),
-    [
-        (stride_error(), Layout.WARN, True),
-        (stride_error(), Layout.IGNORE, True),
-        (stride_error(), Layout.RAISE, False),
-        (stride_error("float"), Layout.WARN, False),
-        (ValueError("stride"), Layout.WARN, False),
-    ],
-)
-def test_another_layout_is_no_failure_unless_it_is_asked_for(
-    error: Exception, layout: Layout, alone: bool
-) -> None:
-    assert handle.is_layout_alone(error, Settings(layout=layout)) is alone
-
-
-def test_another_layout_is_told_once_for_each_graph(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(handle, "handle_quietly", lambda *_: Report("kept"))
-    for _ in range(2):
-        handle.warn_of_layout(failure(stride_error(), Kind.ACCURACY), Settings())
-    (said,) = warnings_of(caplog)
-    assert said.startswith("minidbg: strides; the program goes on with this result")
+def wrong_value(op: str) -> AccuracyError:
+    return AccuracyError("wrong", {"signature": {}, "where": "output 0", "category": "float"}, op)
 
 
 def test_wrong_results_of_another_backend_or_op_are_another_bug() -> None:
@@ -158,7 +132,7 @@ def test_wrong_results_of_another_backend_or_op_are_another_bug() -> None:
     spec = RunSpec(BackendRef("b", "b"), signature=Signature(Kind.ACCURACY, message="output: float"))
     case = Case(failure().graph_module, (ONES,), spec)
     other = case.with_spec(backend=BackendRef("other", "other"))
-    relu, sin = stride_error("float", "relu"), stride_error("float", "sin")
+    relu, sin = wrong_value("relu"), wrong_value("sin")
     found = [handle.bug_of(case, relu), handle.bug_of(case, sin), handle.bug_of(other, relu)]
     assert len(set(found)) == 3
     assert handle.bug_of(case, ValueError()) == spec.signature
