@@ -26,7 +26,6 @@ COLLECTIVES = (
 """Namespaces of operators by which ranks talk to each other."""
 SPEAKING = re.compile(r"all_?(reduce|gather|to_?all)|reduce_?scatter|barrier")
 """Names of such operators in the namespaces of other people."""
-WAIT = "wait_tensor"
 TENSOR = "torch.distributed.tensor"
 PLACEMENTS = "torch.distributed.tensor.placement_types"
 MESH = "torch.distributed.device_mesh"

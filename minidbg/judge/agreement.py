@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,11 +49,6 @@ class Comparison:
     def difference_of_form(self) -> Difference | None:
         """The first difference that neither chance nor rounding explains."""
         return form_difference(left_by(self.actual), left_by(self.expected))
-
-    def with_outputs(self, part: slice) -> Comparison:
-        """Of these outputs alone."""
-        actual, expected = ({**run, "outputs": run["outputs"][part]} for run in (self.actual, self.expected))
-        return replace(self, actual=actual, expected=expected)
 
 
 def error_of(value: torch.Tensor, exact: torch.Tensor) -> float:

@@ -30,7 +30,7 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
-from minidbg.fx.ranks import rank_note
+from minidbg.fx.ranks import collective_name, rank_note
 from minidbg.repro import Exactness, Form, flights, render
 from minidbg.repro.flights import RecordName, Step
 from minidbg.repro.folder import as_safetensors
@@ -154,6 +154,29 @@ def remove(number: int) -> None:
     if (path := PROCESS.records.pop(number, None)) is not None:
         with contextlib.suppress(OSError):
             flights.remove(path)
+
+
+class Collectives(torch_internals.DispatchMode):
+    """A run in which other ranks take part: the record says when this one waits for them."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self.record = record
+        self.begun = False
+        """Whether a collective has taken place, so that the call cannot be made again."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a wrapper first: what it does inside comes by here again
+        if collective_name(func) is None:
+            return func(*args, **(kwargs or {}))
+        self.begun = True
+        self.record.quietly_move(Step.WAITING)
+        result = func(*args, **(kwargs or {}))
+        self.record.quietly_move(Step.RUN)
+        return result
 
 
 class Flight:

@@ -28,19 +28,14 @@ from minidbg.words.settings import OnFailure, Settings
 from minidbg.wrapper import flight, handle, verify
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link, compile_at_run_time
-from minidbg.wrapper.collectives import CollectiveRecorder
 from minidbg.wrapper.process import PROCESS
 from minidbg.wrapper.reports import Report, add_line, own_report, set_report
 from minidbg.wrapper.rollback import NOTHING, Kept, capturing_device_graph, keep, tensors_in
 from minidbg.wrapper.verify_refusals import declared_otherwise
 
-NOT_RECORDED = contextlib.nullcontext()
 ABSENT_RANK = (
     "a collective of this graph waited in vain for another rank, which is no failure of the backend; "
     "what that rank printed, or its record in .minidbg/flight, says why it did not come"
-)
-IN_STEP = (
-    "and with this backend: other ranks take part in this graph, and eager would not keep step with them"
 )
 NOT_ASKED = "verify='never'"
 STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
@@ -176,22 +171,25 @@ class GraphState:
             return self.call(args)  # our own work, or a tracer above us asks for shapes and nothing runs
         synchronize_devices(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
-        verification, recorder = None, self.recorder(values)
+        verification, collectives = None, self.collectives(values)
         put_state_back = torch_internals.state_of_thread()
         try:
-            verification = self.verification(values, kept, recorder)
-            if recorder is not None and verification is None:
-                recorder.left_bytes = 0
-            with self.record.during(Step.RUN, self.links[self.position], values), recorder or NOT_RECORDED:
+            verification = self.verification(values, kept)
+            with (
+                self.record.during(Step.RUN, self.links[self.position], values),
+                collectives or contextlib.nullcontext(),
+            ):
                 result = self.call(args)
                 synchronize_devices(values, result)
         except Exception as error:
             as_left = torch_internals.state_of_thread()
             put_state_back()  # a level of vmap that it has left open would have a part in all that follows
-            again = self.after_failure(error, values, kept, recorder)
+            again = self.after_failure(
+                error, values, kept, begun=collectives is not None and collectives.begun
+            )
             if again is None:
                 as_left()
-                del kept, verification, values, recorder  # the traceback holds this frame
+                del kept, verification, values, collectives  # the traceback holds this frame
                 raise
         else:
             failure = self.wrong_results(verification, result, values) if verification is not None else None
@@ -199,20 +197,18 @@ class GraphState:
                 self.went_well(result, values)
                 return result
             verification.before.put_back(values)
-            again = self.after_wrong_results(failure, result, values, kept, recorder)
+            again = self.after_wrong_results(failure, result, values, kept)
         finally:
             self.comparing.discard(threading.get_ident())
         del kept, verification
         return again(*values)
 
-    def recorder(self, args: tuple[Any, ...]) -> CollectiveRecorder | None:
-        """The recorder of this call's collectives; None for a graph that talks to no other rank."""
+    def collectives(self, args: tuple[Any, ...]) -> flight.Collectives | None:
+        """What listens to this call's collectives; None for a graph that talks to no other rank."""
         talks = talks_to_others(self.untouched, args) != "" and self.position < len(self.links)
-        return CollectiveRecorder(self.record, self.settings.value_limit_bytes) if talks else None
+        return flight.Collectives(self.record) if talks else None
 
-    def verification(
-        self, args: tuple[Any, ...], kept: Kept, recorder: CollectiveRecorder | None
-    ) -> verify.Verification | None:
+    def verification(self, args: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
         """What will judge this call; None when it is not compared, or another thread is at it."""
         most = verify.calls_compared(self.settings.verify)
         if (most is not None and self.good_calls >= most) or self.position >= len(self.links):
@@ -223,9 +219,7 @@ class GraphState:
         self.comparing.add(threading.get_ident())
         own, link = self.settings, self.links[self.position]
         with self.record.during(Step.RUN, link, args):
-            return verify.begin(
-                self.untouched, self.call, link, args, self.mutated, kept, own, self.facts, recorder
-            )
+            return verify.begin(self.untouched, self.call, link, args, self.mutated, kept, own, self.facts)
 
     def wrong_results(
         self, verification: verify.Verification, result: Any, args: tuple[Any, ...]
@@ -243,12 +237,7 @@ class GraphState:
         self.settled = verify.is_settled(self.good_calls, self.settings.verify)
 
     def after_wrong_results(
-        self,
-        failure: Failure,
-        result: Any,
-        args: tuple[Any, ...],
-        kept: Kept,
-        recorder: CollectiveRecorder | None,
+        self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept
     ) -> CompiledFn:
         """What to call instead. Raises the failure's error when nothing is left, or may run on what the call has left."""
         error, report = failure.error, self.report_on(failure)
@@ -256,10 +245,6 @@ class GraphState:
         if not self.can_go_on():
             self.say_why_it_is_raised(error, report)
             raise error
-        if recorder is not None:
-            handle.warn_going_on(failure, report, f"these results, {IN_STEP}")
-            self.went_well(result, args)
-            return lambda *args: result
         if not restored:
             handle.warn_going_on(failure, report, "these results, and eager in later calls")
             self.called_as_eager()
@@ -271,25 +256,24 @@ class GraphState:
         return again
 
     def after_failure(
-        self,
-        error: Exception,
-        args: tuple[Any, ...],
-        kept: Kept | None,
-        recorder: CollectiveRecorder | None = None,
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, *, begun: bool = False
     ) -> CompiledFn | None:
-        """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph."""
+        """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph.
+
+        ``begun``: a collective has taken place, and other ranks would not take part in it again.
+        """
         if self.position >= len(self.links) or handle.is_handling():
             return None
         if torch_internals.is_of_a_saved_tensor_hook(error) or is_of_a_signal_handler(error):
             return None
         left = self.keep(args) if kept is not None else NOTHING
-        again = self.instead(error, args, kept, recorder)
+        again = self.instead(error, args, kept, begun=begun)
         if again is None:
             self.put_back(left)  # whoever catches the error finds what the backend has left, as without us
         return again
 
     def instead(
-        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, recorder: CollectiveRecorder | None
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, *, begun: bool
     ) -> CompiledFn | None:
         """What to call after a failure that is told about, or None. What the graph writes to may be as before the call."""
         restored = self.put_back(kept)
@@ -304,7 +288,7 @@ class GraphState:
                 return None
         undeclared = self.level is Level.DYNAMO and declared_otherwise(self.untouched, args, self.mutated)
         report = Report(undeclared) if undeclared else self.report_on(failure)
-        if not (restored and self.can_go_on()) or (recorder is not None and recorder.begun):
+        if begun or not (restored and self.can_go_on()):
             self.say_why_it_is_raised(error, report)
             return None
         self.warn(failure, report)

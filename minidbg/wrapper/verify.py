@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,7 +35,6 @@ from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
 from minidbg.wrapper.causes import is_out_of_memory
 from minidbg.wrapper.chain import Link, compile_at_run_time
-from minidbg.wrapper.collectives import CollectiveRecorder, Replay, single_rank_graph
 from minidbg.wrapper.process import GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_in
 from minidbg.wrapper.verify_refusals import declared_otherwise, refusal
@@ -43,9 +42,7 @@ from minidbg.wrapper.verify_runs import compared
 
 log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
-GRADIENTS_SHARED = "the gradients of a graph that talks to other ranks: its backward must not run twice"
 RECORDED = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
-ALONE = "what other ranks gave to it was recorded and is an input here; what it gives to them is an output"
 
 
 def calls_compared(verify: Verify | int) -> int | None:
@@ -82,8 +79,6 @@ class Verification:
     """What the compiled function gave on copies; None when none are needed or had."""
     backward_error: Exception | None = None
     notes: list[str] = field(default_factory=list)
-    names: Mapping[str, str] = field(default_factory=dict)
-    """What the comparison's ``output 3`` is, where that is no output of the user's graph."""
 
     @property
     def spec(self) -> RunSpec:
@@ -126,8 +121,6 @@ class Verification:
                 return None
             if (found := runs.difference_of_form()) is not None:
                 return self.mismatch(found, runs)
-            if inside.replay is not None:
-                raise CannotCompare("it draws random numbers and talks to other ranks")
             with by_element_where_it_fails():
                 inside.set_generators()
                 fed = feed_recorded(inside.graph, inside.fresh())
@@ -136,27 +129,7 @@ class Verification:
                         return None
                     return self.with_numbers(fed).compiled_anew()
         found = self.difference(runs)
-        if found is not None and inside.replay is not None:
-            return self.wrong_on_this_rank(inside.replay, found, runs)
         return self.mismatch(found, runs) if found else None
-
-    def wrong_on_this_rank(self, replay: Replay, found: Difference, runs: Comparison) -> Failure:
-        """The failure of a graph that talks to other ranks: what this rank computes alone, where it fails alone."""
-        inside = self.before
-        self.names = replay.names_of_given(len(runs.expected["outputs"]))
-        fed = single_rank_graph(inside.graph, inside.inputs, replay.taken)
-        if fed is not None:
-            with contextlib.suppress(CannotCompare):
-                failure = self.with_numbers(fed).compiled_anew(ALONE)
-                if failure is not None:
-                    return failure
-            own = len(runs.expected["outputs"]) - len(self.names)
-            parts = runs.with_outputs(slice(own)), runs.with_outputs(slice(own, None))
-            if all(part.difference_of_two_runs() is not None for part in parts):
-                raise CannotCompare(
-                    "the backend may have moved arithmetic from one side of a collective to the other"
-                )
-        return self.mismatch(found, runs)
 
     def eager(self) -> tuple[dict[str, Any], bool]:
         """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
@@ -199,14 +172,12 @@ class Verification:
     def with_numbers(self, fed: Derandomized) -> Verification:
         """The same call of a graph that gets its random numbers as inputs."""
         added = fed.inputs[len(self.before.inputs) :]
-        inside = replace(
-            self.before, graph=fed.graph_module, inputs=(*self.before.inputs, *added), replay=None
-        )
+        inside = replace(self.before, graph=fed.graph_module, inputs=(*self.before.inputs, *added))
         return replace(self, before=inside, notes=[])
 
-    def compiled_anew(self, note: str = RECORDED) -> Failure | None:
+    def compiled_anew(self) -> Failure | None:
         """What is wrong with the graph when the backend compiles it here, on copies; its gradients only where the rest is right."""
-        log.debug("compiled_once_more: %s", note)
+        log.debug("compiled_once_more")
         inside, wants = self.before, self.gradients is not None
         expected = inside.eager(backward=wants, may_refuse=True)
         found: Difference | None = None
@@ -219,20 +190,20 @@ class Verification:
         try:
             actual = verify_runs.run_compiled_anew(inside, self.link, backward=wants, goes_on=is_right)
         except Exception as error:
-            why = f"its random numbers or collectives could not be taken out: {reason_of(error)}"
+            why = f"its random numbers could not be taken out: {reason_of(error)}"
             raise CannotCompare(why) from error
         runs = compared(inside, self.spec, actual, expected)
         found = found or self.difference(runs)
-        return self.mismatch(found, runs, (note,)) if found else None
+        return self.mismatch(found, runs, (RECORDED,)) if found else None
 
     # ---- failures
 
     def mismatch(self, found: Difference, runs: Comparison, notes: tuple[str, ...] = ()) -> Failure:
         said = found["message"].replace("; against", "\nagainst")
         said = said.replace(found["where"], self.in_words(found["where"]), 1)
-        # a graph that talks to others cannot be run in parts; and no value of a part tells who writes to an input, or of gradients
+        # no value of a part tells who writes to an input, or of gradients
         forward = Direction(found["signature"]["direction"]) is Direction.FORWARD
-        in_parts = forward and self.before.replay is None and not self.is_spoilt(found["where"])
+        in_parts = forward and not self.is_spoilt(found["where"])
         node = (
             first_wrong.first_differing_node(self.before, self.link, self.spec, found["where"])
             if in_parts
@@ -253,8 +224,8 @@ class Verification:
     def in_words(self, where: str) -> str:
         """``where`` of a difference, with the name that the input has in the repro."""
         index = index_of_input(where)
-        if where in self.names or index is None:
-            return self.names.get(where, where)
+        if index is None:
+            return where
         name = readable(str(self.before.graph.graph.find_nodes(op="placeholder")[index].target))[0]
         named = where.replace(f"input {index}", f"input {index} ({name})", 1)
         spoilt = ", which eager leaves as it is," if self.is_spoilt(where) else AFTER_THE_CALL
@@ -281,7 +252,6 @@ def begin(
     kept: Kept,
     settings: Settings,
     facts: GraphFacts,
-    recorder: CollectiveRecorder | None = None,
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
 
@@ -294,11 +264,8 @@ def begin(
     try:
         with torch_internals.outside_tracing():
             state = verify_runs.before(graph, args, mutated)
-            state = state if recorder is None else replace(state, replay=Replay(recorder))
             verification = Verification(state, link, settings, facts)
-        if state.wants_backward() and recorder is not None:
-            facts.leave_out(GRADIENTS_SHARED)
-        elif state.wants_backward():
+        if state.wants_backward():
             with torch_internals.random_numbers_put_back(args):
                 run_backward(verification, call, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call

@@ -26,11 +26,9 @@ def refusal(
     """Why the call with ``args`` cannot be compared with eager, or None."""
     if capturing_device_graph():
         return "a device graph is being recorded"
+    if name := talks_to_others(graph, args):
+        return f"it talks to other ranks ({name}), and they would not take part twice"
     graphs = [module.graph for module in graph.modules() if isinstance(module, fx.GraphModule)]
-    if len(graphs) > 1 and (name := talks_to_others(graph, args)):
-        return (
-            f"it talks to other ranks ({name}) and holds graphs of its own, in which that cannot be followed"
-        )
     for node in (node for one in graphs for node in one.nodes):
         if node.op.startswith("call") and torch_internals.has_effects(node.target):
             return f"{node.name} has effects outside the graph, so it must not run twice"

@@ -27,7 +27,6 @@ from minidbg.torch_internals.devices import generator_states, set_generator_stat
 from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Settings
 from minidbg.wrapper.chain import Link, compile_at_run_time
-from minidbg.wrapper.collectives import Replay, as_seen_here
 from minidbg.wrapper.rollback import memory_of, tensors_in
 from minidbg.wrapper.verify_refusals import sharing_memory
 
@@ -49,8 +48,6 @@ class Before:
     """The inputs that the graph may write to, or that share memory with one."""
     copied: frozenset[int]
     generators: tuple[tuple[str, Tensor], ...]
-    replay: Replay | None = None
-    """Of a graph that talks to other ranks: gives each run of eager what the others have said."""
     outputs_only: bool = False
     """Whether what runs do to their inputs is not compared."""
 
@@ -69,16 +66,11 @@ class Before:
 
     def left(self, outputs: Any, args: Sequence[Any], gradients: dict[str, Any] | None) -> dict[str, Any]:
         """What the user's own call left behind, as ``run`` gives it."""
-        outputs = outputs if self.replay is None else self.replay.of_backend(outputs)
         return self.seen(left_behind(outputs, self.model, tuple(args), gradients or {}))
 
     def seen(self, left: dict[str, Any]) -> dict[str, Any]:
-        """The part of what a run left behind that is compared: this rank's, and of a part of a graph the outputs."""
-        left = left if self.replay is None else as_seen_here(left)
+        """The part of what a run left behind that is compared: of a part of a graph the outputs."""
         return {**left, "inputs_after": {}, "gradients": {}} if self.outputs_only else left
-
-    def call(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        return function(*inputs) if self.replay is None else self.replay.run(function, inputs)
 
     def put_back(self, args: Sequence[Any]) -> None:
         """Undo what a backend has written to inputs that the graph does not write to."""
@@ -103,11 +95,7 @@ class Before:
         if change is not unchanged:  # its forward is replaced, which a lazy one would not heed
             graph = change(fx.GraphModule(graph, graph.graph))
         inputs = tuple(change(self.fresh()))
-
-        def forward(*args: Any) -> Any:
-            return self.call(graph.forward, args)
-
-        left = left_by_run(forward, graph, inputs, backward=backward, may_refuse=may_refuse)
+        left = left_by_run(graph.forward, graph, inputs, backward=backward, may_refuse=may_refuse)
         return self.seen(left)
 
 

@@ -61,29 +61,10 @@ def test_what_a_rank_captured_is_reduced_by_one_process(
     assert run(tmp_path, repro).returncode == 1
 
 
-def test_a_wrong_result_on_one_rank_is_told_captured_and_reduced_there_alone(tmp_path: Path) -> None:
-    """Large values are in the last rank's shard; what it gives to a collective counts, what others get from it does not."""
-    situations = ("dtensor_gelu", "dtensor_in", "functional_collectives")
-    if not SITUATIONS.keys() >= set(situations):
-        pytest.skip(CLOSURES)
-    done = in_ranks(tmp_path, 2, ",".join(situations), "relu", "wrong")
-    assert done.returncode == 0, done.stderr
-    assert "[0] Stats(graphs=3, verified=3, failed=0," in done.stdout, done.stdout + done.stderr
-    assert "[1] Stats(graphs=3, verified=0, failed=3," in done.stdout
-    assert "what this rank gives to all_gather_into_tensor (collective 1 of 2) differs" in done.stderr
-    captures = list((tmp_path / "minidbg_repros/.minidbg/captures").glob("*.py"))
-    assert len(captures) == 3
-    (capture,) = [path for path in captures if "recorded and is an input here" in path.read_text()]
-    assert "-> 1 nodes" in run(tmp_path, "-m", "minidbg", "reduce", capture).stderr
-    (repro,) = (tmp_path / "minidbg_repros").glob("*.py")
-    assert "Seen on rank 1 of 2." in repro.read_text()
-    assert "distributed" not in repro.read_text()
-    assert run(tmp_path, repro).returncode == 1
-
-
-def test_healthy_graphs_are_verified_whatever_the_ranks_exchange(tmp_path: Path) -> None:
+def test_healthy_graphs_run_whatever_the_ranks_exchange(tmp_path: Path) -> None:
     done = in_ranks(tmp_path, 2, ",".join(SITUATIONS), "aot_eager", "healthy")
-    assert done.stdout.count("failed=0, not_run=0, not_verified={}") == 2, done.stdout + done.stderr
+    assert done.stdout.count("failed=0, not_run=0, not_verified={") == 2, done.stdout + done.stderr
+    assert "it talks to other ranks" in done.stdout
 
 
 def test_a_rank_that_dies_leaves_its_record_and_the_one_that_waits_none(tmp_path: Path) -> None:
