@@ -203,14 +203,8 @@ def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
 
 
 @click.command("bisect")
-@click.argument("revisions", nargs=-1, metavar="[GOOD BAD]")
+@click.argument("revisions", nargs=2, metavar="GOOD BAD")
 @click.argument("repro", type=REPRO)
-@click.option("--torch", "versions", metavar="V,V,...", help="Search these versions of torch, not commits.")
-@click.option(
-    "--environments",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="With --torch: keep what is installed here, for the next search; FOLDER/torch-2.13.0 is used if it is there.",
-)
 @click.option(
     "--repository",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -224,29 +218,12 @@ def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
 @OPTIONS
 @click.option("--seconds", default=300.0, show_default=True, help="Time limit of a build, and of a run.")
 @JSON
-def bisect(
-    revisions: tuple[str, ...],
-    repro: Path,
-    as_json: bool,
-    versions: str | None,
-    environments: Path | None,
-    **options: Any,
-) -> None:
-    """Find the commit, or the torch, that broke or fixed REPRO.
+def bisect(revisions: tuple[str, str], repro: Path, as_json: bool, **options: Any) -> None:
+    """Find the commit that broke or fixed REPRO.
 
     GOOD and BAD are revisions of the backend: in GOOD the failure is gone, in BAD it is there; either may be the
     older one. The search runs in a worktree of its own: your checkout is not touched.
     """
-    if versions is not None:
-        if revisions:
-            raise click.UsageError("--torch takes the place of GOOD and BAD: give one or the other")
-        from minidbg.repro.running import search_torch
-
-        between = search_torch(repro, versions, folder=environments, seconds=options["seconds"], tell=tell)
-        show([asdict(between)], between.line, as_json=as_json)
-        return
-    if len(revisions) != 2:
-        raise click.UsageError("give GOOD, BAD and the repro; or --torch with versions, and the repro")
     from minidbg.watch.bisecting import Bisection
 
     settings = load({})

@@ -73,7 +73,6 @@ USUAL_THREADS = Part(
     "as in a shell of somebody who never set them: a repro that needs a number of threads sets it itself",
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
 )
-OTHER_PYTHON = Part("it says where this interpreter's library lies, not that of another", ("PYTHONHOME",))
 NO_BYTECODE = Part(
     "commits follow each other within a second, and the bytecode of the one before must not run",
     put_in={"PYTHONDONTWRITEBYTECODE": "1"},

@@ -27,7 +27,6 @@ def run_python(
     seconds: float,
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str | None] | None = None,
-    python: str = sys.executable,
     memory_bytes: int | None = None,
     begins_at: str = "",
 ) -> ChildResult:
@@ -40,7 +39,7 @@ def run_python(
     """
     arguments = [os.fspath(part) for part in argv]
     arguments = arguments[1:] if arguments[:1] == [sys.executable] else arguments
-    with Program(arguments, cwd=cwd, env=env, stdin=subprocess.DEVNULL, python=python) as program:
+    with Program(arguments, cwd=cwd, env=env, stdin=subprocess.DEVNULL) as program:
         if begins_at:
             program.wait_for(begins_at, memory_bytes)
         return program.result_within(seconds, memory_bytes)
@@ -56,14 +55,13 @@ class Program:
         stdin: int,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str | None] | None = None,
-        python: str = sys.executable,
     ) -> None:
         self.began = time.monotonic()
         with contextlib.ExitStack() as stack:
             self.out, self.err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             with no_core_files():
                 self.process = subprocess.Popen(
-                    [python, "-X", "faulthandler", *arguments],
+                    [sys.executable, "-X", "faulthandler", *arguments],
                     stdin=stdin, stdout=self.out, stderr=self.err, cwd=cwd, start_new_session=True,
                     env=environment.for_judge(given=env),
                 )  # fmt: skip

@@ -47,7 +47,6 @@ def test_words_workers_and_commands_that_only_read_need_no_torch(tmp_path: Path)
 
 
 def test_the_judge_needs_torch_and_none_of_our_other_requirements(tmp_path: Path) -> None:
-    """``minidbg bisect --torch`` runs it where they are missing."""
     others = (
         "click",
         "rich",
