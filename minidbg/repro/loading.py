@@ -32,7 +32,7 @@ from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import open_regular
 from minidbg.words.records import damage_in_words
 from minidbg.words.run_spec import DAMAGE, BackendRef, CallPath
-from minidbg.words.script_header import DIVIDER, backend_in
+from minidbg.words.script_header import backend_in
 
 _numbers = itertools.count(1)
 
@@ -254,7 +254,7 @@ def read_parts(text: str, header: Header) -> Parts:
     after_loader = loader.end_lineno if loader and start < loader.lineno < end else start
     others = [
         node
-        for node in _above_judge(text, nodes)
+        for node in _not_ours(nodes)
         if not (start and start < node.lineno < end) and not mark < node.lineno < _first_line(model)
     ]
     return Parts(
@@ -285,10 +285,8 @@ def _first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(one.lineno for one in decorators)])
 
 
-def _above_judge(text: str, nodes: list[ast.stmt]) -> list[ast.stmt]:
-    """Top-level statements that are none of our own parts; above the whole judge, in a long script of an earlier version."""
-    lines = text.split("\n")
-    end = lines.index(DIVIDER) + 1 if DIVIDER in lines else len(lines)
+def _not_ours(nodes: list[ast.stmt]) -> list[ast.stmt]:
+    """Top-level statements that are none of our own parts."""
 
     def is_ours(node: ast.stmt) -> bool:
         match node:
@@ -300,7 +298,7 @@ def _above_judge(text: str, nodes: list[ast.stmt]) -> list[ast.stmt]:
                 return ast.unparse(node.target) == "sys.path"
         return getattr(node, "name", None) in OWN_NAMES
 
-    return [node for node in nodes if node.lineno <= end and not is_ours(node)]
+    return [node for node in nodes if not is_ours(node)]
 
 
 def backend_of(parts: Parts, header: Header) -> BackendRef:

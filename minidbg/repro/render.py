@@ -41,20 +41,8 @@ from minidbg.words.script_header import ABOVE, message_in
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 from minidbg.words.templates import fill
 
-SCRIPT_IMPORTS = (
-    "from __future__ import annotations",
-    "import getopt, os, re, sys, traceback",
-    "import getopt, os, re, subprocess, sys, traceback",
-    "import os, re, sys, traceback",
-    "import os, re, subprocess, sys, traceback",
-    "import itertools, os, sys, traceback",
-    "import pathlib, sys",
-    "import sys",
-    "import getopt, itertools, os, pathlib, re, sys, traceback",
-    "from getopt import getopt",
-    "import torch",
-)
-"""Imports that a script has for itself, or had until minidbg wrote it otherwise."""
+SCRIPT_IMPORTS = ("from __future__ import annotations", "import pathlib, sys", "import torch")
+"""Imports that a script has for itself."""
 OF_ITS_JUDGE = ("getopt", "itertools", "os", "re", "sys", "traceback")
 """Modules that a script imports below the failure, where it judges itself."""
 NO_CACHES = 'TORCHINDUCTOR_FX_GRAPH_CACHE="0", TORCHINDUCTOR_AUTOGRAD_CACHE="0"'

@@ -13,11 +13,6 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
-DIVIDER = (
-    "# ---- Below is nothing about the failure: what tools read, and how this script judges itself. ----"
-)
-"""The line of a script that people need not read beyond."""
-
 BLOCK = re.compile(
     r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
 )  # the regular expression of PEP 723

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minidbg.words.foreign import attribute_of, chain_of
-from minidbg.words.script_header import DIVIDER
+from minidbg.words.script_header import START
 
 ATTRIBUTE = "minidbg_report"
 
@@ -45,7 +45,7 @@ class Report:
             text = path.read_text(encoding="utf-8") if path else ""
         except OSError:
             return ""
-        return text.split(DIVIDER)[0].rstrip()
+        return START.split(text)[0].rstrip()
 
 
 def report_of(error: BaseException | None) -> Report | None:

@@ -17,7 +17,6 @@ from minidbg.repro.header import header_of, without_half_pairs
 from minidbg.repro.wording import shown_lines
 from minidbg.words.outcome import Kind, Signature
 from minidbg.words.run_spec import BackendRef, Context, Provenance, RunSpec
-from minidbg.words.script_header import DIVIDER
 
 HOSTILE = [
     '"""\nimport os; os._exit(9)\n"""',
@@ -31,7 +30,6 @@ HOSTILE = [
     "\u202e\u2066",
     "{{ 7 * 7 }}{% for x in y %}",
     "\ud800\udfff\x00",
-    DIVIDER,
     "# coding: utf-7",
     "x" * 5000,
     "# /// script\n# x = 1\n# ///",

@@ -7,11 +7,8 @@ from pathlib import Path
 
 from minidbg.history import NAME, History, Observation, State
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.script_header import DIVIDER
 
 HEADER = """
-@DIVIDER@
-
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0"]
@@ -42,7 +39,7 @@ HEADER = """
 # ///
 
 raise SystemExit("nothing may run this script")
-""".replace("@DIVIDER@", DIVIDER)
+"""
 
 BACKEND = """
 def no_relu(gm, example_inputs):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from minidbg.words.foreign import chain_of, is_of_a_signal_handler
-from minidbg.words.script_header import DIVIDER
 from minidbg.wrapper.causes import is_missing_compiler, is_out_of_memory
 from minidbg.wrapper.reports import Report, add_line, own_report, report_of, set_report
 
@@ -81,7 +80,7 @@ def test_the_line_is_a_note_that_is_added_once() -> None:
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "r.py"
-    path.write_text(f"import torch\n\n{DIVIDER}\nrest\n")
+    path.write_text("import torch\n\n# /// script\n# x = 1\n# ///\n")
     return path
 
 
