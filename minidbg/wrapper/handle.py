@@ -219,7 +219,7 @@ def not_in_a_script(case: Case) -> str:
     lost = [f"{name} was set" for name in config_without_literal()]
     for node, value in zip(case.graph_module.graph.find_nodes(op="placeholder"), case.inputs, strict=False):
         name = readable(str(node.target))[0]
-        if isinstance(value, torch.Tensor) and value._base is not None:
+        if isinstance(value, torch.Tensor) and type(value._base) is type(value):
             lost.append(f"{name} was a view with a base of its own ({name}._base)")
         if getattr(getattr(value, "__torch_function__", None), "__func__", own.__func__) is not own.__func__:
             lost.append(f"{name} was a {type(value).__qualname__}, which has a __torch_function__")

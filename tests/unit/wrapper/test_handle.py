@@ -345,3 +345,29 @@ def test_a_reduction_without_a_verified_repro_names_the_capture_instead(
     assert (report.path, report.capture) == (path, capture)
     assert report.line.startswith(written.line)
     assert (str(capture) in report.line) is (path is None)
+
+
+class WithFunction(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *args: Any, **more: Any) -> Any:
+        return super().__torch_function__(*args, **more)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (ONES, ""),
+        (torch.nn.Parameter(torch.ones(3)), ""),
+        (torch.ones(4)[1:], "in the program x was a view with a base of its own (x._base); "),
+        (
+            torch.ones(3).as_subclass(WithFunction),
+            "in the program x was a WithFunction, which has a __torch_function__; ",
+        ),
+    ],
+)
+def test_an_end_without_a_script_says_what_of_an_input_was_lost(value: torch.Tensor, says: str) -> None:
+    graph_module, _ = capture_by_dynamo(torch.relu, (ONES,))
+    (node,) = graph_module.graph.find_nodes(op="placeholder")
+    node.target = "x"
+    case = Case(graph_module, (value,), RunSpec(BackendRef("b", "b"), signature=Signature(Kind.COMPILE)))
+    assert handle.not_in_a_script(case) == says
