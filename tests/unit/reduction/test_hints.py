@@ -21,11 +21,10 @@ def sine() -> Case:
     )
 
 
-def test_a_wrong_result_hints_at_the_node_that_differs_and_at_no_word_of_the_comparison() -> None:
+def test_a_wrong_result_hints_at_no_word_of_the_comparison() -> None:
     case = sine().with_spec(signature=Signature(Kind.ACCURACY, message="input: float"))
-    for more, expected in (("", ()), ("\nfirst differing node: add_2\nas float16 would", ("add_2",))):
-        message = f"b gives wrong results: input 3 after the call differs{more}"
-        assert hints_from_error(replace(case, provenance=Provenance(message=message))) == expected
+    message = "b gives wrong results: input 3 after the call differs"
+    assert hints_from_error(replace(case, provenance=Provenance(message=message))) == ()
     refused = Signature(Kind.COMPILE, message="no relu")
     assert hints_from_error(
         replace(case.with_spec(signature=refused), provenance=Provenance(message="lowering"))
