@@ -5,9 +5,11 @@ In CI hypothesis tries the same examples each time: what it finds anew belongs t
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return file if file in files else nodeid
 
     return OneWorkerForAFixture(config, log)
+
+
+@pytest.fixture(autouse=True)
+def _logger_as_it_was() -> Iterator[None]:
+    """A command that runs in this process takes the logger for its own stderr; the next test looks at its messages."""
+    yield
+    logger = logging.getLogger("minidbg")
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+    logger.handlers = [one for one in logger.handlers if not getattr(one, "of_the_command_line", False)]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,14 @@ JUDGED = ("accuracy_own_remainder_inf", "compile_own_prod_bool")
 """Two that are judged also where only quick tests run."""
 
 
+@pytest.fixture(autouse=True)
+def _cases_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of a case is found by its module's name."""
+    monkeypatch.syspath_prepend(str(CASES[0].parent))
+
+
 def case_in(path: Path) -> Case:
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module = importlib.import_module(path.stem)
     with torch.no_grad():
         function, args = module.make()
         return case_of_program(function, args, module.BACKEND, getattr(module, "DYNAMIC", None))

@@ -181,6 +181,11 @@ def returns_gm_forward(graph_module: fx.GraphModule, example_inputs: Sequence[An
     return graph_module.forward
 
 
+def runs_the_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Healthy: does not hand the graph back, which would be no answer."""
+    return fx.Interpreter(graph_module).run
+
+
 def raises_without_a_message_on_relu(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> CompiledFn:

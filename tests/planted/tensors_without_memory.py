@@ -100,7 +100,6 @@ def compared(value: torch.Tensor) -> None:
     assert value._is_zerotensor() is False or compare.mismatch(run, run) is None
     for one, two in ((run, run), (run, other), (other, run)):
         compare.mismatch(one, two, Ensemble({tag: [run] for tag in Tag}))
-        compare.layout_difference(one, two)
 
 
 def in_modes(value: torch.Tensor) -> None:

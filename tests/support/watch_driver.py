@@ -27,11 +27,11 @@ class WatchProcess:
     ) -> None:
         self.events: list[Event] = []
         self.changed = threading.Condition()
-        self.stderr = (folder / "daemon-stderr.txt").open("ab")
-        self.process = subprocess.Popen(
-            [*prefix, *COMMAND, "--json", *arguments],
-            cwd=folder, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=self.stderr, text=True,
-        )  # fmt: skip
+        with (folder / "daemon-stderr.txt").open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [*prefix, *COMMAND, "--json", *arguments],
+                cwd=folder, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=stderr, text=True,
+            )  # fmt: skip
         self.reader = threading.Thread(target=self.read)
         self.reader.start()
 
@@ -111,7 +111,6 @@ class WatchProcess:
             self.process.kill()
             self.process.wait()
         self.reader.join(20)
-        self.stderr.close()
 
 
 @contextmanager

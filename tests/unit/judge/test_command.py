@@ -97,7 +97,8 @@ def run_here(path: Path, *arguments: str) -> int:
             1,
             "reproduces: the code that raises_in_run_on_relu made fails: RuntimeError",
         ),
-        ("returns_gm_forward", 0, "gone: "),
+        ("runs_the_graph", 0, "gone: "),
+        ("returns_gm_forward", 125, "skipped: handed back: eager ran it"),
         (
             "ends_the_program_on_relu",
             1,
@@ -169,7 +170,7 @@ def test_a_script_that_lacks_its_backend_says_what_and_is_judged_with_what_an_ex
     assert run_here(path) == 125
     assert capfd.readouterr().out == "skipped: its backend() is to be filled in: a closure of train.py:4\n"
     assert run_here(path, "--backend", "train:make('raises_on_relu')") == 1
-    assert run_here(path, "--backend", "train:make(name='returns_gm_forward')") == 0
+    assert run_here(path, "--backend", "train:make(name='runs_the_graph')") == 0
     assert run_here(path, "--backend", "train:make('nothing_of_that_name')") == 125
     assert run_here(path, "--backend", "train:make(") == 125
 
@@ -207,7 +208,7 @@ def test_usage_errors_exit_with_125(write_script: WriteScript, argument: str) ->
 
 
 def test_as_a_pytest_module_it_passes_when_gone(write_script: WriteScript) -> None:
-    command.check_with_pytest(str(write_script("returns_gm_forward")))
+    command.check_with_pytest(str(write_script("runs_the_graph")))
     for backend, error in (("raises_on_relu", pytest.fail.Exception), ("acme", pytest.skip.Exception)):
         # both are expected: the other one would end this test in its own way, and be no failure
         with pytest.raises((pytest.fail.Exception, pytest.skip.Exception)) as raised:
@@ -219,7 +220,7 @@ def test_wrong_values_reproduce_in_a_script(write_script: WriteScript, capfd: An
     assert run_here(write_script("adds_one_to_relu", kind="accuracy")) == 1
     said = capfd.readouterr().out
     assert said.startswith("reproduces: the code that adds_one_to_relu made gives wrong results")
-    assert run_here(write_script("returns_gm_forward", kind="accuracy")) == 0
+    assert run_here(write_script("runs_the_graph", kind="accuracy")) == 0
 
 
 BFLOAT16 = "def backend():\n    import wrong_results\n    return wrong_results.computes_in_bfloat16\n"
@@ -288,7 +289,7 @@ def run_there(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         ("exits_with_zero_on_relu", "crash", 1, "exit status 0"),
         ("is_killed_on_relu", "crash", 1, "SIGKILL"),
         ("raises_on_relu", "crash", 3, "changed: "),
-        ("returns_gm_forward", "crash", 0, "gone: "),
+        ("runs_the_graph", "crash", 0, "gone: "),
         ("hangs_on_relu", "hang", 1, "reproduces: hangs_on_relu does not come back"),
         ("segfaults_in_run_on_relu", "hang", 3, "crashed: "),
         ("leaves_processes_on_relu", "hang", 1, "reproduces: "),

@@ -40,7 +40,7 @@ NAMED = {
     Tag.FLOAT64: "eager in float64",
     Tag.UNDEFINED: "eager with other answers",
     Tag.ROUNDING: "eager with other rounding",
-    Tag.LOWER: "eager in a lower precision",
+    Tag.LOWER: "eager with last bits rounded at random",
 }
 
 

@@ -139,7 +139,6 @@ WRONG = {
     "integer": (twice, torch.arange(6), RESULTS, "v + 1", "v", "output: integer"),
     "dtype": (twice, torch.randn(4), RESULTS, "v.double()", "v", "output: dtype float64 for float32"),
     "shape": (twice, torch.randn(4), RESULTS, "v[None]", "v", "output: shape"),
-    "stride": (twice, torch.randn(4, 8), RESULTS, "v.t().contiguous().t()", "v", "output: stride"),
     "aliasing": (lambda x: x.view(-1), torch.randn(4, 8), RESULTS, "v.clone()", "v", "output: aliasing"),
     "input": (in_place, torch.randn(4), MUTATES, "a[0].add_(1)", "pass", "input: float"),
     "gradient": (torch.sin, torch.randn(4, requires_grad=True), GRADIENTS, "v * 2", "v", "gradient: float"),
