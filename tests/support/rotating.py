@@ -25,6 +25,11 @@ def is_asked_now(number: int, of: int) -> bool:
     return (number - commits()) % of == 0
 
 
+def asked_now(number: int, of: int = 3) -> list[pytest.MarkDecorator]:
+    """The marks of a row whose others it already has."""
+    return [] if is_asked_now(number, of) else [pytest.mark.exhaustive]
+
+
 def rotating(rows: Iterable[Any], of: int = 3) -> list[Any]:
     """The rows; those that are not asked now are marked exhaustive."""
     return [
