@@ -13,7 +13,11 @@ QUICK = [sitting for sitting in SITTINGS if sitting.startswith("quick")]
 
 
 def ask(sitting: str) -> None:
-    differences = running.failing(row for row in ROWS if row.sitting == sitting)
+    rows = [row for row in ROWS if row.sitting == sitting]
+    left_out = running.not_asked(rows)
+    if sum(map(len, left_out.values())) == len(rows):
+        pytest.skip("no row can be asked here: " + "; ".join(left_out))
+    differences = running.failing(rows)
     assert not differences, "\n".join(["", *differences])
 
 
