@@ -176,13 +176,24 @@ AT_MOST = {"questions": 2, "lines": 3}
 """Figures that may be smaller, or larger by so many: a question is asked beside a slow one, a version of torch wraps a line."""
 
 
+SCRIPT = re.compile(r"(?ms)^---- script\n(.*?)(?=^---- |\Z)")
+
+
 def comparable(text: str) -> str:
-    """Without the figures that are compared by their size; a sentence that the version of torch wraps is one line, and of a script its
-    docstring counts."""
+    """Without the figures that are compared by their size, and with a sentence in one line that the version of torch wraps."""
     for name in AT_MOST:
         text = re.sub(rf"(?m)^{name} = \d+\n", "", text)
-    text = text.replace(", torch\n#.#.#", ", torch #.#.#")
-    return re.sub(r'(?ms)^(---- script\n""".*?"""\n).*?(?=^---- |\Z)', r"\1", text)
+    return text.replace(", torch\n#.#.#", ", torch #.#.#")
+
+
+def as_far_as_both(*texts: str) -> list[str]:
+    """Where a sentence of one script was wrapped, its first lines reach less far."""
+    scripts = [found[1].splitlines(keepends=True) if (found := SCRIPT.search(one)) else [] for one in texts]
+    both = min(map(len, scripts))
+    return [
+        SCRIPT.sub(lambda found: "---- script\n" + "".join(found[1].splitlines(keepends=True)[:both]), one)
+        for one in texts
+    ]
 
 
 def difference(row: Row, text: str) -> str:
@@ -192,7 +203,7 @@ def difference(row: Row, text: str) -> str:
         row.answers.write_text(text)
         return ""
     expected = row.answers.read_text()
-    lines = [comparable(one).splitlines() for one in (expected, text)]
+    lines = [one.splitlines() for one in as_far_as_both(comparable(expected), comparable(text))]
     changes = list(difflib.unified_diff(*lines, "written down", "now", lineterm="", n=2))[2:]
     for name, more in AT_MOST.items():
         most, now = (int((re.findall(rf"(?m)^{name} = (\d+)$", one) or ["0"])[0]) for one in (expected, text))
