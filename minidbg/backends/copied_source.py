@@ -52,40 +52,32 @@ class NotSelfContained(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CopiedStatement:
-    """One copied statement. ``order`` sorts it: imports first, then as in the source."""
-
     order: tuple[int, int, int]
     text: str
 
     @property
     def binds(self) -> frozenset[str]:
-        """Names that exist after it ran."""
         return _names(self.text)[0]
 
     @property
     def needs(self) -> frozenset[str]:
-        """Global names that it looks up, at once or later."""
         return _names(self.text)[1]
 
     @property
     def needs_now(self) -> frozenset[str]:
-        """Those that it looks up while it runs."""
         return _names(self.text)[2]
 
     @property
     def imported(self) -> frozenset[str]:
-        """Modules that its import statements name, at any depth."""
         return frozenset(name for found in read_statements(self.text, "<copy>") for name in found.imported)
 
     @property
     def is_import(self) -> bool:
-        """Whether it is an import statement and nothing else."""
         return self.order[0] == 0
 
 
 @lru_cache(maxsize=512)
 def _names(text: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Names that a text binds, that it needs, and of these the ones that it needs at once."""
     found = read_statements(text, "<copy>")
     binds = frozenset(name for part in found for name in part.binds)
     now = frozenset(name for part in found for name in part.needs_now)
@@ -93,7 +85,6 @@ def _names(text: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
 
 
 def literal_in_source(node: ast.expr | None) -> Any:
-    """The value of a literal expression, or NO_LITERAL."""
     try:
         return ast.literal_eval(node) if node is not None else NO_LITERAL
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -117,7 +108,6 @@ def is_heavy(value: object) -> bool:
 
 
 def is_assignment(node: ast.stmt) -> bool:
-    """Whether a statement gives one value to plain names."""
     if isinstance(node, ast.AnnAssign):
         return isinstance(node.target, ast.Name) and node.value is not None
     return isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets)
@@ -142,7 +132,6 @@ def single_imports(text: str) -> Iterator[tuple[str, str]]:
 
 
 def bound_by(alias: ast.alias) -> str:
-    """The name that an import gives to the script."""
     return alias.asname or alias.name.partition(".")[0]
 
 
@@ -175,12 +164,10 @@ class Copy:
 
     @property
     def namespace(self) -> Mapping[str, Any]:
-        """What the module's names stand for now."""
         return vars(sys.modules[self.module])
 
     @property
     def title(self) -> str:
-        """A comment that says where it was copied from."""
         file = getattr(sys.modules[self.module], "__file__", None)
         return f"# Copied from {os.path.basename(file)}." if file else "# Copied from an interactive session."
 
@@ -190,7 +177,6 @@ class Copy:
         return any(name in found.binds and not isinstance(found.node, lenders) for found in self.statements)
 
     def add_name(self, name: str) -> None:
-        """Copy what the global ``name`` stands for."""
         self._add(self._for_name(name))
 
     def add_function(self, function: types.FunctionType) -> None:
@@ -255,7 +241,6 @@ class Copy:
         return self._imports(name, binders) or [self._defined(name, value, binders)]
 
     def _imports(self, name: str, binders: list[Statement]) -> list[CopiedStatement]:
-        """The import statements of a name that nothing else binds."""
         if not all(isinstance(found.node, ast.Import | ast.ImportFrom) for found in binders):
             return []
         lines = (line for found in binders for bound, line in single_imports(found.text) if bound == name)

@@ -53,7 +53,6 @@ def given_reference(
 
 
 def _parsed(reference: str, module: str, rest: str) -> tuple[str, str]:
-    """The dotted path and the call, ``""`` or ``"(level=2)"``, of the part after the colon."""
     try:
         tree = ast.parse(rest.strip(), mode="eval").body
         call = ""
@@ -72,7 +71,6 @@ def _parsed(reference: str, module: str, rest: str) -> tuple[str, str]:
 
 
 def _looked_up(reference: str, module: str, path: str, statements: Sequence[str]) -> Any:
-    """What ``module:path`` is here; None when only the user's setup makes it importable."""
     try:
         return pkgutil.resolve_name(f"{module}:{path}")
     except (ImportError, AttributeError) as error:
@@ -82,7 +80,6 @@ def _looked_up(reference: str, module: str, path: str, statements: Sequence[str]
 
 
 def _is_factory(found: Any) -> bool:
-    """Whether ``found`` can be called with nothing but not with a graph and its inputs."""
     try:
         signature = inspect.signature(found)
         signature.bind()
@@ -128,7 +125,6 @@ def find(
 def _expression(
     backend: str | CompilerFn, statements: Sequence[str], reference: str | None, builder: RefBuilder
 ) -> tuple[str, str]:
-    """A name for people and the expression."""
     if reference is not None:
         return given_reference(reference, backend, statements, builder)
     if isinstance(backend, str):
@@ -149,7 +145,6 @@ def is_nameless(backend: object) -> bool:
 
 
 def innermost(backend: Any) -> Any:
-    """What partials are of."""
     # by its kind: a mock has every attribute, and ``func`` of that has too
     while isinstance(backend, functools.partial):
         backend = backend.func
@@ -206,7 +201,6 @@ def _by_itself(
 
 
 def _look_up(name: str, statements: Sequence[str]) -> CompilerFn:
-    """The function behind ``name``; the user's setup is run when nobody has registered it yet."""
     if name not in torch_internals.known_backends():
         for statement in statements:  # it registers the name that was asked for
             code = compile(statement, "<setup>", "exec", dont_inherit=True)
@@ -224,7 +218,6 @@ def _is_loaded_from(module: str, compiler_fn: object, attribute: str) -> bool:
 
 
 def unreachable(backend: object, error: NotReferable, what: str) -> NothingLeadsThere:
-    """The refusal: what cannot be found again, why, and the exact words that would help."""
     return NothingLeadsThere(
         f"{what} cannot be found again by a fresh process: {error}. "
         f"Give it a global name in a module that can be imported, or say how to get it: "
@@ -233,7 +226,6 @@ def unreachable(backend: object, error: NotReferable, what: str) -> NothingLeads
 
 
 def suggested(backend: Any) -> str:
-    """A reference string as the user might write it, from what is known about the backend."""
     inner = innermost(backend)
     module = getattr(inner, "__module__", None) or type(inner).__module__
     path = getattr(inner, "__qualname__", None)

@@ -25,7 +25,6 @@ class Location:
 
     @property
     def first(self) -> str:
-        """The name that has to be imported from ``module``."""
         return self.path.partition(".")[0].partition("[")[0]
 
 
@@ -219,7 +218,6 @@ def _registers(node: ast.AST, name: str) -> bool:
 
 
 def _texts(node: ast.expr) -> list[str]:
-    """The strings that a call is given; tags in a tuple are not among them."""
     values = [*node.args, *(part.value for part in node.keywords)] if isinstance(node, ast.Call) else []
     return [
         value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)
@@ -227,7 +225,6 @@ def _texts(node: ast.expr) -> list[str]:
 
 
 def is_registration(node: ast.expr) -> bool:
-    """Whether an expression is ``register_backend``, one of its variants, or a call of it."""
     last = last_name(node.func if isinstance(node, ast.Call) else node)
     return last.startswith("register_") and last.endswith("backend")
 

@@ -61,7 +61,6 @@ def _main_once(module: str) -> str:
 
 
 def _modules_by_file() -> dict[str, str]:
-    """Source file to module name; of a script that is also imported, the importable name."""
     files: dict[str, str] = {}
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None) if type(module) is type(sys) else None
@@ -84,7 +83,6 @@ def mentions(text: str, name: str) -> bool:
 
 
 def statements_of_operator(name: str) -> tuple[Statement, ...]:
-    """The top-level statements of the script that define ``ns::name`` or add to it, in order."""
     plain = name.partition(".")[0]
     statements = statements_of("__main__")
     direct = [found for found in statements if _says(found.node, plain)]
@@ -257,7 +255,6 @@ def _with_part(
 
 
 def _operator(name: str, builder: RefBuilder) -> None:
-    """Import what defines an operator; one of a script is left to ``_operators_of_script``."""
     modules = modules_of_operator(name)
     for module in modules:
         if finds_again(module):
@@ -296,7 +293,6 @@ def _native(name: str, builder: RefBuilder) -> None:
 
 
 def _function(function: types.FunctionType, builder: RefBuilder) -> None:
-    """Make ``function`` a global of the script under its own name, or importable."""
     location = location_of(function)
     expression = expression_for(function, builder)
     if location is not None and finds_again(location.module):

@@ -99,7 +99,6 @@ def described(backend: Any) -> str:
 
 
 def where_defined(kind: type) -> str:
-    """``train.py:12``; the module alone where nobody knows the file."""
     try:
         file = inspect.getsourcefile(kind) or inspect.getfile(kind)
         return f"{os.path.basename(file)}:{inspect.findsource(kind)[1] + 1}"
@@ -129,13 +128,10 @@ class TooLarge(Exception):
 
 
 class Limited:
-    """A binary file that takes no more than so many bytes."""
-
     def __init__(self, file: BinaryIO, limit_bytes: int) -> None:
         self.file, self.left, self.limit_bytes = file, limit_bytes, limit_bytes
 
     def write(self, data: Any) -> int:
-        """Raises TooLarge."""
         self.left -= memoryview(data).nbytes
         if self.left < 0:
             raise TooLarge(f"it takes more than {self.limit_bytes:,} bytes")

@@ -87,7 +87,6 @@ def _runs_at_once(copy: Copy, foreign: set[str]) -> bool:
 
 
 def _check_names(copy: Copy) -> None:
-    """Every name that the copy looks up is bound in it, comes with Python, or was missing before."""
     bound = {name for piece in copy.pieces.values() for name in piece.binds}
     needed = {name for piece in copy.pieces.values() for name in piece.needs}
     if absent := needed - bound - copy.missing - {*dir(builtins), "__name__"}:
@@ -128,7 +127,6 @@ class RefBuilder:
             raise
 
     def name_for(self, module: str, name: str) -> str:
-        """A name in the script for ``name`` of ``module``: the same each time, no other object's."""
         wanted, number = name, 1
         while self._names.setdefault(wanted, (module, name)) != (module, name):
             number += 1
@@ -136,7 +134,6 @@ class RefBuilder:
         return wanted
 
     def import_from(self, module: str, name: str) -> str:
-        """``from module import name``; what it is called in the script."""
         known = self.name_for(module, name)
         renamed = f" as {known}" if known != name else ""
         self.setup[f"from {module} import {name}{renamed}"] = None
@@ -144,14 +141,12 @@ class RefBuilder:
         return known
 
     def import_module(self, module: str, why: str = "") -> None:
-        """``import module  # why``, unless that module is imported already."""
         plain = f"import {module}"
         if not any(line == plain or line.startswith(plain + " ") for line in self.setup):
             self.setup[f"{plain}  # {why}" if why else plain] = None
         self.uses(module)
 
     def copy_of(self, module: str, file: str | None = None) -> Copy:
-        """The source that is being copied out of a module which no import finds."""
         return self.copies.setdefault(module, Copy(module, file))
 
     def load_file(self, path: str, why: str, *, name: str = "", package: str = "") -> str:
@@ -176,7 +171,6 @@ class RefBuilder:
             self.requires(module)
 
     def requires(self, module: str) -> None:
-        """Note what a fresh process needs in order to import ``module``."""
         found = installed(module)
         if found.requirement:
             self.requirements[found.requirement] = None
@@ -187,7 +181,6 @@ class RefBuilder:
     def reference(
         self, name: str, expression: str, options: Mapping[str, Any], mode: str | None
     ) -> BackendRef:
-        """All of it as one value. Raises NotSelfContained when copied source would miss a name."""
         embedded = self._place_copies()
         return BackendRef(
             name=name,
@@ -290,7 +283,6 @@ def _by_file(location: Location, why: str, builder: RefBuilder, name: str = "") 
 
 
 def guarded_names(module: str) -> frozenset[str]:
-    """Names that only the ``__main__`` block of a module binds."""
     statements = statements_of(module)
     free = {name for found in statements if not found.guarded for name in found.binds}
     return frozenset(name for found in statements if found.guarded for name in found.binds) - free
@@ -315,7 +307,6 @@ def expression_for(value: Any, builder: RefBuilder) -> str:
 
 
 def _rebuilt(value: Any, builder: RefBuilder) -> str:
-    """A bound method, a partial or an ``aot_autograd(...)`` out of its parts."""
     if isinstance(value, types.MethodType):
         return f"{expression_for(value.__self__, builder)}.{value.__func__.__name__}"
     if isinstance(value, functools.partial):
@@ -375,7 +366,6 @@ def _argument(value: object, part: str, builder: RefBuilder) -> str:
 
 
 def _why_not(value: Any) -> str:
-    """The reason in a clause, with what a person recognises it by."""
     code = getattr(value, "__code__", None)
     if isinstance(value, types.FunctionType) and code is not None:
         where = f"of {value.__module__}, line {code.co_firstlineno}"

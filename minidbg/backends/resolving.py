@@ -187,7 +187,6 @@ def _statements(ref: BackendRef) -> tuple[list[str], list[str]]:
 
 
 def _as_written(expression: str) -> str:
-    """A name in double quotes, as the rest of the script has them; other expressions as they are."""
     if expression.startswith("'") and expression.endswith("'") and not set(expression[1:-1]) & set("'\"\\"):
         return f'"{expression[1:-1]}"'
     return expression
@@ -220,12 +219,10 @@ def avoid_names(ref: BackendRef, taken: Collection[str], imports: Iterable[str] 
 
 
 def _is_block(text: str) -> bool:
-    """Whether a setup statement is copied source."""
     return "\n" in text
 
 
 def _shared(blocks: Iterable[str], imports: Iterable[str]) -> set[str]:
-    """Names that the blocks bind only by import statements that the script has too."""
     theirs = set(single_imports("\n".join(imports)))
     ours: dict[str, set[str]] = {}
     for found in (found for text in blocks for found in read_statements(text, "<copy>")):
@@ -249,8 +246,6 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
 
 
 class _Edits:
-    """Changes a syntax tree, and notes in ``found`` what that means for its text: line, columns, new text."""
-
     def __init__(self, names: Mapping[str, str]) -> None:
         self.names = names
         self.found: list[tuple[int, int, int, str]] = []
@@ -313,7 +308,6 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, *_COMPREHENSION
 
 
 def _locals(function: ast.AST) -> frozenset[str]:
-    """Names that a function or comprehension binds for itself."""
     bound: set[str] = set()
     outside: set[str] = set()
     arguments = getattr(function, "args", None)

@@ -43,11 +43,9 @@ class Comparison:
         return mismatch(actual, expected, ensemble, self.spec, notes)
 
     def difference_of_two_runs(self) -> Difference | None:
-        """The first difference of values, as far as these two runs tell."""
         return mismatch(left_by(self.actual), left_by(self.expected), spec=self.spec)
 
     def difference_of_form(self) -> Difference | None:
-        """The first difference that neither chance nor rounding explains."""
         return form_difference(left_by(self.actual), left_by(self.expected))
 
 

@@ -94,7 +94,6 @@ class _Count:
 
 
 def _errors(runs: Any, near: tuple[float, float], factor: float) -> dict[str, float]:
-    """Errors against float64 of the whole tensor, and how many times more than allowed the compiled result is off."""
     compiled = eager = allowed = peak = 0.0
     known_elements = 0
     for _, (a, e, r, again) in _chunks(*runs):
@@ -123,7 +122,6 @@ def _errors(runs: Any, near: tuple[float, float], factor: float) -> dict[str, fl
 
 
 def _float_figures(found: torch.Tensor, wanted: torch.Tensor, allowed: float, usual: float) -> dict[str, Any]:
-    """The error of the element that is shown, in units of the expected value unless that is about 0 beside the ``usual`` one."""
     size = float(wanted.abs())
     unit, size = ("relative", size) if size > ABOUT_0 * usual else ("absolute", 1.0)
     error = float((found - wanted).abs()) / size
@@ -179,7 +177,6 @@ def are_close(a: torch.Tensor, e: torch.Tensor, relative: float, absolute: float
 
 
 def far_apart(one: torch.Tensor, two: torch.Tensor, relative: float, absolute: float) -> torch.Tensor:
-    """Where two tensors of one shape differ by more than the tolerances; integers and bools: at all."""
     if not _has_floats(two):
         return one != two
     one, wide = _wide(one), _wide(two)
@@ -201,7 +198,6 @@ def _factor(elements: int, dtype: torch.dtype) -> float:
 
 
 def _number(value: torch.Tensor) -> Any:
-    """A number that JSON can hold: complex, NaN and inf as text."""
     number = value.item()
     return str(number) if isinstance(number, complex) else _finite(number)
 
@@ -219,7 +215,6 @@ def _computable(value: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
-    """Floats in float64, complex numbers in complex128, all others as they are."""
     if not _has_floats(value):
         return value
     return _computable(value).to(torch.complex128 if value.is_complex() else torch.float64)
@@ -237,7 +232,6 @@ def _size(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
 
 
 def _ratio(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``x / y``, and 0 where ``x`` is 0 or ``y`` infinite."""
     return torch.where((x > 0) & y.isfinite(), x / y, 0.0)
 
 
@@ -263,7 +257,6 @@ def _agrees(a: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> tor
 def _chunks(
     *tensors: torch.Tensor | None, change: Callable[..., Any] | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """The tensors' elements side by side, some at a time and in wide dtypes; with the number of the first one."""
     flat = [None if tensor is None else tensor.reshape(-1) for tensor in tensors]
     for start in range(0, next(tensor.numel() for tensor in flat if tensor is not None), CHUNK):
         parts = (None if tensor is None else tensor[start : start + CHUNK] for tensor in flat)
@@ -271,7 +264,6 @@ def _chunks(
 
 
 def _rms(x: torch.Tensor) -> float:
-    """Root mean square of the finite elements."""
     total = 0.0
     for _, (part,) in _chunks(x):
         total = math.hypot(total, _norm(_size(part, part.isfinite())))

@@ -34,5 +34,4 @@ def judge_in_child(command: Sequence[str], spec: RunSpec, device: str | None, ba
 
 
 def time_limit(spec: RunSpec) -> float:
-    """Seconds for compiling and running: ``MINIDBG_TIME_LIMIT_S``, or what the header says."""
     return float(os.environ.get("MINIDBG_TIME_LIMIT_S") or spec.time_limit_s)

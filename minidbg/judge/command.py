@@ -51,7 +51,6 @@ def main(argv: list[str]) -> int:
 
 
 def check_with_pytest(path: str) -> None:
-    """Pass when the failure of the script at ``path`` is gone, fail while it is there, skip where it cannot be judged."""
     from minidbg.judge import script
 
     script.check_with_pytest(script_of(definitions_of(path), path))

@@ -91,7 +91,6 @@ def mismatch(
 
 
 def form_difference(actual: Snapshot, expected: Snapshot) -> Difference | None:
-    """The first difference that neither chance nor rounding explains, of runs with other random numbers."""
     for where, leaf in expected.items():
         a, e = (one.value if one else None for one in (actual.get(where), leaf))
         if isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor):
@@ -110,8 +109,6 @@ def is_never_excused(difference: Difference) -> bool:
 
 
 class _Judge:
-    """Judges leaf after leaf; holds what they share."""
-
     def __init__(self, expected: Snapshot, ensemble: Ensemble, spec: RunSpec) -> None:
         self.expected, self.ensemble = expected, ensemble
         self.tolerances, self.margin = spec.tolerances, spec.margin
@@ -120,13 +117,11 @@ class _Judge:
         self.scales: dict[str, float] = {}
 
     def others(self, *, roundings: bool = True) -> Iterator[Snapshot]:
-        """Eager runs with other answers where torch leaves them open, then with other rounding errors."""
         yield from self.ensemble.members(Tag.UNDEFINED)
         if roundings:
             yield from self.ensemble.members(Tag.ROUNDING)
 
     def is_steady(self, where: str) -> bool:
-        """Whether eager, run twice, gave the same leaf, apart from rounding noise."""
         if where not in self.steady:
             again = self.ensemble.leaf(Tag.AGAIN, where)
             first = self.expected[where].value if where in self.expected else None
@@ -135,7 +130,6 @@ class _Judge:
         return self.steady[where]
 
     def is_defined(self, where: str) -> bool:
-        """Whether the whole leaf is the same for all answers that torch leaves open."""
         first = self.expected.get(where)
         for other in self.others():
             again = other.get(where)
@@ -156,7 +150,6 @@ class _Judge:
         return [f"{part} is not judged: torch does not define {what}" for part in parts]
 
     def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
-        """The tolerances for a leaf of this kind and dtype; the absolute one is the given one, or scaled."""
         relative, absolute, rounding = default_tolerance(dtype)
         given = self.tolerances.get(_name(dtype), self.tolerances.get("any"))
         if given is None or not rounding:
@@ -172,7 +165,6 @@ class _Judge:
         return self.scales[kind]
 
     def leaf(self, where: str, actual: Leaf | None, expected: Leaf | None) -> Difference | None:
-        """How one leaf differs in form or in values, or None."""
         if actual is None or expected is None:
             who, given = ("eager", actual) if expected is None else ("the compiled graph", expected)
             kind = given.kind if given else ""
@@ -237,7 +229,6 @@ class _Judge:
         return found and _difference(where, kind, message=f"{where} {found.pop('text')}", **found)
 
     def may_be_rounding(self, found: Mapping[str, Any]) -> bool:
-        """Whether a difference is worth runs with other rounding errors: those of float32 explain none that is far too large."""
         few = isinstance(found["excess"], (int, float)) and found["excess"] < MOST_BY_LUCK
         return few or self.ensemble.sensitivity.narrow
 
@@ -266,7 +257,6 @@ def _form(where: str, kind: str, a: torch.Tensor, e: torch.Tensor) -> Difference
 
 
 def _first_relation(actual: Snapshot, expected: Snapshot) -> Difference | None:
-    """How outputs differ in what later code sees of them: requires_grad, and memory shared with other leaves."""
     common = (where for where in expected if where in actual)
     both = [where for where in common if _are_plain(actual[where].value, expected[where].value)]
     outputs = [where for where in both if expected[where].kind == "output"]
@@ -287,7 +277,6 @@ def _first_relation(actual: Snapshot, expected: Snapshot) -> Difference | None:
 
 
 def _in_one_storage(run: Snapshot, outputs: list[str], inputs: list[str]) -> Iterator[tuple[str, str]]:
-    """Pairs of an output with an output before it, or with an input, that may have memory in common."""
     seen: dict[int, list[str]] = {}
     for where in inputs + outputs:
         others = seen.setdefault(run[where].value.untyped_storage().data_ptr(), [])

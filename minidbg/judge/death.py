@@ -46,7 +46,6 @@ def outcome_of_run(
 
 
 def printed(ended: ChildResult) -> Outcome | None:
-    """The outcome that a process has printed, the last line of JSON; None without one."""
     said = last_json(ended.stdout)
     if said is not None:
         with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):
@@ -119,7 +118,6 @@ def stack_in(stderr: str) -> list[tuple[str, str]]:
 
 
 def outside_carriers(stack: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The frames below the place where the backend or its result was called, as in an exception's signature."""
     kept = []
     for module, function in stack:
         where = f"{module}:{function}"
@@ -131,7 +129,6 @@ def outside_carriers(stack: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def module_of_file(file: str) -> str:
-    """The dotted name by which the file was imported, as far as the path tells."""
     for folder in sorted(filter(None, sys.path), key=len, reverse=True):
         if file.startswith(folder.rstrip("/") + "/"):
             file = file[len(folder.rstrip("/")) + 1 :]

@@ -20,8 +20,6 @@ from minidbg.fx.effects import op_name
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawingCall:
-    """A call that draws, as it can be made by itself."""
-
     op: str
     target: Any
     args: tuple[Any, ...]
@@ -30,8 +28,6 @@ class DrawingCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """A recorded value that becomes an input."""
-
     value: Any
     call: DrawingCall | None
     """Gives such a value, from other numbers; None where several calls do."""
@@ -149,7 +145,6 @@ def put_graph(graph: fx.GraphModule, index: int, gm: fx.GraphModule, node: fx.No
 
 
 def become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:
-    """Make ``node`` another call; its name and what is known of its value stay."""
     node.op, node.target, node.args, node.kwargs = op, target, args, {}
 
 
@@ -164,5 +159,4 @@ def dropout_index(node: fx.Node) -> int | None:
 
 
 def argument_of(node: fx.Node, keyword: str, index: int, default: Any = None) -> Any:
-    """The argument of ``node`` given by that keyword or at that index."""
     return node.kwargs[keyword] if keyword in node.kwargs else (*node.args, *[default] * (index + 1))[index]

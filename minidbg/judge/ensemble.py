@@ -109,7 +109,6 @@ class Ensemble:
             return None
 
     def leaf(self, tag: Tag, where: str, like: torch.Tensor | None = None) -> Any:
-        """The value of leaf ``where`` in the first member; None where there is none, or none of the shape of ``like``."""
         run = next(self.members(tag), {})
         value = run[where].value if where in run else None
         return value if like is None or _can_stand_for(value, like) else None
@@ -250,7 +249,6 @@ def what_moved(run: Snapshot, base: Snapshot, expected: Snapshot, bound: float) 
 
 
 def substitute_where_far(leaf: Leaf, base: Leaf | None, expected: Leaf | None, bound: float) -> Leaf:
-    """One leaf of ``what_moved``; ``expected`` itself where nothing is far."""
     if not (base and expected):
         return leaf
     value, usual, wanted = leaf.value, base.value, expected.value
@@ -265,7 +263,6 @@ def substitute_where_far(leaf: Leaf, base: Leaf | None, expected: Leaf | None, b
 
 
 def same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
-    """Whether two runs of eager gave the same leaf; the error against ``reference`` says how far rounding goes."""
     if _are_plain(one, two) and one.dtype is two.dtype:
         error = distance_between(one, reference) if _can_stand_for(reference, one) else 0.0
         return is_noise(one, two, FACTOR_NOISY * error)
@@ -275,5 +272,4 @@ def same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
 
 
 def left_by(run: dict[str, Any]) -> Snapshot:
-    """All that a run left behind, as leaves to compare."""
     return snapshot(run["outputs"], run["inputs_after"], run["gradients"])

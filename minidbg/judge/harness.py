@@ -59,12 +59,10 @@ class Runnable:
     spec: RunSpec
 
     def made(self, change: Change = unchanged) -> tuple[Any, tuple[Any, ...]]:
-        """Model and inputs for one run, changed."""
         with plain_modes():
             return change(self.make_model()), change(self.make_inputs())
 
     def eager(self, change: Change = unchanged, seed: int = SEED) -> dict[str, Any]:
-        """What one run of eager leaves behind. Raises what the model raises."""
         model, inputs = self.made(change)
         with entered_modes(self.spec.context):
             return run_once(model, model, inputs, self.spec, seed)
@@ -222,8 +220,6 @@ def run_once(
     seed: int,
     backward_begins: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """``left_by_run`` with this seed, and with backward if the spec has one."""
-
     def goes_on(left: dict[str, Any]) -> bool:
         backward_begins()
         return True
@@ -386,7 +382,6 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def compared(runs: Comparison, notes: list[str]) -> Outcome | None:
-    """The outcome when two runs differ."""
     try:
         difference = runs.difference(notes)
     except ValueError as error:
@@ -403,7 +398,6 @@ def brief(error: BaseException) -> str:
 
 
 def first_lines(error: BaseException) -> str:
-    """What the backend said, without dynamo's wrapping and advice."""
     error = exception_chain(error)[0]
     text = text_of(error).partition("\n\nSet TORCHDYNAMO_VERBOSE")[0].strip()
     return f"{type(error).__name__}: {text}"[:4000]

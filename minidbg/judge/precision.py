@@ -110,7 +110,6 @@ class Copies:
         return value.untyped_storage().data_ptr(), value.dtype
 
     def over_its_memory(self, value: torch.Tensor) -> torch.Tensor:
-        """A changed copy of ``value``, without gradients; of a lazy one or a ZeroTensor, of its elements."""
         if not has_plain_memory(value):
             if (elements := in_memory(value)) is None:
                 raise NoFloat64(f"an input is a {type(value).__name__} of {value.dtype}, {value.layout}")
@@ -145,7 +144,6 @@ class Copies:
 
 
 def random_states() -> list[torch.Tensor]:
-    """Where torch's generators stand, of the CPU and of an accelerator that is in use."""
     states = [torch.get_rng_state()]
     accelerator = torch.accelerator.current_accelerator()
     module = torch.get_device_module(accelerator) if accelerator else None
@@ -196,7 +194,6 @@ class RoundingNoise(PerturbedEager):
         return result
 
     def stored(self, tensor: Any) -> Any:
-        """``tensor`` with other errors, in place."""
         kind = NOISY_BITS.get(tensor.dtype) if has_plain_memory(tensor) else None
         if kind is not None and tensor.numel():
             whole, bits = kind[0], min(kind[1], self.most_bits)

@@ -73,7 +73,6 @@ class Derandomized:
     """Names of the nodes among ``fed`` whose drawing is switched off."""
 
     def with_results(self, results: Sequence[Any]) -> Derandomized:
-        """With the values that these results of the drawing calls tell, in the order of ``drawn``."""
         given = len(self.inputs) - len(self.drawn)
         values = [one.read(result) for one, result in zip(self.drawn, results, strict=True)]
         return replace(self, inputs=(*self.inputs[:given], *values))
@@ -174,7 +173,6 @@ class _Recorder(fx.Interpreter):
         self._attributes: dict[str, Any] = {}
 
     def record(self, inputs: Sequence[Any]) -> None:
-        """Run on ``inputs``, which the graph may write to; blocks that an error leaves open are closed."""
         try:
             self.run(*inputs)
         finally:
@@ -208,7 +206,6 @@ class _Recorder(fx.Interpreter):
         return result
 
     def _edit_for(self, node: fx.Node, args: Any, kwargs: Any, result: Any) -> Edit | None:
-        """The edit for a node that has just drawn numbers, None when there is none."""
         drawn = result if isinstance(result, tuple) else (result,)
         if any(isinstance(one, Tensor) and torch_internals.is_wrapped(one) for one in drawn):
             return None  # of a level of vmap: outside of it there is no such value
@@ -244,7 +241,6 @@ class _Recorder(fx.Interpreter):
         return None
 
     def again(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawn:
-        """What the call of ``node`` gives for other arguments."""
         result = getattr(self, node.op)(node.target, args, kwargs)
         return Drawn(result, DrawingCall(node.op, node.target, args, kwargs))
 
@@ -260,7 +256,6 @@ class _Recorder(fx.Interpreter):
 
 
 def attention_mask(query: Tensor, key: Tensor, *others: Any, result: Tensor, **named: Any) -> Drawn:
-    """A mask for the attention weights of that call, whose result is ``result``."""
     named |= dict(zip(("value", "attn_mask", "dropout_p"), others, strict=False))
     probability = named["dropout_p"]
     dtype = torch.promote_types(result.dtype, torch.float32)  # that of the weights

@@ -26,8 +26,6 @@ from minidbg.words.run_spec import PRECISIONS, BackendRef, Level, RunSpec, in_pr
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script that has been executed: what it defines (``Repro`` or ``graph``, ``inputs``, ``backend``), and how it is run."""
-
     path: str
     definitions: Mapping[str, Any]
     spec: RunSpec
@@ -35,7 +33,6 @@ class Script:
     """The arguments of a Python that judges it in a process of its own, without options of the judge."""
 
     def runnable(self, device: str | None = None, backend: str | None = None) -> Runnable:
-        """Its program, for another device or backend where they are given. Raises Unavailable."""
         own = self.definitions.get("backend") or (lambda: self.spec.backend.name)
         compiler = find_backend(own, self.spec.backend, backend)
         need_device(device or self.spec.device)
@@ -62,7 +59,6 @@ def judge_here(
     backend: str | None,
     note: Callable[[str], object] = lambda phase: None,
 ) -> Outcome:
-    """Run the script's case on ``device`` with ``backend``, each as the script has it unless given."""
     try:
         found = judge(script.runnable(device, backend), note=note)
         if found.verdict is Verdict.GONE and HANDED_BACK in found.reason:
@@ -140,14 +136,12 @@ def outcome_of(
 
 
 def one_outcome(script: Script, device: str | None, backend: str | None) -> Outcome:
-    """Judge the script once: here, or in a child where its failure ends the process."""
     if script.spec.expected.kind.traits.dies:
         return judge_in_child(script.command, script.spec, device, backend)
     return judge_here(script, device, backend)
 
 
 def shown_in(attempts: int, judge: Callable[[], Outcome]) -> Outcome:
-    """The outcome of the first of at most ``attempts`` runs that does not pass."""
     for run in range(1, attempts + 1):
         found = judge()
         if found.verdict is Verdict.REPRODUCES and run > 1:
@@ -170,7 +164,6 @@ def sentence(found: Outcome, backend: str) -> str:
 
 
 def main(script: Script, argv: list[str] | None = None) -> int:
-    """Judge the script, print the verdict, return the exit status."""
     options = parse_arguments(argv)
     if options.tolerances:
         script = replace(script, spec=replace(script.spec, tolerances=options.tolerances))
@@ -192,7 +185,6 @@ def printable(line: str) -> str:
 
 
 def report(found: Outcome, script: Script, options: argparse.Namespace) -> Iterator[str]:
-    """The lines to print: the verdict first, or one JSON object."""
     backend = options.backend or script.spec.backend.name
     if options.json or options.child:
         about = {"repro": script.path, "backend": backend, "torch": torch.__version__}
@@ -207,7 +199,6 @@ def report(found: Outcome, script: Script, options: argparse.Namespace) -> Itera
 
 
 def figures(found: Mapping[str, Any]) -> Iterator[str]:
-    """The error figures of wrong results, a line for each run that they come from."""
     if "expected" in found:
         at = f" at {found['index']}" if found.get("index") else ""
         yield f"  {found['where']}{at}: eager gives {found['expected']}, the backend {found['actual']}"

@@ -39,7 +39,6 @@ LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scri
 
 
 def failure(signature: Signature, spec: RunSpec, message: str, **more: Any) -> Outcome:
-    """The outcome of a run that showed ``signature``, against the one that the spec expects."""
     found = Outcome(Verdict(signature.kind.traits.otherwise), signature, message=message, **more)
     # nothing that a death says is the backend's
     narrowed = spec.match is not None and not signature.kind.traits.dies
@@ -72,7 +71,6 @@ def qualified_name(error: BaseException) -> str:
 
 
 def module_name(name: str) -> str:
-    """``name``, or a fixed word for modules whose name differs from process to process."""
     if name in SCRIPTS or re.fullmatch(LOADED_BY_PATH, name):
         return SCRIPT
     return "<generated>" if name.startswith(GENERATED) else name
@@ -152,7 +150,6 @@ def phase_of(error: BaseException, direction: str = "forward") -> str:
 
 
 def stack_of(error: BaseException) -> list[tuple[str, str]]:
-    """Module and function of each frame, outermost first; functions without their enclosing ``<locals>``."""
     stack = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = module_name(str(frame.f_globals.get("__name__") or ""))
@@ -173,7 +170,6 @@ def last_name(function: str) -> str:
 
 
 def innermost_frames(chain: list[BaseException], most: int = 4) -> list[str]:
-    """``module:function`` below the place where the backend or its result was called, innermost first."""
     if any(isinstance(one, RecursionError) or qualified_name(one) == ASYNCHRONOUS for one in chain):
         return []  # where the stack ends is chance
     traced = [error for error in chain if error.__traceback__ is not None]
@@ -197,7 +193,6 @@ def innermost_frames(chain: list[BaseException], most: int = 4) -> list[str]:
 
 
 def stable_message(chain: list[BaseException], most: int = 400) -> str:
-    """The first lines of the message, without what changes from one graph, run or machine to another."""
     error = next(
         (one for one, inner in zip(chain, [*chain[1:], None], strict=True) if not quotes(one, inner)),
         chain[0],
@@ -214,7 +209,6 @@ def stable_message(chain: list[BaseException], most: int = 400) -> str:
 
 
 def meaningful_lines(text: str) -> list[str]:
-    """The compiler's ``error:`` lines if there are any, else all lines up to the report's appendix."""
     found = re.findall(r"(?m)^.*?\b(?:fatal )?error: (.*)$", text)
     if found:
         return list(dict.fromkeys(line.strip() for line in found))[:2]  # once for each loop that holds it

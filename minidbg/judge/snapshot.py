@@ -88,7 +88,6 @@ def _can_stand_for(value: Any, like: torch.Tensor) -> bool:
 
 
 def _in_place_of(like: torch.Tensor, run: Snapshot, where: str) -> Any:
-    """Leaf ``where`` of another run, also where that is no gradient, or a number that ``.item()`` gave."""
     value = run[where].value if where in run else None
     return torch.full_like(like, value or 0) if value is None or isinstance(value, (int, float)) else value
 

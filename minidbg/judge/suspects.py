@@ -40,7 +40,6 @@ STACK_LINE = re.compile(r'(?m)^  File "(?P<file>.*)", line (?P<line>\d+) in .*$'
 
 
 def suspects_of(error: BaseException, calls: Iterable[torch_internals.GivenCall]) -> Suspects:
-    """The calls of the graph, as dynamo gave it to the backend, that the frames of ``error`` name."""
     traced = [one for one in exception_chain(error) if one.__traceback__ is not None]
     if not traced:
         return ()
@@ -54,7 +53,6 @@ def suspects_of(error: BaseException, calls: Iterable[torch_internals.GivenCall]
 
 
 def suspects_in_stack(stderr: str, calls: Iterable[torch_internals.GivenCall]) -> Suspects:
-    """The nodes among ``calls`` that the stack of a dead process names, as faulthandler wrote it."""
     known = {call.name: call for call in calls}
     current = stderr.rpartition("Current thread")[2]
     lines = [(found["file"], int(found["line"])) for found in STACK_LINE.finditer(current)]
@@ -71,7 +69,6 @@ def telling(groups: Iterable[Set[str]], nodes: int) -> Suspects:
 
 
 def renamed(suspects: Suspects, names: Mapping[str, str]) -> Suspects:
-    """The same nodes by other names; what has none is left out."""
     groups = (tuple(names[name] for name in group if name in names) for group in suspects)
     return tuple(group for group in groups if group)
 
@@ -119,7 +116,6 @@ def of_fx_line(frame: FrameType, line: int, known: Mapping[str, torch_internals.
 
 
 def _first_comment(lines: Iterable[str], known: Mapping[str, torch_internals.GivenCall]) -> list[str]:
-    """The nodes among ``known`` in the first comment of ``lines``."""
     comment = next(filter(None, map(SOURCE_NODES.search, lines)), None)
     names = comment["names"].split(",") if comment else []
     return [name for name in map(str.strip, names) if name in known]
@@ -146,7 +142,6 @@ def _names_behind(value: Any, known: Mapping[str, torch_internals.GivenCall]) ->
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """``value``, or what a container holds."""
     if isinstance(value, dict):
         value = list(value.values())
     # not the abstract Set, whose first look at each class of a compiler takes milliseconds, here in every question

@@ -59,12 +59,10 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """What the op gives in this mode; ``name`` is its own, without underscores around it."""
         made = self.in_parts(func, args, kwargs)
         return func(*args, **kwargs) if made is NotImplemented else made
 
     def applied_to(self, value: Any) -> Any:
-        """A module or function that runs in this mode; inputs as they are."""
         if isinstance(value, torch.nn.Module):
             value.forward = self.around(value.forward)
             return value
@@ -120,14 +118,12 @@ class UndefinedResults(PerturbedEager):
     # ---- other answers, elsewhere the same
 
     def filled(self, result: torch.Tensor, open_: torch.Tensor, what: str) -> torch.Tensor:
-        """``result`` with other integers where it is open."""
         if bool(open_.any()):
             self.met[what] = None
             result.copy_(torch.where(open_, self.other_than(result), result))
         return result
 
     def other_than(self, result: torch.Tensor) -> torch.Tensor:
-        """Values of the dtype, none of them those of ``result``."""
         if result.dtype is torch.bool:
             return ~result
         if result.is_floating_point() or result.is_complex():
@@ -141,7 +137,6 @@ class UndefinedResults(PerturbedEager):
         return torch.where(values == result, values ^ 1, values)
 
     def order(self, size: int, device: torch.device) -> torch.Tensor:
-        """The numbers below ``size`` in another order: the reverse, or a random one."""
         order = torch.randperm(size, generator=self.generator)
         return (torch.arange(size - 1, -1, -1) if self.number == 0 else order).to(device)
 
@@ -211,7 +206,6 @@ class UndefinedResults(PerturbedEager):
         return best, first
 
     def pool(self, func: Any, given: dict[str, Any]) -> Any:
-        """Where the largest elements are, when equal ones are told apart by chance."""
         result, values = func(**given), given["self"].detach()
         nan = values.isnan()
         rank = torch.unique(torch.where(nan, 0, values), return_inverse=True)[1].double()

@@ -71,7 +71,6 @@ def finds_again(name: str) -> bool:
 
 
 def _search(name: str, folders: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
-    """What the finders answer now. ``importlib.util.find_spec`` would only repeat what is loaded."""
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(name, folders)
@@ -91,7 +90,6 @@ def _same_place(spec: importlib.machinery.ModuleSpec, loaded: ModuleType) -> boo
 
 
 def file_of(module: str) -> Path | None:
-    """The existing source file of a loaded module."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if not isinstance(file, str) or not file.endswith((".py", ".pyw")) or not os.path.isfile(file):
         return None
@@ -122,7 +120,6 @@ def folders_of(module: str) -> tuple[str, ...]:
 
 
 def _location(top: str) -> tuple[list[str], str | None]:
-    """The folders of a package and the file of a module, whether it is loaded or could be."""
     loaded = sys.modules.get(top)
     if loaded is not None:
         file = getattr(loaded, "__file__", None)
@@ -188,7 +185,6 @@ def public_version(version: str) -> str:
 
 
 def distribution_of(module: str) -> Distribution | None:
-    """The distribution that brought the top-level package of ``module``, or None."""
     top = top_level(module)
     names = list(dict.fromkeys(_distributions_by_module(tuple(sys.path)).get(top, ())))
     file = getattr(sys.modules.get(module), "__file__", None)

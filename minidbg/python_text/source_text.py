@@ -33,12 +33,10 @@ class Statement:
 
     @property
     def line(self) -> int:
-        """The first line, decorators included."""
         return _first_line(self.node)
 
     @cached_property
     def binds(self) -> frozenset[str]:
-        """Names that exist after it ran."""
         symbols = self._table.get_symbols()
         return frozenset(found.get_name() for found in symbols if found.is_assigned() or found.is_imported())
 
@@ -54,7 +52,6 @@ class Statement:
 
     @cached_property
     def rebinds(self) -> frozenset[str]:
-        """Names that the bodies of its functions declare ``global``."""
         return frozenset(
             name for node in ast.walk(self.node) if isinstance(node, ast.Global) for name in node.names
         )
@@ -73,8 +70,6 @@ class Statement:
 
 
 class _AsGenerators(ast.NodeTransformer):
-    """Writes comprehensions as generators over the same names."""
-
     def generic_visit(self, node: ast.AST) -> ast.AST:
         node = super().generic_visit(node)
         match node:
@@ -86,7 +81,6 @@ class _AsGenerators(ast.NodeTransformer):
 
 
 def _referenced(table: symtable.SymbolTable, *, now: bool) -> Iterator[str]:
-    """Global names looked up in ``table`` and below, in the scopes that run at once, or in all."""
     module_scope = table.get_type() == "module"
     for symbol in table.get_symbols():
         if symbol.is_referenced() and (module_scope or symbol.is_global()):
@@ -120,7 +114,6 @@ def _statements(body: list[ast.stmt], lines: list[str], file: str, *, guarded: b
 
 
 def parts_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """The nodes right below ``node``, each with the field that holds it."""
     for field, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
@@ -141,7 +134,6 @@ def edited(text: str, changes: Iterable[tuple[int, int, int, str]]) -> str:
 
 
 def is_main_block(node: ast.stmt) -> bool:
-    """Whether a statement is ``if __name__ == "__main__":``."""
     if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
         return False
     sides = [node.test.left, *node.test.comparators]

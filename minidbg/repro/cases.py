@@ -19,8 +19,6 @@ from minidbg.words.run_spec import BackendRef, CompilerFn, Context, Provenance, 
 
 @dataclass(frozen=True, slots=True)
 class UsedBackend:
-    """A backend and how a fresh process gets it back."""
-
     ref: BackendRef
     compiler: str | CompilerFn
 
@@ -46,7 +44,6 @@ def case_of(
     setup: str | Sequence[str] | None = None,
     dynamic: bool | None = None,
 ) -> Case:
-    """A case of which no failure is known yet."""
     values = tuple(inputs)
     provenance = Provenance(
         call_nodes(graph_module),

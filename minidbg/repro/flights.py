@@ -33,8 +33,6 @@ NAME = re.compile(r"(?P<place>\w+)-(?P<pid>\d+)-(?P<started>\d+)-(?P<number>\d+)
 
 
 class Step(enum.StrEnum):
-    """What the process is doing with the graph of a record."""
-
     COMPILE = "compile"
     RUN = "run"
     WAITING = "waiting"
@@ -58,8 +56,6 @@ DOING = {
 
 @dataclass(frozen=True, slots=True)
 class RecordName:
-    """What a record's file name says."""
-
     place: str
     """Machine and process namespace; process numbers mean something only there."""
     pid: int
@@ -72,18 +68,15 @@ class RecordName:
         return f"{self.place}-{self.pid}-{self.started_ms}-{self.number}.{self.step}.py"
 
     def at(self, step: Step) -> RecordName:
-        """The name of the same record at another step."""
         return replace(self, step=step)
 
 
 def own_name(number: int, step: Step) -> RecordName:
-    """The name of this process's record ``number``."""
     pid = os.getpid()
     return RecordName(this_place(), pid, started_ms(pid), number, step)
 
 
 def read_name(path: Path) -> RecordName | None:
-    """What the name of ``path`` says; None when it is no record's."""
     found = NAME.fullmatch(path.name)
     if found is None or found["step"] not in list(Step):
         return None
@@ -93,12 +86,10 @@ def read_name(path: Path) -> RecordName | None:
 
 
 def flight_folder(folder: Path | str) -> Path:
-    """Where the records of the repro folder lie; not made."""
     return Path(folder) / HIDDEN / FOLDER
 
 
 def make_flight_folder(folder: Path | str) -> Path:
-    """Where the records lie, made when missing. Raises OSError."""
     return hidden(folder, FOLDER)
 
 
@@ -174,7 +165,6 @@ def is_left_behind(path: Path, name: RecordName) -> bool:
 
 
 def modified(path: Path) -> float:
-    """When the record was last written or renamed, seconds of the epoch; 0 when it is gone."""
     try:
         return path.stat().st_ctime
     except OSError:
@@ -195,7 +185,6 @@ def as_capture(path: Path) -> Path:
 
 
 def capture_of(path: Path) -> Path:
-    """Where ``as_capture`` moves the record. Raises OSError, and FileNotFoundError when it is gone."""
     digest = hashlib.sha256(read_regular(path, SCRIPT_LIMIT_BYTES)).hexdigest()[:6]
     return captures(path.parent.parent.parent) / f"crash_{digest}.py"
 
@@ -213,11 +202,9 @@ def reduced_crash(folder: Path | str) -> Mapping[str, Any] | None:
 
 
 def remove(path: Path) -> None:
-    """Take a record and its tensors away."""
     path.unlink(missing_ok=True)
     tensors_of(path).unlink(missing_ok=True)
 
 
 def tensors_of(path: Path) -> Path:
-    """Where the tensors of a record lie, at whatever step it is."""
     return path.with_name(path.name.partition(".")[0] + ".safetensors")

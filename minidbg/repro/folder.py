@@ -105,7 +105,6 @@ def note_verified(path: Path) -> None:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a script that tools can read is at ``path``."""
     try:
         read_header(path)
     except UnreadableRepro:
@@ -130,7 +129,6 @@ def hidden(folder: Path | str, *parts: str) -> Path:
 
 
 def captures(folder: Path | str) -> Path:
-    """Where the captures of the repro folder lie; made when missing."""
     return hidden(folder, "captures")
 
 
@@ -150,7 +148,6 @@ def reduction_folder(case: Case, folder: Path | str) -> Path:
 
 
 def drafts(folder: Path | str) -> Path:
-    """A new folder of one's own for scripts that are not verified yet; ``files.discard`` removes it with its script."""
     return Path(tempfile.mkdtemp(dir=hidden(folder, "drafts")))
 
 
@@ -187,7 +184,6 @@ def to_keep(case: Case) -> Case:
 
 
 def _without_style(expression: str) -> str:
-    """``expression`` without what only its writer chose: quotes, spaces."""
     try:
         return ast.unparse(ast.parse(expression, mode="eval"))
     except SyntaxError:
@@ -219,7 +215,6 @@ def write(
 
 
 def move_script(source: Path, target: Path) -> None:
-    """Put the script at ``source`` and its tensors at ``target``, in place of an earlier one."""
     has_tensors = tensors_of(source).exists()
     if has_tensors:
         os.replace(tensors_of(source), tensors_of(target))
@@ -242,7 +237,6 @@ def write_script(script: Script, path: Path, *, private: bool = False) -> Path:
 
 
 def tensors_of(path: Path) -> Path:
-    """Where the tensors of the script at ``path`` lie."""
     return path.with_suffix(".safetensors")
 
 

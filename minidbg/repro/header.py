@@ -34,8 +34,6 @@ from minidbg.words.script_header import (
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a repro script says about itself."""
-
     path: Path
     spec: RunSpec
     """How the script is run and what it must show; its backend without an expression, which ``def backend()`` gives."""
@@ -129,7 +127,6 @@ def read_header(path: Path | str) -> Header:
 
 
 def script_text(path: Path) -> str:
-    """The text of the script. Raises UnreadableRepro when there is none."""
     try:
         return text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
     except OSError as error:
@@ -139,7 +136,6 @@ def script_text(path: Path) -> str:
 
 
 def header_of(text: str, path: Path) -> Header:
-    """The header in ``text``, which was read from ``path``. Raises UnreadableRepro."""
     try:
         metadata = metadata_of(text)
         table = run_spec.table_of(text, path)
@@ -214,7 +210,6 @@ def pieces(table: Mapping[str, Any], width: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _atoms(value: Any, width: int) -> Iterator[Any]:
-    """The parts of a value that stay in one line: words of a long text, items of a long list."""
     if len(write_value(value)) <= width // 2 or not isinstance(value, str | Mapping | Sequence):
         yield value
     elif isinstance(value, str):
@@ -232,7 +227,6 @@ def _key(key: str) -> str:
 
 
 def write_value(value: Any) -> str:
-    """``value`` as TOML, on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -253,7 +247,6 @@ def _string(text: str) -> str:
 
 
 def without_half_pairs(text: str) -> str:
-    """``text`` with U+FFFD for each half surrogate, which no file in UTF-8 holds."""
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 

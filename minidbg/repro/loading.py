@@ -38,7 +38,6 @@ _numbers = itertools.count(1)
 
 
 def inputs_on(path: Path, device: str) -> tuple[Any, ...]:
-    """What the script's ``inputs`` makes on ``device``. Raises as ``load`` does."""
     text = script_text(path)
     header = header_of(text, path)
     parts = read_parts(text, header)
@@ -88,7 +87,6 @@ def load(path: Path | str) -> Case:
 
 
 def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any]:
-    """The globals of the script's own definitions, in a module that can be found by its name: dynamo looks for it."""
     known: dict[str, Any] = {}
     if reference.embedded:
         # Evaluated where resolve has run the embedded definitions, once: operators cannot be registered twice.
@@ -101,7 +99,6 @@ def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any
 def _graph(
     parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]
 ) -> tuple[fx.GraphModule, tuple[Any, ...]]:
-    """The graph and the values of its placeholders: exactly as written where it is our form, else as dynamo sees it."""
     if header.spec.call is CallPath.DIRECT:
         graph_module: fx.GraphModule = namespace["graph"]()
     else:
@@ -215,8 +212,6 @@ def _added_imports(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Source texts out of a script, as they are written there."""
-
     model: str
     """``class Repro``, or ``def graph``."""
     inputs: str
@@ -276,7 +271,6 @@ def _is_import(node: ast.stmt) -> bool:
 
 
 def source_of(text: str, node: ast.stmt) -> str:
-    """The text of a top-level statement with its decorators."""
     return "\n".join(text.split("\n")[_first_line(node) - 1 : node.end_lineno])
 
 
@@ -286,8 +280,6 @@ def _first_line(node: ast.stmt) -> int:
 
 
 def _not_ours(nodes: list[ast.stmt]) -> list[ast.stmt]:
-    """Top-level statements that are none of our own parts."""
-
     def is_ours(node: ast.stmt) -> bool:
         match node:
             case ast.Expr():

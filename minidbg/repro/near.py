@@ -56,8 +56,6 @@ def for_code(backend: BackendRef, folder: str) -> BackendRef:
 
 
 def with_whole_paths(setup: Sequence[str], files: Sequence[str]) -> tuple[str, ...]:
-    """The ``setup`` of a script's code with each near file of ``for_code`` as one of the absolute ``files``."""
-
     def whole(found: re.Match[str]) -> str:
         end = os.path.join(os.sep, found[2])
         return found[1] + repr(next((file for file in files if file.endswith(end)), found[2]))
@@ -66,7 +64,6 @@ def with_whole_paths(setup: Sequence[str], files: Sequence[str]) -> tuple[str, .
 
 
 def found_in(path: str, modules: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Those of the top-level ``modules`` that lie in the folder ``path``, each with the name of its folder or file."""
     try:
         names = sorted(os.listdir(path))
     except (OSError, ValueError):  # ValueError: no path can be called so

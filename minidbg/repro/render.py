@@ -62,8 +62,6 @@ def stored(key, dtype, device="cpu"):
 
 
 class Form(enum.Enum):
-    """What a script holds beside graph, inputs, backend and header."""
-
     SHORT = "script.py.j2"
     """A few lines that judge it: what is published."""
     HANDS_OVER = "hands_over.py.j2"
@@ -187,7 +185,6 @@ def message_to_keep(case: Case, told: str) -> str:
 
 
 def _lines_of(form: Form, case: Case, read: Header, model: str, plain_backend: str) -> dict[str, Any]:
-    """The variables of the lines that judge the failure, or show it. Raises NoShortForm."""
     if form is Form.HANDS_OVER:
         return selfcheck.lines_that_show(read, model=model, plain_backend=plain_backend)
     has_numbers = any(type(value) is int for value in case.inputs)
@@ -227,7 +224,6 @@ def plain_name(backend: BackendRef) -> str:
 
 
 def function_name(backend: BackendRef) -> str:
-    """The expression of a backend that is one of the embedded definitions; empty for all others."""
     is_own = backend.embedded and not backend.setup and backend.expression.isidentifier()
     return backend.expression if is_own else ""
 
@@ -291,7 +287,6 @@ def constant_expression(
 
 
 def _embedded(case: Case) -> str:
-    """The definitions that no import reaches, with the loader of scripts where the backend needs one."""
     text = case.backend.embedded
     nodes = ast.parse(text).body
     ours = {node.lineno for node in nodes if ast.unparse(node) in (SCRIPT_IMPORTS[0], "import torch")}
@@ -303,7 +298,6 @@ def _embedded(case: Case) -> str:
 
 
 def _has_annotations(text: str) -> bool:
-    """Whether definitions have annotations: these may name what was not copied with them, and are not to be evaluated."""
     return any(
         getattr(node, "annotation", None) is not None or getattr(node, "returns", None) is not None
         for node in ast.walk(ast.parse(text))
@@ -319,7 +313,6 @@ def imports_more_than_torch(text: str) -> bool:
 
 
 def _check(text: str) -> None:
-    """A script that Python does not accept is never written."""
     try:
         compile(text, "<repro script>", "exec")
     except (SyntaxError, ValueError) as error:

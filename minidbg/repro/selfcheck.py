@@ -93,15 +93,12 @@ def lines_that_show(header: Header, *, model: str, plain_backend: str) -> dict[s
 
 
 def functions_of(case: _ScriptJudge, *, check: bool) -> list[str]:
-    """The text of the functions that the lines call."""
     needed = {"run": case.needs_run, "compiled": case.is_direct, "check": check}
     text = templates.environment().get_template("judge.py.j2").module
     return [getattr(text, name)(case).strip("\n") for name, wanted in needed.items() if wanted]
 
 
 class _ScriptJudge:
-    """What the text of a script's own judge depends on, for one header."""
-
     def __init__(self, header: Header, model: str, plain_backend: str, has_numbers: bool) -> None:
         self.header, self.spec, self.kind = header, header.spec, header.spec.expected.kind
         self.backend, self.device = plain_backend or "backend()", self.spec.device
@@ -121,7 +118,6 @@ class _ScriptJudge:
             self.category = self.category.partition(" ")[0]
 
     def beyond_a_few_lines(self) -> str:
-        """Why the failure needs the whole judge; empty where a few lines do."""
         if self.leaf and (self.category not in CATEGORIES or self.leaf not in LEAVES):
             return "a result of another structure than eager's needs the whole comparison"
         if self.is_direct and self.has_parameters and self.backward:
@@ -138,7 +134,6 @@ class _ScriptJudge:
 
     @property
     def waits(self) -> bool:
-        """Whether a failing kernel may show only when its device comes to rest."""
         late = self.kind.traits.dies or self.kind.traits.raises_when_run
         return late and bool(kind_of(self.device).synchronize)
 
@@ -146,7 +141,6 @@ class _ScriptJudge:
 
     @property
     def eager(self) -> str:
-        """The model itself."""
         made = "graph()" if self.is_direct else "Repro()"
         return f"{made}.to(device)" if self.has_state else made
 
@@ -162,7 +156,6 @@ class _ScriptJudge:
 
     @property
     def wrapper(self) -> str:
-        """The backend of a direct call, with its mode and options, as torch.compile would wrap it."""
         mode, options = self.spec.backend.mode, write_literal(dict(self.spec.backend.options))
         settings = f"{quoted(mode) if mode else None}, {options}, {self.spec.dynamic}"
         if self.backend == '"inductor"':
@@ -171,7 +164,6 @@ class _ScriptJudge:
 
     @property
     def dims(self) -> str:
-        """The dynamic dimensions of each input, as an expression; empty where nothing is symbolic."""
         if any(self.spec.dynamic_dims):
             return str([list(one) for one in self.spec.dynamic_dims])
         return "[[]] * len(values)" if self.is_aten and self.spec.dynamic else ""
@@ -306,7 +298,6 @@ LOCAL = r"""["'`]|[^\w\x00-\x7f]"""
 
 
 def written_pattern(pattern: str) -> str:
-    """The pattern as a string literal, raw where it has a backslash and can be."""
     if "\\" in pattern and '"' not in pattern and not pattern.endswith("\\") and pattern.isprintable():
         return f'r"{pattern}"'
     return quoted(pattern)

@@ -30,7 +30,6 @@ HEADER_MARK = re.compile(r"(?m)^# ///")
 
 
 def title(case: Case) -> str:
-    """One sentence: backend, kind of failure, ops."""
     template = case.spec.expected.kind.traits.title
     text = template.format(backend=case.backend.name, ops=ops_phrase(case))
     way = case.signature.direction if case.signature else "forward"
@@ -54,7 +53,6 @@ def telling_op(case: Case) -> str:
 
 
 def named_ops(case: Case, names: Sequence[str]) -> list[str]:
-    """Those of ``names`` that the case's error or its frames hold, the longest first."""
     signature = case.signature
     said = " ".join((signature.message, *signature.types, *signature.frames)) if signature else ""
     return sorted((name for name in names if len(name) > 2 and name in said), key=len, reverse=True)
@@ -91,7 +89,6 @@ USAGE = (
 
 
 def docstring(case: Case, *, values: str, remark: str = "") -> str:
-    """The script's docstring, ready to stand between triple quotes; ``values`` says what the inputs hold."""
     first, *more = [*shown_lines(case), ""]
     headline = title(case)
     if first and len(first) <= min(TITLE_WIDTH, LINE_WIDTH - len(headline) - 1):
@@ -135,7 +132,6 @@ def _first_lines(message: str, telling: Sequence[str]) -> list[str]:
 
 
 def _cut(line: str) -> str:
-    """``line``, or its beginning and how much is left out; one that was cut already stays."""
     end = re.search(r"(?: \.\.\. \(and \d{1,6} more lines?\))?$", line)
     begin, rest = (line[: end.start()], end[0]) if end else (line, "")
     beyond = begin[MESSAGE_WIDTH:]
@@ -145,7 +141,6 @@ def _cut(line: str) -> str:
 
 
 def beyond_title(case: Case) -> str:
-    """The failure's message, without what the title says too."""
     name, message = case.backend.name, case.provenance.message
     said = SAID_BY_TITLE.match(message, len(name)) if message.startswith(name) else None
     return message[said.end() :] if said else message
@@ -194,7 +189,6 @@ def _story(case: Case, values: str) -> Iterator[str]:
 
 
 def mode_phrases(context: Context) -> Sequence[str]:
-    """The modes that differ from torch's defaults, as code."""
     found: list[str] = []
     if context.inference:
         found.append("torch.inference_mode()")
@@ -220,5 +214,4 @@ def mode_phrases(context: Context) -> Sequence[str]:
 
 
 def is_dotted_name(text: str) -> bool:
-    """Whether ``text`` is a name, or names joined by dots."""
     return all(part.isidentifier() for part in text.split("."))

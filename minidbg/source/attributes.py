@@ -41,7 +41,6 @@ def exact_literal(name: str, value: Tensor) -> str:
 
 
 def is_plain(value: Tensor) -> bool:
-    """Whether ``value`` is a strided tensor of torch's own classes, whose elements are all that it is."""
     is_known = type(value) in (Tensor, nn.Parameter, nn.Buffer)
     if not is_known or value.layout is not torch.strided or value.is_quantized or value.is_nested:
         return False
@@ -53,12 +52,10 @@ def is_plain(value: Tensor) -> bool:
 
 
 def by_name(name: str, value: Tensor) -> str:
-    """``constants['name']``: for source that runs where ``instantiate`` provides the tensors."""
     return f"constants[{name!r}]"
 
 
 def used_targets(graph: fx.Graph) -> list[str]:
-    """The attributes that ``graph`` reads or calls, each once, in order of first use."""
     targets = (str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module"))
     return list(dict.fromkeys(targets))
 
@@ -113,7 +110,6 @@ class Attributes:
             self._assign(target, literal(value))
 
     def fill(self, target: str, expression: str) -> None:
-        """Put ``expression`` where the nested graph of ``target`` belongs."""
         position = self.statements.index(target)
         held, self.statements = self.statements, []
         self._assign(target, expression)
@@ -133,7 +129,6 @@ class Attributes:
         )
 
     def _owner_of(self, target: str) -> tuple[str, str]:
-        """The expression for what holds ``target``, and what it is called there."""
         owner, _, field = target.rpartition(".")
         return attribute_path(self._owner, owner) if owner else self._owner, field
 

@@ -26,8 +26,6 @@ _EXACT_AS_FITTED = (FillKind.FULL, FillKind.LOWER, FillKind.UPPER, FillKind.LITE
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The fill of a base, where it holds NaN or infinities (index and value as text), and bytes to store by key."""
-
     fill: Fill
     places: tuple[tuple[str, str], ...] = ()
     stored: Mapping[str, Tensor] = field(default_factory=dict)
@@ -35,8 +33,6 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class ValueReader:
-    """How the values of a base are looked at, which takes most of the time of describing inputs."""
-
     exact: Callable[[Tensor, str], Content]
     """For the values of a whole base, and the key under which they may be stored."""
     fitted: Callable[[Tensor, ViewExpression, StridedLayout, str], Content]
@@ -67,7 +63,6 @@ def in_place_of(value: Tensor) -> Tensor | None:
 
 
 def wanted_exact(value: Tensor, exactness: Exactness) -> bool:
-    """Whether the values of ``value`` must come back bit for bit."""
     if exactness is Exactness.EXACT:
         return True
     is_index = not (value.is_floating_point() or value.is_complex())
@@ -86,7 +81,6 @@ def content_without_data(dtype: torch.dtype) -> Content:
 
 
 def fitted_content(value: Tensor, view: ViewExpression, layout: StridedLayout, key: str) -> Content:
-    """Values like those of ``value`` for its base, NaN and infinities kept where they are."""
     seen = _seen_base(value, view, layout)
     is_small = math.prod(view.base) <= SMALL_ELEMENTS
     fill = fit(seen, literal=is_small) if seen is not None else fit(value, structured=False, literal=is_small)
@@ -120,12 +114,10 @@ def exact_content(data: Tensor, key: str) -> Content:
 
 
 def _holds_all(fill: Fill, value: Tensor) -> bool:
-    """Whether ``fill`` says where NaN and infinities are: ``value`` has none, or it is made of them."""
     return all_finite(value) or not all(map(cmath.isfinite, fill.numbers))
 
 
 def as_bytes(data: Tensor) -> Tensor:
-    """The elements of ``data`` in order as uint8 ``[n]`` on the cpu, a copy."""
     flat = torch.empty(data.numel(), dtype=data.dtype)
     if data.numel():
         flat.copy_(data.detach().reshape(-1))
@@ -145,7 +137,6 @@ def base_data(value: Tensor, view: ViewExpression, layout: StridedLayout) -> Ten
 
 
 def put(flat: Tensor, value: Tensor, layout: StridedLayout) -> None:
-    """Write ``value`` into ``flat`` ``[n]`` where ``layout`` places it."""
     if value.numel() == 0:
         return
     # By index: copy_ refuses a target in which two elements share their memory.
@@ -171,7 +162,6 @@ def all_finite(value: Tensor) -> bool:
 
 
 def _once(value: Tensor) -> Tensor:
-    """``value`` with each expanded dimension narrowed to one: an expanded tensor may have more elements than can be read."""
     for dimension, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True)):
         if step == 0 and size > 1:
             value = value.narrow(dimension, 0, 1)
@@ -179,7 +169,6 @@ def _once(value: Tensor) -> Tensor:
 
 
 def _wide(value: Tensor) -> Tensor:
-    """``value`` in a dtype that has arithmetic on every device."""
     if value.dtype is torch.complex32:
         return value.to(torch.complex64)
     return value.float() if value.dtype.itemsize == 1 else value
@@ -224,7 +213,6 @@ LOOKED_AT = 32
 
 
 def stored_content(data: Tensor, key: str) -> Content:
-    """The bytes of ``data``."""
     return Content(Fill(FillKind.STORED, text=key), stored={key: as_bytes(data)})
 
 
@@ -246,7 +234,6 @@ def glanced_content(value: Tensor, view: ViewExpression, layout: StridedLayout, 
 
 
 def elements(value: Tensor) -> list[float | complex]:
-    """``LOOKED_AT`` elements, spread over the tensor without copying it."""
     step = max(1, value.numel() // LOOKED_AT)
     if value.is_contiguous() or StridedLayout(tuple(value.shape), value.stride()).span == value.numel():
         flat = value.as_strided((value.numel(),), (1,), value.storage_offset())

@@ -90,7 +90,6 @@ def bytes_to_store(values: Sequence[Any], exactness: Exactness) -> int:
 
 
 def usable_names(names: Sequence[str]) -> tuple[str, ...]:
-    """``names`` as distinct variables of ``inputs()`` that hide none of the names it uses."""
     usable: list[str] = []
     for name in names:
         while keyword.iskeyword(name) or name in RESERVED or name in usable:
@@ -101,8 +100,6 @@ def usable_names(names: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """How values are looked at."""
-
     exactness: Exactness
     contents: ValueReader
 
@@ -110,7 +107,6 @@ class _Look:
         return None if wanted_exact(value, self.exactness) else origins.recall(value)
 
     def content(self, value: Tensor, view: ViewExpression, layout: StridedLayout, key: str) -> Content:
-        """What the base of ``value`` is filled with; ``key`` is for values that are stored."""
         if torch_internals.is_zero_tensor(value):
             return Content(Fill(FillKind.NO_MEMORY))
         readable = in_place_of(value)
@@ -160,7 +156,6 @@ def _describe_all(
 
 
 def _facts(name: str, value: Tensor) -> InputSpec:
-    """All but the values. Raises CannotWrite for what no script could make."""
     facts = InputSpec(
         name=name,
         fill=Fill(FillKind.CONSTRUCTED),
@@ -193,7 +188,6 @@ def _facts(name: str, value: Tensor) -> InputSpec:
 def _constructed(
     facts: InputSpec, value: Tensor, names: Sequence[str], look: _Look, made: dict[int, tuple[Any, str]]
 ) -> InputSpec:
-    """The spec of a tensor of a subclass, with those of its parts."""
     construction = construction_of(value, f"input {facts.name}")
     wanted = [f"{facts.name}_{part}" for part in construction.parts]
     variables = dict(zip(construction.parts, usable_names([*names, *wanted])[len(names) :], strict=True))
@@ -225,7 +219,6 @@ def _layout(value: Tensor) -> StridedLayout:
 
 
 def _plain(value: Tensor) -> Tensor:
-    """``value`` without its lazy conjugation and negation, on the same storage."""
     value = value.detach()
     if value.is_conj():
         value = value.conj()
@@ -237,8 +230,6 @@ def _plain(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The base of several inputs: its variable and how it is filled. ``start`` is its place in the storage, in bytes."""
-
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -247,7 +238,6 @@ class _Shared:
 
 
 def _shared_bases(values: Sequence[Any], names: Sequence[str], look: _Look) -> dict[int, _Shared]:
-    """The shared base of each input that has one, by the input's index."""
     members: dict[int, list[int]] = {}
     first = {id(value): index for index, value in reversed([*enumerate(values)]) if isinstance(value, Tensor)}
     for index in sorted(first.values()):
@@ -268,7 +258,6 @@ def _shared_bases(values: Sequence[Any], names: Sequence[str], look: _Look) -> d
 
 
 def _extent(value: Tensor) -> tuple[int, int]:
-    """First and last byte + 1 of the storage that ``value`` uses."""
     layout = _moved(value, 0)
     return layout.offset * value.dtype.itemsize, layout.span * value.dtype.itemsize
 
@@ -303,7 +292,6 @@ def _shared_base(name: str, group: Sequence[Tensor], look: _Look) -> _Shared:
 
 
 def _shared_data(group: Sequence[Tensor], start: int, size: int) -> Tensor:
-    """The bytes of a storage that some of ``group`` looks at, uint8 ``[size]``; zeros elsewhere."""
     flat = torch.zeros(size, dtype=torch.uint8, device=group[0].device)
     for value in group:
         put(flat.view(value.dtype), value, _moved(value, start))

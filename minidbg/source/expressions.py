@@ -79,7 +79,6 @@ def _nested(items: Any, dtype: torch.dtype) -> str:
 
 
 def _wrapped(items: Any, dtype: torch.dtype, depth: int) -> str:
-    """``items`` over several lines, one row each where a row fits."""
     margin, inner = "    " * depth, "    " * (depth + 1)
     text = _nested(items, dtype)
     if not isinstance(items, list) or len(text) + len(inner) <= LINE:
@@ -134,8 +133,6 @@ def _no_name(node: fx.Node) -> str:
 
 
 class Expressions:
-    """Writes the nodes of one graph; ``imports`` and ``roots`` collect what the text refers to."""
-
     def __init__(self, name_of: Callable[[fx.Node], str] = _no_name) -> None:
         self._name_of = name_of
         self.imports: set[str] = set()
@@ -143,7 +140,6 @@ class Expressions:
         self.kernels = Definitions(self.value, self.imports)
 
     def node(self, node: fx.Node) -> str:
-        """The expression that computes ``node``. Raises CannotWrite naming the node and the part."""
         try:
             if node.op == "get_attr":
                 return attribute_path("self", str(node.target))
@@ -177,7 +173,6 @@ class Expressions:
         return self._torch_value(value)
 
     def reference(self, value: Any) -> str:
-        """The dotted name of ``value``; its import is kept in ``imports``."""
         reference = reference_to(value)
         self.roots.add(reference.root)
         if reference.imports:
@@ -185,7 +180,6 @@ class Expressions:
         return reference.text
 
     def index(self, value: Any) -> str:
-        """What stands between brackets: ``:, 1:, None``."""
         if type(value) is tuple and value:
             inside = ", ".join(self._index_part(part) for part in value)
             return f"{inside}," if len(value) == 1 else inside
@@ -215,7 +209,6 @@ class Expressions:
         return name
 
     def keywords(self, node: fx.Node) -> str:
-        """The dict of ``node``'s keyword arguments; numbers of a table of this process are looked up anew."""
         if not torch_internals.is_kernel_launch(node):
             return self.value(dict(node.kwargs))
         kernel, constants = torch_internals.kernel_and_constants(node)

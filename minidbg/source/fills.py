@@ -31,8 +31,6 @@ _OPAQUE = {getattr(torch, name) for name in _OPAQUE_NAMES if hasattr(torch, name
 
 
 class FillKind(enum.StrEnum):
-    """The ways to make values; ``Fill.numbers`` holds what each needs."""
-
     NORMAL = "normal"
     """mean, standard deviation"""
     UNIFORM = "uniform"
@@ -78,20 +76,16 @@ class FillKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """How values are made: a way, its numbers, or its text."""
-
     kind: FillKind
     numbers: tuple[complex, ...] = ()
     text: str = ""
 
 
 def is_opaque(dtype: torch.dtype) -> bool:
-    """Whether the dtype has bits but no numbers."""
     return dtype in _OPAQUE
 
 
 def literal_fill(value: Tensor) -> Fill:
-    """Every value of ``value``, kept in the text."""
     return Fill(FillKind.LITERAL, text=tensor_literal(value))
 
 
@@ -127,7 +121,6 @@ def _fit_bools(value: Tensor, structured: bool) -> Fill:
 
 
 def _share(share: float) -> float:
-    """``share`` of the values, in two digits; neither all nor none of them."""
     return _two_digits(min(max(share, 0.01), 0.99))
 
 
@@ -145,7 +138,6 @@ def _fit_integers(value: Tensor, structured: bool) -> Fill:
 
 
 def _are_distinct_on_purpose(value: Tensor, choices: int) -> bool:
-    """Whether no integer occurs twice, as by chance one in twenty tensors would at most: they may be places to write to."""
     count = value.numel()
     if not count <= choices <= MOST_DISTINCT or count * count < 6 * choices:
         return False
@@ -197,7 +189,6 @@ def _fit_few_values(value: Tensor, structured: bool) -> Fill | None:
 
 
 def _few_values(value: Tensor) -> list[float]:
-    """The one or two values of a tensor; nothing where there are more, or a NaN."""
     low, high = torch.aminmax(value)  # sorting a large tensor takes seconds
     has_others = low.isnan() or not ((value == low) | (value == high)).all()
     return [] if has_others else [bound.item() for bound in (low, high)][: 1 if low == high else 2]
@@ -230,7 +221,6 @@ def _probabilities(value: Tensor, sample: Tensor) -> Fill | None:
 
 
 def _distribution(sample: Tensor) -> Fill:
-    """The fill for finite float64 values ``[n]``, n >= 1, that are not all equal."""
     n = sample.numel()
     low, high = sample.min().item(), sample.max().item()
     if low >= 0 or high <= 0:
@@ -272,7 +262,6 @@ def _two_digits(value: float) -> float:
 
 
 def _simple(value: float, tolerance: float = 0.1) -> float:
-    """``value`` to one digit where that is within ``tolerance`` (at least 0.1, relative), else to two."""
     short = float(f"{value:.0e}")
     for candidate in (1.0, short):
         if abs(candidate - value) <= max(0.1, tolerance) * abs(value):
@@ -281,7 +270,6 @@ def _simple(value: float, tolerance: float = 0.1) -> float:
 
 
 def _sample(value: Tensor) -> Tensor:
-    """At most ``SAMPLE`` evenly spread values as ``[n]`` float64 (complex128 for complex ones)."""
     target = torch.complex128 if value.is_complex() else torch.float64
     if value.numel() <= SAMPLE:
         return value.flatten().to(target)

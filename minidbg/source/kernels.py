@@ -36,7 +36,6 @@ class Definitions:
         self._modules: dict[str, ModuleType] = {}
 
     def name_of(self, kernel: Any) -> str:
-        """What ``kernel`` is called in the text; it is defined after this. Raises CannotWrite."""
         function = kernel
         while not inspect.isfunction(function):
             function = getattr(function, "fn", None)
@@ -54,7 +53,6 @@ class Definitions:
             raise
 
     def _defined(self, kernel: Any) -> str:
-        """The definition of a function that is decorated with ``triton.jit`` alone."""
         if not torch_internals.is_kernel(kernel):
             kind = f"{type(kernel).__module__}.{type(kernel).__qualname__}"
             raise CannotWrite(f"a kernel of type {kind}", "only triton.jit and triton.autotune are known")
@@ -75,7 +73,6 @@ class Definitions:
         return str(name)
 
     def _look_up(self, name: str, value: Any) -> None:
-        """Bind the global ``name``, which a kernel looks up, to ``value``."""
         if isinstance(value, ModuleType):
             self._imports.add(f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else ""))
             if self._modules.setdefault(name, value) is not value:
@@ -124,7 +121,6 @@ class Definitions:
         return f"triton.Config({', '.join(arguments)})"
 
     def _bind(self, name: str, text: str) -> bool:
-        """Define ``name`` by ``text``; whether it was new. Raises CannotWrite where it has another definition."""
         is_new = name not in self.texts
         if not self._bind_if_free(name, text):
             raise CannotWrite(f"the name {name}", "the kernels of the graph use it for two different things")

@@ -35,8 +35,6 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class ModuleSource:
-    """Source of one module class."""
-
     text: str
     """The class, nested classes included, without imports."""
     imports: tuple[str, ...] = ()
@@ -67,8 +65,6 @@ def write_module(
 
 
 class _Writer(abc.ABC):
-    """Writes a graph module and those nested in it; collects what the text refers to."""
-
     def __init__(self, constant_expression: ConstantExpression) -> None:
         self._constant_expression = constant_expression
         self._imports: set[str] = set()
@@ -76,7 +72,6 @@ class _Writer(abc.ABC):
         self._kernels: dict[str, str] = {}
 
     def source(self, name: str, text: str, input_names: tuple[str, ...]) -> ModuleSource:
-        """``text``, with all that was collected."""
         imports = tuple(sorted(self._imports))
         return ModuleSource(f"{text}\n", imports, input_names, self._constants, name, self._kernels)
 
@@ -85,7 +80,6 @@ class _Writer(abc.ABC):
         """The text that makes ``gm``, called ``name``, and the names of its inputs; ``path`` leads to it from the outermost module."""
 
     def _nested(self, attributes: Attributes, path: str, free: Callable[[str], str], owner: str) -> list[str]:
-        """The texts for the nested graphs among ``attributes``; ``free`` names the one at a target."""
         texts = []
         for target, nested in attributes.nested.items():
             name = free(target)
@@ -94,14 +88,12 @@ class _Writer(abc.ABC):
         return texts
 
     def _take(self, names: Names, write: Expressions) -> None:
-        """Collect the names in the text of one graph, and what it refers to."""
         self._imports |= write.imports
         for name, text in write.kernels.texts.items():
             if self._kernels.setdefault(name, text) != text:
                 raise CannotWrite(f"the name {name}", "kernels of two graphs use it for different things")
 
     def _attributes(self, gm: fx.GraphModule, path: str, owner: str) -> Attributes:
-        """What the graph reads and calls, written; ``path`` leads to ``gm`` from the outermost module."""
         attributes = Attributes(gm, path, self._constant_expression, owner)
         attributes.write_all(used_targets(gm.graph))
         self._constants.update(attributes.constants)
@@ -109,8 +101,6 @@ class _Writer(abc.ABC):
 
 
 class _ClassWriter(_Writer):
-    """Writes a class and, inside it, the classes of nested graphs."""
-
     def write(self, gm: fx.GraphModule, name: str, path: str) -> tuple[str, tuple[str, ...]]:
         attributes = self._attributes(gm, path, "self")
         used = {target.partition(".")[0] for target in used_targets(gm.graph)} | set(dir(nn.Module))
@@ -145,8 +135,6 @@ def namings(nodes: Sequence[fx.Node], taken: set[str]) -> Iterator[tuple[Names, 
 
 
 class _ForwardWriter:
-    """Writes ``forward``."""
-
     def __init__(self, graph: fx.Graph) -> None:
         _check_form(graph)
         self._graph = graph
@@ -158,7 +146,6 @@ class _ForwardWriter:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The parameters of ``forward`` without ``self``."""
         return tuple(self.names[node] for node in self._graph.find_nodes(op="placeholder"))
 
     def _write(self) -> str:
@@ -204,20 +191,17 @@ class _ForwardWriter:
 
 
 def level_mark(node: fx.Node) -> str:
-    """What to say of a call that enters or leaves a level of vmap, jvp or grad; empty for all others."""
     level, _, does = op_name(node).strip("_").partition("_") if node.op == "call_function" else ("",) * 3
     words = {"increment_nesting": "enters", "decrement_nesting": "leaves"}
     return f"{words[does]} a level of {level}" if does in words else ""
 
 
 def _commented(text: str, node: fx.Node) -> str:
-    """``text`` with the user's line that ``node`` comes from."""
     comment = location(node) if node.op != "output" else ""
     return f"{text}  # {comment}" if comment else text
 
 
 def listed(items: Sequence[str]) -> str:
-    """The items with commas between them, in as many indented lines as it takes."""
     filled = textwrap.fill(
         ", ".join(item.replace(" ", "\0") for item in items),  # no line ends inside an item
         LINE_LENGTH - 4,
@@ -241,7 +225,6 @@ def is_item_assignment(node: fx.Node) -> bool:
 
 
 def _check_form(graph: fx.Graph) -> None:
-    """Refuse what a plain ``forward`` cannot say."""
     if not any(node.op == "output" for node in graph.nodes):
         raise CannotWrite("the graph", "it has no output node")
     for node in graph.nodes:
@@ -292,8 +275,6 @@ def write_graph_builder(
 
 
 class _BuilderWriter(_Writer):
-    """Writes a function and, inside it, the functions for nested graphs."""
-
     def __init__(self, constant_expression: ConstantExpression, own_names: bool) -> None:
         super().__init__(constant_expression)
         self._own_names = own_names
@@ -312,7 +293,6 @@ class _BuilderWriter(_Writer):
         return f"def {name}():\n{textwrap.indent(body, INDENT)}", input_names
 
     def _nodes(self, graph: fx.Graph) -> tuple[list[str], tuple[str, ...]]:
-        """One line a node, and the variables of the placeholders."""
         for names, write in namings(list(graph.nodes), set(_OWN_NAMES)):
             lines = [self._line(node, names, write) for node in graph.nodes]
         self._take(names, write)

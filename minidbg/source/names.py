@@ -69,7 +69,6 @@ def _to_fixed_point(raw: str, *, short: bool) -> str:
 
 
 def identifier(name: str) -> str:
-    """``name`` made an ASCII identifier that no class mangles and that is not reserved."""
     name = _NOT_IN_NAMES.sub("_", name)
     if name.startswith("__"):
         name = "_" + name.lstrip("_")
@@ -91,18 +90,15 @@ class Names:
         return self.by_node[node]
 
     def add(self, node: fx.Node) -> str:
-        """Choose and keep the name of ``node``."""
         is_input = node.op == "placeholder"
         name = self.unique(*(readable(str(node.target)) if is_input else (identifier(node.name),)))
         self.by_node[node] = name
         return name
 
     def free(self, raw: str) -> str:
-        """A free name like ``raw`` for something that is no node."""
         return self.unique(identifier(raw))
 
     def unique(self, *candidates: str) -> str:
-        """The first free candidate, else the last one with the next free number."""
         free = (name for name in candidates if name not in self._used)
         name = next(free, None) or numbered(candidates[-1], self._used)
         self._used.add(name)
@@ -110,7 +106,6 @@ class Names:
 
 
 def class_name(attribute: str, used: set[str]) -> str:
-    """A class name for the nested graph at ``attribute``, not in ``used``: ``cond_true_0`` gives ``CondTrue0``."""
     words = _NOT_IN_NAMES.sub("_", attribute).split("_")
     base = "".join(word[:1].upper() + word[1:] for word in words)
     base = base if base and not base[0].isdigit() else f"Graph{base}"
@@ -118,7 +113,6 @@ def class_name(attribute: str, used: set[str]) -> str:
 
 
 def numbered(name: str, used: Set[str]) -> str:
-    """``name``, or ``name_1``, ``name_2``...: the first that is not in ``used``."""
     further = (f"{name}_{number}" for number in itertools.count(1))
     return next(one for one in itertools.chain([name], further) if one not in used)
 
@@ -159,14 +153,11 @@ _HIGHER_ORDER = "torch.ops.higher_order."
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """How source text names an object: ``text`` after the statement ``imports`` (empty for torch and builtins)."""
-
     text: str
     imports: str = ""
 
     @property
     def root(self) -> str:
-        """The first name of ``text``, which no local value may take."""
         return self.text.partition(".")[0]
 
 
@@ -192,7 +183,6 @@ def reference_to(value: Any) -> Reference:
 
 
 def _operator_reference(text: str, value: Any) -> Reference:
-    """The reference ``text`` to an operator, after a look whether it leads to ``value``."""
     parts = text.split(".")
     if not all(map(is_plain_identifier, parts)) or walk(torch, ".".join(parts[1:])) is not value:
         raise CannotWrite(_describe(value), f"{text} does not lead to it")
@@ -209,7 +199,6 @@ def _attribute_module(name: str) -> Any:
 
 
 def _places(value: Any) -> Iterator[tuple[str, str]]:
-    """Module and dotted path where ``value`` may live."""
     kind, home = type(value).__qualname__, type(value).__module__
     if hasattr(type(value), "__members__"):  # an enum of Python or of pybind11
         name = getattr(value, "name", "")
@@ -224,7 +213,6 @@ def _places(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _with_import(text: str, module: str = "") -> Reference:
-    """The reference ``text``; ``module`` is where it lives, when that is known."""
     if text.startswith("builtins."):
         return Reference(text.removeprefix("builtins."))
     if not module:

@@ -48,7 +48,6 @@ HUNTS_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "extras"
 
 
 def user_frames(node: fx.Node) -> Iterator[tuple[str, str, str]]:
-    """File, line number and text of each line of the user's that ``node`` came from, the innermost first."""
     trace = node.meta.get("stack_trace")
     lines = trace.split("\n") if isinstance(trace, str) else []
     for line, below in reversed(list(itertools.zip_longest(lines, lines[1:], fillvalue=""))):
@@ -91,7 +90,6 @@ def traces_of(graph_module: fx.GraphModule) -> dict[str, Any]:
 
 
 def put_traces(graph_module: fx.GraphModule, table: Mapping[str, Any]) -> None:
-    """Give the nodes the stack traces that ``traces_of`` has of the same graph."""
     found = _graphs(graph_module)
     for path in found.keys() & table["graphs"].keys():
         for node, number in zip(found[path].nodes, table["graphs"][path], strict=True):
@@ -106,13 +104,11 @@ def _users_frame(node: fx.Node) -> str:
 
 
 def _graphs(graph_module: fx.GraphModule) -> dict[str, fx.Graph]:
-    """The graphs of ``graph_module``, by the paths of their modules."""
     modules = graph_module.named_modules(remove_duplicate=False)
     return {path: module.graph for path, module in modules if isinstance(module, fx.GraphModule)}
 
 
 def comments_by_line(source: str) -> dict[int, str]:
-    """Line number (from 1) to comment text without ``#``, of correct source."""
     return {
         token.start[0]: token.string.removeprefix("#").strip()
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -170,7 +166,6 @@ class Recipe:
     version: int = 0
 
     def named(self, name: str) -> Recipe:
-        """The same statements with the tensor called ``name``."""
         if name == self.name:
             return self
         return Recipe(name, tuple(_renamed(text, self.name, name) for text in self.statements), self.version)
@@ -180,12 +175,10 @@ _recipes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def remember(tensor: Tensor, recipe: Recipe) -> None:
-    """Keep ``recipe`` for as long as ``tensor`` lives and nobody writes to it."""
     _recipes[tensor] = Recipe(recipe.name, recipe.statements, _version(tensor))
 
 
 def recall(tensor: Tensor) -> Recipe | None:
-    """The recipe of ``tensor``, unless it has none or has been written to since."""
     found: Recipe | None = _recipes.get(tensor)  # type: ignore[no-untyped-call]  # torch has no types there
     return found if found is not None and found.version == _version(tensor) else None
 
@@ -225,7 +218,6 @@ def _recipe(steps: Sequence[_Step], name: str, value: ast.expr, source: str) -> 
 
 
 def _closed(recipe: Recipe) -> Recipe | None:
-    """``recipe`` if it runs wherever ``inputs`` does, and makes the name it says."""
     tree = ast.parse("\n".join(recipe.statements))
     bound = _names(tree, ast.Store)
     return recipe if _names(tree, ast.Load) <= bound | _GIVEN and recipe.name in bound else None
@@ -245,7 +237,6 @@ class _Step:
 
 
 def _needed(steps: Iterable[_Step], name: str) -> tuple[str, ...]:
-    """The statements that ``name``'s last value depends on, backwards from the end, in their order."""
     wanted, texts = {name}, []
     for step in reversed(list(steps)):
         # A statement that binds nothing (x[0] = nan, x.requires_grad_()) may write to whatever it mentions.
@@ -294,7 +285,6 @@ def dedented(source: str, node: ast.stmt | ast.expr, indent: int | None = None) 
 
 
 def _string_lines(node: ast.AST) -> set[int]:
-    """The lines that begin inside a string."""
     return {
         line
         for child in ast.walk(node)
@@ -305,6 +295,5 @@ def _string_lines(node: ast.AST) -> set[int]:
 
 
 def _renamed(text: str, old: str, new: str) -> str:
-    """``text`` with the variable ``old`` called ``new``, everything else as it is written."""
     names = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and node.id == old)
     return edited(text, ((node.lineno, node.col_offset, node.end_col_offset or 0, new) for node in names))

@@ -102,8 +102,6 @@ def _check_init(definition: ast.ClassDef) -> None:
 
 
 class _ForwardReader:
-    """Reads one ``forward`` into ``graph``."""
-
     def __init__(
         self, forward: ast.FunctionDef, namespace: Mapping[str, Any], comments: Mapping[int, str]
     ) -> None:
@@ -150,7 +148,6 @@ class _ForwardReader:
                 raise NotOurForm(f"a {type(statement).__name__} statement", statement)
 
     def _read_block(self, call: ast.Call, body: list[ast.stmt]) -> fx.Node:
-        """The node that enters the block, after all that it holds has been read."""
         manager = self._global(call.func)
         form = next((form for form in FORMS if form.manager is manager), None)
         if form is None or call.keywords:
@@ -168,7 +165,6 @@ class _ForwardReader:
         return node
 
     def _node(self, expression: ast.expr, name: str | None) -> fx.Node:
-        """The node that a statement's expression stands for."""
         path = _self_path(expression)
         if path is not None:
             return self._add("get_attr", path, (), {}, name)
@@ -231,7 +227,6 @@ class _ForwardReader:
         return kwargs
 
     def _value(self, expression: ast.expr) -> Any:
-        """What stands in an argument: a node, a literal, or a function, class or enum member."""
         match expression:
             case ast.Name(id=name) if name in self._locals:
                 return self._locals[name]
@@ -273,7 +268,6 @@ class _ForwardReader:
         raise NotOurForm(f"{ast.unparse(expression)} is no value computed before", expression)
 
     def _global(self, expression: ast.expr) -> Any:
-        """The object that a dotted name outside ``forward`` stands for."""
         match expression:
             case ast.Name(id=name) if name not in self._locals and name in self._namespace:
                 return self._namespace[name]
@@ -311,7 +305,6 @@ def _self_path(expression: ast.expr) -> str | None:
 
 
 def _symbols() -> dict[tuple[type, int], Callable[..., Any]]:
-    """Operator class of the syntax tree and number of operands -> function."""
     found: dict[tuple[type, int], Callable[..., Any]] = {}
     for function, symbol in BINARY.items():
         expression: Any = ast.parse(f"a {symbol} b", mode="eval").body

@@ -110,7 +110,6 @@ def _target(node: fx.Node) -> str:
 
 
 def _launch_text(write: Expressions, node: fx.Node) -> str:
-    """The kernel and its arguments; the node has only their numbers in a table of this process."""
     try:
         return f"{write.keywords(node)} {write.kernels.texts}"
     except CannotWrite:

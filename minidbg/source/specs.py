@@ -32,8 +32,6 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class StridedLayout:
-    """What a tensor's strides say, without its data."""
-
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int = 0
@@ -48,7 +46,6 @@ class StridedLayout:
 
     @property
     def contiguous_stride(self) -> tuple[int, ...]:
-        """The strides that a new tensor of this shape would have."""
         sizes = (max(size, 1) for size in reversed(self.shape[1:]))
         return tuple(itertools.accumulate(sizes, operator.mul, initial=1))[::-1] if self.shape else ()
 
@@ -62,14 +59,11 @@ class StridedLayout:
 
 @dataclass(frozen=True, slots=True)
 class ViewExpression:
-    """``base`` is the shape of a new contiguous tensor; ``text`` follows its expression: ``.t()``, or nothing."""
-
     base: tuple[int, ...]
     text: str
 
 
 def view_of(layout: StridedLayout) -> ViewExpression:
-    """The most readable base and view that give exactly ``layout``."""
     if layout.offset == 0 and layout.stride == layout.contiguous_stride:
         return ViewExpression(layout.shape, "")
     return next((view for view in _candidates(layout) if _gives(view, layout)), generic_view(layout))
@@ -95,7 +89,6 @@ def view_into(base: tuple[int, ...], layout: StridedLayout) -> ViewExpression:
 
 
 def _gives(view: ViewExpression, layout: StridedLayout) -> bool:
-    """Whether ``view`` really has ``layout``, tried on a tensor without data."""
     base = torch.empty(view.base, device="meta")
     try:
         found: Tensor = eval(f"base{view.text}", {"torch": torch, "base": base})
@@ -136,7 +129,6 @@ def _expanded(layout: StridedLayout) -> ViewExpression:
 
 
 def _sliced(layout: StridedLayout) -> Iterator[ViewExpression]:
-    """A part of a larger contiguous tensor, whose sizes follow from the ratios of the strides."""
     stride, shape = layout.stride, layout.shape
     if not shape or 0 in stride or 0 in shape or stride[-1] != 1:
         return
@@ -212,7 +204,6 @@ class InputSpec:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the base is a variable of its own, used by several inputs."""
         return self.dtype is not None and self.base != self.name
 
 
@@ -229,7 +220,6 @@ class Construction:
 
 
 def is_constructed(value: Any) -> bool:
-    """Whether ``value`` is a tensor of a subclass, a parameter of one included."""
     is_plain = type(value) in (Tensor, torch.nn.Parameter)
     return isinstance(value, Tensor) and not is_plain and not torch_internals.is_fake(value)
 
@@ -330,7 +320,6 @@ class _Values(Expressions):
     """Writes what a subclass keeps beside its tensors; plain dataclasses by their constructor."""
 
     def reference(self, value: Any) -> str:
-        """The dotted name of ``value``, or its last part, imported from its module where an attribute hides that."""
         found = reference_to(value)
         module = found.imports.removeprefix("import ")
         if module and walk(sys.modules.get(found.root), found.text.partition(".")[2]) is not value:
@@ -371,7 +360,6 @@ def exactness_of_part(value: Any, exactness: Exactness) -> Exactness:
 
 
 def all_imports_of(values: Iterable[Any]) -> tuple[str, ...]:
-    """The import statements that the expressions of ``values`` need, parts included."""
     return tuple(dict.fromkeys(line for value in values for line in _imports(value)))
 
 

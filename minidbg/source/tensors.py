@@ -71,7 +71,6 @@ def statements(
 
 
 def imports_for(specs: Sequence[InputSpec]) -> tuple[str, ...]:
-    """The import statements that the text of ``specs`` needs."""
     return tuple(dict.fromkeys(line for spec in specs for line in spec.imports))
 
 
@@ -94,7 +93,6 @@ def _statements_of(spec: InputSpec, main: str, explicit: bool) -> Iterator[str]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The statements in ``text``, each as it is written."""
     lines = text.split("\n")
     for node in ast.parse(text).body:
         yield "\n".join(lines[node.lineno - 1 : node.end_lineno])
@@ -114,7 +112,6 @@ def _tensor_statements(spec: InputSpec, main: str, explicit: bool) -> Iterator[s
 
 
 def _outlives_an_op(spec: InputSpec) -> bool:
-    """Whether the result of an op on the input has its layout."""
     like = torch.empty_strided(spec.shape, spec.stride, device="meta")
     return like.clone().stride() == like.stride() and not (spec.storage_offset or spec.is_conj)
 
@@ -234,7 +231,6 @@ _RANDOM = ("rand", "randn", "randint", "randperm", "normal_", "uniform_")
 
 
 def draws(text: str) -> bool:
-    """Whether the statement or expression ``text`` uses random numbers."""
     return any(name in text for name in _RANDOM) and any(_drawing_calls(text))
 
 
@@ -253,15 +249,12 @@ def _drawing_calls(text: str) -> Iterator[ast.Call]:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What the text is to make, whatever the values."""
-
     size: tuple[int, ...]
     dtype: torch.dtype
     device: str
     explicit: bool
 
     def sized(self, function: str, dtype: torch.dtype | None = None) -> str:
-        """``torch.<function>(sizes, dtype=..., device=...)`` for randn, rand, zeros, ones, empty."""
         size = ", ".join(map(str, self.size)) or "()"
         return self.call(function, size, dtype or self.dtype)
 
@@ -274,11 +267,9 @@ class _Target:
 
     @property
     def place(self) -> str:
-        """The device argument; nothing where ``device`` is empty."""
         return f", device={self.device}" if self.device else ""
 
     def floats(self, function: str) -> str:
-        """A float factory; dtypes that have no random numbers are cast by ``cast``."""
         if self.dtype is torch.complex32:  # it has random numbers, and no arithmetic to scale them with
             return self.sized(function, torch.complex64)
         return self.sized(function, self.dtype if self.dtype in _HAVE_RANDOM else torch.float32)
@@ -287,16 +278,13 @@ class _Target:
         return text if self.dtype in _HAVE_RANDOM else f"{grouped(text)}.to({self.dtype})"
 
     def scaled(self, method: str, scale: complex) -> str:
-        """Normal numbers, after ``method``, times ``scale``."""
         text = self.floats("randn") + method
         return text if scale == 1 else f"{text} * {rounded(scale.real)}"
 
     def mask(self, share: complex) -> str:
-        """True in about this share of the places."""
         return f"{self.sized('rand', torch.float32)} < {rounded(share.real)}"
 
     def full(self, value: complex) -> str:
-        """The same value everywhere."""
         if self.dtype is torch.bool:
             return self.sized("ones" if value else "zeros")
         if not self.size:
@@ -309,7 +297,6 @@ class _Target:
         return self.call("full", f"{self.size}, {number(value, self.dtype)}", self.dtype, usual)
 
     def tensor(self, items: str) -> str:
-        """``torch.tensor`` of a literal."""
         usual = self.dtype if self.dtype in (torch.bool, torch.int64) else torch.float32
         return self.call("tensor", items, self.dtype, usual)
 
@@ -335,7 +322,6 @@ class _Target:
         return text if self.dtype is torch.int64 else f"{grouped(text)}.to({self.dtype})"
 
     def bytes(self) -> str:
-        """Random bytes, seen as the dtype."""
         *outer, last = self.size or (1,)
         size = (*outer, last * self.dtype.itemsize)
         text = f"torch.randint(0, 256, {size}, dtype=torch.uint8{self.place}).view({self.dtype})"

@@ -37,8 +37,6 @@ Stored = Callable[..., Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A case on its way."""
-
     table: dict[str, Any]
     """Plain values, for JSON."""
     storages: Mapping[str, Tensor]
@@ -88,7 +86,6 @@ def pack(case: Case, *, room_bytes: int = UNLIMITED) -> Parcel:
 
 
 def owners_of(storages: Mapping[str, Tensor], values: Iterable[Any]) -> dict[str, Tensor]:
-    """By key the tensor of ``values`` whose memory, all of it and no more, the storage is."""
     by_memory = {
         (value.data_ptr(), value.nbytes): value
         for value in values
@@ -99,7 +96,6 @@ def owners_of(storages: Mapping[str, Tensor], values: Iterable[Any]) -> dict[str
 
 
 def spec_of(table: Mapping[str, Any]) -> RunSpec:
-    """How the case is run, and what it must show."""
     return RunSpec.from_literal(table["spec"])
 
 

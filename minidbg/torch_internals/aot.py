@@ -194,7 +194,6 @@ def decompositions_expression(table: object) -> tuple[str, str] | None:
 
 
 def _same_table(known: Any, table: Any) -> bool:
-    """Whether two tables agree; what torch derives for composite operators is a new partial each time."""
     if type(known) is not type(table) or known.keys() != table.keys():
         return False
     return all(

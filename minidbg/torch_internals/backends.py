@@ -25,7 +25,6 @@ BACKEND_HOOKS = ("reset", "get_compiler_config", BACKEND_INIT)
 
 
 def known_backends() -> list[str]:
-    """Every name that torch.compile knows, debugging ones and entry points included."""
     return sorted(torch.compiler.list_backends(exclude_tags=()))  # type: ignore[no-untyped-call,unused-ignore]
 
 
@@ -95,7 +94,6 @@ def replace_backends(eval_frame: Any, replaced: Callable[[Any], Any]) -> None:
 
 
 def is_backend_of_a_program(backend: object) -> bool:
-    """Whether a program asked for this backend, and not torch itself: export captures graphs by one of its own."""
     given, _, _ = as_given_to_compile(backend)
     if isinstance(given, str) or given is not backend:
         return True
@@ -252,8 +250,6 @@ def bisect_inductor(fails: Callable[[str], bool]) -> tuple[str, str | None, int 
 
 
 class InductorStage(enum.Enum):
-    """A stage of inductor, with the methods of ``GraphLowering`` that begin the next one."""
-
     LOWERING = ("codegen", "codegen_with_cpp_wrapper")
     CODEGEN = ("_compile_to_module_lines",)
     """Scheduling and code generation; the kernels are compiled after it."""

@@ -68,7 +68,6 @@ def devices_of(values: Iterable[Any]) -> list[torch.device]:
 
 
 def in_use() -> str | None:
-    """The kind of accelerator that this process has begun to use and that no fork of it can; None when there is none."""
     for name in kinds_here():
         kind, module = KINDS.get(name, DEFAULT), module_of(name)
         begun = getattr(module, kind.is_initialized, None) if kind.is_initialized else None
@@ -97,7 +96,6 @@ def kinds_here() -> Iterator[str]:
 
 
 def module_of(kind: str) -> Any:
-    """``torch.cuda`` for ``cuda``; None where torch has no such module."""
     return sys.modules.get(f"torch.{kind}") or getattr(torch, kind, None)
 
 
@@ -127,7 +125,6 @@ def in_error(values: Iterable[Any]) -> bool:
 
 
 def refuses_calls(device: torch.device) -> bool:
-    """Whether ``device`` refuses every call since an error."""
     try:
         call(device, kind_of(device).synchronize)
     except RuntimeError:
@@ -182,7 +179,6 @@ def generators_put_back(devices: Iterable[str] = ()) -> Iterator[None]:
 
 
 def set_generator_state(device: str, state: Tensor) -> None:
-    """Put a default generator back, unless its device is in error."""
     if device == "cpu":
         torch.set_rng_state(state)
         return

@@ -79,7 +79,6 @@ def counters_put_back() -> Iterator[dict[str, Counter[str]]]:
 
 
 def count_after_all(counted: dict[str, Counter[str]]) -> None:
-    """Have torch count what ``counters_put_back`` held back."""
     from torch._dynamo.utils import counters
 
     for kind, counts in counted.items():
@@ -172,7 +171,6 @@ class GivenCall:
 
     @classmethod
     def of(cls, node: torch.fx.Node) -> GivenCall:
-        """What ``node`` is now."""
         text = f"{node.op} {getattr(node.target, '__module__', '')} {node.target}"
         return cls(node.name, node.target, node.stack_trace, text)
 
@@ -342,7 +340,6 @@ def _name(source: Any) -> str:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of a container, and of the containers in a table; anything else as it is."""
     if isinstance(value, dict):
         copy = value.copy()
         copy.update({key: _copied(one) for key, one in value.items() if isinstance(one, list | set)})

@@ -50,7 +50,6 @@ def leave_first_backward(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _nodes_behind(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """The nodes of the autograd graph that ends in ``tensors``, each once."""
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
     known = {None}
     while waiting:
@@ -66,13 +65,11 @@ def _of_aot_autograd(node: Any) -> bool:
 
 
 def _variables_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """What ``function`` closes over, by name."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells}
 
 
 def _closing_over(function: Callable[..., Any], **values: Any) -> staticmethod[..., Any]:
-    """``function`` with other ``values`` of variables that it closes over."""
     variables = {**_variables_of(function), **values}
     cells = tuple(types.CellType(variables[name]) for name in function.__code__.co_freevars)
     code, module, name = function.__code__, function.__globals__, function.__name__
@@ -109,8 +106,6 @@ def _own_compiler(compiler: Any) -> Any:
 
 
 class CompiledAhead:
-    """The compiler of one backward, which may have compiled it for us before the program first asks."""
-
     def __init__(self, compiler: Any) -> None:
         self.compiler = compiler
         self.compile = compiler.bw_compiler
@@ -135,7 +130,6 @@ class CompiledAhead:
         return self.made
 
     def for_the_program(self, module: Any, placeholders: Any) -> Any:
-        """The backward, compiled as the program's first backward wants it."""
         self.compiler.bw_compiler = self.compile
         if self.made is None or self.compiler.fw_metadata.bw_donated_idxs != self.donated:
             return self.compile(module, placeholders)

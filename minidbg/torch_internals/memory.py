@@ -28,7 +28,6 @@ def has_plain_memory(value: Any) -> bool:
 
 
 def is_zero_tensor(value: torch.Tensor) -> bool:
-    """Whether ``value`` is zeros for which there is no memory."""
     return bool(value._is_zerotensor())
 
 

@@ -55,7 +55,6 @@ def get_data_function() -> Callable[..., Any] | None:
 
 
 def is_overload(value: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
-    """Whether ``value`` is one overload of an operator: ``torch.ops.aten.add.Tensor``."""
     return isinstance(value, torch._ops.OpOverload)
 
 
@@ -204,12 +203,10 @@ TABLE = "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table"
 
 
 def is_kernel_launch(node: fx.Node) -> bool:
-    """Whether ``node`` launches a user's Triton kernel, in the form that dynamo writes or in the functional one."""
     return str(getattr(node.target, "_name", "")).startswith("triton_kernel_wrapper")
 
 
 def has_kernel_launch(gm: fx.GraphModule) -> bool:
-    """Whether ``gm``, or a graph inside it, launches a user's Triton kernel."""
     return any(map(is_kernel_launch, all_nodes(gm)))
 
 

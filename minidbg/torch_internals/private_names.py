@@ -95,12 +95,10 @@ def seen(
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Warn of ``text``, once in this process."""
     logging.getLogger("minidbg").warning("minidbg: %s", text)
 
 
 def nothing_around(*_: object) -> Iterator[None]:
-    """What a block does that does nothing."""
     yield
 
 

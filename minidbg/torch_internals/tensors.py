@@ -37,7 +37,6 @@ def lazy_graph_module(
 
 
 def all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    """The nodes of ``gm`` and of the graphs inside it."""
     for module in gm.modules():
         if isinstance(module, torch.fx.GraphModule):
             yield from module.graph.nodes

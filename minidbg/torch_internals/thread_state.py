@@ -24,7 +24,6 @@ def thread_state_kept() -> Iterator[None]:
 
 
 def thread_state() -> Callable[[], None]:
-    """What brings torch's state of this thread back to what it is now."""
     undo = [remembered for look in LOOKS if (remembered := what_undoes(look)) is not None]
 
     def put_back() -> None:
@@ -62,7 +61,6 @@ def function_modes() -> Callable[[], None]:
 
 
 def dispatch_modes() -> Callable[[], None]:
-    """Modes below autograd that were entered and not left."""
     stack: Any = torch.utils._python_dispatch
     depth = len(stack._get_current_dispatch_mode_stack())
 

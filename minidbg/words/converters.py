@@ -17,13 +17,10 @@ Converter: TypeAlias = Callable[[Any], Any]
 
 
 def choice(kind: type[enum.StrEnum]) -> Converter:
-    """One of the words of ``kind``."""
-
     return lambda value: kind(one_of(value, [str(member) for member in kind]))
 
 
 def number(value: Any, *, at_least: float) -> float:
-    """A number; text is read as one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("must be a number")
     try:
@@ -36,7 +33,6 @@ def number(value: Any, *, at_least: float) -> float:
 
 
 def whole(value: Any, *, at_least: int) -> int:
-    """A whole number; text is read as one."""
     result = number(value, at_least=at_least)
     if not result.is_integer():
         raise ValueError("must be a whole number")
@@ -44,7 +40,6 @@ def whole(value: Any, *, at_least: int) -> int:
 
 
 def flag(value: Any) -> bool:
-    """True or false; text as people write it."""
     yes, no = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
     if isinstance(value, bool):
         return value
@@ -83,7 +78,6 @@ def pattern(value: Any) -> str:
 
 
 def path(value: Any) -> Path:
-    """A folder."""
     if not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value):
         raise ValueError("must be a path")
     try:
@@ -100,5 +94,4 @@ def existing_folder(value: Any) -> Path:
 
 
 def setting(default: Any, check: Converter) -> Any:
-    """A setting with its default, and the check that brings what was written into the setting's type."""
     return dataclasses.field(default=default, metadata={"check": check})

@@ -12,8 +12,6 @@ from typing import Any
 
 
 class MinidbgError(Exception):
-    """The root: a request that cannot be met."""
-
     advice: str = ""
     """What to do next, where the message does not say so itself, after a semicolon."""
 
@@ -34,8 +32,6 @@ class TorchNameMissing(MinidbgError):
 
 
 class UnknownBackend(MinidbgError):
-    """No backend is registered under ``name``."""
-
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name = name
         self.known = sorted(known)
@@ -67,8 +63,6 @@ class CannotWrite(MinidbgError):
 
 
 class UnreadableRepro(MinidbgError):
-    """The file is no repro script of minidbg, or it is damaged."""
-
     advice = "give a script that minidbg wrote: 'minidbg list' names those of the repro folder"
 
 

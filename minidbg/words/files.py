@@ -53,7 +53,6 @@ def glob(folder: Path, pattern: str) -> list[Path]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file; False also where nobody may look."""
     try:
         return path.is_file()
     except OSError:

@@ -23,7 +23,6 @@ def first_line_of(error: BaseException) -> str:
 
 
 def attribute_of(error: BaseException, name: str) -> Any:
-    """One of its attributes; None where there is none, or it raises."""
     try:
         return getattr(error, name, None)
     except Exception:  # noqa: BLE001 - a foreign property

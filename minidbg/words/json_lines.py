@@ -9,7 +9,6 @@ from typing import Any
 
 
 def last_json(text: str) -> Mapping[str, Any] | None:
-    """The last line that is a JSON object; scripts and compilers may print other lines."""
     return next(json_objects(reversed(text.splitlines())), None)
 
 

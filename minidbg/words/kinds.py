@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What is asked of a kind. Texts with braces are filled with the backend's name and the ops."""
-
     title: str
     """The first line of a repro."""
     verdict: str
@@ -64,7 +62,6 @@ class Kind(enum.StrEnum):
 
     @property
     def traits(self) -> Traits:
-        """What else is known of it."""
         return TRAITS[self]
 
 

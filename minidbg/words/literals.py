@@ -81,7 +81,6 @@ class TorchName(str):
 
 
 def read_literal(text: str) -> Any:
-    """The value of an expression that ``write_literal`` wrote. Nothing is executed: other expressions raise ValueError."""
     return value_of(ast.parse(text, mode="eval").body)
 
 

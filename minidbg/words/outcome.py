@@ -13,8 +13,6 @@ from minidbg.words.script_header import same_message
 
 
 class Direction(enum.StrEnum):
-    """The half of the program that fails."""
-
     FORWARD = "forward"
     BACKWARD = "backward"
 
@@ -106,7 +104,6 @@ class Signature:
         return self.kind is found.kind if self.kind.traits.dies else self.matches(found)
 
     def to_table(self) -> dict[str, Any]:
-        """The signature as plain values, for TOML and JSON."""
         return {
             "kind": str(self.kind),
             "direction": str(self.direction),
@@ -164,7 +161,6 @@ class Outcome:
         return f"{self.verdict}: {self.reason}" if self.reason else str(self.verdict)
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON object; ``from_json`` reads it back."""
         table = {one.name: getattr(self, one.name) for one in fields(self)}
         suspects = [list(group) for group in table.pop("suspects")]
         return {

@@ -30,7 +30,6 @@ def check_kinds(record: Any) -> None:
 
 
 def damage_in_words(error: BaseException) -> str:
-    """What is wrong, from what reading it has raised, and what to do."""
     match error:
         case KeyError():
             what = f"its header has no {error}"
@@ -48,14 +47,12 @@ def damage_in_words(error: BaseException) -> str:
 
 
 def texts(value: Any, name: str) -> tuple[str, ...]:
-    """The texts of a list. Raises ValueError for anything else."""
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
         raise ValueError(f"{name} = {value!r:.80}, where a list of texts belongs")
     return tuple(value)
 
 
 def mapping(value: Any, name: str) -> dict[str, Any]:
-    """A table. Raises ValueError for anything else."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} = {value!r:.80}, where a table belongs")
     return value

@@ -155,7 +155,6 @@ def how_to_fill_in(path: str | os.PathLike[str], fill_in: str) -> str:
 
 
 def pairs(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Relative and absolute tolerance by dtype. Raises ValueError for what is none."""
     for name, pair in table.items():
         if [type(one) in (int, float) for one in pair] != [True, True]:
             raise ValueError(f"tolerances = {{{name} = {pair!r}}}, where two numbers belong")
@@ -168,7 +167,6 @@ def in_precision(name: str) -> dict[str, tuple[float, float]]:
 
 
 def options_in(value: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Options from the text of a Python literal, or from a TOML table."""
     return mapping(read_literal(value) if isinstance(value, str) else value, "options")
 
 
@@ -338,12 +336,10 @@ class RunSpec:
 
     @property
     def kind(self) -> Kind | None:
-        """The kind of failure expected, or None when none has been seen yet."""
         return self.signature.kind if self.signature else None
 
     @property
     def traits(self) -> Traits:
-        """What is known of the kind of failure that was seen."""
         return self.signature.kind.traits if self.signature else UNSEEN
 
     @property
@@ -421,7 +417,6 @@ class RunSpec:
 
     @classmethod
     def from_literal(cls, text: str) -> RunSpec:
-        """Read ``to_literal`` back, equal to what was written."""
         table = read_literal(text)
         signature = table["signature"]
         exact = {

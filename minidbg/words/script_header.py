@@ -32,7 +32,6 @@ HANG_LIMIT_S = 120.0  # seconds that a script of the kind hang gets when its hea
 
 
 def metadata_of(text: str) -> dict[str, Any]:
-    """The whole TOML table of the script's header. Raises ValueError for a text that has none, several, or a damaged one."""
     starts = len(START.findall(text))  # first: the search for a block takes the square of their number
     if starts > 1:
         raise ValueError(f"{starts} '# /// script' blocks; a script has one")
@@ -49,7 +48,6 @@ def metadata_of(text: str) -> dict[str, Any]:
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """The tables of a text that anybody may have written. Raises ValueError."""
     if LONG_KEY.search(text):
         raise ValueError("it has a key of more than 100 parts")
     try:
@@ -80,7 +78,6 @@ def whole(pieces: list[Any]) -> Any:
 
 
 def merged(one: Any, more: Any) -> Any:
-    """A value of which ``one`` and ``more`` are two pieces. Raises ValueError for pieces that do not go together."""
     if isinstance(one, dict) and isinstance(more, dict):
         return {**one, **{key: merged(one[key], more[key]) if key in one else more[key] for key in more}}
     if type(one) is type(more) and isinstance(one, str | list):
@@ -123,7 +120,6 @@ TORCH_WAS = "torch was "
 
 
 def remarks_in(text: str) -> list[str]:
-    """The comments in a script's header."""
     block = BLOCK.search(text)
     comments = (line[4:] for line in block["content"].split("\n") if line.startswith("# # ")) if block else ()
     return [line for line in comments if not line.startswith(TORCH_WAS)]
@@ -137,7 +133,6 @@ def folder_of(path: str) -> str:
 
 
 def expected_in(table: Mapping[str, Any]) -> str:
-    """What a header expects: ``reproduces``, or ``gone`` once it is fixed. Raises ValueError."""
     expect = table.get("expect", "reproduces")
     if expect not in ("reproduces", "gone"):
         raise ValueError(f"expect = {expect!r:.80}, known are reproduces, gone")
@@ -145,7 +140,6 @@ def expected_in(table: Mapping[str, Any]) -> str:
 
 
 def nodes_in(table: Mapping[str, Any]) -> int:
-    """How many nodes the graph of a script has, as its header says. Raises ValueError."""
     nodes = table.get("nodes", 0)
     if type(nodes) is not int:
         raise ValueError(f"nodes = {nodes!r:.80}, where a whole number belongs")
@@ -153,7 +147,6 @@ def nodes_in(table: Mapping[str, Any]) -> int:
 
 
 def text_of(script: bytes) -> str:
-    """The text of a script, with the line breaks that Python sees. Raises ValueError for what is no UTF-8."""
     return script.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 

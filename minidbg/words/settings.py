@@ -38,8 +38,6 @@ class OnFailure(enum.StrEnum):
 
 
 class Reduce(enum.StrEnum):
-    """When a captured failure is reduced."""
-
     NOW = "now"
     LATER = "later"
     """By ``minidbg reduce``: only the capture is written."""
@@ -54,7 +52,6 @@ class Verify(enum.StrEnum):
 
 
 def verification(value: Any) -> Verify | int:
-    """A word of Verify, or a number of calls."""
     if isinstance(value, bool):
         raise ValueError("must be 'first', 'always', 'never' or a number of calls")
     if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
@@ -100,8 +97,6 @@ FLOATS = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Checked values, ready to be used, compared and hashed. Each setting is written down here, with its default and its check."""
-
     verify: Verify | int = setting(Verify.FIRST, verification)
     on_failure: OnFailure = setting(OnFailure.RAISE, choice(OnFailure))
     reduce: Reduce | None = setting(None, choice(Reduce))
@@ -175,8 +170,6 @@ class WrapSettings(CompilerSettings, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """One setting, and who set it."""
-
     name: str
     value: Any
     source: str
@@ -223,7 +216,6 @@ def merged(
 
 
 def files(folder: Path, user_file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The tables found in files, the weakest first, each with what to call it."""
     if user_file.is_file():
         yield str(user_file), read_toml(user_file)
     project, table = project_table(folder)
@@ -254,12 +246,10 @@ def as_table(value: Any, name: str, project: Path) -> Mapping[str, Any]:
 
 
 def user_settings_file() -> Path:
-    """Where a person's own settings lie on this platform."""
     return platformdirs.user_config_path("minidbg") / "minidbg.toml"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The file's tables. Raises BadSetting when it is no TOML."""
     try:
         return script_header.read_toml(read_regular(path, NOTE_LIMIT_BYTES).decode())
     except OSError as error:

@@ -14,13 +14,11 @@ FOLDERS = (PACKAGE / "repro_templates", PACKAGE.parent / "repro_templates")
 
 
 def fill(name: str, variables: Mapping[str, Any]) -> str:
-    """The template of that file name, filled. Raises jinja2.TemplateNotFound."""
     return environment().get_template(name).render(variables)
 
 
 @cache
 def environment() -> jinja2.Environment:
-    """Where templates are looked up."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(list(map(str, FOLDERS))),
         undefined=jinja2.StrictUndefined,

@@ -21,7 +21,6 @@ def in_one_line(text: str) -> str:
 
 
 def escape(character: str) -> str:
-    """``\\x1b``, ``\\u202e``."""
     return (
         character.encode("ascii", "backslashreplace").decode()
         if ord(character) > 127
@@ -30,7 +29,6 @@ def escape(character: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line that is not empty."""
     return text.strip().rpartition("\n")[2].strip()
 
 
@@ -41,7 +39,6 @@ def display_path(path: str | os.PathLike[str]) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 repro``, ``2 repros``, ``6,005 pairs``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 

@@ -21,8 +21,6 @@ from minidbg.wrapper.causes import is_missing_compiler, is_out_of_memory
 
 @dataclass(slots=True)
 class ReductionBudget:
-    """What one process has spent on reductions, and which failures it has reduced."""
-
     spent_s: float = 0.0
     reduced: dict[Signature, Path | None] = field(default_factory=dict)
     """Each failure that was granted a reduction, and the repro that came of it."""
@@ -46,7 +44,6 @@ class ReductionBudget:
             return replace(settings, reduce=Reduce.NOW, seconds=left_s), ""
 
     def refusal(self, signature: Signature | None, error: BaseException, settings: Settings) -> str:
-        """Why this failure is only captured, or an empty text."""
         if settings.reduce is Reduce.LATER:
             return "reduce='later'"
         if settings.reduce is None and several_ranks(os.environ):
@@ -65,12 +62,10 @@ class ReductionBudget:
         return ""
 
     def repro_of(self, signature: Signature | None) -> Path | None:
-        """The repro of the same failure, where this process has one already."""
         known = (path for one, path in self.reduced.items() if path and signature and signature.matches(one))
         return next(known, None)
 
     def spend(self, seconds: float, signature: Signature | None, repro: Path | None) -> None:
-        """Note what a granted reduction took, and the repro that came of it."""
         with self.lock:
             self.spent_s += seconds
             if signature is not None:

@@ -45,8 +45,6 @@ AFTER_THE_CALL = " after the call"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What failed, before anything was done about it."""
-
     graph_module: fx.GraphModule
     """As dynamo handed it over: a copy that no backend has seen."""
     inputs: Sequence[Any]
@@ -145,7 +143,6 @@ def name_of_program() -> str:
 
 
 def digest(failure: Failure) -> str:
-    """A text that two failures of the same graph share, whatever its nodes are called."""
     return hashlib.sha256(canonical_text(failure.graph_module).encode()).hexdigest()
 
 
@@ -200,7 +197,6 @@ def unlike_the_rest(graph_module: fx.GraphModule, spoilt: Sequence[str]) -> Susp
 
 
 def index_of_input(where: str) -> int | None:
-    """The number of the input that ``where`` of a difference is about; None where it is about none, or tells its name."""
     found = INPUT.search(where)
     return int(found["place"]) if found else None
 
@@ -218,7 +214,6 @@ def first_lines(message: str) -> str:
 
 
 def real_value(value: Any, seed: int) -> Any:
-    """``value``, or what stands in for it: numbers for symbolic ones, a seeded tensor for a fake one."""
     return stand_in(value, seed) if is_without_values(value) else concrete(value)
 
 

@@ -27,8 +27,6 @@ MOST_SHAPES = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """One backend with the options that it is called with."""
-
     backend: Backend
     options: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
@@ -55,7 +53,6 @@ class Link:
 
 
 def name_of(backend: Backend) -> str:
-    """A backend's name as ``torch.compile`` derives it."""
     if isinstance(backend, str):
         return backend
     try:
@@ -98,7 +95,6 @@ def compile_at_run_time(link: Link, graph: fx.GraphModule, args: Sequence[Any]) 
 
 
 def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
-    """One direct call of the backend on a copy of ``graph``."""
     loops = any(op_name(node) == "while_loop" for node in graph.graph.nodes)
     around = torch_internals.with_shape_env() if loops else contextlib.nullcontext()
     with (
@@ -140,7 +136,6 @@ def compiled_per_shape(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -
 
 
 def same_backend(one: Backend, other: Backend) -> bool:
-    """Whether two backends are equal as values; partials of equal parts are."""
     if isinstance(one, functools.partial) and isinstance(other, functools.partial):
         return (
             same_backend(one.func, other.func) and one.args == other.args and one.keywords == other.keywords
@@ -149,7 +144,6 @@ def same_backend(one: Backend, other: Backend) -> bool:
 
 
 def backend_hash(backend: Backend | Callable[..., Any]) -> int:
-    """A hash that equal backends share, for unhashable ones too."""
     if isinstance(backend, functools.partial):
         return hash(("partial", backend_hash(backend.func)))
     try:

@@ -72,7 +72,6 @@ def guard(
 
 
 def heard(error: Exception, on_failure: Callable[[Exception, str], None]) -> None:
-    """Pass on what the backend is to blame for."""
     phase = torch_internals.backward_phase(error)
     if phase is None:
         return

@@ -42,7 +42,6 @@ MOST_OF_MEMORY = 0.2
 
 
 def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) -> fx.Node | None:
-    """The first node on the way to ``where``, in the graph's order, whose value the backend gets wrong; None when it cannot be told."""
     way = {node.name for node in on_the_way(inside.graph, where)}
     for parts in (one_of_each_kind(inside, way), earliest_parts(inside, link, spec, way)):
         with left_out_where_it_fails():
@@ -53,7 +52,6 @@ def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) 
 
 
 def on_the_way(graph: fx.GraphModule, where: str) -> list[fx.Node]:
-    """The calls that what differs at ``where`` depends on, be it only by what they write; none where it is no output or input."""
     output, index = re.match(r"output (\d+)", where), index_of_input(where)
     end = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
     memory: set[object] = set()
@@ -170,7 +168,6 @@ def error_of(value: Tensor, exact: Tensor) -> float:
 
 
 def runs_of(inside: Before, link: Link, spec: RunSpec) -> Comparison:
-    """The graph compiled anew, and eager."""
     actual = run_compiled_anew(inside, link, backward=False)
     return compared(inside, spec, actual, inside.eager(backward=False))
 

@@ -53,8 +53,6 @@ NUMBERS = itertools.count(1)
 
 
 class Record:
-    """The record of one graph, at whatever step it is."""
-
     def __init__(self, graph_module: fx.GraphModule, settings: Settings) -> None:
         self.graph_module = graph_module
         self.settings = settings
@@ -68,7 +66,6 @@ class Record:
         return Flight(self, step, link, values)
 
     def during_backward(self) -> Flight:
-        """The same for the backward of the graph, after which nothing can happen any more."""
         return Flight(self, Step.BACKWARD, self.link, ())
 
     def begin(self, step: Step, link: Link | None, values: Sequence[Any]) -> None:
@@ -89,7 +86,6 @@ class Record:
             )
 
     def write(self, step: Step, link: Link, values: Sequence[Any]) -> None:
-        """Write the record for a call with ``values``. Raises MinidbgError or OSError when it cannot be."""
         self.close()
         with torch_internals.random_numbers_put_back(values), torch_internals.outside_tracing():
             case = case_about_to_run(self.graph_module, link, values, self.settings)
@@ -114,7 +110,6 @@ class Record:
         os.replace(draft, self.path)
 
     def move(self, step: Step) -> None:
-        """Rename the record. Raises FileNotFoundError when somebody has taken it away."""
         if self.name is None or self.path is None or self.name.step is step:
             return
         name = self.name.at(step)
@@ -144,13 +139,11 @@ class Record:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file without waiting for the disk. Raises OSError."""
     with open(path, "wb", opener=for_its_owner) as file:
         file.write(content)
 
 
 def remove(number: int) -> None:
-    """Take this process's record ``number`` away, unless it stays or has gone."""
     if (path := PROCESS.records.pop(number, None)) is not None:
         with contextlib.suppress(OSError):
             flights.remove(path)
@@ -216,7 +209,6 @@ class Flight:
 
 
 def remember(values: Sequence[Any], record: Path) -> None:
-    """Have the values of ``record`` stand for those of ``values`` that can be read no more."""
     seed = torch.manual_seed
     torch.manual_seed = torch.default_generator.manual_seed  # not the device's too, which refuses that
     try:
@@ -239,7 +231,6 @@ def remember(values: Sequence[Any], record: Path) -> None:
 def case_about_to_run(
     graph_module: fx.GraphModule, link: Link, values: Sequence[Any], settings: Settings
 ) -> Case:
-    """What is about to happen, as a case that has not failed. Raises BackendUnreachable."""
     context = current_context(values, further_env=settings.env)
     case = case_of_call(link, graph_module, values, context, settings)
     trains = context.grad and any(isinstance(one, torch.Tensor) and one.requires_grad for one in case.inputs)
@@ -257,7 +248,6 @@ NOTE = "written before the backend was called, by a process that did not come ba
 
 
 def place_for_records(repro_dir: Path) -> Path:
-    """The folder for records, made when missing. Raises OSError."""
     repro_dir = repro_dir.absolute()
     is_new = not repro_dir.exists()
     folder = flights.make_flight_folder(repro_dir)

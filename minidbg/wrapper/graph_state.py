@@ -119,7 +119,6 @@ class GraphState:
         return False
 
     def undo_compiling(self, kept: Kept) -> None:
-        """Hide what a link did that failed to compile from the next one: some backends run the graph."""
         self.put_back(kept)
 
     def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
@@ -161,7 +160,6 @@ class GraphState:
     # ---- running
 
     def call(self, args: list[Any]) -> Any:
-        """The compiled function in its own convention; it may clear ``args``."""
         return self.compiled_fn(args) if self.boxed else self.compiled_fn(*args)
 
     def careful_call(self, args: list[Any]) -> Any:
@@ -204,12 +202,10 @@ class GraphState:
         return again(*values)
 
     def collectives(self, args: tuple[Any, ...]) -> flight.Collectives | None:
-        """What listens to this call's collectives; None for a graph that talks to no other rank."""
         talks = talks_to_others(self.untouched, args) != "" and self.position < len(self.links)
         return flight.Collectives(self.record) if talks else None
 
     def verification(self, args: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
-        """What will judge this call; None when it is not compared, or another thread is at it."""
         most = verify.calls_compared(self.settings.verify)
         if (most is not None and self.good_calls >= most) or self.position >= len(self.links):
             self.facts.why_not = self.facts.why_not or NOT_ASKED
@@ -232,7 +228,6 @@ class GraphState:
         return replace(found, level=self.level, notes=(*found.notes, *self.origin))
 
     def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
-        """One more good call: the graph may settle."""
         self.good_calls += 1
         self.settled = verify.is_settled(self.good_calls, self.settings.verify)
 
@@ -295,7 +290,6 @@ class GraphState:
         return self.next_that_compiles(error, args, kept)
 
     def put_back(self, kept: Kept | None) -> bool:
-        """Whether the graph's inputs are as before the call, so that it may run again."""
         if kept is None:
             return not self.mutated and not self.held
         try:
@@ -306,7 +300,6 @@ class GraphState:
     def next_that_compiles(
         self, error: Exception, args: tuple[Any, ...], kept: Kept | None
     ) -> CompiledFn | None:
-        """The next link that compiles the graph for ``args``, else eager where it is wanted, else None."""
         self.good_calls, self.settled = 0, False
         for position in range(self.position + 1, len(self.links)):
             self.position = position

@@ -83,7 +83,6 @@ def handle_quietly(failure: Failure, settings: Settings) -> Report:
 
 
 def report_without_script(failure: Failure, refusal: Exception, settings: Settings) -> Report:
-    """Write what is known of a failure that no script can hold; the report, with the path of the file."""
     path = None
     with contextlib.suppress(TorchNameMissing), handling(failure.inputs):
         path = write_what_is_known(failure, refusal, settings)
@@ -106,7 +105,6 @@ def handling(values: Sequence[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_modes() -> Iterator[None]:
-    """A block in torch's default modes: each run of the case enters those that the case has."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))  # turns grad mode on, too
         # a mode, under which dynamo writes other graphs: only where one is on
@@ -167,7 +165,6 @@ def captured(case: Case, settings: Settings) -> Path:
 
 
 def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings, str]:
-    """The settings with this user's folder among the temporary files, and a complaint about theirs. Raises OSError."""
     folder = Path(tempfile.gettempdir()) / f"minidbg_repros-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
@@ -227,7 +224,6 @@ def not_in_a_script(case: Case) -> str:
 
 
 def not_sent(left_out_bytes: int) -> str:
-    """What to say of inputs that were too large for the way to the reduction, as the beginning of a sentence."""
     size = f"{left_out_bytes / 1e9:.3g} GB" if left_out_bytes >= 1e9 else f"{left_out_bytes / 1e6:.3g} MB"
     said = f"its {size} of inputs were not sent, values of the same distribution stood in; "
     return said if left_out_bytes else ""
@@ -289,7 +285,6 @@ def write_what_is_known(failure: Failure, refusal: Exception, settings: Settings
 
 
 def parts(failure: Failure, refusal: Exception) -> Iterator[str]:
-    """The paragraphs of the text: what is missing first."""
     yield f"{failure.link.name}: a {failure.kind} failure that minidbg cannot write as a script.\n"
     yield f"What is missing: {refusal}\n"
     yield f"torch {torch.__version__}; options {dict(failure.link.options)!r}, mode {failure.link.mode!r}\n"
@@ -304,7 +299,6 @@ def parts(failure: Failure, refusal: Exception) -> Iterator[str]:
 
 
 def in_words(value: Any) -> str:
-    """Type, shape and flags of a tensor, without its values; the type of anything else."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if not isinstance(value, torch.Tensor):
         return f"{kind} {value!r}" if isinstance(value, bool | int | float | str | None) else kind

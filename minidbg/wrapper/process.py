@@ -18,8 +18,6 @@ log = logging.getLogger("minidbg")
 
 @dataclass(slots=True)
 class GraphFacts:
-    """What is known of one graph; the last fact that is set counts least, in the order of the fields."""
-
     failed: bool = False
     """The backend failed on it, or gave wrong results."""
     handed_back: str = ""
@@ -35,13 +33,11 @@ class GraphFacts:
     process: int = field(default_factory=os.getpid)
 
     def not_verified(self, reason: str) -> None:
-        """Note why the graph is not verified, and say it once in this process."""
         self.why_not = self.why_not or reason
         if PROCESS.is_new(f"not verified: {reason}"):
             log.warning("minidbg: a graph is not verified: %s", reason)
 
     def leave_out(self, note: str) -> None:
-        """Note what a comparison leaves out, and say it once in this process."""
         self.left_out = tuple(dict.fromkeys((*self.left_out, note)))
         if PROCESS.is_new(f"left out: {note}"):
             log.warning("minidbg: a part of a graph is not verified: %s", note)

@@ -15,8 +15,6 @@ ATTRIBUTE = "minidbg_report"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """What became of a failure. A notebook and IPython show it with the script."""
-
     line: str
     """The result for people, one line: ``812 -> 1 nodes, 14 runs, 3.2 s; run: python ...``; or why nothing was written."""
     path: Path | None = None
@@ -58,13 +56,11 @@ def report_of(error: BaseException | None) -> Report | None:
 
 
 def own_report(error: BaseException) -> Report | None:
-    """The report on ``error`` itself: what it was raised from may have failed, and been reported, before."""
     report = attribute_of(error, ATTRIBUTE)
     return report if isinstance(report, Report) else None
 
 
 def set_report(error: BaseException, report: Report) -> None:
-    """Make ``report`` readable from the exception that the user catches, and from the one that it wraps."""
     for one in (error, attribute_of(error, "inner_exception")):
         if isinstance(one, BaseException):
             with contextlib.suppress(AttributeError, TypeError):  # a type that takes no attribute

@@ -42,8 +42,6 @@ from minidbg.torch_internals.devices import generator_states, set_generator_stat
 
 @dataclass(frozen=True, slots=True)
 class KeptTensor:
-    """One tensor that the graph may write to."""
-
     tensor: torch.Tensor
     grad_fn: object
     """Of the tensor before the call."""
@@ -115,7 +113,6 @@ def keep(
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors with data among ``values``, those in lists and tuples included."""
     return [one for one in effects.tensors_in(list(values)) if not torch_internals.is_fake(one)]
 
 

@@ -69,8 +69,6 @@ def is_handed_back(untouched: fx.GraphModule, given: fx.GraphModule, compiled_fn
 
 @dataclass(slots=True)
 class Verification:
-    """One call of a graph that is being held against eager."""
-
     before: verify_runs.Before
     link: Link
     settings: Settings
@@ -141,7 +139,6 @@ class Verification:
         return left, not all(torch.equal(one, other) for (_, one), (_, other) in pairs)
 
     def difference(self, runs: Comparison) -> Difference | None:
-        """The first difference that counts. What is not judged is told once."""
         found = runs.difference(self.notes)
         for note in self.notes:
             self.facts.leave_out(note)
@@ -176,7 +173,6 @@ class Verification:
         return replace(self, before=inside, notes=[])
 
     def compiled_anew(self) -> Failure | None:
-        """What is wrong with the graph when the backend compiles it here, on copies; its gradients only where the rest is right."""
         log.debug("compiled_once_more")
         inside, wants = self.before, self.gradients is not None
         expected = inside.eager(backward=wants, may_refuse=True)
@@ -222,7 +218,6 @@ class Verification:
         return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
 
     def in_words(self, where: str) -> str:
-        """``where`` of a difference, with the name that the input has in the repro."""
         index = index_of_input(where)
         if index is None:
             return where

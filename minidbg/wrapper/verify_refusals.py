@@ -23,7 +23,6 @@ MOST_OF_MEMORY = 0.8
 def refusal(
     graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], settings: Settings
 ) -> str | None:
-    """Why the call with ``args`` cannot be compared with eager, or None."""
     if capturing_device_graph():
         return "a device graph is being recorded"
     if name := talks_to_others(graph, args):
@@ -73,7 +72,6 @@ def declared_otherwise(graph: fx.GraphModule, args: Sequence[Any], written: froz
 
 
 def declarable(value: Tensor) -> Iterator[tuple[str, Any]]:
-    """What dynamo declares of ``value``, each with the word before it."""
     yield "", value.dtype
     yield "", value.device
     yield "requires_grad=", value.requires_grad
@@ -114,7 +112,6 @@ def bytes_of_a_run(graph: fx.GraphModule) -> int:
 
 
 def bytes_of_example(example: Any) -> int:
-    """Bytes of a fake value; symbolic sizes count as they are in this run."""
     if isinstance(example, tuple | list):
         return sum(map(bytes_of_example, example))
     if not isinstance(example, Tensor) or example.layout is not torch.strided:
@@ -127,6 +124,5 @@ def bytes_of_example(example: Any) -> int:
 
 
 def free_bytes(tensors: Sequence[Tensor]) -> int:
-    """Memory that is free on the accelerator of ``tensors``, else in this machine."""
     found = (devices.free_bytes(device) for device in devices.devices_of(tensors))
     return next((free for free in found if free is not None), int(psutil.virtual_memory().available))

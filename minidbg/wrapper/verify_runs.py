@@ -36,8 +36,6 @@ SMALL_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The state that a call starts from."""
-
     graph: fx.GraphModule
     """With tensors of its own, where it writes to any."""
     model: fx.GraphModule
@@ -65,7 +63,6 @@ class Before:
         return torch.is_grad_enabled() and any(map(needs_gradient, values))
 
     def left(self, outputs: Any, args: Sequence[Any], gradients: dict[str, Any] | None) -> dict[str, Any]:
-        """What the user's own call left behind, as ``run`` gives it."""
         return self.seen(left_behind(outputs, self.model, tuple(args), gradients or {}))
 
     def seen(self, left: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +70,6 @@ class Before:
         return {**left, "inputs_after": {}, "gradients": {}} if self.outputs_only else left
 
     def put_back(self, args: Sequence[Any]) -> None:
-        """Undo what a backend has written to inputs that the graph does not write to."""
         for index in sorted(self.copied - self.written):
             value, copied = args[index], self.inputs[index]
             plain = isinstance(value, Tensor) and value.layout is torch.strided and not is_constructed(value)
@@ -100,7 +96,6 @@ class Before:
 
 
 def compared(inside: Before, spec: RunSpec, actual: dict[str, Any], expected: dict[str, Any]) -> Comparison:
-    """What the backend left behind beside what eager did; with gradients only where both have some."""
     both = bool(actual["gradients"] and expected["gradients"])
     if not both:
         actual, expected = ({**run, "gradients": {}} for run in (actual, expected))
@@ -112,7 +107,6 @@ def spec_for(link: Link, settings: Settings) -> RunSpec:
 
 
 def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) -> Before:
-    """The state now, before a call with ``args``. Raises RuntimeError for a tensor that cannot be copied."""
     written = frozenset(sharing_memory(args, mutated))
     copied = written
     if bytes_of(tensors_in(args)) <= SMALL_BYTES:

@@ -52,7 +52,6 @@ class WrappedBackend:
 
     @functools.cached_property
     def links(self) -> tuple[Link, ...]:
-        """The chain, with the options given to ``wrap``."""
         return self.links_with(self.options, self.mode)
 
     def links_with(self, options: Mapping[str, Any], mode: str | None) -> tuple[Link, ...]:
@@ -185,7 +184,6 @@ def wrap(
 
 
 def checked_backends(backend: object) -> tuple[Backend, ...]:
-    """The links of the chain. Raises UnknownBackend or BadSetting."""
     links = tuple(backend) if isinstance(backend, list | tuple) else (backend,)
     if not links:
         raise BadSetting("backend=[]: a chain needs one backend at least")
@@ -193,7 +191,6 @@ def checked_backends(backend: object) -> tuple[Backend, ...]:
 
 
 def checked_backend(backend: object) -> Backend:
-    """``backend``, when it can be one."""
     if isinstance(backend, str):
         if backend == OWN_NAME:
             raise BadSetting(
@@ -265,7 +262,6 @@ class EntryPoint:
         return wrapped(gm, example_inputs)
 
     def wrapped(self, given: dict[str, Any]) -> CompilerFn:
-        """The wrapper for these options; the same one for equal options."""
         for known, wrapper in self.made:
             if known == given:
                 return wrapper
