@@ -15,6 +15,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from support.rotating import leave_for_later
 
 # An environment that switches it off costs each worker the rewriting of all tests, and each child the compiling of torch.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -51,6 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in files:
             item.add_marker("doomed")
+    leave_for_later([item for item in items if item.path not in files])
 
 
 SHARED = (

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from support import PLANTED
 from support.command_line import python
-from support.rotating import rotating
 
 from minidbg import repro
 from minidbg.reduction import reducing
@@ -115,7 +114,7 @@ def test_each_death_leaves_one_record(left_behind: dict[tuple[str, str], Path]) 
 
 @pytest.mark.parametrize(
     "death",
-    rotating(DEATHS),
+    DEATHS,
     ids="-".join,
 )
 def test_death_becomes_a_verified_repro_of_one_node(

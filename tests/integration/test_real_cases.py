@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from support.command_line import python
-from support.rotating import rotating
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -104,7 +103,7 @@ def run_user_program(expected: Expected, folder: Path) -> subprocess.CompletedPr
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "expected",
-    rotating((*SINGLE, *IN_MODELS)),
+    [*SINGLE, *IN_MODELS],
     ids=lambda expected: expected.module,
 )
 def test_a_real_failure_ends_as_a_small_repro_that_fails_elsewhere(

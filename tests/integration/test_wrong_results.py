@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from support import PLANTED
 from support.command_line import python
-from support.rotating import rotating
 
 from minidbg import repro
 from minidbg.fx.effects import op_name
@@ -67,7 +66,7 @@ EXPECTED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "expected",
-    rotating(EXPECTED),
+    EXPECTED,
     ids=lambda expected: expected.backend,
 )
 def test_wrong_results_end_as_the_minimal_graph_that_gives_them(expected: Expected, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.rotating import asked_now
 from travels import Journey, traveller
 
 from minidbg.commands.run.launch import graph_lines
@@ -81,7 +80,7 @@ SLOW = [
 ]
 ROWS = [
     QUICK,
-    *(pytest.param(*row, marks=[pytest.mark.slow, *asked_now(number)]) for number, row in enumerate(SLOW)),
+    *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),
 ]
 
 

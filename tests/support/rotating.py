@@ -1,15 +1,16 @@
-"""A table of which CI asks a part at each commit, another at the next: a whole one in ``of`` commits; ``.ci/run --all`` asks all rows."""
+"""CI asks a part of the slow tests at each commit, another at the next: all of them in ``PARTS`` commits; ``.ci/run --all`` asks all."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import pytest
 
 from support import TESTS
+
+PARTS = 5
 
 
 @cache
@@ -21,18 +22,13 @@ def commits() -> int:
     return int(done.stdout) if done.returncode == 0 else 0
 
 
-def is_asked_now(number: int, of: int) -> bool:
-    return (number - commits()) % of == 0
-
-
-def asked_now(number: int, of: int = 3) -> list[pytest.MarkDecorator]:
-    """The marks of a row whose others it already has."""
-    return [] if is_asked_now(number, of) else [pytest.mark.exhaustive]
-
-
-def rotating(rows: Iterable[Any], of: int = 3) -> list[Any]:
-    """The rows; those that are not asked now are marked exhaustive."""
-    return [
-        row if is_asked_now(number, of) else pytest.param(row, marks=pytest.mark.exhaustive)
-        for number, row in enumerate(rows)
+def leave_for_later(items: Sequence[pytest.Item]) -> None:
+    """Mark the slow tests that are not asked at this commit as exhaustive."""
+    slow = [
+        item
+        for item in items
+        if item.get_closest_marker("slow") and not item.get_closest_marker("exhaustive")
     ]
+    for number, item in enumerate(slow):
+        if (number + commits()) % PARTS:
+            item.add_marker("exhaustive")

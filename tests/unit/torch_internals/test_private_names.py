@@ -11,7 +11,6 @@ import planted_backends as planted
 import pytest
 import torch
 from click.testing import CliRunner
-from support.rotating import is_asked_now
 
 import minidbg
 from minidbg import torch_internals
@@ -26,7 +25,6 @@ ON_EVERY_WAY = {
     "torch._subclasses.fake_tensor.FakeTensor",
 }
 """Used by each program that is wrapped, with a stand-in."""
-SLOW, LATER = pytest.mark.slow, (pytest.mark.slow, pytest.mark.exhaustive)
 
 
 @pytest.fixture(autouse=True)
@@ -57,10 +55,7 @@ def run(backend: Any, folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in ON_EVERY_WAY else SLOW if is_asked_now(number, 3) else LATER)
-        for number, name in enumerate(NAMES)
-    ],
+    [pytest.param(name, marks=() if name in ON_EVERY_WAY else pytest.mark.slow) for name in NAMES],
 )
 def test_without_one_name_programs_run_and_fail_as_they_would(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
