@@ -19,7 +19,7 @@ from minidbg.watch.events import Notice
 from minidbg.watch.file_events import FileEvents
 from minidbg.watch.recorder import Recorder, contradictions, exit_status, judged_states
 from minidbg.watch.repros import Lock, hidden_folder, home_of
-from minidbg.watch.runner import PROBE_SCRIPT, Bytecode, Runner, forks
+from minidbg.watch.runner import PROBE_SCRIPT, Runner, forks
 from minidbg.watch.settings import FailOn, Machine, WatchSettings
 from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING
@@ -95,8 +95,7 @@ class Daemon:
         self.recorder = Recorder(history, announce, history.states())
         self.pool = make_pool(hidden)
         self.watched = Watched(self.paths, self.home, settings, file_events, announce)
-        runner = Runner(self.pool, settings, Bytecode(hidden / "pycache"))
-        self.sweeper = Sweeper(settings, self.recorder, self.watched, runner, announce)
+        self.sweeper = Sweeper(settings, self.recorder, self.watched, Runner(self.pool, settings), announce)
         self.builds = Builds(self.inbox.put, self.watched, history, announce)
         self.status: int | None = None
         self.machine_order = 0
@@ -174,8 +173,7 @@ class Daemon:
                 self.found_machine(message)
             case Ended():
                 self.sweeper.ended(message)
-            case Ready(seconds, files):
-                self.sweeper.runner.bytecode.seed(files, self.watched.all_roots())
+            case Ready(seconds):
                 self.announce(events.WorkersReady(round(seconds, 3)))
             case Died(status, stderr):
                 text = f"the worker server ended with status {status}; a new one starts: {stderr[-300:]}"

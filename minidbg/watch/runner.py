@@ -1,11 +1,8 @@
-"""How a repro is run: by which command, in which mode, how long, with which bytecode; and what the end of a run says of it."""
+"""How a repro is run: by which command, in which mode, how long; and what the end of a run says of it."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import os
-import shutil
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,10 +13,9 @@ from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.judge.death import outcome_of_run
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import WatchSettings, Workers
-from minidbg.watch.snapshot import Root, is_inside
+from minidbg.watch.snapshot import Root
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Lane, Run
-from minidbg.words.files import link_or_copy
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import RunSpec
@@ -48,9 +44,8 @@ class Runner:
 
     pool: Pool
     settings: WatchSettings
-    bytecode: Bytecode
-    pycache: str = ""
-    """The folder for bytecode that runs of the present code use."""
+    recompiled: tuple[str, ...] = ()
+    """Whose bytecode no run uses: the files and folders that are watched."""
     under_way: dict[int, Run] = field(default_factory=dict)
     """By the number of its order."""
     lost_once: set[Run] = field(default_factory=set)
@@ -59,14 +54,13 @@ class Runner:
     """The longest that a repro which came back has taken."""
 
     def get_ready(self, roots: Iterable[Root], usual_seconds: float) -> Sequence[str]:
-        """For a new sweep: interpreters and a folder for bytecode that hold no old code of ``roots``.
+        """For a new sweep: interpreters that hold no old code, and find none of ``roots`` in bytecode.
 
         Returns the files for whose change interpreters must start anew, which the sweep waits for.
         """
         self.usual_seconds = usual_seconds
-        changed = self.pool.refresh()
-        self.pycache = self.bytecode.renew(roots)
-        return changed
+        self.recompiled = tuple(root.path for root in roots)
+        return self.pool.refresh()
 
     def submit(self, run: Run, repro: Repro, state: State | None) -> None:
         """Order the pool to judge the repro on the run's device; the pool's listener gets an ``Ended``."""
@@ -82,7 +76,7 @@ class Runner:
                 mode,
                 self.time_limit(run, repro, state, mode),
                 memory_bytes=memory,
-                pycache=self.pycache,
+                recompiled=self.recompiled,
                 nice=LONG_NICE if run.lane is Lane.LONG else 0,
                 one_thread=not run.fresh,
             )
@@ -193,58 +187,3 @@ def canary_of(ended: Ended) -> Outcome:
     else:
         why = f"a single op ended with exit status {ended.status}"
     return Outcome(Verdict.INVALID, reason=why)
-
-
-# Bytecode
-
-
-class Bytecode:
-    """A folder for ``sys.pycache_prefix`` per snapshot, so that no run sees bytecode of code that has changed.
-
-    A new folder keeps the bytecode of everything that is not watched: other packages need not be compiled again.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self.number = 0
-
-    def seed(self, sources: Iterable[str], roots: Iterable[Root]) -> None:
-        """Take over the bytecode that other packages have already: compiling torch anew takes ten seconds."""
-        current = self.newest() or self.folder / "seed"
-        watched = [root.path for root in roots]
-        for source in sources:
-            if not source.endswith(".py") or any(is_inside(source, root) for root in watched):
-                continue
-            cached = Path(importlib.util.cache_from_source(source))
-            target = current / os.path.dirname(source).lstrip(os.sep) / cached.name
-            if cached.exists() and not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with contextlib.suppress(OSError):
-                    link_or_copy(cached, target)
-
-    def newest(self) -> Path | None:
-        """The folder in use, None before the first."""
-        return max(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, default=None)
-
-    def renew(self, roots: Iterable[Root]) -> str:
-        """A folder without bytecode of the files below ``roots``; empty when the disk is full: then there is none."""
-        try:
-            before = self.newest()
-            self.number += 1
-            current = self.folder / f"{os.getpid()}-{self.number}"
-            if before is not None:
-                before.replace(current)
-            current.mkdir(exist_ok=True)
-            os.utime(current)
-            for old in self.folder.iterdir():
-                if old != current:
-                    shutil.rmtree(old, ignore_errors=True)
-            for root in roots:
-                below = current / root.path.lstrip(os.sep)
-                shutil.rmtree(below, ignore_errors=True)
-                for single in below.parent.glob(f"{below.stem}.*.pyc"):
-                    single.unlink(missing_ok=True)
-            return str(current)
-        except OSError:
-            return ""

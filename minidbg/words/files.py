@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -57,16 +56,6 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or a copy where links do not reach. Raises OSError."""
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        pass
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def for_others_to_read(path: str, flags: int) -> int:

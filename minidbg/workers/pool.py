@@ -61,7 +61,8 @@ class Order:
     mode: RunMode
     seconds: float
     memory_bytes: int | None = None
-    pycache: str = ""
+    recompiled: tuple[str, ...] = ()
+    """Files and folders whose bytecode is not used: it may be of code that had the same size in the same second."""
     nice: int = 0
     one_thread: bool = False
     """Give an interpreter of its own one thread, as a fork of the warm one has: that would hang with more."""
@@ -95,10 +96,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A server has finished preloading, in ``seconds``; ``files`` are what it has loaded."""
+    """A server has finished preloading, in ``seconds``."""
 
     seconds: float
-    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class ServerProcess:
             if answer is not None and answer["answered"]:
                 self.loaded = answer["value"]["loaded"]
                 if is_ready:
-                    listener(Ready(answer["value"]["seconds"], tuple(self.loaded)))
+                    listener(Ready(answer["value"]["seconds"]))
             self.process.wait()
             for _, waiting in list(self.under_way.values()):
                 waiting.join()
@@ -286,9 +286,6 @@ class ServerProcess:
         if not one_thread:
             request["env"] = dict(self.fresh_env)
             unset += self.unset
-        if order.pycache:
-            # The folder is ours, and torch's bytecode must lie there: without it an import of torch takes ten seconds.
-            unset.append("PYTHONDONTWRITEBYTECODE")
         with contextlib.suppress(OSError):  # of a server that has ended: so does the run
             folder.mkdir()
         question = {

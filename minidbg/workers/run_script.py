@@ -13,27 +13,22 @@ import builtins
 import contextlib
 import faulthandler
 import gc
-import hashlib
 import importlib
-import importlib.machinery
-import importlib.util
 import itertools
 import json
 import linecache
-import marshal
 import os
 import runpy
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 RUN_SCRIPT = __file__
-SCRIPT_CODE = "scripts"
-"""Below the folder for bytecode: the compiled scripts."""
 MOST_FILES_READ = 10_000
 NO_VERDICT = 70
 """Exit status of a script that ended by an uncaught exception; Python's own is 1, which means "reproduces"."""
@@ -50,8 +45,7 @@ class Base:
 def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
     """Run the script, or ``-m`` a module, as ``__main__`` in this process; its exit status. Writes to ``folder`` which files it loaded."""
     faulthandler.enable(file=sys.stderr, all_threads=True)
-    if request["pycache"]:
-        sys.pycache_prefix, sys.dont_write_bytecode = request["pycache"], False
+    compile_anew(request["recompiled"])
     # Folders may have changed within their time stamp's grain, and sources since the server read them.
     importlib.invalidate_caches()
     linecache.clearcache()
@@ -66,7 +60,7 @@ def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
             del sys.argv[0]
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
-            run_as_main(sys.argv[0], Path(request["pycache"], SCRIPT_CODE) if request["pycache"] else None)
+            run_as_main(sys.argv[0])
         return 0
     except SystemExit as ended:
         return exit_status(ended)
@@ -95,33 +89,26 @@ def files_read() -> Callable[[], set[str]]:
     }
 
 
-def run_as_main(path: str, folder: Path | None) -> None:
+def compile_anew(paths: Sequence[str]) -> None:
+    """Have modules at or below ``paths`` compiled from their source: without these times Python neither reads nor writes bytecode."""
+    files, folders = frozenset(paths), tuple(path.rstrip(os.sep) + os.sep for path in paths)
+    stats_of = SourceFileLoader.path_stats
+
+    def path_stats(self: SourceFileLoader, path: str) -> Mapping[str, Any]:
+        if path in files or path.startswith(folders):
+            raise OSError(f"{path} is compiled anew")
+        return stats_of(self, path)
+
+    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
+
+
+def run_as_main(path: str) -> None:
     """Execute the script as ``__main__``, as ``runpy.run_path`` does. Raises what it raises."""
-    code = code_of(path, folder)
+    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
     module = types.ModuleType("__main__")
     vars(module).update(__file__=path, __cached__=None, __package__="", __builtins__=builtins)
     sys.modules["__main__"] = module
     exec(code, vars(module))
-
-
-def code_of(path: str, folder: Path | None) -> types.CodeType:
-    """The compiled script; kept in ``folder`` under its path, and used again only for the very same text."""
-    source = Path(path).read_bytes()
-    key = hashlib.sha256(importlib.util.MAGIC_NUMBER + source).digest()
-    if folder is None:
-        return compile(source, path, "exec", dont_inherit=True)
-    stored = folder / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.code"
-    with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
-        kept = stored.read_bytes()
-        if kept.startswith(key):
-            return cast(types.CodeType, marshal.loads(kept[len(key) :]))
-    code = compile(source, path, "exec", dont_inherit=True)
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = stored.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(key + marshal.dumps(code))
-        draft.replace(stored)
-    return code
 
 
 def exit_status(ended: SystemExit) -> int:

@@ -66,7 +66,7 @@ def run_in_fork(argument: dict[str, Any], note: object) -> NoReturn:
     torch_internals.use_usual_threads()
     folder = Path(argument["folder"])
     os.chdir(folder)
-    end(run_script({"argv": argument["argv"], "pycache": ""}, folder, Base()))
+    end(run_script({"argv": argument["argv"], "recompiled": ()}, folder, Base()))
 
 
 def end(status: int) -> NoReturn:
@@ -91,11 +91,9 @@ def settle_in(request: Mapping[str, Any], folder: Path) -> None:
 
 def execute(request: Mapping[str, Any], folder: Path) -> NoReturn:
     """Become a fresh interpreter that runs the script."""
-    flags = ["-X", "faulthandler"]
-    if request["pycache"]:
-        flags += ["-X", f"pycache_prefix={request['pycache']}"]
     (folder / "request.json").write_text(json.dumps(request))
-    os.execv(sys.executable, [sys.executable, "-P", *flags, RUN_SCRIPT, "--run", str(folder)])
+    flags = ["-P", "-X", "faulthandler"]
+    os.execv(sys.executable, [sys.executable, *flags, RUN_SCRIPT, "--run", str(folder)])
 
 
 # Starting up

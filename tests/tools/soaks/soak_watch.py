@@ -89,8 +89,7 @@ def sizes(running: WatchProcess, repros: Path) -> dict[str, float]:
         "descriptors": daemon.num_fds(),
         "threads": daemon.num_threads(),
         "processes": len(daemon.children(recursive=True)),
-        "scratch_files": sum(1 for path in (hidden / "scratch").rglob("*"))
-        + sum(1 for path in (hidden / "pycache").iterdir()),
+        "scratch_files": sum(1 for path in (hidden / "scratch").rglob("*")),
         "history_kb": round((hidden / "history.sqlite").stat().st_size / 1e3),
     }
 

@@ -73,7 +73,7 @@ def a_day(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     world.repro("b", "SEGV", kind="crash")
     (world.repros / "cut_off.py").write_text("# /// script\n")
     world.start(devices="cpu,cuda:1")
-    world.put(Ready(1.25, ()))
+    world.put(Ready(1.25))
     world.put(Died(-9, "out of memory"))
     world.put(Notice("a machine has joined"))
     world.save("a", "gone")

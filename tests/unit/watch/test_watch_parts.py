@@ -16,7 +16,7 @@ from minidbg.history import State
 from minidbg.judge import command
 from minidbg.watch import probe
 from minidbg.watch.repros import AlreadyWatched, Lock, Repro, home_of, living_holder, read_repro, read_repros
-from minidbg.watch.runner import Bytecode, Runner, canary_of, judging, outcome_of
+from minidbg.watch.runner import Runner, canary_of, judging, outcome_of
 from minidbg.watch.settings import FailOn, WatchSettings, load, parse_devices
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import (  # fmt: skip
@@ -345,7 +345,7 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
     job = Job("a.py", "cpu")
     task, fresh = Run(Purpose.RUN, job), Run(Purpose.CONFIRM, job, fresh=True)
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
-    runner = Runner(None, WatchSettings(), Bytecode(tmp_path / "pycache"))
+    runner = Runner(None, WatchSettings())
     assert runner.time_limit(task, hang, None, RunMode.FORK) == 10.0
     assert runner.time_limit(fresh, hang, None, RunMode.FRESH) == 20.0, "an interpreter must start first"
     runner.usual_seconds = 5.0
@@ -356,7 +356,7 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
     assert runner.time_limit(fresh, plain, known, RunMode.FRESH) == 240.0, (
         "a busy machine is slow to start one"
     )
-    limited = Runner(None, WatchSettings(seconds=7.0), runner.bytecode)
+    limited = Runner(None, WatchSettings(seconds=7.0))
     assert limited.time_limit(task, plain, known, RunMode.FORK) == 7.0
 
 
@@ -479,40 +479,7 @@ def test_without_torch_the_machine_is_its_processor(capsys: pytest.CaptureFixtur
     assert found["devices"]["cpu"]["name"]
 
 
-# Bytecode, builds, background work
-
-
-def test_new_bytecode_folders_keep_what_is_not_watched(tmp_path: Path) -> None:
-    bytecode = Bytecode(tmp_path / "pycache")
-    source = package(tmp_path, "watched") / "a.py"
-    source.write_text("")
-    first = Path(bytecode.renew([Root(str(source.parent))]))
-    below = first / str(source.parent).lstrip("/")
-    other = first / "usr" / "lib" / "other"
-    for folder in (below, other, below.parent / "sibling"):
-        folder.mkdir(parents=True)
-        (folder / "a.cpython-311.pyc").write_bytes(b"")
-    second = Path(bytecode.renew([Root(str(source.parent))]))
-    assert not first.exists()
-    kept = sorted(str(path.relative_to(second).parent) for path in second.rglob("*.pyc"))
-    assert kept == sorted([str(tmp_path).lstrip("/") + "/sibling", "usr/lib/other"])
-
-
-def test_bytecode_of_other_packages_is_taken_over_and_that_of_watched_ones_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "pycache_prefix", None)
-    paths = []
-    for name in ("torch_like", "watched"):
-        source = package(tmp_path, name) / "a.py"
-        cached = source.parent / "__pycache__" / f"a.{sys.implementation.cache_tag}.pyc"
-        cached.parent.mkdir()
-        cached.write_bytes(b"code")
-        paths.append(str(source))
-    bytecode = Bytecode(tmp_path / "pycache")
-    bytecode.seed(paths, [Root(str(tmp_path / "watched"))])
-    folder = Path(bytecode.renew([Root(str(tmp_path / "watched"))]))
-    assert [path.parent.name for path in folder.rglob("*.pyc")] == ["torch_like"]
+# Builds, background work
 
 
 @pytest.mark.parametrize(

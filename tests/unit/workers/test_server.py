@@ -186,18 +186,24 @@ def test_a_run_that_takes_too_much_memory_is_ended_and_no_other(
 
 
 @MODES
-def test_a_change_of_the_same_size_in_the_same_second_is_seen_with_a_fresh_bytecode_folder(
+def test_a_change_of_the_same_size_in_the_same_second_is_seen_where_modules_are_recompiled(
     driver: Driver, mode: str
 ) -> None:
     beside = driver.script("VALUE = 1", "beside.py")
     moment = (time.time_ns() // 10**9) * 10**9
     values = []
-    for number in (1, 2):
+    for number, recompiled in (
+        (1, ()),
+        (2, ()),
+        (2, (str(driver.folder),)),
+        (2, (str(beside),)),
+        (2, ("/elsewhere",)),
+    ):
         beside.write_text(f"VALUE = {number}")
         os.utime(beside, ns=(moment, moment))
-        folder = driver.folder / f"pycache-{number}"
-        values.append(driver.run("import beside; print(beside.VALUE)", mode=mode, pycache=str(folder)).stdout)
-    assert values == ["1\n", "2\n"]
+        shown = driver.run("import beside; print(beside.VALUE)", mode=mode, recompiled=recompiled).stdout
+        values.append(int(shown))
+    assert values == [1, 1, 2, 2, 1], "else the bytecode of before is taken for that of the source"
 
 
 def test_a_server_whose_files_change_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,13 +214,13 @@ def test_a_server_whose_files_change_is_replaced(tmp_path: Path, monkeypatch: py
     try:
         print_value = "import preloaded_library; print(preloaded_library.VALUE)"
         assert driver.run(print_value).stdout == "1\n"
-        server = driver.pool.servers["warm", ()]
+        server = driver.pool.servers["warm"]
         assert eventually(lambda: bool(server.loaded)), "it says what it has loaded"
         assert driver.pool.refresh() == ()
-        assert driver.pool.servers["warm", ()] is server
+        assert driver.pool.servers["warm"] is server
         library.write_text("VALUE = 2  # another size")
         assert driver.pool.refresh() == (str(library),)
-        assert driver.pool.servers["warm", ()] is not server
+        assert driver.pool.servers["warm"] is not server
         assert driver.run(print_value).stdout == "2\n"
     finally:
         driver.pool.close()
@@ -244,7 +250,7 @@ def test_a_server_that_is_killed_loses_its_runs_and_the_next_order_starts_anothe
     driver.start(driver.script("import time; time.sleep(1000)", "slow.py"))
     while not isinstance(driver.heard.get(timeout=30), Ready):
         pass
-    pid = driver.pool.servers["warm", ()].process.pid
+    pid = driver.pool.servers["warm"].process.pid
     assert eventually(lambda: bool(psutil.Process(pid).children()))
     child = psutil.Process(pid).children()[0].pid
     os.kill(pid, signal.SIGKILL)
@@ -261,7 +267,7 @@ from pathlib import Path
 from minidbg.workers.pool import Order, Preload, ServerPool
 pool = ServerPool(lambda message: None, Preload((), ""), state=Path(sys.argv[1]))
 pool.run(Order(1, (sys.argv[2],), "fork", 1000.0))
-print(pool.servers["warm", ()].process.pid, flush=True)
+print(pool.servers["warm"].process.pid, flush=True)
 time.sleep(1000)
 """
 
