@@ -136,7 +136,6 @@ def save_repro(
 
 
 def saved(case: Case, path: Path | None, seconds: float) -> Path:
-    """Write the case in the least exact form that fails in a fresh interpreter. Raises NotReproduced."""
     chosen = settings.load()
     folder = path.parent if path is not None else chosen.repro_dir
     last = Outcome(Verdict.INVALID, reason="not run")

@@ -68,7 +68,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse devices that cannot be."""
     try:
         parse_devices(config.getoption("minidbg_devices"))
     except MinidbgError as error:
@@ -139,7 +138,6 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def wanted(config: pytest.Config) -> bool:
-    """Whether repros are to be collected in our way."""
     return bool(config.getoption("minidbg")) or config.getoption("minidbg_devices") is not None
 
 
@@ -155,7 +153,6 @@ def is_repro(path: Path) -> bool:
 
 
 def python_collects(path: Path, parent: pytest.Collector) -> bool:
-    """Whether pytest itself collects the file as a module."""
     patterns = [*parent.config.getini("python_files"), "__init__.py"]
     return parent.session.isinitpath(path) or any(path.match(pattern) for pattern in patterns)
 
@@ -175,8 +172,6 @@ class ReproFile(pytest.File):
 
 
 class ReproItem(pytest.Item):
-    """One repro on one device."""
-
     def __init__(self, *, repro: Repro, device: str, **more: Any) -> None:
         super().__init__(**more)
         self.repro, self.device = repro, device
@@ -185,7 +180,6 @@ class ReproItem(pytest.Item):
             self.add_marker(pytest.mark.xfail(reason=reason, raises=KnownFailure, strict=True))
 
     def runtest(self) -> None:
-        """Run the script and compare its verdict with what the header expects."""
         outcome = self.judged(fresh=False)
         if outcome.verdict not in CANNOT_JUDGE and not is_expected(outcome.verdict, self.repro.expect):
             outcome = self.judged(fresh=True)
@@ -201,7 +195,6 @@ class ReproItem(pytest.Item):
             raise UnexpectedVerdict(f"{sentence(outcome)}; the header expects {self.repro.expect}")
 
     def judged(self, *, fresh: bool) -> Outcome:
-        """What the repro does in a warm interpreter, or in a fresh one."""
         repros = [item.repro for item in self.session.items if isinstance(item, ReproItem)]
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         warm = len(repros) > WORTH_WARMING * workers
@@ -223,7 +216,6 @@ class ReproItem(pytest.Item):
 
 
 def sentence(outcome: Outcome) -> str:
-    """Verdict, reason and the first lines of what the backend said."""
     said = "\n".join(outcome.message.splitlines()[:5])
     return ": ".join(part for part in (str(outcome.verdict), outcome.reason, said) if part)
 

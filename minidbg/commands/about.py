@@ -92,7 +92,6 @@ def list_internals(*, as_json: bool) -> None:
 
 
 def topics() -> dict[str, str]:
-    """Name of each help topic -> its Markdown, in alphabetical order."""
     package = resources.files("minidbg")
     files = [*(package / "help").iterdir(), package / "ARCHITECTURE.md"]
     found = {file.name.removesuffix(".md").lower(): file.read_text(encoding="utf-8") for file in files}

@@ -98,7 +98,6 @@ def repros_in(paths: Sequence[Path]) -> list[Path]:
 
 
 def print_outcome(path: Path, outcome: Outcome) -> None:
-    """One line for one run: verdict, script, seconds, and the reason or what the backend said."""
     verdict = click.style(f"{outcome.verdict:<10}", fg=VERDICT_STYLE.get(outcome.verdict))
     said = outcome.reason or outcome.message.strip().partition("\n")[0][:120]
     click.echo(f"{verdict} {in_one_line(str(path))}  {outcome.seconds:.1f} s  {in_one_line(said)}".rstrip())

@@ -293,12 +293,10 @@ class ProgramLast(click.Command):
     """A command whose options end where the program's name, or its ``-m``, begins."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As of any command, with all that is the program's left to it."""
         begin = self.begin_of_program(args)
         return super().parse_args(ctx, [*args[:begin], "--", *args[begin:]])
 
     def begin_of_program(self, args: list[str]) -> int:
-        """The place of the first argument that is not ours."""
         options = [one for one in self.params if isinstance(one, click.Option)]
         with_value = {name for one in options if not (one.is_flag or one.count) for name in one.opts}
         place = 0

@@ -30,8 +30,6 @@ PROGRAMS = ("run", "demo")
 
 
 class Commands(click.Group):
-    """The commands of the registry, each imported when it is needed."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -44,7 +42,6 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the arguments begin with. Raises UsageError with the nearest name."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
             raise click.UsageError(
@@ -53,7 +50,6 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands under the headings of the registry."""
         for heading, names in SECTIONS.items():
             width = formatter.width - 6 - max(map(len, COMMANDS))
             rows = [

@@ -123,7 +123,6 @@ def config(as_json: bool) -> None:
 
 
 def variable(origin: Origin) -> str:
-    """Where the setting was written, with the variable's name when it was the environment."""
     if origin.source != "the environment":
         return origin.source
     name = "MINIDBG_DIR" if origin.name == "repro_dir" else f"MINIDBG_{origin.name.upper()}"

@@ -48,6 +48,5 @@ COMMANDS: Mapping[str, str] = {
 
 
 def loaded(where: str) -> Any:
-    """The object at ``module:attribute``."""
     module, _, attribute = where.partition(":")
     return getattr(importlib.import_module(module), attribute)

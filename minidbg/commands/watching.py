@@ -23,7 +23,6 @@ FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path
 
 
 def dict_text(context: click.Context, parameter: click.Parameter, text: str) -> str:
-    """The text of a Python dict. Raises BadParameter."""
     try:
         return repr(dict(sorted(ast.literal_eval(text).items()))) if text else ""
     except (ValueError, SyntaxError, AttributeError, TypeError):

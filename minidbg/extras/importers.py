@@ -189,7 +189,6 @@ class UnreadableTorchRepro(UnreadableRepro):
 
 
 def is_torch_repro(path: Path) -> bool:
-    """Whether the file at ``path`` is one; it is read, not run."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -246,7 +245,6 @@ class Execution:
         torch_internals.replace_run_repro(self.record)
 
     def run(self) -> str:
-        """Write the cases; else the reason why there are none."""
         text = self.path.read_text(encoding="utf-8")
         importing: Callable[..., Any] = builtins.__import__
         if self.replacing is not None:

@@ -70,11 +70,9 @@ class Observation:
 
     @property
     def reason(self) -> str:
-        """Why, or what the backend said first."""
         return self.outcome.reason or self.outcome.message.partition("\n")[0][:200]
 
     def history_row(self) -> dict[str, Any]:
-        """As ``minidbg history --json`` prints it."""
         return {
             "entry": "run", "at": self.at, "repro": self.repro, "device": self.device, "sweep": self.sweep,
             "verdict": str(self.verdict), "purpose": self.purpose, "stale": self.stale,
@@ -115,7 +113,6 @@ class State:
     reason: str = ""
 
     def row(self) -> dict[str, Any]:
-        """What views show of it."""
         names = ("repro", "device", "verdict", "since", "reason")
         return {name: getattr(self, name) for name in names}
 

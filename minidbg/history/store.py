@@ -83,7 +83,6 @@ LONGEST_VALUE_BYTES = 64 << 20
 
 
 def trouble_with(path: Path, error: sqlite3.Error) -> MinidbgError:
-    """What to raise for an error of SQLite with the file at ``path``."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return MinidbgError(
@@ -93,8 +92,6 @@ def trouble_with(path: Path, error: sqlite3.Error) -> MinidbgError:
 
 
 class History:
-    """The open file. Use as a context manager, or call ``close``."""
-
     def __init__(self, connection: sqlite3.Connection, path: Path, *, readonly: bool = False) -> None:
         self.connection = connection
         self.path, self.readonly = path, readonly
@@ -291,7 +288,6 @@ SWEEP_COLUMNS = "id, started, ended, end, code, files, revisions"
 
 
 def prepare(connection: sqlite3.Connection, *, readonly: bool) -> None:
-    """Set the connection up, and create the tables in a new file. Raises sqlite3.DatabaseError."""
     connection.isolation_level = None
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE_BYTES)
     version = known_version(connection)

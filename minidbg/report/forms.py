@@ -116,7 +116,6 @@ def logs_of(story: Story, *, run: bool) -> tuple[str, bool]:
 
 
 def ablation(story: Story, *, run: bool, note: Callable[[str], object]) -> StageReport | None:
-    """What the stages of compiling do with the graph: as kept, else found out now; None when it is not to be had."""
     if story.stages or not run:
         return story.stages
     try:
@@ -205,7 +204,6 @@ def shortened(match: re.Match[str]) -> str:
 
 
 def user() -> str:
-    """The user's name, empty when the system has none for him."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

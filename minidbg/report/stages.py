@@ -102,7 +102,6 @@ class StageReport:
         return f", and passes when the {ordinal(self.number + 1)} of its {self.subsystem}{told} is skipped"
 
     def to_table(self) -> dict[str, Any]:
-        """Plain values for the header; ``from_table`` reads them back."""
         told: dict[str, Any] = {"subsystem": self.subsystem, "number": self.number, "detail": self.detail}
         table: dict[str, Any] = {"guilty": self.guilty, "backend": self.backend}
         table |= {name: value for name, value in told.items() if value not in ("", None)}
@@ -114,7 +113,6 @@ class StageReport:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> StageReport:
-        """Read ``to_table`` back. Raises KeyError, ValueError or TypeError on a damaged table."""
         return cls(
             verdicts={str(name): Verdict(verdict) for name, verdict in table["verdicts"].items()},
             backend=str(table["backend"]),
@@ -136,7 +134,6 @@ def kept_file(path: Path) -> Path:
 
 
 def stages_of(header: Header) -> StageReport | None:
-    """What was found out about the repro as it is now; None when nobody has asked yet, or the answer is damaged."""
     with contextlib.suppress(OSError, *DAMAGE):
         kept = json.loads(read_regular(kept_file(header.path), NOTE_LIMIT_BYTES))
         if kept["digest"] == digest_of(header.path):
@@ -145,7 +142,6 @@ def stages_of(header: Header) -> StageReport | None:
 
 
 def keep_stages(path: Path, report: StageReport) -> None:
-    """Keep ``report`` for the script at ``path``, in place of an earlier one. Raises OSError."""
     hidden(repro.folder_of(path), "stages")
     table = {"digest": digest_of(path), **report.to_table()}
     replace_file(kept_file(path), json.dumps(table).encode())

@@ -28,8 +28,6 @@ HISTORY_ENTRIES = 200
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What watch has seen of a repro; times in seconds since the epoch."""
-
     states: tuple[State, ...] = ()
     """The present one on each device."""
     flips: tuple[Flip, ...] = ()
@@ -75,7 +73,6 @@ class Story:
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """How far the reduction came: nodes and inputs before and after, runs, seconds, certified."""
         story = self.header.provenance
         return {
             "reduced": story.reduced,
@@ -213,7 +210,6 @@ def with_statistics(provenance: Provenance, log: Path | None) -> Provenance:
 
 
 def result_in(log: Path) -> Mapping[str, Any]:
-    """What a finished reduction wrote down as its result; empty when it is not finished, or cannot be read."""
     return next((as_table(entry.get("written")) for entry in entries(log) if "end" in entry), {})
 
 
@@ -234,7 +230,6 @@ def neighbour_of(path: Path, home: Path) -> Neighbour | None:
 
 
 def past_of(path: Path, home: Path) -> Past:
-    """What watch has seen of the repro; empty when nobody watched it, or the history cannot be read."""
     resolved, root = path.absolute(), home.absolute()
     name = str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
     try:
@@ -268,7 +263,6 @@ def uncommented(text: str) -> list[str]:
 
 
 def glance(story: Story) -> str:
-    """What is known about the repro, the most telling first, and its model: ``minidbg show``."""
     return "\n".join(lines(story))
 
 
@@ -292,7 +286,6 @@ def lines(story: Story) -> Iterator[str]:
 
 
 def facts(story: Story) -> Iterator[tuple[str, str]]:
-    """What the text tells, name and value."""
     header, origin = story.header, story.header.provenance
     yield (
         "failure",

@@ -83,7 +83,6 @@ class Bisection:
             return self.search(repository, tree, good, bad, fixed=fixed)
 
     def command(self, good: str, bad: str) -> str:
-        """The command that goes on from these ends."""
         given = ("repository", "device", "options")
         options = [
             word for name in given if getattr(self, name) for word in (f"--{name}", str(getattr(self, name)))
@@ -168,7 +167,6 @@ def below(folder: Path | None, repository: Path) -> str:
 
 
 def readable(path: Path) -> Repro:
-    """The repro at ``path``. Raises CannotBisect for a damaged one."""
     repro = read_repro(path, str(path))
     if repro is None or repro.damage:
         raise CannotBisect(f"{path}: {repro.damage if repro else 'has gone'}")
@@ -188,7 +186,6 @@ def repository_of_backend(repro: Repro) -> Path:
 
 
 def commit_of(repository: Path, revision: str) -> str:
-    """The full name of a revision's commit. Raises CannotBisect for one that git does not know."""
     try:
         return git(repository, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     except CannotBisect:
@@ -262,7 +259,6 @@ def imported_from_elsewhere(tree: Path, repro: Repro, env: dict[str, str]) -> st
 
 
 def git(repository: Path, *arguments: str) -> str:
-    """What git prints. Raises CannotBisect with its message."""
     done = run_git(repository, *arguments)
     if done.returncode != 0:
         raise CannotBisect(f"git {shlex.join(arguments)}: {last_line(done.stderr) or last_line(done.stdout)}")

@@ -27,7 +27,6 @@ def unreduced(folder: Path) -> list[Capture]:
 
 
 def read_capture(path: Path) -> Capture | None:
-    """The capture at ``path``; None for one that is damaged or being written."""
     try:
         data = read_regular(path, SCRIPT_LIMIT_BYTES)
         table = header_table(text_of(data))
@@ -38,7 +37,6 @@ def read_capture(path: Path) -> Capture | None:
 
 
 def reduced(capture: Path) -> str | None:
-    """The digest of the capture when somebody last reduced it."""
     try:
         return str(json.loads(read_regular(capture.with_suffix(".reduced"), NOTE_LIMIT_BYTES))["digest"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -54,8 +54,6 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Revised:
-    """What git said of the sources at a sweep."""
-
     sweep: int
     revisions: Mapping[str, Revision]
 
@@ -107,7 +105,6 @@ class Daemon:
     # The loop
 
     def run(self) -> int:
-        """Work until something says stop; the exit status."""
         try:
             self.start()
             while self.status is None:
@@ -126,7 +123,6 @@ class Daemon:
             self.end()
 
     def start(self) -> None:
-        """Ask what devices there are, find the repros and their sources, and tell where everything stands."""
         self.ask_for_devices()
         self.watched.start()
         repros = self.watched.repros
@@ -150,7 +146,6 @@ class Daemon:
         self.pool.run(Order(self.machine_order, (PROBE_SCRIPT, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:
-        """``dispatch`` the message; a fault in that does not end the daemon."""
         self.guarded(repr(message)[:500], lambda: self.dispatch(message))
 
     def guarded(self, what: str, job: Callable[[], None]) -> None:
@@ -165,7 +160,6 @@ class Daemon:
             self.announce.once(text, Notice(text))
 
     def dispatch(self, message: Message) -> None:
-        """Pass the message on to whom it is for: a hint to ``Watched``, the end of a run to ``Sweeper``."""
         match message:
             case Hint(path):
                 self.watched.hinted(path)
@@ -214,7 +208,6 @@ class Daemon:
     # Sweeps
 
     def built(self, message: Built) -> None:
-        """A build has ended: sweep, if it went well and there is something to judge."""
         if self.builds.ended(message):
             if not self.builds.begin() and self.watched.wants_sweep:
                 self.sweep()
@@ -222,7 +215,6 @@ class Daemon:
             self.status = 125
 
     def sweep(self) -> None:
-        """``Sweeper.begin``, and ask git in a thread which revisions the code is of."""
         try:
             self.sweeper.begin()
         except Exception:
@@ -290,7 +282,6 @@ class Daemon:
                 self.watched.ask_for_all()
 
     def end(self) -> None:
-        """Leave nothing behind but the history."""
         self.watched.events.stop()
         self.builds.cancel()
         if self.sweeper.current is not None:

@@ -73,7 +73,6 @@ def render(matrix: Matrix, width: int, height: int) -> RenderableType:
 
 
 def headline(matrix: Matrix, width: int) -> Text:
-    """What the daemon does, how far it is, and which files caused it; in the fewest words that fit."""
     home = f"minidbg watch {display_path(matrix.home)}" if matrix.home else "minidbg watch"
     activity = matrix.activity
     began = None if matrix.began is None else f"{matrix.clock() - matrix.began:.1f} s"
@@ -93,7 +92,6 @@ def headline(matrix: Matrix, width: int) -> Text:
 
 
 def details(matrix: Matrix, width: int) -> list[str]:
-    """The error of the selected row in full, as far as there is room."""
     cells = matrix.cells_of(matrix.selected)
     lines = []
     for device, cell in cells.items():
@@ -207,13 +205,11 @@ def fitting(widths: Sequence[int], width: int) -> dict[int, int]:
 
 
 def flip_text(flip: Flipped, width: int) -> str:
-    """A flip in one line, without the revisions where those do not fit."""
     text = f"{clock(flip.at)} {flip.line()}"
     return text if cell_len(text) <= width else text.removesuffix(f"; {printable(flip.between)}")
 
 
 def earlier_flips(matrix: Matrix, shown: int) -> str:
-    """How many flips there were before those that are shown, and who lists them; empty when there were none."""
     left = matrix.flipped - shown
     return f"... and {plural(left, 'earlier flip')}; all: minidbg history" if left > 0 else ""
 
@@ -236,12 +232,10 @@ def help_lines(width: int) -> Iterator[Text]:
 
 
 def line(text: str, style: str) -> Text:
-    """One line that is cut off rather than wrapped."""
     return Text(printable(text).replace("\n", " "), style=style, no_wrap=True, overflow="ellipsis", end="\n")
 
 
 def wrapped(text: str, width: int, most: int) -> list[str]:
-    """``text`` in at most ``most`` lines, the first of which it begins."""
     lines = [
         part
         for one in text.splitlines()

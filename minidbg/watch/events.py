@@ -33,7 +33,6 @@ class Event:
         return ""
 
     def line(self) -> str:
-        """Its words, without anything that a terminal would obey."""
         return printable(self.words())
 
     def to_json(self) -> Json:
@@ -194,7 +193,6 @@ class SweepStarted(Event):
     devices: tuple[str, ...] = ()
 
     def cause(self, most: int) -> str:
-        """At ``most`` so many of the files that changed."""
         return ", ".join(self.files[:most]) + (", ..." if self.changed > most else "")
 
     def words(self) -> str:
@@ -333,7 +331,6 @@ class Flipped(Event):
         return text
 
     def history_row(self) -> Json:
-        """As ``minidbg history --json`` prints it: what the history itself knows."""
         known = {key: value for key, value in self.to_json().items() if key not in ("path", "torch")}
         return {"entry": "flip", "at": self.at, **known}
 

@@ -66,7 +66,6 @@ class FileEvents(events.FileSystemEventHandler):
         return ""
 
     def adjust(self, wanted: dict[str, bool]) -> None:
-        """Set and drop watches until they are as wanted. Raises OSError at the system's limits."""
         if self.observer is None:
             WATCHDOG_LOG.addHandler(self.lost)
             WATCHDOG_LOG.propagate = False  # its warnings would go to the terminal, through the matrix
@@ -109,7 +108,6 @@ class LostEvents(logging.Handler):
         self.hint = hint
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Runs in watchdog's thread: enqueues and returns."""
         self.hint(None)
 
 
@@ -162,7 +160,6 @@ def watches_of_this_process() -> int | None:
 
 
 def limit_reached(error: OSError) -> str:
-    """Why there are no events, and the command that gives more."""
     names = {errno.ENOSPC: ("max_user_watches", 1048576), errno.EMFILE: ("max_user_instances", 1024)}
     if error.errno not in names or sys.platform != "linux":
         return f"file events are not to be had ({error})"
@@ -178,7 +175,6 @@ def limit_reached(error: OSError) -> str:
 
 
 def mounted() -> str:
-    """What the kernel says of mounted file systems; empty when it does not."""
     try:
         return Path("/proc/self/mounts").read_text()
     except OSError:

@@ -66,7 +66,6 @@ class FlipCommands(View):
             self.threads = [*(thread for thread in self.threads if thread.is_alive()), *started]
 
     def run(self, command: str, data: bytes, flips: int) -> None:
-        """Run one command; say how it failed."""
         try:
             done = subprocess.run(
                 command, shell=True, input=data, cwd=self.folder, timeout=COMMAND_SECONDS, check=False,

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what ``argv`` asks for; the exit status says nothing."""
     here = str(Path(__file__).parent)
     sys.path[:] = [*(path for path in sys.path if path != here), str(Path(__file__).parents[2])]
     wanted: dict[str, Callable[..., Any]] = {"devices": devices, "canary": canary}

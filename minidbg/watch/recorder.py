@@ -215,7 +215,6 @@ def list_text(rows: Sequence[Json]) -> str:
 
 
 def row_cells(row: Json) -> tuple[str, ...]:
-    """What ``list`` shows of a row: repro, device, verdict, since when, failure."""
     verdict = IN_LIST.get(standing := standing_of(row), standing)
     if row.get("outdated"):
         verdict += " (before an edit)"
@@ -289,7 +288,6 @@ IN_COUNTS = {
 
 
 def flips_of(folder: Path, limit: int, name: str | None = None) -> list[Flipped]:
-    """The flips below a folder, or those of one repro, newest first. Raises MinidbgError without a history."""
     with history_in(folder) as found:
         if found is None:
             raise MinidbgError(f"no history in {folder}; 'minidbg watch {folder}' begins one")
@@ -301,7 +299,6 @@ Past = tuple[list[Flipped], list[Observation]]
 
 
 def history_of(path: Path, limit: int) -> Past:
-    """The flips below a folder; of a single repro its runs too. Raises MinidbgError without a history."""
     home = home_of([path])
     name = None if path.is_dir() else name_of(path, home)
     flips = flips_of(home, limit, name)

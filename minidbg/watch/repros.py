@@ -81,7 +81,6 @@ class Repro:
 
     @property
     def failing_modules(self) -> tuple[str, ...]:
-        """The modules that the failure came through, as the signature's frames name them."""
         return tuple(dict.fromkeys(frame.partition(":")[0] for frame in self.spec.expected.frames))
 
 
@@ -103,7 +102,6 @@ def is_script(name: str) -> bool:
 
 
 def name_of(path: Path, home: Path) -> str:
-    """What to call the repro at ``path`` in the history of ``home``."""
     return str(path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
 
@@ -152,12 +150,10 @@ def read_repro(path: Path, name: str) -> Repro | None:
 
 
 def header_table(text: str) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the script's header, as it is written. Raises ValueError when there is none."""
     return table_in(metadata_of(text))
 
 
 def function_source(text: str, name: str) -> str:
-    """The text of a function at the script's top level, empty without one. Raises SyntaxError for a broken script."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return ast.get_source_segment(text, node) or ""
@@ -313,7 +309,6 @@ def hidden_path(folder: Path) -> Path:
 
 
 def read_holder(folder: Path) -> Mapping[str, Any]:
-    """What the daemon of the folder said about itself; empty when there is none to read."""
     try:
         about = json.loads(read_regular(hidden_path(folder) / HOLDER, NOTE_LIMIT_BYTES))
         kinds = {"pid": int, "host": str, "started": float, "created": float}

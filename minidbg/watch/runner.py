@@ -145,7 +145,6 @@ def mode_for(workers: Workers, device: str, *, fresh: bool, turn: int = 1) -> Ru
 
 
 def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
-    """The outcome of a run of ``repro``: what it printed, else what its death says against what its header expects."""
     spec = as_its_header_says(repro)
     tells = spec.traits.dies  # as ``judging`` asks for it
     outcome = outcome_of_run(ended.result, spec, limit_s=round(ended.seconds), tells_phases=tells)

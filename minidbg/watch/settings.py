@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class FailOn(enum.StrEnum):
-    """What makes ``--once`` exit with a failure."""
-
     ANY = "any"
     """A repro that reproduces (1) or fails differently (3)."""
     UNEXPECTED = "unexpected"
@@ -126,7 +124,6 @@ class Machine:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Machine:
-        """Read the script's line. Raises KeyError or TypeError when it is damaged."""
         from minidbg.history import Environment  # late: the command line lists the options of watch
 
         more = {"host": data["host"], "python": data["python"]}

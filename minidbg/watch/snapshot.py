@@ -94,7 +94,6 @@ def is_inside(path: str, folder: str) -> bool:
 
 
 def read_gitignore(folder: str) -> GitIgnoreSpec | None:
-    """The rules of ``folder/.gitignore``, or None without one."""
     try:
         with open(os.path.join(folder, ".gitignore"), encoding="utf-8", errors="replace") as file:
             return GitIgnoreSpec.from_lines(file)
@@ -103,7 +102,6 @@ def read_gitignore(folder: str) -> GitIgnoreSpec | None:
 
 
 def repository_of(folder: str) -> str | None:
-    """The root of the git working tree that holds ``folder``."""
     while not os.path.exists(os.path.join(folder, ".git")):
         above = os.path.dirname(folder)
         if above == folder:
@@ -147,14 +145,12 @@ class Snapshot:
     files: Mapping[str, Entry] = field(default_factory=dict)
 
     def digest(self, paths: Iterable[str] | None = None) -> str:
-        """One digest of all files, or of those of ``paths`` that are in the snapshot."""
         total = hashlib.sha1(usedforsecurity=False)
         for path in sorted(self.files if paths is None else self.files.keys() & set(paths)):
             total.update(f"{path}\0{self.files[path].digest}\0".encode())
         return total.hexdigest()
 
     def changes_since(self, before: Snapshot) -> tuple[str, ...]:
-        """The paths that were added, removed or hold something else, sorted."""
         return changes(before, self) if before is not self else ()
 
 
@@ -192,7 +188,6 @@ def update(
     now_ns: int,
     always: Iterable[str] = (),
 ) -> Snapshot:
-    """``before`` with the hinted paths looked at again: files read, folders walked, what is gone removed."""
     roots, single, hints = tuple(roots), frozenset(always), dict.fromkeys(hinted)
     # What is no file now is or was a folder: what it held before is found again, or gone.
     folders = {hint for hint in hints if hint not in before.files and not os.path.isfile(hint)}

@@ -67,7 +67,6 @@ def content_of(path: bytes) -> bytes:
 
 
 def git(repository: str, *arguments: str) -> bytes | None:
-    """What git prints, or None when it fails, takes too long or is not installed."""
     try:
         done = subprocess.run(
             ["git", "--no-optional-locks", "-C", repository, *arguments],
@@ -154,7 +153,6 @@ def worth_watching(files: Iterable[str], roots: Sequence[Root], left_out: tuple[
 
 
 def site_packages() -> tuple[str, ...]:
-    """The folders that packages are installed in, each with a separator at its end."""
     folders = (*site.getsitepackages(), site.getusersitepackages())
     return tuple(os.path.realpath(folder) + os.sep for folder in folders)
 

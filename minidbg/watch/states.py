@@ -217,7 +217,6 @@ def carried_on(state: State, runs: Sequence[Observation]) -> State:
 
 
 def flip_between(before: State, after: Verdict, transition: Transition, runs: Sequence[Observation]) -> Flip:
-    """The record of a flip: the last sweep with the old verdict, the first with the new one."""
     return Flip(
         repro=before.repro, device=before.device, at=runs[-1].at, kind=str(transition), before=before.verdict,
         after=after, sweep=runs[0].sweep, last_before=before.last_sweep,
@@ -225,7 +224,6 @@ def flip_between(before: State, after: Verdict, transition: Transition, runs: Se
 
 
 def usual_seconds(states: Iterable[State], repros: Mapping[str, Repro]) -> float:
-    """The longest that a repro which came back has taken."""
     known = ((state, repros[state.repro]) for state in states if state.repro in repros)
     came_back = (
         state.seconds

@@ -65,7 +65,6 @@ class Sweeper:
     # Beginning
 
     def begin(self) -> None:
-        """Begin a sweep over the present code: plan its jobs, renew old interpreters, and start the first runs."""
         changed, names = self.watched.changed_since(Mark.SWEPT), self.watched.to_run
         whole = self.watched.runs_all
         self.watched.begin_sweep()
@@ -92,7 +91,6 @@ class Sweeper:
         self.fill()
 
     def sweep_over(self, number: int, jobs: Sequence[Job], code: str, **more: Any) -> Sweep:
-        """A sweep of these jobs over the repros and states of now."""
         return Sweep(
             number, jobs, self.repros, dict(self.recorder.states), code=code, slots=self.settings.jobs,
             device_slots=self.settings.device_jobs, **more,
@@ -126,7 +124,6 @@ class Sweeper:
     # Running
 
     def fill(self) -> None:
-        """Start what the current sweep has to run, as long as it has room."""
         while self.current is not None and (run := self.current.next_run()) is not None:
             self.submit(self.current, run)
 
@@ -193,7 +190,6 @@ class Sweeper:
             self.publish(sweep, sweep.saw(run, shown))
 
     def observation(self, sweep: Sweep, run: Run, message: Ended, modules: tuple[str, ...]) -> Observation:
-        """What the run showed, and on what."""
         repro = sweep.repros[run.job.repro]
         outcome = outcome_of(repro, run.job.device, message)
         if message.lost:

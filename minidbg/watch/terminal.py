@@ -61,7 +61,6 @@ class Terminal(View):
             return render(self.matrix, self.console.width, self.console.height)
 
     def show(self, event: Event) -> None:
-        """Take an event in; a flip rings the bell."""
         with self.lock:
             self.matrix.hear(event)
         if isinstance(event, Flipped):
@@ -90,7 +89,6 @@ class Terminal(View):
                     return True
 
     def pressed(self, key: str) -> bool:
-        """Do what the key is for; whether a repro is to be opened."""
         with self.lock:
             message = obey(self.matrix, key)
             opens = key == "o" and not self.matrix.answer

@@ -47,7 +47,6 @@ class Burst:
     LIMIT = 5_000
 
     def note(self, now: float, path: str | None) -> None:
-        """An event for ``path`` has arrived; None when events were lost."""
         self.first = now if self.first is None else self.first
         self.last = now
         if path is None or len(self.paths) >= self.LIMIT:
@@ -156,7 +155,6 @@ class Watched:
 
     @property
     def known(self) -> bool:
-        """Whether the last whole sweep has judged the present code."""
         return Mark.SWEPT in self.marks and not self.changed_since(Mark.SWEPT)
 
     @property
@@ -191,7 +189,6 @@ class Watched:
     # Looking
 
     def deadline(self, now: float) -> float:
-        """When ``tick`` has something to do although no message came."""
         moments = [self.next_look, self.next_check]
         burst = self.burst.deadline()
         if burst is not None:
@@ -252,7 +249,6 @@ class Watched:
         return path in self.always or any(is_inside(path, root.path) for root in self.roots)
 
     def concerns_repros(self, path: str) -> bool:
-        """Whether the path is a script that is watched, or may be one."""
         return any(
             path == str(one)
             or (one.is_dir() and os.path.dirname(path) == str(one) and path.endswith(SCRIPTS))
@@ -267,7 +263,6 @@ class Watched:
     # Repros and roots
 
     def read_repros_again(self) -> None:
-        """Announce each repro that was added, edited, damaged or removed, and have the changed ones run."""
         before = self.repros
         after = read_repros(self.paths, self.home, before)
         self.repros = after

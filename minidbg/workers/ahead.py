@@ -84,7 +84,6 @@ class InterpreterAhead:
         return end
 
     def cancel(self) -> None:
-        """End it, if it has not ended."""
         with contextlib.suppress(OSError):
             self.asked.sendall(b"!")
 
@@ -94,7 +93,6 @@ class InterpreterAhead:
         os.close(self.order)
 
     def close(self) -> None:
-        """End it, and wait until it has."""
         self.cancel()
         received(self.asked, time.monotonic() + GRACE_S)
         self.let_go()

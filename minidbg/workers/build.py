@@ -33,8 +33,6 @@ class Built:
 
 
 class Build:
-    """A build command under way; ``Built`` follows."""
-
     def __init__(self, command: str, folder: Path, listener: Callable[[Built], None]) -> None:
         """Raises OSError where ``folder`` is none."""
         self.listener = listener
@@ -48,7 +46,6 @@ class Build:
         threading.Thread(target=self.wait, name="minidbg-build", daemon=True).start()
 
     def wait(self) -> None:
-        """In a thread: tell when the build ends."""
         began = time.monotonic()
         status = self.process.wait()
         with self.output as file:
@@ -60,12 +57,10 @@ class Build:
         self.listener(Built(self, status, time.monotonic() - began, "\n".join(lines[-OUTPUT_LINES:]), error))
 
     def cancel(self) -> None:
-        """End it; its message comes as ever."""
         kill_group(self.process.pid)
 
 
 def build_within(seconds: float, command: str, folder: Path) -> Built:
-    """Build and wait. Raises TimeoutError, and OSError where ``folder`` is none."""
     ended: queue.SimpleQueue[Built] = queue.SimpleQueue()
     build = Build(command, folder, ended.put)
     try:

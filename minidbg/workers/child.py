@@ -94,7 +94,6 @@ class Pipe:
             self.write_end = -1
 
     def drain(self) -> bool:
-        """Read what is there; False at the end of the stream."""
         while True:
             try:
                 piece = os.read(self.read_end, 1 << 20)
@@ -208,11 +207,9 @@ class Child:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has passed a limit."""
         return self.timed_out or self.out_of_memory
 
     def ending(self) -> dict[str, Any]:
-        """How it ended, as fields of a ChildResult."""
         return {
             "signal": -self.code if self.code is not None and self.code < 0 else None,
             "exit_status": self.code if self.code is not None and self.code >= 0 else None,
@@ -230,13 +227,11 @@ def has_ended(pid: int) -> bool:
 
 
 def kill_group(group: int) -> None:
-    """Kill a process group; one that has ended already is fine."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
 def end_of(file: BinaryIO, most: int = TAIL_BYTES) -> str:
-    """The end of what was written to ``file``, as text."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - most))
     return file.read().decode(errors="replace")
 

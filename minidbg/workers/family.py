@@ -11,7 +11,6 @@ import signal
 
 
 def descendants(pid: int) -> list[int]:
-    """The process ``pid`` and all below it, parents first."""
     found = [pid]
     for one in found:
         found += children_of(one)
@@ -44,7 +43,6 @@ def own_bytes(pid: int) -> int:
 
 
 def kill(pid: int, started: int | None) -> None:
-    """Kill the process ``pid`` that began at ``started``; one that has ended is fine."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if started is not None and started_at(pid) == started:
             os.kill(pid, signal.SIGKILL)

@@ -249,7 +249,6 @@ class ForkServer:
             return answer
 
     def interrupt(self) -> None:
-        """End the questions of other threads."""
         for asked in list(self.under_way):
             self.under_way[asked] = True
             with contextlib.suppress(OSError):
@@ -260,7 +259,6 @@ class ForkServer:
         put(self.control, question).close()
 
     def end(self) -> None:
-        """End it; what runs in its children ends with it."""
         self.control.close()
         kill_group(self.pid)
         with contextlib.suppress(ChildProcessError):
@@ -269,7 +267,6 @@ class ForkServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def last_words(self) -> str:
-        """The last line it wrote, as the end of a sentence; nothing when it wrote none."""
         lines: list[str] = []
         with contextlib.suppress(ValueError):  # another thread has ended it
             lines = end_of(self.stderr, 2000).strip().splitlines()[-1:]
@@ -277,7 +274,6 @@ class ForkServer:
 
 
 def start_interpreter(control: int, folder: Path, stderr: int) -> int:
-    """Start a fresh interpreter that is a server; its process."""
     started = subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-m", "minidbg.workers.forkserver", str(control), str(folder)],
         stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, pass_fds=(control,), start_new_session=True,
@@ -288,7 +284,6 @@ def start_interpreter(control: int, folder: Path, stderr: int) -> int:
 
 
 def fork_server(control: int, folder: Path, stderr: int) -> int:
-    """Fork this process; its child is a server."""
     pid = fork()
     if pid:
         return pid
@@ -383,7 +378,6 @@ def used(kind: str) -> float:
 
 
 def threads() -> int:
-    """Threads of this process, those of C libraries included, where the kernel lists them."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:

@@ -80,7 +80,6 @@ class Program:
                 self.end()
 
     def end(self) -> None:
-        """Kill what is left of the program, and all that it started."""
         self.child.memory_in_use()  # for who belongs to it
         self.child.end()
         self.process.returncode = self.child.code or 0  # it is reaped, and Popen need not wait for it
@@ -94,7 +93,6 @@ class Program:
         )
 
     def result_within(self, seconds: float, memory_bytes: int | None = None) -> ChildResult:
-        """Wait for the end, at most ``seconds`` from now; what is left of the program then is killed."""
         try:
             if not self.child.is_over:
                 self.child.wait_until(time.monotonic() + seconds, memory_bytes)

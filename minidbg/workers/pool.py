@@ -42,8 +42,6 @@ NUMBERS = itertools.count(1)
 
 
 class RunMode(StrEnum):
-    """How a run gets its process."""
-
     FORK = "fork"
     """A fork of the warm interpreter, which has compiled something: a tenth of a fresh one's time, and less."""
     UNTOUCHED = "untouched"
@@ -189,16 +187,13 @@ class ServerPool:
         return ServerProcess(preload, self.state / "scratch", {**env, **one_thread}, own)
 
     def run(self, order: Order) -> None:
-        """Start a script; the listener gets its ``Ended``."""
         self.submit(order).add_done_callback(lambda end: self.listener(end.result()))
 
     def submit(self, order: Order) -> Future[Ended]:
-        """Start a script; a future of its ``Ended``."""
         which = "untouched" if order.mode is RunMode.UNTOUCHED else "warm"
         return self.server_for(which).submit(order)
 
     def cancel(self, number: int) -> None:
-        """End a run; its end is told like any other."""
         for server in self.servers.values():
             server.cancel(number)
 
@@ -218,7 +213,6 @@ class ServerPool:
         return tuple(found)
 
     def close(self) -> None:
-        """End the servers and everything they run."""
         for server in self.servers.values():
             server.close()
 
@@ -323,7 +317,6 @@ class ServerProcess:
         )  # fmt: skip
 
     def cancel(self, number: int) -> None:
-        """End a run, if it has not ended; its end is told like any other."""
         if number in self.under_way:
             self.cancelled.add(number)
             with contextlib.suppress(OSError):
@@ -352,7 +345,6 @@ class ServerProcess:
 
 
 def tail(path: Path) -> str:
-    """The end of a file, as text; nothing when there is none."""
     try:
         with path.open("rb") as file:
             return end_of(file)
@@ -361,7 +353,6 @@ def tail(path: Path) -> str:
 
 
 def read_files(path: Path) -> tuple[str, ...] | None:
-    """The files that a run had loaded, or None when it died before it could say."""
     try:
         return tuple(json.loads(path.read_text()))
     except (OSError, ValueError):

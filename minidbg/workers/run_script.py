@@ -112,7 +112,6 @@ def run_as_main(path: str) -> None:
 
 
 def exit_status(ended: SystemExit) -> int:
-    """What the interpreter would exit with."""
     if ended.code is None:
         return 0
     if isinstance(ended.code, int):
@@ -170,7 +169,6 @@ def stand_by(fifo: str, modules: Sequence[str]) -> None:
 
 
 def main(way: str, *arguments: str) -> int:
-    """What the options at the top of this file say."""
     if way == "--ahead":
         stand_by(arguments[0], arguments[1:])
         return 0

@@ -78,7 +78,6 @@ def end(status: int) -> NoReturn:
 
 
 def settle_in(request: Mapping[str, Any], folder: Path) -> None:
-    """Own folder, variables and priority."""
     os.chdir(folder)
     os.environ.update(request["env"])
     for name in request["unset"]:
@@ -90,7 +89,6 @@ def settle_in(request: Mapping[str, Any], folder: Path) -> None:
 
 
 def execute(request: Mapping[str, Any], folder: Path) -> NoReturn:
-    """Become a fresh interpreter that runs the script."""
     (folder / "request.json").write_text(json.dumps(request))
     flags = ["-P", "-X", "faulthandler"]
     os.execv(sys.executable, [sys.executable, *flags, RUN_SCRIPT, "--run", str(folder)])

@@ -38,7 +38,6 @@ GRACE_S = 2.0
 
 
 def named(function: str) -> Callable[..., Any]:
-    """What a question asks, by its name ``module:function``."""
     module, _, name = function.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found

@@ -145,7 +145,6 @@ class Hunt:
     def asked(
         self, function: str, argument: Mapping[str, Any], seconds: float, stream: Any = None
     ) -> ChildResult:
-        """What ``function`` of ``judging`` answers in a child."""
         if self.interrupted:
             raise KeyboardInterrupt
         common = {
@@ -159,7 +158,6 @@ class Hunt:
         )  # fmt: skip
 
     def batch(self, batch: Sequence[tuple[Cell, int]], place: Path, ends: float) -> list[Record]:
-        """The records of a batch; after a death the rest goes to another child."""
         records: list[Record] = []
         while batch and time.monotonic() < ends:
             seconds = len(batch) * self.call_seconds + GRACE_S
@@ -185,7 +183,6 @@ class Hunt:
         return dict(told.value) if told.answered else {"cell": sample[0], "id": str(sample), **said}
 
     def reduce(self, failure: Failure) -> list[Record]:
-        """Reduce it to a verified repro; without one it is refuted."""
         limits = Limits(
             REDUCE_SECONDS, call_seconds=self.call_seconds, value_limit_bytes=self.value_limit_bytes
         )

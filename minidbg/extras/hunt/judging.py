@@ -82,7 +82,6 @@ def run_batch(argument: Mapping[str, Any], note: Note) -> None:
 
 
 def used_backend(argument: Mapping[str, Any]) -> UsedBackend:
-    """The backend under its name, with its options. Raises UnknownBackend or BackendUnreachable."""
     used = backend_named(argument["backend"])
     return replace(used, ref=replace(used.ref, options=argument["options"]))
 
@@ -90,7 +89,6 @@ def used_backend(argument: Mapping[str, Any]) -> UsedBackend:
 def judged(
     sample: Sample, backend: UsedBackend, known: set[str], argument: Mapping[str, Any], note: Note
 ) -> dict[str, Any]:
-    """What became of the sample, as ``record_of`` says it; no ``state`` where there is no such sample."""
     with time_limit(argument["call_seconds"]):
         try:
             case = case_of_sample(sample, backend)
@@ -142,7 +140,6 @@ def keep_death(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
 
 
 def reduced(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
-    """Reduce the capture, as ``wrap`` has it reduced."""
     return reducing.reduce_in_child(argument, note, lambda argument: repro.load(argument["path"]))
 
 
@@ -150,7 +147,6 @@ def reduced(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
 
 
 def state_of(outcome: Outcome) -> State:
-    """The state of the table that the outcome of a case without expectations means."""
     if outcome.verdict is Verdict.GONE:
         if HANDED_BACK in outcome.reason:
             return State.HANDED_BACK
