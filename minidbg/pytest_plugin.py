@@ -29,8 +29,7 @@ from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict, is_expected
 from minidbg.words.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
 from minidbg.words.text import display_path, plural
-from minidbg.workers.pool import RunMode, preload_for
-from minidbg.workers.waiting import OneByOne
+from minidbg.workers.pool import OneByOne, RunMode, preload_for
 
 CANNOT_JUDGE = (Verdict.SKIPPED, Verdict.INVALID)
 WORTH_WARMING = 3

@@ -93,7 +93,7 @@ def watch(
     found = list(paths) or [repro_folder()]
     loaded = load(options)
     settings = replace(loaded, once=once)
-    from minidbg.watch.starting import run_daemon
+    from minidbg.watch.daemon import run_daemon
 
     sys.exit(run_daemon(found, settings, as_json=as_json))
 

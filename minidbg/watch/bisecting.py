@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minidbg.judge.death import outcome_of_run
+from minidbg.watch.builds import build_within
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.runner import as_its_header_says, as_renamed, judging
 from minidbg.watch.sources import module_roots, repositories_of
@@ -23,7 +24,6 @@ from minidbg.words.errors import Interrupted, MinidbgError
 from minidbg.words.outcome import EXIT_STATUS, Outcome, Verdict
 from minidbg.words.text import display_path, last_line, plural
 from minidbg.workers import leftovers, run_python
-from minidbg.workers.build import build_within
 
 CANNOT_JUDGE = 125
 SECONDS = 300.0

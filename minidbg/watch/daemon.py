@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TypeAlias
 
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
 from minidbg.watch import events
-from minidbg.watch.announce import Announcer, Log
-from minidbg.watch.builds import Builds
+from minidbg.watch.announce import Announcer, JsonLines, Log, PlainLines, View
+from minidbg.watch.builds import Builds, Built
 from minidbg.watch.events import Notice
 from minidbg.watch.file_events import FileEvents
+from minidbg.watch.flip_commands import FlipCommands
 from minidbg.watch.recorder import Recorder, contradictions, exit_status, judged_states
-from minidbg.watch.repros import Lock, hidden_folder, home_of
+from minidbg.watch.repros import Lock, hidden_folder, home_of, read_repros
 from minidbg.watch.runner import PROBE_SCRIPT, Runner, forks
 from minidbg.watch.settings import FailOn, Machine, WatchSettings
 from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING
 from minidbg.watch.sweeper import Sweeper
 from minidbg.watch.watched import Watched
+from minidbg.words import settings as base
 from minidbg.words.json_lines import last_json
 from minidbg.words.text import display_path, last_line
-from minidbg.workers.build import Built
-from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Pool, Ready, RunMode
+from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Pool, Ready, RunMode, ServerPool, preload_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,3 +295,56 @@ class Daemon:
         self.announce(events.Stopped(self.status))
         self.announce.close()
         self.lock.release()
+
+
+# The daemon with those who hear of its events
+
+
+def views_of(settings: WatchSettings, inbox: Inbox, *, as_json: bool) -> list[View]:
+    views: list[View] = []
+    if settings.on_flip:
+        views.append(FlipCommands(settings.on_flip, settings.folder, lambda text: inbox.put(Notice(text))))
+    if as_json:
+        views.append(JsonLines(sys.stdout))
+    elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
+        from minidbg.watch.terminal import Terminal
+
+        views.append(Terminal(inbox))  # last: from here on errors would be written over
+    else:
+        views.append(PlainLines(sys.stdout, every_result=settings.once))
+    return views
+
+
+def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool) -> int:
+    default = base.load().repro_dir
+    for path in paths:
+        if not path.exists() and path == default:
+            path.mkdir(parents=True)  # the first repro may come while we watch
+    inbox: Inbox = queue.SimpleQueue()
+    announce = Announcer(views_of(settings, inbox, as_json=as_json))
+    repros = read_repros(paths, Path()).values()
+    backends = {repro.spec.backend.name for repro in repros}
+
+    def make_pool(hidden: Path) -> Pool:
+        return ServerPool(inbox.put, preload_for(backends, forks=forks(settings.workers)), state=hidden)
+
+    file_events = FileEvents(lambda path: inbox.put(Hint(path)))
+    try:
+        daemon = Daemon(paths, settings, announce, inbox, file_events, make_pool)
+    except BaseException:
+        announce.close()
+        raise
+    stop_on_signals(inbox)
+    return daemon.run()
+
+
+def stop_on_signals(inbox: Inbox) -> None:
+    """Let SIGINT, SIGTERM and SIGHUP end the daemon cleanly; a second SIGINT ends it at once."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        inbox.put(Stop(signal.Signals(number).name))
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handler)

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -342,6 +343,25 @@ class ServerProcess:
         for _, waiting in list(self.under_way.values()):
             waiting.join(LONGEST_END_S)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class OneByOne:
+    """A pool for callers that wait for each run, such as pytest."""
+
+    def __init__(self, preload: Preload) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="minidbg-pool-")
+        self.pool = ServerPool(lambda message: None, preload, state=Path(self.folder.name))
+
+    def run(self, argv: tuple[str, ...], mode: RunMode, seconds: float) -> Ended:
+        """Run a script, and wait for its end; one whose server died under it runs once more, in an interpreter of its own."""
+        ended = self.pool.submit(Order(next(NUMBERS), argv, mode, seconds)).result()
+        if ended.lost:
+            ended = self.pool.submit(Order(next(NUMBERS), argv, RunMode.FRESH, seconds)).result()
+        return ended
+
+    def close(self) -> None:
+        self.pool.close()
+        self.folder.cleanup()
 
 
 def tail(path: Path) -> str:

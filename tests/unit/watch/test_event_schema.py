@@ -21,10 +21,10 @@ from daemon_world import REPRO, World, script_of
 from minidbg.history import Revision
 from minidbg.watch import builds, daemon
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines
+from minidbg.watch.builds import Built
 from minidbg.watch.daemon import Stop
 from minidbg.watch.events import Event, Notice
 from minidbg.watch.settings import FailOn
-from minidbg.workers.build import Built
 from minidbg.workers.pool import Died, Ended, Order, Ready
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "watch_events.txt"

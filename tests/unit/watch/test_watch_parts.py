@@ -15,6 +15,7 @@ import torch
 from minidbg.history import State
 from minidbg.judge import command
 from minidbg.watch import probe
+from minidbg.watch.builds import Build, Built, build_within
 from minidbg.watch.repros import AlreadyWatched, Lock, Repro, home_of, living_holder, read_repro, read_repros
 from minidbg.watch.runner import Runner, canary_of, judging, outcome_of
 from minidbg.watch.settings import FailOn, WatchSettings, load, parse_devices
@@ -29,7 +30,6 @@ from minidbg.watch.states import Job, Purpose
 from minidbg.watch.sweep import Run
 from minidbg.words.errors import BadSetting, MinidbgError
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.workers.build import Build, Built, build_within
 from minidbg.workers.pool import Ended, RunMode
 
 SCRIPT = """# /// script
