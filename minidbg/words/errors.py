@@ -12,6 +12,8 @@ from typing import Any
 
 
 class MinidbgError(Exception):
+    """The root: a request that cannot be met."""
+
     advice: str = ""
     """What to do next, where the message does not say so itself, after a semicolon."""
 

@@ -15,6 +15,8 @@ ATTRIBUTE = "minidbg_report"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
+    """What became of a failure. A notebook and IPython show it with the script."""
+
     line: str
     """The result for people, one line: ``812 -> 1 nodes, 14 runs, 3.2 s; run: python ...``; or why nothing was written."""
     path: Path | None = None
