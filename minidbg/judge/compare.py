@@ -37,6 +37,7 @@ TOLERANCES = {
 }
 FEW_LEFT_OUT = 3  # leaves that are named one by one
 MOST_BY_LUCK = 100.0  # times more than allowed that rounding errors of float32 may explain
+UNSTEADY = "eager differs from itself, or may with other random numbers"
 NEVER_EXCUSED = ("dtype", "device")
 USUAL = RunSpec(BackendRef("eager", "'eager'"))
 """The built-in tolerances, and no margin."""
@@ -83,7 +84,7 @@ def mismatch(
     finally:
         if notes is not None:
             left_out = (where for where, steady in judge.steady.items() if not steady)
-            notes += [f"{where} is not judged: eager differs from itself" for where in left_out]
+            notes += [f"{where} is not judged: {UNSTEADY}" for where in left_out]
             notes += judge.undefined()
     if refusal:
         raise refusal

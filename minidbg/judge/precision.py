@@ -155,19 +155,18 @@ NO_ARITHMETIC = ("set", "resize", "requires_grad", "rename")
 
 
 class RoundingNoise(PerturbedEager):
-    """While active, each op's float results are off by a few rounding errors, as those of another compiler are.
+    """While active, last bits are rounded at random (Monte Carlo arithmetic), as those of another compiler are.
 
     What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a
     threshold one lies. Zeros and inputs stay exact, and so do small integers, except where an op may have rounded to one:
-    ``log2`` of 8 is 2.9999998 elsewhere. Attention runs by its parts, since a fused kernel would round at its end only.
-    ``step`` is afterwards the largest error of one rounding, relative. ``most_bits`` is how many of the last bits such an error
-    may change.
+    ``log2`` of 8 is 2.9999998 elsewhere. Attention runs by its parts, since a fused kernel would round at its end only. Long sums
+    are as far off as float32 makes them when terms are added one by one: eager adds in double precision or in a tree.
+    ``step`` is afterwards the largest error of one rounding, relative.
     """
 
-    def __init__(self, number: int, most_bits: int = 3) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.generator = torch.Generator().manual_seed(number)
-        self.most_bits = most_bits
         self.step = 0.0
         self.exact = True
 
@@ -189,45 +188,25 @@ class RoundingNoise(PerturbedEager):
         returns = [one.alias_info for one in func._schema.returns]
         if name in NO_ARITHMETIC or any(alias and not alias.is_write for alias in returns):
             return result  # a view of what is off already
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            self.stored(tensor)
-        return result
-
-    def stored(self, tensor: Any) -> Any:
-        kind = NOISY_BITS.get(tensor.dtype) if has_plain_memory(tensor) else None
-        if kind is not None and tensor.numel():
-            whole, bits = kind[0], min(kind[1], self.most_bits)
-            up = torch.randint(2, tensor.shape, generator=self.generator).to(tensor.device, whole)
-            old = tensor.detach().view(whole)
-            moved = (old + up * ((1 << bits) - 1)) & -(1 << bits)
-            if not self.exact:
-                moved = torch.where((moved == old) & (tensor != 0), old + (2 * up - 1) * (1 << bits), moved)
-            moved = moved.view(tensor.dtype)
-            tensor.copy_(torch.where(moved.isfinite(), moved, tensor))
-            self.step = max(self.step, torch.finfo(tensor.dtype).eps * (1 << bits))
-        return tensor
-
-
-class MonteCarloArithmetic(RoundingNoise):  # type: ignore[no-untyped-call]
-    """While active, last bits are rounded at random, and long sums are as far off as float32 makes them when terms are added one by one.
-
-    Eager adds in double precision or in a tree, which makes its sums much better than their terms are.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number, most_bits=1)
-
-    def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        result = super().called(func, name, args, kwargs)
         terms = args[0] if args and name in SUMMING else None
-        if not (isinstance(terms, torch.Tensor) and terms.dtype in NOISY_BITS):
-            return result
-        sums = result if isinstance(result, (tuple, list)) else (result,)
-        for index, one in enumerate(sums):
-            if has_plain_memory(one) and one.dtype in NOISY_BITS and 0 < 2 * one.numel() <= terms.numel():
+        for index, one in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
+            if not (has_plain_memory(one) and one.dtype in LAST_BITS and one.numel()):
+                continue
+            if isinstance(terms, torch.Tensor) and 2 * one.numel() <= terms.numel():
                 again = func(self.shaken(terms, terms.numel() / one.numel()), *args[1:], **kwargs)
                 one.copy_(again[index] if isinstance(again, (tuple, list)) else again)
+            one.copy_(self.rounded(one))
         return result
+
+    def rounded(self, tensor: torch.Tensor) -> torch.Tensor:
+        whole, step = LAST_BITS[tensor.dtype]
+        up = torch.randint(2, tensor.shape, generator=self.generator).to(tensor.device, whole)
+        old = tensor.detach().view(whole)
+        moved = (old + up * (step - 1)) & -step
+        if not self.exact:
+            moved = torch.where((moved == old) & (tensor != 0), old + (2 * up - 1) * step, moved)
+        self.step = max(self.step, step * torch.finfo(tensor.dtype).eps)
+        return torch.where(moved.view(tensor.dtype).isfinite(), moved.view(tensor.dtype), tensor)
 
     def shaken(self, terms: torch.Tensor, number: float) -> torch.Tensor:
         """``terms``, each off by what adding ``number`` of them leaves to each, on average."""
@@ -239,13 +218,13 @@ SUMMING = (
     "sum", "mean", "var", "var_mean", "std", "std_mean", "native_batch_norm_backward", "batch_norm_backward",
     "cudnn_batch_norm_backward", "miopen_batch_norm_backward", "native_layer_norm_backward", "native_group_norm_backward",
 )  # fmt: skip
-NOISY_BITS = {
-    torch.float64: (torch.int64, 3),
-    torch.float32: (torch.int32, 3),
-    torch.bfloat16: (torch.int16, 1),
-    torch.float16: (torch.int16, 1),
+LAST_BITS = {
+    torch.float64: (torch.int64, 8),
+    torch.float32: (torch.int32, 8),
+    torch.bfloat16: (torch.int16, 2),
+    torch.float16: (torch.int16, 2),
 }
-"""The last bits, which are rounded away up or down, and the integer that they are seen in."""
+"""The integer in which the last bits are seen, which are rounded up or down to a multiple of so much."""
 
 NAMED_ROUNDING = """
 acos acosh asin asinh atan atan2 atanh cos cosh erf erfc erfinv exp exp2 expm1 gelu log log10 log1p log2 log_softmax logaddexp
@@ -265,9 +244,8 @@ def has_few_bits(argument: Any) -> bool:
     """Whether the numbers in an argument use at most half of the mantissa, so that products and short sums of them are exact."""
     if isinstance(argument, float):
         argument = torch.tensor(argument)
-    if not (isinstance(argument, torch.Tensor) and argument.dtype in NOISY_BITS):
+    if not (isinstance(argument, torch.Tensor) and argument.dtype in LAST_BITS):
         return True
-    whole, _ = NOISY_BITS[argument.dtype]
     half = (1 << (1 - int(math.log2(torch.finfo(argument.dtype).eps))) // 2) - 1
     plain = in_memory(argument)
-    return plain is None or not (plain.detach().view(whole) & half).any()
+    return plain is None or not (plain.detach().view(LAST_BITS[argument.dtype][0]) & half).any()

@@ -410,7 +410,7 @@ def test_a_leaf_in_which_eager_differs_from_itself_is_left_out_and_said() -> Non
     eager, again, actual = (outputs(random(5, seed=seed), torch.ones(2)) for seed in range(3))
     notes: list[str] = []
     assert mismatch(actual, eager, twice(again), notes=notes) is None
-    assert notes == ["output 0 is not judged: eager differs from itself"]
+    assert notes == ["output 0 is not judged: eager differs from itself, or may with other random numbers"]
 
 
 def test_a_real_difference_beside_a_random_leaf_is_found() -> None:

@@ -75,7 +75,9 @@ def test_what_eager_itself_draws_anew_is_said_to_be_unjudged() -> None:
     program = harness.Runnable(lambda: graph, lambda: inputs, planted.other_random_numbers, ANY)
     found = harness.judge(program, any_failure=True)
     assert found.verdict is Verdict.GONE
-    assert found.reason == "output 0 is not judged: eager differs from itself"
+    assert (
+        found.reason == "output 0 is not judged: eager differs from itself, or may with other random numbers"
+    )
 
 
 def test_models_and_inputs_are_made_outside_the_modes_of_the_run() -> None:

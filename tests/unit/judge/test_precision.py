@@ -55,8 +55,9 @@ class Program:
         self.made = MODELS[model]
 
     def model(self) -> tuple[nn.Module, tuple[Tensor, ...]]:
-        torch.manual_seed(3)
-        return self.made()
+        with torch.random.fork_rng():  # a program draws by its run alone
+            torch.manual_seed(3)
+            return self.made()
 
     def eager(self, change: Callable[[Any], Any] = lambda made: made, seed: int = 0) -> dict[str, Any]:
         model, inputs = self.model()

@@ -40,7 +40,10 @@ def hunt_with(**states: State) -> Hunt:
         (Outcome(Verdict.GONE), State.OK),
         (Outcome(Verdict.GONE, reason=HANDED_BACK), State.HANDED_BACK),
         (
-            Outcome(Verdict.GONE, reason="output 0 is not judged: eager differs from itself"),
+            Outcome(
+                Verdict.GONE,
+                reason="output 0 is not judged: eager differs from itself, or may with other random numbers",
+            ),
             State.SKIPPED,
         ),
         (Outcome(Verdict.INVALID, reason="eager itself fails: RuntimeError"), State.SKIPPED),
