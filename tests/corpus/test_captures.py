@@ -60,6 +60,7 @@ def troubles_of(rows: list[Capture], folder: Path) -> str:
     return "\n".join(troubles)
 
 
+@pytest.mark.slow
 def test_some_captures(tmp_path: Path) -> None:
     assert not (troubles := troubles_of([one for one in CAPTURES if one.quick], tmp_path)), troubles
 

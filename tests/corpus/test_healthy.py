@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from corpus import running
 
 EXPECTED = running.HERE / "healthy.txt"
 
 
+@pytest.mark.slow
 def test_what_a_healthy_program_pays(tmp_path: Path) -> None:
     """One run in eager for each graph and way to call it, no process, no byte kept, and the records of flights."""
     done = subprocess.run(

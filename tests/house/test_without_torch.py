@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.command_line import python
 
 from house.source import trees
@@ -46,6 +47,7 @@ def test_words_workers_and_commands_that_only_read_need_no_torch(tmp_path: Path)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_judge_needs_torch_and_none_of_our_other_requirements(tmp_path: Path) -> None:
     others = (
         "click",

@@ -165,6 +165,7 @@ def test_a_closure_is_reduced_and_its_script_is_judged_once_it_has_its_backend(t
     assert repro.run(found).verdict is Verdict.REPRODUCES
 
 
+@pytest.mark.slow
 def test_a_lock_is_the_reason_why_a_graph_is_kept_as_it_is(tmp_path: Path) -> None:
     report = failing(make(3, held=threading.Lock()), tmp_path)
 
@@ -192,6 +193,7 @@ def test_too_large_a_backend_is_kept_with_that_reason(
     assert "it takes more than 1,000 bytes" in report.line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "why"),
     [

@@ -61,6 +61,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_a_backward_is_heard_whatever_its_forward_returns(
     function: Callable[..., torch.Tensor], cases: list[Case]
@@ -101,6 +102,7 @@ def test_the_next_number_of_aot_autograd_is_read_without_taking_it() -> None:
     assert torch_internals.next_aot_id() == torch_internals.next_aot_id() > 0
 
 
+@pytest.mark.slow
 def test_what_needs_neither_backward_nor_gradients_loses_them() -> None:
     graph, inputs = fx.symbolic_trace(lambda x: (torch.relu(x),)), (torch.randn(3, requires_grad=True),)
     backend = planted.raises_on_relu
@@ -115,6 +117,7 @@ def test_what_needs_neither_backward_nor_gradients_loses_them() -> None:
     assert not simple.inputs[0].requires_grad
 
 
+@pytest.mark.slow
 def test_a_backward_failure_becomes_a_script_that_runs_backward(tmp_path: Path) -> None:
     backend = minidbg.wrap(planted.raises_in_backward_of_relu, repro_dir=tmp_path)
 

@@ -27,10 +27,10 @@ from minidbg.source.module_text import instantiate, write_module
 from minidbg.source.size import call_targets
 
 QUICK = {
-    "dynamic_not_needed", "item", "in_a_branch", "checkpoint", "no_grad_around", "write_through_a_view", "graph_break", "conjugated",
-    "tied_weights", "float8_e5m2",
+    "dynamic_not_needed", "checkpoint", "no_grad_around", "write_through_a_view", "tied_weights",
 }  # fmt: skip
 LATER = {
+    "item", "in_a_branch", "graph_break", "conjugated", "float8_e5m2",
     "all_dynamic", "alone_in_a_branch", "in_a_map", "in_an_autocast_block", "grad_mode_block", "aliased_inputs", "no_leaf", "expanded",
     "several_outputs", "uint64",
 }  # fmt: skip
@@ -74,7 +74,11 @@ def assert_smallest(construct: Construct, folder: Path) -> None:
     assert construct.check(found), found.path
 
 
-@each(lambda one: one.name != "graph_break", by_default=lambda one: True)
+@each(
+    lambda one: one.name != "graph_break",
+    by_default=lambda one: one.name in QUICK | LATER,
+    slow=lambda one: True,
+)
 def test_its_graph_is_the_same_where_it_is_read_from_source_and_in_the_child(construct: Construct) -> None:
     dynamic = construct.given.get("dynamic")
     with construct.around():
@@ -83,6 +87,7 @@ def test_its_graph_is_the_same_where_it_is_read_from_source_and_in_the_child(con
         assert_same_case(case, travelled(case))
 
 
+@pytest.mark.slow
 @each(lambda one: one.name not in {"graph_break", *TRACED_ONCE}, by_default=lambda one: one in MIXED)
 def test_dynamo_traces_what_is_written_of_it_as_it_was(construct: Construct) -> None:
     if construct.name == "derivative" and torch.__version__.startswith("2.11"):
@@ -97,6 +102,7 @@ def test_dynamo_traces_what_is_written_of_it_as_it_was(construct: Construct) -> 
     assert compared(call_targets(again)) == compared(call_targets(gm))
 
 
+@pytest.mark.slow
 def test_each_graph_of_a_broken_program_is_answered_for_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

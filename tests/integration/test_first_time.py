@@ -143,7 +143,7 @@ def wrapped(backend: Any, folder: Path, verify: Any = "first") -> Any:
 
 
 @pytest.mark.parametrize("verify", ["first", pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", [*JOBS[:2], *(pytest.param(job, marks=pytest.mark.slow) for job in JOBS[2:])])
 def test_the_programs_first_backward_decides_what_is_donated(
     job: Job, verify: Any, donating: Donating, tmp_path: Path
 ) -> None:
@@ -165,6 +165,7 @@ def test_the_programs_first_backward_decides_what_is_donated(
     assert bare.compiled == ([0] if keeps_first else [ours])
 
 
+@pytest.mark.slow
 def test_the_plain_program_still_donates_and_compiles_its_backward_once(
     donating: Donating, tmp_path: Path
 ) -> None:
@@ -175,6 +176,7 @@ def test_the_plain_program_still_donates_and_compiles_its_backward_once(
     assert len(set(donating.ran)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [plain, kept_graph])
 def test_warnings_and_counters_of_the_backward_come_in_the_programs_own_backward(
     job: Job, donating: Donating, tmp_path: Path
@@ -200,6 +202,7 @@ def test_warnings_and_counters_of_the_backward_come_in_the_programs_own_backward
     assert len(bare[1]) == 1
 
 
+@pytest.mark.slow
 def test_where_torch_keeps_it_elsewhere_the_graph_is_compiled_once_more(
     donating: Donating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +219,7 @@ def test_where_torch_keeps_it_elsewhere_the_graph_is_compiled_once_more(
     assert minidbg.stats().verified == 1
 
 
+@pytest.mark.slow
 def test_the_backwards_of_a_model_in_buckets_are_told_apart(donating: Donating, tmp_path: Path) -> None:
     """DDPOptimizer expects backwards to be compiled from the last bucket to the first, and counts them."""
 
@@ -259,6 +263,7 @@ print(len(heard))
 """
 
 
+@pytest.mark.slow
 def test_what_torch_warns_of_once_is_not_used_up_by_us() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", ONCE], capture_output=True, text=True, check=True, timeout=120

@@ -81,7 +81,9 @@ def reachable(start: object) -> Iterator[object]:
 @pytest.mark.parametrize(
     "by_name", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["wrap", "by name"]
 )
-@pytest.mark.parametrize("backward", [True, False], ids=["backward", "no backward"])
+@pytest.mark.parametrize(
+    "backward", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["backward", "no backward"]
+)
 @pytest.mark.parametrize("fails", ["", "compile", "accuracy"])
 def test_a_backend_and_its_weights_are_freed_when_the_program_lets_go_of_them(
     fails: str, backward: bool, by_name: bool, tmp_path: Path

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("answers")
 every_broken_backend = pytest.mark.parametrize("backend", BROKEN, ids=lambda one: one.__name__)
 
 
+@pytest.mark.slow
 @every_broken_backend
 def test_guards_that_cannot_be_built_are_a_failure_to_compile_that_the_oracle_sees(
     backend: object, cases: list[Case]

@@ -16,6 +16,7 @@ def program(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x.sin() * 2) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locale", COMPILER_SAYS)
 def test_a_compile_error_in_any_locale_ends_as_a_short_script(
     locale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

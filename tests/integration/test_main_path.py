@@ -82,12 +82,14 @@ def test_the_top_of_the_folder_holds_the_repro_and_nothing_else(folder: Path) ->
     assert names == {only_repro(folder).name, ".minidbg"}
 
 
+@pytest.mark.slow
 def test_the_same_failure_again_gives_no_second_file(folder: Path) -> None:
     before = only_repro(folder).read_text()
     assert python("train.py", cwd=folder).returncode == 1
     assert only_repro(folder).read_text() == before
 
 
+@pytest.mark.slow
 def test_check_prints_one_object_a_line_and_exits_with_the_worst_status(folder: Path) -> None:
     done = cli("check", "--json", "minidbg_repros", cwd=folder)
     assert done.returncode == 1, done.stderr
@@ -98,12 +100,14 @@ def test_check_prints_one_object_a_line_and_exits_with_the_worst_status(folder: 
     assert {"repro", "device", "seconds"} <= set(found)
 
 
+@pytest.mark.slow
 def test_check_with_another_backend_finds_the_failure_gone(folder: Path) -> None:
     done = cli("check", "--backend", "eager", "minidbg_repros", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("gone")
 
 
+@pytest.mark.slow
 def test_accept_says_that_a_repro_still_reproduces_and_changes_nothing(folder: Path) -> None:
     path, before = only_repro(folder), only_repro(folder).read_text()
     done = cli("accept", "relu", cwd=folder)
@@ -120,6 +124,7 @@ def test_a_path_that_is_not_there_is_125_and_says_so(tmp_path: Path) -> None:
     assert "minidbg: no repro's name contains 'nowhere.py'" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_capture_reduces_to_the_same_graph_from_the_command_line(folder: Path, tmp_path: Path) -> None:
     (capture,) = (folder / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
     done = cli("reduce", capture, "--dir", tmp_path / "out", cwd=tmp_path)
@@ -129,6 +134,7 @@ def test_a_capture_reduces_to_the_same_graph_from_the_command_line(folder: Path,
     assert "1 of 40 nodes" in path.read_text()
 
 
+@pytest.mark.slow
 def test_a_repro_loads_as_a_case_and_is_checked(folder: Path) -> None:
     case = minidbg.load(only_repro(folder))
     assert call_targets(case.graph_module) == ("torch.relu",)
@@ -140,6 +146,7 @@ def test_a_repro_loads_as_a_case_and_is_checked(folder: Path) -> None:
     assert outcome.verdict is minidbg.Verdict.REPRODUCES
 
 
+@pytest.mark.slow
 def test_reducing_a_repro_that_was_edited_by_hand(folder: Path, tmp_path: Path) -> None:
     """A line more, written as a person would write it: not our own straight-line form."""
     edited = tmp_path / "edited.py"
@@ -152,6 +159,7 @@ def test_reducing_a_repro_that_was_edited_by_hand(folder: Path, tmp_path: Path) 
     assert call_targets(minidbg.load(path).graph_module) == ("torch.relu",)
 
 
+@pytest.mark.slow
 def test_save_repro_writes_an_unreduced_script_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,6 +134,7 @@ def names_of(requirements: list[str]) -> set[str]:
     return {canonicalize_name(Requirement(text).name) for text in requirements}
 
 
+@pytest.mark.slow
 def test_a_plain_install_brings_what_is_imported_and_nothing_else() -> None:
     extras = PACKAGE / "extras"
     needed = distributions_of(path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(extras))

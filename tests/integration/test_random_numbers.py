@@ -63,6 +63,7 @@ def printed(program: str, folder: Path, *arguments: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_nothing_that_a_program_imports_of_ours_draws(tmp_path: Path) -> None:
     printed(IMPORTS, tmp_path)
 

@@ -48,6 +48,7 @@ def test_it_is_short_and_says_why_first(script: Path) -> None:
     assert "It asks." in "\n".join(lines[:8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "status"), [((), 1), (("--backend", "eager"), 0), (("--what",), 125)])
 def test_minidbg_gives_the_verdict_and_the_results_are_shown(
     script: Path, tmp_path: Path, arguments: tuple[str, ...], status: int
@@ -58,6 +59,7 @@ def test_minidbg_gives_the_verdict_and_the_results_are_shown(
     assert ("reproduces: the code that adds_one made gives wrong results" in done.stdout) is (status == 1)
 
 
+@pytest.mark.slow
 def test_without_minidbg_it_still_shows_what_happens_and_is_not_judged(script: Path, tmp_path: Path) -> None:
     done = python("-c", NO_MINIDBG, script, cwd=tmp_path)
     assert done.returncode == 125, done.stderr
@@ -65,6 +67,7 @@ def test_without_minidbg_it_still_shows_what_happens_and_is_not_judged(script: P
     assert "minidbg, which is not installed here" in done.stderr
 
 
+@pytest.mark.slow
 def test_it_is_a_test(script: Path, tmp_path: Path) -> None:
     command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:minidbg", script)
     done = python(*command, cwd=tmp_path)
@@ -72,11 +75,13 @@ def test_it_is_a_test(script: Path, tmp_path: Path) -> None:
     assert "reproduces: " in done.stdout
 
 
+@pytest.mark.slow
 def test_json_is_the_judges(script: Path, tmp_path: Path) -> None:
     done = python(script, "--json", cwd=tmp_path)
     assert json.loads(done.stdout.splitlines()[-1])["verdict"] == "reproduces"
 
 
+@pytest.mark.slow
 def test_it_is_published_where_the_short_form_is_refused(tmp_path: Path) -> None:
     drafted: list[str] = []
 

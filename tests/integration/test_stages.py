@@ -26,6 +26,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return minidbg.save_repro(lambda x: torch.relu(x) + 1, [torch.randn(3)], planted.raises_on_relu, path)
 
 
+@pytest.mark.slow
 def test_a_backend_of_its_own_is_told_from_the_stages_before_it(script: Path) -> None:
     report = find_stages(script)
     assert list(report.verdicts.values()) == [Verdict.GONE] * 3 + [Verdict.REPRODUCES]
@@ -33,6 +34,7 @@ def test_a_backend_of_its_own_is_told_from_the_stages_before_it(script: Path) ->
     assert "aot_eager_decomp_partition pass;" in report.sentence
 
 
+@pytest.mark.slow
 def test_what_a_program_can_change_is_tried(tmp_path: Path) -> None:
     """A backend that fails where both ops are in one graph."""
     program, backend = lambda x: torch.relu(x).sin(), fails_on.raises_on("relu", "sin")
@@ -41,6 +43,7 @@ def test_what_a_program_can_change_is_tried(tmp_path: Path) -> None:
     assert report.sentence.endswith("fails; passes with a graph break between its ops")
 
 
+@pytest.mark.slow
 def test_a_graph_of_aot_autograd_has_no_stages(script: Path, tmp_path: Path) -> None:
     backend = backends.find(planted_compilers.raises_on_relu)
     case = minidbg.load(script).with_spec(level=Level.ATEN, call=CallPath.DIRECT, backend=backend)
@@ -75,6 +78,7 @@ def test_a_run_that_did_not_end_counts_for_nothing(monkeypatch: pytest.MonkeyPat
     assert found.notes == ("the bisection of inductor ran out of time",)
 
 
+@pytest.mark.slow
 def test_each_run_is_said_before_it_begins(monkeypatch: pytest.MonkeyPatch, script: Path) -> None:
     said: list[str] = []
     monkeypatch.setattr(stages.asking, "submit", lambda case, **_: Outcome(Verdict.GONE))

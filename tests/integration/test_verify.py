@@ -210,6 +210,7 @@ def wrong_backward_of_softsign(graph_module: fx.GraphModule, example_inputs: Seq
     return WrongBackwardOfSoftsign(graph_module).run
 
 
+@pytest.mark.slow
 def test_an_op_that_occurs_only_where_gradients_go_wrong_is_suspected_first(answers: Answers) -> None:
     """With what takes its value; others of the kinds around it have right gradients."""
     layers = [layer for _ in range(12) for layer in (nn.Linear(4, 4), nn.Tanh())]
@@ -247,6 +248,7 @@ def test_a_bug_beside_random_numbers_is_found_in_a_graph_that_draws_none(answers
     assert "random numbers were recorded" in " ".join(case.provenance.notes)
 
 
+@pytest.mark.slow
 def test_no_backward_is_compiled_for_a_forward_that_is_wrong_beside_random_numbers() -> None:
     """Whose graph is compiled once more, with the numbers as inputs."""
     backwards: list[fx.GraphModule] = []
@@ -314,6 +316,7 @@ def train_once(construct: str, backend: Any) -> None:
         compiled(torch.randn(8, 8)).sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("construct", first_of(CONSTRUCTS))
 @pytest.mark.parametrize("backend", [planted.other_random_numbers, planted.numbers_of_its_own])
 def test_training_with_dropout_is_verified_whatever_numbers_the_backend_draws(
@@ -326,6 +329,7 @@ def test_training_with_dropout_is_verified_whatever_numbers_the_backend_draws(
     assert not warnings_of(caplog)
 
 
+@pytest.mark.slow
 def test_gradients_that_eager_refuses_are_counted_as_left_out() -> None:
     class NormInCheckpoint(Checkpointed):
         def __init__(self) -> None:
@@ -551,7 +555,7 @@ def test_rounding_passes_in_silence(answers: Answers, caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize(
-    "mode", first_of(["train", "no_grad", "inference", "autocast", "dynamic", "float64"], fast=2)
+    "mode", first_of(["train", "no_grad", "inference", "autocast", "dynamic", "float64"])
 )
 @pytest.mark.parametrize("draws", [False, True])
 def test_the_program_is_what_it_is_without_us(mode: str, draws: bool, answers: Answers) -> None:
@@ -582,6 +586,7 @@ def test_the_program_is_what_it_is_without_us(mode: str, draws: bool, answers: A
     assert not answers.cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verify", ["first", "always"])
 def test_hooks_on_what_autograd_saves_see_the_programs_own_calls_alone(verify: Any, answers: Answers) -> None:
     """``checkpoint`` counts what is saved, and raises in its hook to end a recomputation early."""
@@ -602,6 +607,7 @@ def test_hooks_on_what_autograd_saves_see_the_programs_own_calls_alone(verify: A
     assert not answers.cases
 
 
+@pytest.mark.slow
 def test_dynamo_traces_nothing_of_ours_in_a_backward(answers: Answers) -> None:
     """It is active in the rest of a frame that was broken before ``autograd.grad``, and warns of what it cannot trace."""
 
@@ -711,6 +717,7 @@ def test_the_compiled_function_runs_once_on_the_users_own_inputs() -> None:
     assert [given[0] is GRID for given in backend.given] == [True, True]
 
 
+@pytest.mark.slow
 def test_with_gradients_it_runs_once_more_before_on_copies_that_do_not_outlive_the_call() -> None:
     backend = Counting()
     x = GRID.clone().requires_grad_()
@@ -900,6 +907,7 @@ def compiled_steps(backend: Any) -> list[torch.Tensor]:
     return [*(one.detach() for one in model.parameters()), *momenta]
 
 
+@pytest.mark.slow
 def test_compiled_optimizer_steps_once(answers: Answers) -> None:
     """The graph of the first step writes to parameters and holds no buffer."""
     for alone, wrapped in zip(compiled_steps("aot_eager"), compiled_steps(wrap("aot_eager")), strict=True):
@@ -942,6 +950,7 @@ def test_sparse_gradients_are_compared(
             compiled(torch.tensor([[1, 2, 2], [0, 1, 8]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "is_right"), [("aot_eager", True), (planted.wrong_gradient, False)])
 def test_gradients_of_nested_tensors_are_compared(backend: Any, is_right: bool) -> None:
     parts = [torch.randn(2, 3), torch.randn(4, 3)]

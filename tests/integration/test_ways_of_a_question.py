@@ -72,6 +72,7 @@ def test_a_backend_that_hangs_in_forks_is_asked_in_fresh_interpreters(
     assert "wl_hangs_in_forks hangs in a fork" in said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.get_num_threads() == 1, reason="torch has one thread here")
 def test_a_failure_that_needs_the_programs_threads_is_reduced_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -58,6 +58,7 @@ def test_the_docstring_has_nothing_of_the_process_that_failed(tmp_path: Path) ->
     assert "no kernel for sin" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "name"),
     [
@@ -97,6 +98,7 @@ def test_a_bare_subclass_of_tensor_is_written_by_as_subclass(kind: Any) -> None:
 LOCAL = type("Local", (torch.Tensor,), {"__module__": "__main__"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Marked, LOCAL])
 def test_a_failure_with_a_bare_subclass_ends_as_a_repro_without_it(tmp_path: Path, kind: Any) -> None:
     found = failing_program(program, (torch.randn(3).as_subclass(kind),), refuses_sin, tmp_path)
@@ -111,6 +113,7 @@ def refuses_local(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]
     return gm.forward
 
 
+@pytest.mark.slow
 def test_a_failure_that_needs_a_bare_subclass_of_the_program_needs_no_values(tmp_path: Path) -> None:
     found = failing_program(program, (torch.randn(3).as_subclass(LOCAL),), refuses_local, tmp_path)
     assert '.as_subclass(type("Local"' in found.text
@@ -134,6 +137,7 @@ def amplifies_gradients(gm: fx.GraphModule, example_inputs: Any) -> Callable[...
     return run
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_is_not_explained_by_an_input_without_one(tmp_path: Path) -> None:
     x = torch.randn(3, requires_grad=True)
     said = docstring_of(failing_program(lambda x: x.exp() * 2, (x,), amplifies_gradients, tmp_path))
@@ -153,6 +157,7 @@ class Counts:
         return refuses_sin(gm, example_inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "what"),
     [
@@ -197,6 +202,7 @@ def differentiated(x: torch.Tensor) -> Any:
     return torch.func.jvp(lambda y: (y.sin() * y).exp(), (x,), (x + 1,))
 
 
+@pytest.mark.slow
 def test_what_fails_without_a_level_is_written_without_it(tmp_path: Path) -> None:
     for function in (mapped, differentiated):
         found = failing_program(function, (torch.randn(3, 4),), refuses_sin, tmp_path / function.__name__)

@@ -56,6 +56,7 @@ def run(folder: Path, function: str, backend: str) -> subprocess.CompletedProces
     return python("-W", "ignore", program, cwd=folder)
 
 
+@pytest.mark.slow
 def test_every_look_at_every_odd_tensor(tmp_path: Path) -> None:
     ended = python(PLANTED / "tensors_without_memory.py", cwd=tmp_path)
     assert ended.stdout == "all looked at\n", ended

@@ -584,6 +584,7 @@ def test_a_graph_that_cannot_be_copied_is_passed_on_without_us(
     assert warnings_of(caplog) == ["minidbg: a graph is not wrapped (ZeroDivisionError: a bug of ours)"]
 
 
+@pytest.mark.slow
 def test_a_wrapper_inside_a_wrapped_backend_answers_once(answers: Answers) -> None:
     error = fail(lambda: torch.compile(double, backend=wrap(wrap(raises)))(torch.ones(2)))
     assert type(error) is BackendCompilerFailed
@@ -741,6 +742,7 @@ def test_a_failing_backward_is_captured_and_raised_with_its_report(
     assert case.provenance.notes == ()
 
 
+@pytest.mark.slow
 def test_inputs_of_a_failing_backward_that_are_gone_are_stood_in_for(answers: Answers) -> None:
     weight = torch.randn(3, requires_grad=True)
     compiled = torch.compile(lambda x, w: x * w, backend=wrap(with_broken_backward, verify="never"))
@@ -775,6 +777,7 @@ def test_the_programs_own_error_in_backward_is_not_blamed_on_the_backend(answers
 # ---- a chain
 
 
+@pytest.mark.slow
 def test_a_chain_uses_the_first_link_that_works_and_captures_the_others(
     answers: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -801,6 +804,7 @@ def test_a_chain_in_which_nothing_works_raises_what_the_last_link_raised(answers
     assert len(answers.cases) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_link_that_dies_inside_aot_autograd_leaves_nothing_to_the_next(
     dynamic: bool | None, answers: Answers

@@ -47,6 +47,7 @@ def trained(backend: Any, function: Callable[..., torch.Tensor] = model) -> list
     return left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", [planted.works_boxed, planted.works_unboxed], ids=lambda c: c.__name__)
 def test_a_healthy_compiler_gives_the_same_bits(compiler: Any, answers: Answers) -> None:
     wrapped = wrap_compiler(compiler)
@@ -129,6 +130,7 @@ def test_a_failing_run_has_the_inputs_that_the_callee_cleared(answers: Answers) 
     assert "minidbg: report 1" in caught.value.__notes__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiler", "kind"),
     [
@@ -159,6 +161,7 @@ def test_the_programs_own_error_is_not_blamed_on_the_compiler(answers: Answers) 
     assert not answers.cases
 
 
+@pytest.mark.slow
 def test_both_wrappers_around_one_failure_answer_once(answers: Answers) -> None:
     inner = aot_autograd(fw_compiler=wrap_compiler(planted.raises_on_relu))
     with pytest.raises(BackendCompilerFailed) as caught:
@@ -211,6 +214,7 @@ def test_compilers_of_every_form_are_found_again(compiler: Any, told: str, answe
     assert told in case.backend.expression
 
 
+@pytest.mark.slow
 def test_a_failure_becomes_a_verified_script_of_one_aten_call(tmp_path: Path) -> None:
     """Two graphs and a chain of other calls around it; no stub."""
     compiler = minidbg.wrap_compiler(planted.raises_on_relu, repro_dir=tmp_path)

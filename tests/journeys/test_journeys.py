@@ -79,7 +79,7 @@ SLOW = [
     if (form, way) not in (("plain", WRAP), QUICK) and not (form == "notebook" and words)
 ]
 ROWS = [
-    QUICK,
+    pytest.param(*QUICK, marks=pytest.mark.slow),
     *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),
 ]
 
@@ -236,6 +236,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_last_crash(travel: Callable[..., Journey]) -> None:
     """A process that died in a backend has left its graph, which becomes a repro in another one."""
     dead = travel("model.py", program=DIES)
@@ -260,6 +261,7 @@ HUNTED = HUNTED.replace(
 )  # the former says that an op is not supported, which is no failure
 
 
+@pytest.mark.slow
 def test_hunt(travel: Callable[..., Journey]) -> None:
     """A backend that nobody has used yet: the op that it has no kernel for is found."""
     journey = travel(

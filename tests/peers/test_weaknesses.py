@@ -72,6 +72,7 @@ def test_w3_options_of_other_backends_are_in_the_repro(quick: None, tmp_path: Pa
     assert minidbg.load(report.path).backend.options["level"] == 3
 
 
+@pytest.mark.slow
 def test_w4_backends_on_aot_autograd_are_handled_whatever_their_name(way: str, tmp_path: Path) -> None:
     """Here one that fails in backward, which only the second call of a training step would show."""
     x = torch.randn(4, 4, requires_grad=True)
@@ -80,6 +81,7 @@ def test_w4_backends_on_aot_autograd_are_handled_whatever_their_name(way: str, t
     assert found.case.signature.direction is Direction.BACKWARD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend",
     [planted_backends.mutates_its_graph, "relu_runtime_error_TESTING_ONLY"],
@@ -121,6 +123,7 @@ def test_w9_a_script_that_cannot_run_has_not_failed(quick: None, tmp_path: Path)
     assert judge_in_fork(broken).verdict is Verdict.INVALID
 
 
+@pytest.mark.slow
 def test_w12_inputs_and_arguments_shrink(quick: None, tmp_path: Path) -> None:
     program = lambda x: x.clamp(min=-1, max=1).sin()  # noqa: E731
     found = failing_program(program, (torch.randn(8, 8),), raises_on("clamp"), tmp_path)
@@ -129,6 +132,7 @@ def test_w12_inputs_and_arguments_shrink(quick: None, tmp_path: Path) -> None:
     assert len(clamp.args) + len(clamp.kwargs) == 2
 
 
+@pytest.mark.slow
 def test_w14_arguments_that_are_no_tensors_are_no_obstacle(quick: None, tmp_path: Path) -> None:
     def program(x: torch.Tensor, scale: float, nothing: None, flags: dict[str, bool]) -> torch.Tensor:
         return (x.sin() * scale).relu() if flags["on"] else x
@@ -139,6 +143,7 @@ def test_w14_arguments_that_are_no_tensors_are_no_obstacle(quick: None, tmp_path
         assert found.ops == ["mul"]
 
 
+@pytest.mark.slow
 def test_w15_a_repro_is_complete_and_says_so_when_it_is_not(quick: None, tmp_path: Path) -> None:
     """Values that matter lie beside it; it runs elsewhere; without them it cannot be judged."""
     x = torch.randn(64, 64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,6 +63,7 @@ def test_one_element_that_is_off_by_a_quarter_is_found_at_its_place(
     assert (difference["category"], difference["index"]) == ("float", list(place))
 
 
+@pytest.mark.slow
 @given(SHAPES, st.integers(0, 999), st.sampled_from(DTYPES), st.floats(1e-9, 1.0), st.floats(1.0, 50.0))
 def test_a_difference_at_a_margin_is_one_at_every_smaller_margin(
     shape: tuple[int, ...], seed: int, dtype: torch.dtype, error: float, margin: float

@@ -121,7 +121,9 @@ def inputs(device="cpu"):
 EVIL = "\x1b]0;title\x07\x1b[2J\u202eevil[red]"
 
 
-@pytest.mark.parametrize("arguments", [["show"], ["list"], ["report", "-q"]])
+@pytest.mark.parametrize(
+    "arguments", [["show"], ["list"], pytest.param(["report", "-q"], marks=pytest.mark.slow)]
+)
 def test_commands_print_no_control_sequence_of_a_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:

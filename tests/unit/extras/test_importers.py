@@ -232,6 +232,7 @@ def test_stored_values_are_found_beside_a_file_that_was_moved(after_dynamo: Path
     assert any(torch.equal(value, values.view(2, 3)) for value in case.inputs if value.shape == (2, 3))
 
 
+@pytest.mark.slow
 def test_a_graph_of_aot_autograd_is_tried_through_torch_compile_first(after_aot: Path) -> None:
     through_dynamo, direct = importers.cases_of_torch_repro(after_aot, None)
     assert through_dynamo.backend.name == "inductor"
@@ -282,6 +283,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", NOT_HERE)
 def test_a_backend_that_is_not_here_is_refused_with_its_line_and_replaced_when_another_is_named(
     what: str, after_dynamo: Path
@@ -295,6 +297,7 @@ def test_a_backend_that_is_not_here_is_refused_with_its_line_and_replaced_when_a
     assert "imported" not in what or any("no_such_package" in note for note in case.provenance.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "said"),
     [

@@ -186,6 +186,7 @@ INSIDE_A_BRANCH = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [True, False])
 def test_an_op_in_a_nested_graph_keeps_nothing_either(taken: bool) -> None:
     """Nor does a loop that is never run become one without end."""

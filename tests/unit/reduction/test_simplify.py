@@ -141,6 +141,7 @@ def test_a_size_is_searched_for_less_exactly_where_the_failure_is_deadly() -> No
     assert near.oracle_calls < exact.oracle_calls - 4
 
 
+@pytest.mark.slow
 def test_each_simplification_of_many_nodes_is_a_question_of_its_own() -> None:
     def chain(x: torch.Tensor) -> torch.Tensor:
         for _ in range(300):

@@ -93,6 +93,7 @@ def test_a_file_that_is_no_repro_is_not_run(tmp_path):
         run(tmp_path / "r.py")
 
 
+@pytest.mark.slow
 def test_scripts_in_the_interpreter_started_ahead_use_minidbgs_kernels_and_a_persons_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

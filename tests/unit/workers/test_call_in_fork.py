@@ -368,6 +368,7 @@ def test_works_from_another_thread() -> None:
     assert answers == [1]
 
 
+@pytest.mark.slow
 def test_fifty_calls_leave_no_process_and_no_descriptor() -> None:
     for number in range(50):
         call_in_fork([lambda: 1, lambda: os._exit(3), lambda: os.abort()][number % 3], seconds=30)

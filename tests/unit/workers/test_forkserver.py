@@ -208,6 +208,7 @@ def test_the_process_that_asks_is_not_forked(monkeypatch: pytest.MonkeyPatch) ->
         assert "ReluNotSupported" in outcome.message
 
 
+@pytest.mark.slow
 def test_a_backend_with_threads_of_its_own_is_asked_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +236,7 @@ def test_a_backend_with_threads_of_its_own_is_asked_where_they_are(
     assert ["ReluNotSupported" in one.message for one in outcomes] == [True, True], outcomes
 
 
+@pytest.mark.slow
 def test_importing_minidbg_starts_nothing_in_torch() -> None:
     program = """
         import os, torch
@@ -283,6 +285,7 @@ def test_a_server_imports_only_what_starts_no_thread(tmp_path: Path, monkeypatch
     assert not forkserver.starts_nothing("no_such_module")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is None, reason="this build of torch has no CUDA to lose")
 def test_a_warm_up_where_a_gpu_is_leaves_it_to_the_forks() -> None:
     program = """

@@ -87,6 +87,7 @@ def hangs_in_backward(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
     return lambda *args: tuple(Stuck.apply(out) for out in graph_module(*args))
 
 
+@pytest.mark.slow
 def test_hang_in_backward_is_told(case_of: CaseOf) -> None:
     x = torch.linspace(-1, 1, 12, requires_grad=True)
     outcome = ask(case_of(hangs_in_backward, inputs=(x,), backward=True), seconds=2)
@@ -99,6 +100,7 @@ def test_backend_that_takes_all_memory_is_ended(case_of: CaseOf) -> None:
     assert (outcome.signature.kind, outcome.signature.types) == (Kind.CRASH, ("memory limit",))
 
 
+@pytest.mark.slow
 def test_processes_that_a_hanging_backend_started_are_ended(case_of: CaseOf) -> None:
     outcome = ask(case_of(planted.leaves_processes_on_relu), seconds=2)
     assert outcome.signature.kind is Kind.HANG
@@ -122,10 +124,8 @@ def test_death_in_eager_is_invalid(case_of: CaseOf) -> None:
     [
         (planted.segfaults_on_relu, Signature(Kind.CRASH, types=("SIGABRT",)), Verdict.REPRODUCES),
         (planted.segfaults_on_relu, Signature(Kind.COMPILE), Verdict.CRASHED),
-        (planted.segfaults_on_relu, Signature(Kind.HANG), Verdict.CRASHED),
         (planted.raises_on_relu, Signature(Kind.CRASH), Verdict.CHANGED),
         (planted.returns_gm_forward, Signature(Kind.CRASH), Verdict.GONE),
-        (planted.hangs_on_relu, Signature(Kind.CRASH), Verdict.TIMEOUT),
         (planted.hangs_on_relu, Signature(Kind.HANG), Verdict.REPRODUCES),
     ],
 )

@@ -180,6 +180,7 @@ def hidden() -> Any:
     return (lambda secret: lambda gm, inputs: secret)(object())
 
 
+@pytest.mark.slow
 def test_the_graph_of_a_backend_that_nothing_leads_to_is_kept_for_its_backend_to_be_filled_in(
     tmp_path: Path,
 ) -> None:
