@@ -26,7 +26,7 @@ from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Outcome, Signature, Verdict
-from minidbg.words.run_spec import CallPath
+from minidbg.words.run_spec import LOST, CallPath
 from minidbg.words.text import last_line, signal_name
 
 log = logging.getLogger("minidbg")
@@ -159,7 +159,7 @@ def with_story(
 ) -> Case:
     """The form's case with what its docstring tells of the way it was found."""
     where, line = user_line(form.case.graph_module, original.provenance.message, last=True)
-    told = (what_was_needed(original, form.case), form.note)
+    told = (*found.notes, what_was_needed(original, form.case), form.note, ended_early(found))
     story = replace(
         original.provenance,
         message=message_of(form.case, original, found, session),
@@ -172,7 +172,7 @@ def with_story(
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
         neighbour=what_is_missing(form.case, found.neighbour) if found.neighbour and certified else "",
-        notes=tuple(filter(None, (*original.provenance.notes, *found.notes, *told, ended_early(found)))),
+        notes=tuple(one for one in (*original.provenance.notes, *told) if one and not one.startswith(LOST)),
     )
     return replace(form.case, provenance=story)
 

@@ -57,7 +57,7 @@ from minidbg.words.deadline import Deadline
 from minidbg.words.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
 from minidbg.words.files import replace_file
 from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import STAND_INS, CallPath, CompilerFn, Level
+from minidbg.words.run_spec import LOST, STAND_INS, CallPath, CompilerFn, Level
 from minidbg.words.text import plural
 
 GRACE_S = 5.0
@@ -304,7 +304,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
         ways += [f"with {plural(threaded.spec.context.threads or 1, 'thread')}"] if threaded else []
     if said.verdict is Verdict.INVALID and said.reason.startswith("eager itself fails"):
         raise NotReproduced(f"this is no failure of the backend: {said.reason}", said)
-    lost = f"; {STAND_INS}" if STAND_INS in case.provenance.notes else ""
+    lost = "".join(f"; {note}" for note in case.provenance.notes if note.startswith((STAND_INS, LOST)))
     other = case.signature.unlike(said.signature) if case.signature and said.signature else ""
     raise NotReproduced(
         f"the case does not show its failure here: {said.in_words}{other and f' ({other})'}. "

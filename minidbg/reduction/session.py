@@ -113,7 +113,6 @@ class Session:
     """Of the last question that showed the failure."""
     ahead: PrestartedInterpreters | None = None
     """Interpreters for scripts that are run by themselves."""
-    """Who runs the questions; None: forks of this process's forkserver."""
 
     def __post_init__(self) -> None:
         limits = self.limits

@@ -140,7 +140,8 @@ def header_of(text: str, path: Path) -> Header:
         metadata = metadata_of(text)
         table = run_spec.table_of(text, path)
     except ValueError as error:
-        raise UnreadableRepro(f"{path}: {error}") from error
+        missing = re.search("(?m)^What is missing: (.*)", text)  # the text of a case that no script can hold
+        raise UnreadableRepro(f"{path}: {missing[1] if missing else error}") from error
     try:
         return _header(path, table, texts(metadata.get("dependencies", ()), "dependencies"))
     except DAMAGE as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import keyword
 from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,8 +81,9 @@ def bytes_to_store(values: Sequence[Any], exactness: Exactness) -> int:
     sizes: dict[int, int] = {}
     for value in values:
         if is_constructed(value):
-            parts = construction_of(value, "an input").parts
-            sizes[id(value)] = bytes_to_store(list(parts.values()), exactness)
+            with suppress(CannotWrite):  # which describe() says, by the input's name
+                parts = construction_of(value, "an input").parts
+                sizes[id(value)] = bytes_to_store(list(parts.values()), exactness)
         elif isinstance(value, Tensor) and value.layout is torch.strided and wanted_exact(value, exactness):
             size = value.numel() * value.dtype.itemsize if value.numel() > SMALL_ELEMENTS else 0
             storage = torch_internals.storage_identity(value)

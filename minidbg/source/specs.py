@@ -230,7 +230,7 @@ def construction_of(value: Tensor, part: str) -> Construction:
     try:
         return CONSTRUCTORS.get(kind, _by_unflatten)(value)
     except CannotWrite as refusal:
-        raise CannotWrite(part, f"a {kind}: {refusal}") from refusal
+        raise CannotWrite(part, f"{refusal.part}: {refusal.why}") from refusal
     except (AttributeError, NotImplementedError, TypeError) as error:
         raise CannotWrite(
             part,

@@ -60,7 +60,7 @@ class CannotWrite(MinidbgError):
     """A part of the case has no form in a script; ``part`` names it."""
 
     def __init__(self, part: str, why: str) -> None:
-        self.part = part
+        self.part, self.why = part, why
         super().__init__(f"{part} cannot be written into a repro script: {why}")
 
 

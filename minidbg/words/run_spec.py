@@ -244,6 +244,7 @@ class Context:
 
 STAND_INS = "values: some inputs had no data when it failed (fake, freed since, or on a device in error); seeded random ones stand in"
 """A note of a Provenance."""
+LOST = "in the program"  # begins a note on what our runs lack, which only an end without a script tells
 
 
 @dataclass(frozen=True, slots=True)

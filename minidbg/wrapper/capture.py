@@ -19,12 +19,13 @@ from torch import fx, nn
 
 from minidbg import backends, torch_internals
 from minidbg.fx.case import Case, symbolic_dims
-from minidbg.fx.context import current_context
+from minidbg.fx.context import config_without_literal, current_context
 from minidbg.fx.effects import is_call
 from minidbg.fx.ranks import rank_note
 from minidbg.judge.agreement import margin_for
 from minidbg.judge.signature import also_imported, signature_of, text_of
 from minidbg.judge.suspects import Suspects, suspects_of, telling
+from minidbg.source.names import readable
 from minidbg.source.origins import user_line
 from minidbg.source.size import call_nodes, canonical_text
 from minidbg.torch_internals import devices
@@ -32,7 +33,7 @@ from minidbg.words.errors import AccuracyError, NothingLeadsThere
 from minidbg.words.foreign import is_of_a_signal_handler
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction, Signature
-from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Context, Level, Provenance, RunSpec
+from minidbg.words.run_spec import LOST, STAND_INS, BackendRef, CallPath, Context, Level, Provenance, RunSpec
 from minidbg.words.settings import Settings
 from minidbg.wrapper.chain import Link, is_symbolic_number
 
@@ -70,7 +71,7 @@ def case_of(failure: Failure, settings: Settings) -> Case:
     notes = list(failure.notes)
     if any(map(is_without_values, failure.inputs)) or devices.in_error(failure.inputs):
         notes.append(STAND_INS)
-    notes += rank_note()
+    notes += [*rank_note(), *lost_note(failure)]
     found = signature(failure)
     if call.backend.fill_in and (name := name_of_program()):  # what is filled in may be imported from there
         found = also_imported(found, name)
@@ -102,6 +103,20 @@ def case_of_call(
     )
     story = Provenance(call_nodes(graph_module), len(inputs), torch_version=torch.__version__)
     return Case(graph_module, inputs, spec, story)
+
+
+def lost_note(failure: Failure) -> list[str]:
+    """A note on what the program had that no run of ours has, and the failure may need, where there is anything."""
+    own: Any = torch.Tensor.__torch_function__
+    lost = [f"{name} was set" for name in config_without_literal()]
+    placeholders = failure.graph_module.graph.find_nodes(op="placeholder")
+    for node, value in zip(placeholders, failure.inputs, strict=False):
+        name = readable(str(node.target))[0]
+        if isinstance(value, torch.Tensor) and type(value._base) is type(value):
+            lost.append(f"{name} was a view with a base of its own ({name}._base)")
+        if getattr(getattr(value, "__torch_function__", None), "__func__", own.__func__) is not own.__func__:
+            lost.append(f"{name} was a {type(value).__qualname__}, which has a __torch_function__")
+    return [f"{LOST} {' and '.join(lost)}"] if lost else []
 
 
 def case_to_fill_in(failure: Failure, settings: Settings) -> Case:

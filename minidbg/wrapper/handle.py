@@ -23,10 +23,9 @@ import torch
 
 from minidbg import asking, repro, torch_internals, workers
 from minidbg.fx.case import Case
-from minidbg.fx.context import config_without_literal, default_device
+from minidbg.fx.context import default_device
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
-from minidbg.source.names import readable
 from minidbg.words import environment
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
@@ -37,7 +36,7 @@ from minidbg.words.run_spec import how_to_fill_in
 from minidbg.words.settings import Reduce, Settings
 from minidbg.words.text import display_path
 from minidbg.wrapper.budget import several_ranks
-from minidbg.wrapper.capture import Failure, case_of, case_to_fill_in, digest
+from minidbg.wrapper.capture import Failure, case_of, case_to_fill_in, digest, lost_note
 from minidbg.wrapper.causes import is_out_of_memory
 from minidbg.wrapper.process import PROCESS
 from minidbg.wrapper.reports import Report
@@ -45,8 +44,7 @@ from minidbg.wrapper.reports import Report
 log = logging.getLogger("minidbg")
 SHARE = 0.5
 """Of what is free, memory or disk: what the values of the inputs may take on their way to the reduction."""
-
-
+NOT_AT_ONCE = "not reduced at once"
 HANDLING: ContextVar[bool] = ContextVar("minidbg_handling", default=False)
 
 
@@ -89,7 +87,7 @@ def report_without_script(failure: Failure, refusal: Exception, settings: Settin
     kept = f"; the graph and what else is known are in {path}" if path else ""
     if path is not None and path.suffix == ".py":
         kept = f"; the graph is in {path}: fill in its backend(), then minidbg reduce {path}"
-    return Report(f"not captured: {refusal}{kept}", capture=path)
+    return Report("; ".join([f"not captured: {refusal}", *lost_note(failure)]) + kept, capture=path)
 
 
 @contextlib.contextmanager
@@ -118,13 +116,12 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     """Make a case of ``failure``, ask the budget, and ``respond``; the same failure gets its first report again."""
     case = case_of(failure, settings)
     key = (case.signature, case.backend.name, digest(failure), settings)
-    known = PROCESS.reports.get(key)
-    if known is not None:
+    if (known := PROCESS.reports.get(key)) is not None:
         return known
     budget, bug = PROCESS.budget, bug_of(case, failure.error)
     granted, why = budget.grant(bug, failure.error, settings)
     if why:
-        story = replace(case.provenance, notes=(*case.provenance.notes, f"not reduced at once: {why}"))
+        story = replace(case.provenance, notes=(*case.provenance.notes, f"{NOT_AT_ONCE}: {why}"))
         case = replace(case, provenance=story)
     started, report = time.monotonic(), None
     try:
@@ -170,8 +167,7 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         folder = Path(tempfile.mkdtemp(prefix="minidbg_repros-"))  # somebody else has put it there
     repro.discard(repro.drafts(folder) / "none")
-    why = error.strerror or error
-    complaint = f"{settings.repro_dir} cannot be written ({why}), so {folder} is used; "
+    complaint = f"{settings.repro_dir} cannot be written ({error.strerror or error}), so {folder} is used; "
     return replace(settings, repro_dir=folder), complaint
 
 
@@ -187,40 +183,26 @@ def reduced_or_why_not(
     lacks = f"a {how_to_fill_in(capture, lacking)}" if lacking else ""
     then = lacks or f"run: minidbg reduce {shown}"
     if settings.reduce is Reduce.LATER:
-        why = case.provenance.notes[-1] if case.provenance.notes else "not reduced at once: reduce='later'"
-        return Report(f"{why}; {then}", capture=capture)
+        why = [note for note in case.provenance.notes if note.startswith(NOT_AT_ONCE)]
+        return Report("; ".join([*(why or [f"{NOT_AT_ONCE}: reduce='later'"]), then]), capture=capture)
     remark, kept_in = "", lacks or f"the capture is in {shown}"
     try:
         with asking.pickled_for_children(case) as sent, asking.packed(sent, share=SHARE) as package:
             remark = not_sent(package["left_out_bytes"])
             written = reduce_in_server(sent, package, settings, deadline)
     except MinidbgError as refusal:
-        return Report(f"{remark}{refusal}; {not_in_a_script(case)}{kept_in}", capture=capture)
+        return Report(f"{remark}{refusal}; {kept_in}", capture=capture)
     except OSError as trouble:
         if is_of_a_signal_handler(trouble):
             raise
         line = f"not reduced: no process can be started for it here ({trouble}); {then}"
         return Report(line, capture=capture)
     if written.path is None:
-        line = f"{remark}{written.line}; {not_in_a_script(case)}{kept_in}"
-        return Report(line, capture=capture)
+        return Report(f"{remark}{written.line}; {kept_in}", capture=capture)
     line = f"{remark}{written.line}"
     if written.lacking:
         return Report(line, capture=capture, to_fill_in=written.path)
     return Report(line, written.path, capture)
-
-
-def not_in_a_script(case: Case) -> str:
-    """What the program had that no run of ours has, and the failure may need; empty where there is nothing."""
-    own: Any = torch.Tensor.__torch_function__
-    lost = [f"{name} was set" for name in config_without_literal()]
-    for node, value in zip(case.graph_module.graph.find_nodes(op="placeholder"), case.inputs, strict=False):
-        name = readable(str(node.target))[0]
-        if isinstance(value, torch.Tensor) and type(value._base) is type(value):
-            lost.append(f"{name} was a view with a base of its own ({name}._base)")
-        if getattr(getattr(value, "__torch_function__", None), "__func__", own.__func__) is not own.__func__:
-            lost.append(f"{name} was a {type(value).__qualname__}, which has a __torch_function__")
-    return f"in the program {' and '.join(lost)}; " if lost else ""
 
 
 def not_sent(left_out_bytes: int) -> str:
@@ -286,7 +268,7 @@ def write_what_is_known(failure: Failure, refusal: Exception, settings: Settings
 
 def parts(failure: Failure, refusal: Exception) -> Iterator[str]:
     yield f"{failure.link.name}: a {failure.kind} failure that minidbg cannot write as a script.\n"
-    yield f"What is missing: {refusal}\n"
+    yield f"What is missing: {'; '.join([str(refusal), *lost_note(failure)])}\n"
     yield f"torch {torch.__version__}; options {dict(failure.link.options)!r}, mode {failure.link.mode!r}\n"
     yield "The graph:\n"
     yield failure.graph_module.print_readable(print_output=False)

@@ -142,7 +142,7 @@ def test_what_no_script_can_hold_is_named_and_kept_in_words(tmp_path: Path) -> N
     with pytest.raises(BackendCompilerFailed, match="cannot lower relu") as caught:
         compiled(pair)
     report = minidbg.report_of(caught.value)
-    assert "an input cannot be written into a repro script" in report.line
+    assert "input x cannot be written into a repro script" in report.line
     assert "<locals>.Local" in report.line
     text = report.capture.read_text()
     assert "relu" in text

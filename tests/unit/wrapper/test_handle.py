@@ -24,7 +24,7 @@ from minidbg.words.outcome import Kind, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Reduce, Settings
 from minidbg.wrapper import Report, handle
-from minidbg.wrapper.capture import Failure
+from minidbg.wrapper.capture import Failure, case_of
 from minidbg.wrapper.chain import Link
 
 ONES = torch.ones(3)
@@ -359,16 +359,10 @@ class WithFunction(torch.Tensor):
     [
         (ONES, ""),
         (torch.nn.Parameter(torch.ones(3)), ""),
-        (torch.ones(4)[1:], "in the program x was a view with a base of its own (x._base); "),
-        (
-            torch.ones(3).as_subclass(WithFunction),
-            "in the program x was a WithFunction, which has a __torch_function__; ",
-        ),
+        (torch.ones(4)[1:], "x was a view with a base of its own (x._base)"),
+        (torch.ones(3).as_subclass(WithFunction), "x was a WithFunction, which has a __torch_function__"),
     ],
 )
-def test_an_end_without_a_script_says_what_of_an_input_was_lost(value: torch.Tensor, says: str) -> None:
-    graph_module, _ = capture_by_dynamo(torch.relu, (ONES,))
-    (node,) = graph_module.graph.find_nodes(op="placeholder")
-    node.target = "x"
-    case = Case(graph_module, (value,), RunSpec(BackendRef("b", "b"), signature=Signature(Kind.COMPILE)))
-    assert handle.not_in_a_script(case) == says
+def test_a_case_notes_what_of_an_input_our_runs_lack(value: torch.Tensor, says: str) -> None:
+    case = case_of(failure(inputs=(value,)), Settings())
+    assert list(case.provenance.notes) == ([f"in the program {says}"] if says else [])
