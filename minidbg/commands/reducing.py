@@ -75,7 +75,7 @@ def reduce(
     minifier or tlparse wrote (minifier_launcher.py, repro.py, fx_graph_runnable); it is executed.
 
     Ctrl-C ends the search, and the best repro so far is verified and written; a second one ends that too. A reduction that
-    was ended before a repro was written (also by kill -9, power loss) goes on where it was when it is started again.
+    was ended before a repro was written (also by kill -9, power loss) begins from the best that is on disk when it is started again.
     """
     if path is not None and last_crash:
         raise click.UsageError("give one of them: a PATH, or --last-crash")
@@ -183,7 +183,9 @@ def reduce_in_server(
             on_interrupt=on_interrupt,
         )
     if not done.answered:
-        raise MinidbgError(f"not reduced: {done.why_no_answer}; start it again, and it goes on where it was")
+        raise MinidbgError(
+            f"not reduced: {done.why_no_answer}; start it again: it begins from the best that is on disk"
+        )
     if "usage" in done.value:
         raise click.UsageError(done.value["usage"])
     return {"interrupted": interrupted, **done.value}
@@ -195,7 +197,7 @@ def saying_how_to_go_on(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        how = f"to go on where it was: minidbg reduce {display_path(path)}"
+        how = f"to go on: minidbg reduce {display_path(path)}"
         raise Interrupted(f"interrupted before a repro was verified; {how}") from None
 
 

@@ -43,7 +43,7 @@ class BudgetSpent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run, for the replay log."""
+    """One question, and its answer."""
 
     phase: str
     nodes: int

@@ -73,7 +73,7 @@ def publish_first_that_fails(
 ) -> ReductionResult:
     """Write and ``verify`` one form of script after the other, from short to faithful; publish the first that fails the same way.
 
-    Where the budget ends first, nothing is announced: the smallest case stays, unverified, beside its log.
+    Where the budget ends first, nothing is announced: the smallest case stays, unverified.
     """
     session.until = session.deadline  # the search is over
     start = call_nodes(original.graph_module)

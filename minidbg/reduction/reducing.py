@@ -38,13 +38,11 @@ from minidbg.reduction.publishing import (
     publish_first_that_fails,
     with_failure,
 )
-from minidbg.reduction.replay import last_result, open_log
 from minidbg.reduction.result import Limits, Listener, Progress, ReductionResult, on_stream, silent
 from minidbg.reduction.session import (
     ANSWERS,
     BEST_FILE,
     RUNS_OF_WHOLE,
-    AnswersAreStale,
     PrestartedInterpreters,
     Reliability,
     Session,
@@ -53,15 +51,19 @@ from minidbg.reduction.session import (
     runs_worth_having,
 )
 from minidbg.source.size import call_nodes
+from minidbg.words import foreign
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
-from minidbg.words.files import replace_file
+from minidbg.words.files import LOG_LIMIT_BYTES, read_regular, replace_file
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import LOST, STAND_INS, CallPath, CompilerFn, Level
-from minidbg.words.text import plural
+from minidbg.words.text import display_path, plural
 
+log = logging.getLogger("minidbg")
 GRACE_S = 5.0
 """What the reducing process may take beyond its budget to end what it has started, before it is ended itself."""
+DONE_FILE = "done.json"
+"""What the last reduction in a folder ended with, as ``ReductionResult.to_json``."""
 OTHERS_KEPT = 5
 """Other failures of one reduction that are kept as captures."""
 OTHERS_CHARACTERS = 100
@@ -78,8 +80,8 @@ def reduce_and_publish(
 ) -> ReductionResult:
     """Reduce ``case`` and leave a verified repro in ``folder``.
 
-    A reduction of the same case that was ended before its end goes on where it was. Several processes may reduce the same case
-    at once: one does, and the others take its result.
+    Where a reduction of the same case was ended before its end, this one begins from the best of that. Several processes may
+    reduce the same case at once: one does, and the others take its result.
     ``just_seen``: the whole case failed a moment ago, so it is not asked again unless nothing smaller fails.
     Ctrl-C ends the search, and what was found is published; a second one raises KeyboardInterrupt.
     Raises NotReproduced when the whole case does not show its failure here.
@@ -90,31 +92,15 @@ def reduce_and_publish(
             published = earlier_result(own_folder, Deadline(limits.due or math.inf))
             if published is not None:
                 return published
-        log = open_log(own_folder, case, just_seen=just_seen)
         with PrestartedInterpreters(case) as ahead:
             ahead.start()  # for the script by itself
-            for _ in range(2):
-                session = Session(
-                    limits,
-                    listener,
-                    log=log,
-                    kernels=kernels,
-                    folder=own_folder,
-                    ahead=ahead,
-                )
-                try:
-                    return search_and_publish(case, folder, session, just_seen=bool(log.head["just_seen"]))
-                except AnswersAreStale:
-                    log.start_over()
-    raise NotReproduced(
-        "the case fails in some runs and passes in others, too rarely for a reduction. It is kept as it is",
-        Outcome(Verdict.FLAKY),
-    )
+            session = Session(limits, listener, kernels=kernels, folder=own_folder, ahead=ahead)
+            return search_and_publish(case, folder, session, just_seen=just_seen)
 
 
 @contextlib.contextmanager
 def locked_folder(case: Case, folder: Path, limits: Limits, listener: Listener) -> Iterator[Path | None]:
-    """Lock the folder of this case's reduction, for its log and the best so far; None where there can be none."""
+    """Lock the folder of this case's reduction, for its result and the best so far; None where there can be none."""
     try:
         own_folder = repro.reduction_folder(case, folder)
         lock = FileLock(own_folder / "lock")
@@ -134,8 +120,11 @@ def locked_folder(case: Case, folder: Path, limits: Limits, listener: Listener) 
 
 def earlier_result(own_folder: Path, deadline: Deadline) -> ReductionResult | None:
     """The result of an earlier reduction of this very case, when its repro is there, certified, and fails now, before ``deadline``."""
-    written = last_result(own_folder)
-    if written is None or written.path is None or not written.certified or not written.path.is_file():
+    try:
+        written = ReductionResult.from_json(json.loads(read_regular(own_folder / DONE_FILE, LOG_LIMIT_BYTES)))
+    except (OSError, KeyError, TypeError, ValueError, RecursionError):
+        return None
+    if written.path is None or not written.certified or not written.path.is_file():
         return None
     try:
         outcome = repro.run(written.path, seconds=deadline.left(VERIFY_SECONDS))
@@ -147,12 +136,12 @@ def earlier_result(own_folder: Path, deadline: Deadline) -> ReductionResult | No
 
 
 def search_and_publish(case: Case, folder: Path, session: Session, *, just_seen: bool) -> ReductionResult:
-    """``reduce_case``, then ``publish_first_that_fails``; the first Ctrl-C ends the search, and its result is published.
+    """Search, from the best of a search that was ended where there is one, and publish; the first Ctrl-C ends the search alone.
 
-    Other failures that the search met become captures. Raises Interrupted, NotReproduced and AnswersAreStale.
+    Other failures that the search met become captures. Raises Interrupted and NotReproduced.
     """
     try:
-        found = reduce_case(case, session, just_seen=just_seen)
+        found = reduce_from_best(case, session) or reduce_case(case, session, just_seen=just_seen)
         written = None
         while written is None:
             try:
@@ -166,20 +155,33 @@ def search_and_publish(case: Case, folder: Path, session: Session, *, just_seen:
     finally:
         others = keep_others(folder, session)
     written = replace(written, others=others)
-    if session.log.complaint:
-        written = replace(written, notes=(*written.notes, session.log.complaint))
-    if written.path is not None:
-        session.log.append({"end": "published", "written": written.to_json()})
-        if session.folder is not None:
-            repro.discard(session.folder / BEST_FILE)
+    if written.path is not None and session.folder is not None:
+        with contextlib.suppress(OSError):
+            replace_file(session.folder / DONE_FILE, json.dumps(written.to_json()).encode())
+        repro.discard(session.folder / BEST_FILE)
     return written
+
+
+def reduce_from_best(case: Case, session: Session) -> Reduced | None:
+    """``reduce_case`` from the best of a reduction of ``case`` that was ended; None where there is none that still fails."""
+    path = session.folder / BEST_FILE if session.folder is not None else None
+    if path is None or not path.is_file():
+        return None
+    try:
+        best = repro.load(path)
+    except Exception as error:  # noqa: BLE001 - a damaged script: its code may raise anything
+        log.warning("minidbg: %s is left aside: %s", display_path(path), foreign.first_line_of(error))
+        return None
+    with contextlib.suppress(MinidbgError):
+        return reduce_case(case.with_graph(best.graph_module, best.inputs), session, just_seen=False)
+    return None
 
 
 def interrupted_sentence(session: Session) -> str:
     session.keep_best()
     best = session.folder / BEST_FILE if session.folder is not None else None
     if best is None or not best.is_file():
-        return "interrupted before anything smaller was found; start it again to go on"
+        return "interrupted before anything smaller was found; start it again"
     return f"interrupted before a repro was verified; the best so far is {best}, and starting again goes on from there"
 
 
@@ -432,7 +434,7 @@ def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -
     Progress and warnings go to ``stream``. The first Ctrl-C ends the search alone.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    logging.getLogger("minidbg").addHandler(logging.StreamHandler(stream))
+    log.addHandler(logging.StreamHandler(stream))
     with on_stream(stream) as listener, torch_internals.without_overrides():
         try:
             return reduce_and_publish(

@@ -1,4 +1,4 @@
-"""``Session``: one reduction in progress. The one place from which cases are run, counted, logged and remembered."""
+"""``Session``: one reduction in progress. The one place from which cases are run, counted and remembered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from minidbg.fx.effects import tensors_in
 from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
 from minidbg.reduction.problem import MOST_BYTES_AHEAD
-from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits, Listener, Progress, silent
 from minidbg.reduction.simplify import SIMPLIFYING
 from minidbg.source.size import call_nodes
@@ -29,7 +28,7 @@ from minidbg.words.text import plural
 
 BEST_FILE = "best.py"
 BEST_EVERY_S = 10.0
-"""A search that ends sooner writes no script but its result; one that is killed goes on from its replay log."""
+"""A search that ends sooner writes no script but its result; what goes on after a kill begins from the last one written."""
 FOR_VERIFICATION_S = 15.0
 """Of the budget, at most its half: to write the script and to run it by itself."""
 LARGE = 100
@@ -48,10 +47,6 @@ ANSWERS: Mapping[Verdict, OracleAnswer] = {
     Verdict.SKIPPED: OracleAnswer.INVALID,
     Verdict.INVALID: OracleAnswer.INVALID,
 }
-
-
-class AnswersAreStale(Exception):
-    """What the replay log says failed does not fail any more: the backend has changed since."""
 
 
 class PrestartedInterpreters(contextlib.ExitStack):
@@ -82,7 +77,6 @@ class Session:
 
     limits: Limits
     listener: Listener = silent
-    log: ReplayLog = field(default_factory=lambda: ReplayLog(None))
     kernels: Path | None = None
     """The kernel cache of its runs."""
     folder: Path | None = None
@@ -136,20 +130,14 @@ class Session:
         return f"budget of {limits.seconds:.3g} s"
 
     def limits_left(self) -> Limits:
-        """What a search that begins now may spend: calls of the log were paid before, those of a flaky case come one by one."""
-        calls = self.limits.max_calls
-        return replace(
-            self.limits,
-            seconds=self.remaining(),
-            max_calls=None if calls is None else calls + len(self.log.entries),
-            jobs=self.limits.jobs if self.repeats == 1 else 1,
-        )
+        """What a search that begins now may spend: questions about a flaky case come one by one."""
+        jobs = self.limits.jobs if self.repeats == 1 else 1
+        return replace(self.limits, seconds=self.remaining(), jobs=jobs)
 
     def ask(self, case: Case) -> Outcome:
         """The outcome of ``case``; a flaky failure gets ``repeats`` chances to show itself.
 
-        Failures other than the expected one are remembered. Raises AnswersAreStale when a resumed
-        reduction goes on from answers that are not true any more.
+        Failures other than the expected one are remembered.
         """
         for _ in range(self.repeats):
             (outcome,) = self.ask_together([case])
@@ -158,26 +146,17 @@ class Session:
         return outcome
 
     def ask_together(self, cases: Sequence[Case]) -> list[Outcome]:
-        """One run of each case, out of the log where it has it; new ones at the same time, and logged in the order given."""
+        """One run of each case, all at the same time; what they tell is learnt in the order given."""
         slow = [self.is_too_slow(case) for case in cases]
         asked = [case for case, hopeless in zip(cases, slow, strict=True) if not hopeless]
-        was_replaying = self.log.is_replaying and bool(self.log.entries)
-        known = [self.log.recorded(digest_of(case)) for case in asked]
-        new = [case for case, before in zip(asked, known, strict=True) if before is None]
-        if new and was_replaying:
-            self.make_sure_of_the_log()
-        with ThreadPoolExecutor(max(1, len(new))) as pool:  # one alone runs in this thread
+        with ThreadPoolExecutor(max(1, len(asked))) as pool:  # one alone runs in this thread
             try:
-                runs = iter(list((pool.map if len(new) > 1 else map)(self.run, new)))
+                outcomes = list((pool.map if len(asked) > 1 else map)(self.run, asked))
             except BaseException:  # Ctrl-C: the other one is not waited for
                 workers.interrupt_questions()
                 raise
         too_slow = Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
-        outcomes = []
-        for case, before in zip(asked, known, strict=True):
-            outcomes.append(outcome := before or next(runs))
-            if before is None:
-                self.log.append(self.entry(case, outcome))
+        for case, outcome in zip(asked, outcomes, strict=True):
             self.oracle_calls += 1
             self.learn(case, outcome)
         found = iter(outcomes)
@@ -186,13 +165,6 @@ class Session:
     def is_too_slow(self, case: Case) -> bool:
         least = self.too_slow_nodes
         return least is not None and call_nodes(case.graph_module) >= least and not case.spec.traits.endless
-
-    def make_sure_of_the_log(self) -> None:
-        """Ask once more, before the first new question, what the log says fails. Raises AnswersAreStale."""
-        if self.best is None or self.repeats > 1:
-            return
-        if ANSWERS[self.run(self.best).verdict] is not OracleAnswer.INTERESTING:
-            raise AnswersAreStale
 
     def run(self, case: Case) -> Outcome:
         """Run ``case`` once in a child, by ``asking.submit``; what a killed one left half written in the kernel cache goes.
@@ -227,18 +199,6 @@ class Session:
         large = call_nodes(case.graph_module) > LARGE and not case.spec.traits.endless
         return max(self.limits.call_seconds, self.remaining() / 2) if large else self.limits.call_seconds
 
-    def entry(self, case: Case, outcome: Outcome) -> dict[str, object]:
-        return {
-            "phase": self.phase,
-            "nodes": call_nodes(case.graph_module),
-            "inputs": len(case.inputs),
-            "answer": str(ANSWERS[outcome.verdict].value),
-            "seconds": round(outcome.seconds, 3),
-            "elapsed": round(self.elapsed(), 3),
-            "digest": digest_of(case),
-            "outcome": outcome.to_json(),
-        }
-
     def learn(self, case: Case, outcome: Outcome) -> None:
         """Remember what the outcome tells beside its answer."""
         if outcome.verdict is Verdict.TIMEOUT:
@@ -248,7 +208,7 @@ class Session:
             self.last_shown = outcome
         if answer is OracleAnswer.INTERESTING and self.is_smaller(case):
             self.best, self.suspects = case, outcome.suspects or self.suspects
-            if not self.log.is_replaying and self.elapsed() - self.best_written_s >= BEST_EVERY_S:
+            if self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
         if answer is OracleAnswer.OTHER and outcome.signature is not None and self.phase not in MADE_UP:
             self.others.setdefault(str(outcome.signature.to_table()), (case, outcome))
@@ -281,7 +241,7 @@ class Session:
             return False
 
     def begin(self, phase: str) -> None:
-        """Enter a phase: what is asked from now on is logged under its name."""
+        """Enter a phase: what is asked from now on belongs to it."""
         self.phase = phase
 
     def tell(self, phase: str, nodes: int, start_nodes: int, rest_calls: int | None = None) -> None:
@@ -289,7 +249,7 @@ class Session:
         self.phase = phase
         rest = None
         if rest_calls is not None and self.oracle_calls:
-            rest = rest_calls * self.elapsed() / max(1, self.oracle_calls - len(self.log.used))
+            rest = rest_calls * self.elapsed() / self.oracle_calls
         self.listener(Progress(phase, nodes, start_nodes, self.oracle_calls, self.elapsed(), rest))
 
 

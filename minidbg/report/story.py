@@ -19,7 +19,7 @@ from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.loading import Parts, read_parts
 from minidbg.words.errors import MinidbgError, UnreadableRepro
 from minidbg.words.files import LOG_LIMIT_BYTES, glob, is_file, read_regular
-from minidbg.words.json_lines import json_objects
+from minidbg.words.json_lines import last_json
 from minidbg.words.run_spec import Provenance
 from minidbg.words.text import display_path, moment, plural
 
@@ -112,9 +112,9 @@ def story_of(path: Path) -> Story:
     header = header_of(text, path)
     parts = read_parts(text, header)
     home = repro.folder_of(path)
-    log = log_of(path, header, home)
-    capture = capture_of(path, header, log, home)
-    header = replace(header, provenance=with_statistics(header.provenance, log))
+    done = done_of(path, header, home)
+    capture = capture_of(path, header, done, home)
+    header = replace(header, provenance=with_statistics(header.provenance, done))
     return Story(
         path=path,
         text=text,
@@ -154,13 +154,13 @@ def as_table(value: object) -> Mapping[str, Any]:
 # --- what lies around it ---
 
 
-def capture_of(path: Path, header: Header, log: Path | None, home: Path) -> Path | None:
-    """The capture that ``path`` was reduced from: the one that its ``log`` is about, else the one of the same failure."""
+def capture_of(path: Path, header: Header, done: Path | None, home: Path) -> Path | None:
+    """The capture that ``path`` was reduced from: the one that ``done`` is about, else the one of the same failure."""
     folder = captures_in(home)
     if path.absolute().parent == folder:
         return path
-    if log is not None and is_file(folder / f"{log.parent.name}.py"):
-        return folder / f"{log.parent.name}.py"
+    if done is not None and is_file(folder / f"{done.parent.name}.py"):
+        return folder / f"{done.parent.name}.py"
     return next((found for found in glob(folder, "*.py") if is_capture_of(found, header)), None)
 
 
@@ -183,40 +183,37 @@ def captures_in(home: Path) -> Path:
     return (home / HIDDEN / "captures").absolute()
 
 
-def log_of(path: Path, header: Header, home: Path) -> Path | None:
-    """The replay log of the reduction that wrote the repro at ``path``, or that reduces this capture.
+def done_of(path: Path, header: Header, home: Path) -> Path | None:
+    """The result of the reduction that wrote the repro at ``path``, or that reduced this capture.
 
-    A repro that was reduced again has a second log that ends with it, which began with another number of nodes.
+    A repro that was reduced again has a second one, which began with another number of nodes.
     """
     folder = home / HIDDEN / "reductions"
     if path.absolute().parent == captures_in(home):
-        log = folder / path.stem / "replay.jsonl"
-        return log if is_file(log) else None
-    for log in glob(folder, "*/replay.jsonl"):
-        written = result_in(log)
+        done = folder / path.stem / "done.json"
+        return done if is_file(done) else None
+    for done in glob(folder, "*/done.json"):
+        written = result_in(done)
         names = Path(str(written.get("path", ""))).name, written.get("nodes_before")
         if names == (path.name, header.provenance.nodes):
-            return log
+            return done
     return None
 
 
-def with_statistics(provenance: Provenance, log: Path | None) -> Provenance:
-    """``provenance`` with the runs and seconds of the reduction, which its log holds and a header does not."""
-    result = result_in(log) if log else {}
+def with_statistics(provenance: Provenance, done: Path | None) -> Provenance:
+    """``provenance`` with the runs and seconds of the reduction, which its result holds and a header does not."""
+    result = result_in(done) if done else {}
     calls, seconds = result.get("oracle_calls"), result.get("seconds")
     if not isinstance(calls, int) or not isinstance(seconds, int | float):
         return provenance
     return replace(provenance, oracle_calls=calls, seconds=float(seconds))
 
 
-def result_in(log: Path) -> Mapping[str, Any]:
-    return next((as_table(entry.get("written")) for entry in entries(log) if "end" in entry), {})
-
-
-def entries(log: Path) -> Iterator[Mapping[str, Any]]:
-    """What the lines of a replay log say, the last first; a log that is not there says nothing."""
+def result_in(done: Path) -> Mapping[str, Any]:
+    """What a finished reduction wrote down as its result; empty when it cannot be read."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        yield from json_objects(reversed(read_regular(log, LOG_LIMIT_BYTES).decode().splitlines()))
+        return last_json(read_regular(done, LOG_LIMIT_BYTES).decode()) or {}
+    return {}
 
 
 def neighbour_of(path: Path, home: Path) -> Neighbour | None:

@@ -143,7 +143,7 @@ def neighbours(folder: Path | str) -> Path:
 
 
 def reduction_folder(case: Case, folder: Path | str) -> Path:
-    """Where the replay log and the best so far of this case's reduction lie; made when missing."""
+    """Where the result and the best so far of this case's reduction lie; made when missing."""
     return hidden(folder, "reductions", file_name(case).removesuffix(".py"))
 
 

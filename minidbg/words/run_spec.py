@@ -276,7 +276,7 @@ class Provenance:
     """Of a failure not yet reduced: the nodes that the frames of its traceback held, ``add_2 linear`` for one frame, innermost first."""
 
     def to_table(self) -> dict[str, Any]:
-        """What a header tells of it: the replay log in ``.minidbg`` has the statistics of the reduction."""
+        """What a header tells of it: ``done.json`` in ``.minidbg`` has the statistics of the reduction."""
         told = {
             one.name: getattr(self, one.name)
             for one in fields(self)

@@ -17,7 +17,6 @@ from minidbg.fx.runs import StorageSerials
 from minidbg.judge import arithmetic, compare, precision, undefined
 from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.snapshot import CannotCompare, _are_plain, snapshot
-from minidbg.reduction import replay
 from minidbg.source import describing, size
 from minidbg.source.tensors import materialise
 from minidbg.words.errors import MinidbgError
@@ -130,7 +129,6 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "keep": lambda value: rollback.keep([value], [0], [], limit_bytes=1 << 30).restore(),
     "fact": effects.fact_of,
     "hash": size._tensor_text,
-    "told": replay.input_in_words,
 }
 NO_LOOK = {("modes", "freed"), ("compare", "freed"), ("largest", "freed")}
 """The program's own ops on them end the process; verification refuses such calls before."""

@@ -47,11 +47,7 @@ def backend():
     return "eager"
 
 '''
-LOG = [
-    {"schema": 1, "case": "ab", "began": 1.0},
-    {"digest": "d", "phase": "nodes", "nodes": 3, "inputs": 1, "answer": "not", "seconds": 0.1},
-    {"end": "whole", "written": {"path": "sound0.py", "oracle_calls": 3, "seconds": 1.5}},
-]
+DONE = {"path": "sound0.py", "oracle_calls": 3, "seconds": 1.5}
 SOUND = ("sound0.py", "sound1.py", "sound2.py")
 WRONG = (
     "3",
@@ -80,7 +76,7 @@ def write_folder(project: Path) -> None:
     for name in (*SOUND, "odd.py", ".minidbg/captures/odd.py", ".minidbg/neighbours/odd.py"):
         (folder / name).write_text(SCRIPT + HEADER)
     (folder / "odd.safetensors").write_bytes(save({"x": torch.ones(9)}))
-    (hidden / "reductions/sound0/replay.jsonl").write_text("\n".join(map(json.dumps, LOG)) + "\n")
+    (hidden / "reductions/sound0/done.json").write_text(json.dumps(DONE))
     (hidden / "flight/0a1b2c3d-12-1700000000000-1.compile.py").write_text(SCRIPT + HEADER)
     (hidden / "watch.json").write_text('{"pid": 1, "host": "h", "started": 1.0, "created": 1.0}')
     (hidden / "stages/odd.json").write_text(
@@ -196,7 +192,7 @@ VICTIMS = (
     "minidbg_repros/odd.safetensors",
     "minidbg_repros/.minidbg/captures/odd.py",
     "minidbg_repros/.minidbg/neighbours/odd.py",
-    "minidbg_repros/.minidbg/reductions/sound0/replay.jsonl",
+    "minidbg_repros/.minidbg/reductions/sound0/done.json",
     "minidbg_repros/.minidbg/flight/0a1b2c3d-12-1700000000000-1.compile.py",
     "minidbg_repros/.minidbg/watch.json",
     "minidbg_repros/.minidbg/stages/odd.json",

@@ -1,4 +1,4 @@
-"""A repro folder as a reduction leaves it: repro, capture, replay log, neighbour, history. Written as text."""
+"""A repro folder as a reduction leaves it: repro, capture, result, neighbour, history. Written as text."""
 
 from __future__ import annotations
 
@@ -93,15 +93,6 @@ def inputs(device="cpu"):
     return x, torch.eye(2), torch.eye(2)
 '''
 
-ANSWERS = [
-    (5, "interesting"),
-    (2, "not"),
-    (3, "interesting"),
-    (2, "other"),
-    (1, "interesting"),
-    (0, "invalid"),
-]
-
 
 def lay(home: Path) -> Path:
     """Fill ``home``; the path of the repro."""
@@ -114,13 +105,8 @@ def lay(home: Path) -> Path:
     write(capture, LARGE.format(backend=BACKEND) + captured(5))
     passing = SMALL.format(backend=BACKEND).replace("torch.relu(tanh)", "torch.tanh(tanh)")
     write(hidden / "neighbours" / repro.name, passing + HEADER.format(nodes=1, story=reduced))
-    lines = [{"schema": 1, "case": "ab", "began": 1.0}]
-    asked = {"phase": "suspects", "inputs": 1, "seconds": 0.1}
-    for place, (nodes, answer) in enumerate(ANSWERS):
-        lines.append({**asked, "nodes": nodes, "answer": answer, "digest": f"d{place}"})
-    lines += [{"end": "published", "written": {"path": str(repro), "nodes_before": 5}}]
-    log = hidden / "reductions" / capture.stem / "replay.jsonl"
-    write(log, "\n".join(map(json.dumps, lines)) + "\n")
+    written = {"path": str(repro), "nodes_before": 5}
+    write(hidden / "reductions" / capture.stem / "done.json", json.dumps(written))
     watched(hidden, repro.name)
     return repro
 

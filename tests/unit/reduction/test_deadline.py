@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -103,7 +102,7 @@ def reduced_in(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, **li
 def test_the_verification_has_its_share_of_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = reduced_in(world := World(question_s=1.0, script_s=1.5), tmp_path, monkeypatch)
+    written = reduced_in(world := World(question_s=1.3, script_s=1.3), tmp_path, monkeypatch)
     assert written.path is not None
     assert not written.certified
     assert "(not certified as minimal: budget of 8 s)" in written.line
@@ -140,12 +139,9 @@ def test_a_judge_in_time_and_a_script_by_itself_too_late_are_no_verification(
 def test_a_question_that_the_deadline_cuts_off_is_not_remembered_as_a_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reduced_in(World(question_s=3.0, script_s=1.0), tmp_path, monkeypatch)
-    (log,) = tmp_path.glob(".minidbg/reductions/*/replay.jsonl")
-    entries = [json.loads(line) for line in log.read_text().splitlines()]
-    searched = [entry for entry in entries if entry.get("phase") not in (None, "verify")]
-    assert len(searched) == 1, "one question ended within half of the budget"
-    assert "timeout" not in log.read_text()
+    written = reduced_in(world := World(question_s=3.0, script_s=1.0), tmp_path, monkeypatch)
+    assert len([at for at in world.began if at < BUDGET_S / 2]) == 2, "one ended within half of the budget"
+    assert written.also_found == 0
 
 
 @pytest.mark.parametrize("kind", [Kind.COMPILE, Kind.HANG])

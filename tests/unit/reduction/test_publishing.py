@@ -167,7 +167,7 @@ def test_how_a_script_ended_by_itself_is_said_in_words(ended: ChildResult, said:
     ],
 )
 def test_why_there_is_no_repro_is_what_its_last_run_showed(last: Outcome, said: str) -> None:
-    assert why_not(last) == said
+    assert why_not(last, None) == said
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A reduction as a whole: what it leaves on disk, how it goes on after an end, and what it does with a flaky failure.
+"""A reduction as a whole: what it leaves on disk, where it begins after an end, and what it does with a flaky failure.
 
 Oracle calls run in this process, and a script is "verified" by running its case once more: what is tested here is the order of
 things. tests/integration has the real children and interpreters.
@@ -36,10 +36,6 @@ from minidbg.words.errors import CannotWrite, Interrupted, NotReproduced
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Provenance, RunSpec
 from minidbg.workers import ChildResult
-
-
-class Death(BaseException):
-    """What kill -9 is to the reducing process."""
 
 
 @pytest.fixture
@@ -121,88 +117,59 @@ def raises_if(holds: bool, error: type[BaseException]) -> None:
         raise error
 
 
-def killed_after(calls: int, case: Case, folder: Path, oracle: list[Case]) -> None:
-    """A reduction that dies when it has asked so much."""
-    with pytest.MonkeyPatch.context() as patch:
-        before_each_question(patch, lambda: raises_if(len(oracle) >= calls, Death))
-        with pytest.raises(Death):
-            reduced(case, folder)
-
-
 def targets_of(path: Path) -> tuple[str, ...]:
     return call_targets(repro.load(path).graph_module)
 
 
-def log_of(folder: Path) -> list[dict[str, Any]]:
-    (path,) = folder.glob(".minidbg/reductions/*/replay.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_the_log_has_each_question_and_the_end(tmp_path: Path, oracle: list[Case], case: Case) -> None:
+def test_the_result_is_put_down_and_the_best_so_far_goes(
+    tmp_path: Path, oracle: list[Case], case: Case
+) -> None:
     written = reduced(case, tmp_path)
     assert written.certified
-    head, *answers, end = log_of(tmp_path)
-    assert head["just_seen"] is False
-    assert len(answers) == len(oracle) == written.oracle_calls
-    assert {answer["phase"] for answer in answers} >= {"islands", "all at once"}
-    assert ReductionResult.from_json(end["written"]).path == written.path
+    assert len(oracle) == written.oracle_calls
+    (done,) = tmp_path.glob(".minidbg/reductions/*/done.json")
+    assert ReductionResult.from_json(json.loads(done.read_text())).path == written.path
     assert not list(tmp_path.glob(".minidbg/reductions/*/best.py")), "the verified repro is in its place"
 
 
-@pytest.mark.parametrize(("seed", "jobs"), [(seed, 1 + seed % 2) for seed in range(6)])
-def test_a_killed_reduction_goes_on_and_ends_the_same(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, seed: int, jobs: int, case: Case
+@pytest.fixture
+def best(tmp_path: Path, case: Case) -> Path:
+    """The best so far of a reduction of ``case`` that was ended."""
+    smaller = fx.symbolic_trace(lambda x: (torch.relu(torch.sin(x)) + 1,))
+    ended = session.Session(Limits(), folder=repro.reduction_folder(case, tmp_path))
+    ended.best = case.with_graph(smaller, case.inputs)
+    ended.keep_best()
+    (path,) = tmp_path.glob(".minidbg/reductions/*/best.py")
+    return path
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_after_a_kill_a_reduction_begins_from_the_best_so_far_where_that_can_be_read(
+    tmp_path: Path,
+    oracle: list[Case],
+    case: Case,
+    best: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_damaged: bool,
 ) -> None:
-    undisturbed = reduced(case, tmp_path / "undisturbed", jobs=jobs)
-    calls = len(oracle)
-    oracle.clear()
-    deaths = sorted(random.Random(seed).sample(range(1, calls), 3))
-
-    def dies() -> None:
-        if deaths and len(oracle) >= deaths[0]:
-            deaths.pop(0)
-            raise Death
-
-    before_each_question(monkeypatch, dies)
-    for _ in range(3):
-        with pytest.raises(Death):
-            reduced(case, tmp_path / "killed", jobs=jobs)
-    written = reduced(case, tmp_path / "killed", jobs=jobs)
-    assert written.path.name == undisturbed.path.name
-    assert targets_of(written.path) == targets_of(undisturbed.path)
-    assert jobs > 1 or written.oracle_calls == undisturbed.oracle_calls
-    again = "each resumption asks the best so far once more, and beside it what was under way"
-    assert len(oracle) <= calls + 3 * jobs, again
+    if is_damaged:
+        best.write_text(best.read_text()[:300])
+    written = reduced(case, tmp_path)
+    assert call_nodes(oracle[0].graph_module) == (call_nodes(case.graph_module) if is_damaged else 3)
+    assert (f"{best} is left aside: " in caplog.text) == is_damaged
+    assert (written.certified, written.nodes_before) == (True, call_nodes(case.graph_module))
+    assert targets_of(written.path) == ("torch.relu",)
+    assert not best.exists()
 
 
-def test_answers_about_another_backend_are_not_believed(
-    tmp_path: Path, oracle: list[Case], case: Case
+def test_where_the_best_so_far_does_not_fail_any_more_the_whole_is_asked(
+    tmp_path: Path, oracle: list[Case], case: Case, best: Path
 ) -> None:
-    killed_after(5, case, tmp_path, oracle)
     mended = failing_case(planted_backends.returns_gm_forward, signature=case.signature)
     with pytest.raises(NotReproduced):
         reduced(mended, tmp_path)
-
-
-def test_a_damaged_log_is_set_aside_and_named(tmp_path: Path, oracle: list[Case], case: Case) -> None:
-    killed_after(5, case, tmp_path, oracle)
-    (path,) = tmp_path.glob(".minidbg/reductions/*/replay.jsonl")
-    lines = path.read_text().splitlines()
-    lines[3] = lines[3][:20]
-    path.write_text("\n".join(lines) + "\n")
-    written = reduced(case, tmp_path)
-    assert any("line 4" in note and "set aside" in note for note in written.notes)
-    assert path.with_name("replay.jsonl.damaged").read_text().splitlines() == lines
-    assert written.path is not None
-
-
-def test_a_line_that_was_being_written_is_no_damage(tmp_path: Path, oracle: list[Case], case: Case) -> None:
-    killed_after(5, case, tmp_path, oracle)
-    (path,) = tmp_path.glob(".minidbg/reductions/*/replay.jsonl")
-    path.write_text(path.read_text()[:-30])
-    written = reduced(case, tmp_path)
-    assert not any("set aside" in note for note in written.notes)
-    assert written.certified
+    asked = [call_nodes(one.graph_module) for one in oracle]
+    assert (asked[0], {*asked}) == (3, {3, call_nodes(case.graph_module)})
 
 
 def test_a_quick_reduction_writes_nothing_but_its_result(
@@ -420,18 +387,17 @@ def test_other_failures_met_on_the_way_are_kept_as_captures(tmp_path: Path, orac
 
 
 def test_the_passing_neighbour_is_kept_and_told(tmp_path: Path, oracle: list[Case]) -> None:
-    def refuses_wide_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        for node in graph_module.graph.nodes:
-            if node.target is torch.relu and node.args[0].meta["example_value"].shape[-1] >= 3:
-                raise ValueError("relu is too wide")
+    both = {torch.relu, torch.sin}
+
+    def refuses_both(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if both <= {node.target for node in graph_module.graph.nodes}:
+            raise ValueError("no kernel")
         return graph_module.forward
 
-    case = with_its_failure(failing_case(refuses_wide_relu))
-    written = reduced(case, tmp_path)
-    header = repro.read_header(written.path)
-    assert header.provenance.neighbour == "passes when input 0 is float32[1, 2] instead of float32[1, 3]"
-    neighbour = repro.load(repro.neighbours(tmp_path) / written.path.name)
-    assert neighbour.inputs[0].shape == (1, 2)
+    written = reduced(with_its_failure(failing_case(refuses_both)), tmp_path)
+    (left,) = targets_of(repro.neighbours(tmp_path) / written.path.name)
+    (gone,) = {"torch.relu", "torch.sin"} - {left}
+    assert repro.read_header(written.path).provenance.neighbour == f"passes without {gone}"
 
 
 def test_a_failure_seen_again_is_answered_by_its_repro(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,8 @@ from minidbg import workers
 from minidbg.fx.case import Case
 from minidbg.reduction import session
 from minidbg.reduction.candidate import BudgetSpent
-from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits, Progress
 from minidbg.reduction.session import (
-    AnswersAreStale,
     Reliability,
     Session,
     measured,
@@ -65,12 +62,11 @@ class World:
 
 
 def begun(
-    monkeypatch: pytest.MonkeyPatch, *answers: Outcome, each_s: float = 1.0, log: ReplayLog | None = None, **limits: Any
+    monkeypatch: pytest.MonkeyPatch, *answers: Outcome, each_s: float = 1.0, **limits: Any
 ) -> tuple[Session, World]:  # fmt: skip
     world = World(*answers, each_s=each_s)
     monkeypatch.setattr(session.asking, "submit", world.submit)
-    log = log or ReplayLog(None)
-    return Session(Limits(**limits), log=log, clock=lambda: world.now, started=0.0), world
+    return Session(Limits(**limits), clock=lambda: world.now, started=0.0), world
 
 
 # ---- what is learnt
@@ -170,14 +166,13 @@ def test_a_share_of_the_budget_is_kept_for_the_verification(monkeypatch: pytest.
     assert asks.remaining() == 0.0
 
 
-def test_a_search_goes_on_with_what_is_left_and_does_not_pay_again_for_the_log(
+def test_a_search_goes_on_with_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log = ReplayLog(None, entries=[{}, {}])
-    asks, world = begun(monkeypatch, seconds=100.0, max_calls=7, jobs=4, log=log)
+    asks, world = begun(monkeypatch, seconds=100.0, max_calls=7, jobs=4)
     world.now = 15.0
     left = asks.limits_left()
-    assert (left.seconds, left.max_calls, left.jobs) == (70.0, 9, 4)
+    assert (left.seconds, left.max_calls, left.jobs) == (70.0, 7, 4)
     asks.repeats = 3
     assert asks.limits_left().jobs == 1, "runs of a flaky case come one by one"
     assert begun(monkeypatch)[0].limits_left().max_calls is None
@@ -226,60 +221,6 @@ def test_progress_tells_the_rest_by_what_runs_took_so_far(monkeypatch: pytest.Mo
     assert [event.rest_seconds for event in told] == [None, 12.0, None]
     assert told[1] == Progress("bisect", 9, 10, 2, 6.0, 12.0)
     assert asks.phase == "verify"
-
-
-# ---- the log
-
-
-def entry(case: Case, outcome: Outcome) -> dict[str, Any]:
-    return {"digest": digest_of(case), "outcome": outcome.to_json()}
-
-
-def test_answers_of_the_log_are_not_asked_and_their_best_is_asked_once_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    first, second, third, fourth = (case_of(nodes) for nodes in (4, 3, 2, 1))
-    log = ReplayLog(None, entries=[entry(first, FAILS), entry(second, GONE)])
-    asks, world = begun(monkeypatch, FAILS, GONE, GONE, log=log)
-    for case in (first, second, third, fourth):
-        asks.ask(case)
-    assert world.asked == [first, third, fourth]
-    assert asks.oracle_calls == 4
-
-
-@pytest.mark.parametrize("answer", [GONE, changed("A"), INVALID])
-def test_a_log_whose_best_does_not_fail_any_more_is_stale(
-    monkeypatch: pytest.MonkeyPatch, answer: Outcome
-) -> None:
-    log = ReplayLog(None, entries=[entry(case_of(4), FAILS)])
-    asks, _ = begun(monkeypatch, answer, log=log)
-    asks.ask(case_of(4))
-    with pytest.raises(AnswersAreStale):
-        asks.ask(case_of(3))
-
-
-def test_a_log_in_which_nothing_failed_or_all_was_flaky_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for known, repeats in ((GONE, 1), (FAILS, 3)):
-        log = ReplayLog(None, entries=[entry(case_of(4), known)])
-        asks, world = begun(monkeypatch, INVALID, log=log)
-        asks.repeats = repeats
-        asks.ask(case_of(4))
-        asks.ask(case_of(3))
-        assert len(world.asked) == 1
-
-
-def test_each_new_answer_is_on_disk_with_what_a_reader_of_the_log_asks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asks, _ = begun(monkeypatch, replace(FAILS, seconds=0.5), each_s=2.0, log=ReplayLog(tmp_path / "log"))
-    asks.begin("islands")
-    asks.ask(case := case_of(3, inputs=2))
-    (found,) = map(json.loads, (tmp_path / "log").read_text().splitlines())
-    assert found.pop("outcome")["verdict"] == "reproduces"
-    assert found == {
-        "phase": "islands", "nodes": 3, "inputs": 2, "answer": "interesting", "seconds": 0.5, "elapsed": 2.0,
-        "digest": digest_of(case),
-    }  # fmt: skip
 
 
 # ---- flaky failures

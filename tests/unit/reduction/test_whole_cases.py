@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,13 @@ from torch import fx
 from minidbg import repro
 from minidbg.fx.case import Case
 from minidbg.reduction.reducing import (
+    DONE_FILE,
     OTHERS_KEPT,
     earlier_result,
     interrupted_sentence,
     keep_others,
     reproducing_path,
 )
-from minidbg.reduction.replay import open_log
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.reduction.session import BEST_FILE, Session
 from minidbg.words.deadline import Deadline
@@ -130,7 +131,7 @@ def test_an_earlier_result_answers_where_its_repro_is_certified_and_fails_now(
     script = tmp_path / "r.py"
     script.touch()
     result = replace(ReductionResult(script, 9, 1, 7, 2.0, True, Verdict.REPRODUCES), **changes)
-    open_log(tmp_path, case_of(), just_seen=False).append({"end": "published", "written": result.to_json()})
+    (tmp_path / DONE_FILE).write_text(json.dumps(result.to_json()))
     monkeypatch.setattr(repro, "run", lambda path, seconds: Outcome(verdict))
     found = earlier_result(tmp_path, Deadline.after(9.0))
     assert found == (replace(result, known_before=True) if answered else None)
@@ -144,7 +145,7 @@ def test_an_earlier_repro_that_is_gone_or_cannot_be_run_answers_nothing(
 
     script = tmp_path / "r.py"
     result = ReductionResult(script, 9, 1, 7, 2.0, True, Verdict.REPRODUCES)
-    open_log(tmp_path, case_of(), just_seen=False).append({"end": "published", "written": result.to_json()})
+    (tmp_path / DONE_FILE).write_text(json.dumps(result.to_json()))
     monkeypatch.setattr(repro, "run", lambda path, seconds: FAILS)
     assert earlier_result(tmp_path, Deadline.after(9.0)) is None
     script.touch()
@@ -155,10 +156,7 @@ def test_an_earlier_repro_that_is_gone_or_cannot_be_run_answers_nothing(
 
 def test_an_interrupted_search_names_its_best_where_there_is_one(tmp_path: Path) -> None:
     session = Session(Limits())
-    assert (
-        interrupted_sentence(session)
-        == "interrupted before anything smaller was found; start it again to go on"
-    )
+    assert interrupted_sentence(session) == "interrupted before anything smaller was found; start it again"
     session.folder = tmp_path
     assert "before anything smaller was found" in interrupted_sentence(session)
     session.best = case_of()

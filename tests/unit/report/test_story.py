@@ -27,9 +27,9 @@ def test_a_story_has_capture_neighbour_and_history(repro: Path) -> None:
     assert [str(state.verdict) for state in story.past.states] == ["gone"]
 
 
-def test_the_capture_is_found_by_its_failure_where_no_replay_log_is_left(repro: Path) -> None:
-    (log,) = repro.parent.glob(".minidbg/reductions/*/replay.jsonl")
-    log.unlink()
+def test_the_capture_is_found_by_its_failure_where_no_result_is_left(repro: Path) -> None:
+    (done,) = repro.parent.glob(".minidbg/reductions/*/done.json")
+    done.unlink()
     story = story_of(repro)
     assert story.capture.name == "compile_relu_bbbbbb.py"
 
@@ -45,10 +45,10 @@ def test_a_repro_alone_in_a_folder_is_told_all_the_same(repro: Path, tmp_path: P
 
 def test_a_repro_that_was_reduced_again_keeps_the_figures_of_the_reduction_that_wrote_it(repro: Path) -> None:
     before = story_of(repro)
-    log = repro.parent / ".minidbg" / "reductions" / repro.stem / "replay.jsonl"
-    log.parent.mkdir()
+    done = repro.parent / ".minidbg" / "reductions" / repro.stem / "done.json"
+    done.parent.mkdir()
     again = {"path": str(repro), "nodes_before": 1, "oracle_calls": 3, "seconds": 14.7}
-    log.write_text("{}\n" + json.dumps({"end": "published", "written": again}) + "\n")
+    done.write_text(json.dumps(again))
     story = story_of(repro)
     assert story.figures == before.figures
     assert story.capture == before.capture
