@@ -173,16 +173,8 @@ def nesting_levels(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 def open_levels(graph: fx.Graph) -> int:
     """How many functorch levels ``graph`` enters and does not leave."""
-    return levels_entered(graph) - _calls_named(graph, "_decrement_nesting")
-
-
-def levels_entered(graph: fx.Graph) -> int:
-    """How many functorch levels (vmap, jvp, grad) ``graph`` enters."""
-    return _calls_named(graph, "_increment_nesting")
-
-
-def _calls_named(graph: fx.Graph, end: str) -> int:
-    return sum(op_name(node).endswith(end) for node in graph.nodes if node.op == "call_function")
+    names = [op_name(node) for node in graph.nodes if node.op == "call_function"]
+    return sum(one.endswith("_increment_nesting") - one.endswith("_decrement_nesting") for one in names)
 
 
 class FactKind(enum.Enum):

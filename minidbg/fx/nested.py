@@ -6,20 +6,16 @@ op. Where that is wrong the edited graph does not run in eager, so it is never a
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import fx
-from torch.fx import traceback
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from minidbg import torch_internals
-from minidbg.fx.carried import branches, holders, operand_leaves, slots
-from minidbg.fx.copying import clone_values
-from minidbg.fx.effects import Mode, is_call, mode_of, nested_graphs, nesting_levels, nodes_in, op_name
+from minidbg.fx.effects import Mode, attribute_of, is_graph, mode_of, nested_graphs, nodes_in, op_name
 from minidbg.fx.pieces import rewritten, with_graph_inlined, with_graphs
 from minidbg.fx.runs import EagerFailure
 
@@ -27,10 +23,39 @@ if TYPE_CHECKING:
     from minidbg.fx.record import Recording
 
 
+def branches(node: fx.Node) -> list[tuple[str, fx.GraphModule]]:
+    """Attribute path and graph of each graph that ``node`` runs, each once."""
+    if node.op == "call_module":
+        return [(str(node.target), attribute_of(node))]
+    found = {str(one.target): attribute_of(one) for one in node.all_input_nodes if is_graph(one)}
+    return list(found.items())
+
+
+def holders(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
+    """The calls that run a nested graph, in order: higher-order ops, and submodules that are graph modules."""
+    for node in graph_module.graph.nodes:
+        is_submodule = node.op == "call_module" and isinstance(attribute_of(node), fx.GraphModule)
+        if is_submodule or (node.op == "call_function" and any(nested_graphs(node))):
+            yield node
+
+
 def operands(node: fx.Node, branch: fx.GraphModule) -> list[Any] | None:
     """What ``node`` hands to each input of ``branch``; None when it has too few arguments for that."""
-    count, given = len(branch.graph.find_nodes(op="placeholder")), operand_leaves(node)
+    given = [value for value in _leaves(node.args) if not is_graph(value)]
+    count = len(_inputs(branch))
     return given[len(given) - count :] if count <= len(given) else None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _inputs(graph_module: fx.GraphModule) -> list[fx.Node]:
+    return list(graph_module.graph.find_nodes(op="placeholder"))
 
 
 def inlined(graph_module: fx.GraphModule, node: fx.Node, path: str) -> fx.GraphModule | None:
@@ -67,33 +92,26 @@ def with_level(graph_module: fx.GraphModule, route: Route, inner: fx.GraphModule
     return with_graphs(graph_module, {path: with_level(branch, tuple(rest), inner)})
 
 
+IN_ROWS = {"map_impl": 1, "scan": 2}
+"""Higher-order ops, and which argument of theirs is handed on row by row."""
+
+
 def values_of(recording: Recording, node: fx.Node, path: str) -> list[Any] | None:
     """A value for each input of the graph at ``path`` that ``node`` runs; None where they cannot be known."""
     branch = dict(branches(node))[path]
     if gets_other_values(node, branch):
         return values_like_examples(branch)
-    given = _given(node, path, branch)
+    given = operands(node, branch)
     if given is None:
         return None
-    wanted = [value for value, _ in given if isinstance(value, fx.Node)]
+    rows = nodes_in(node.args[IN_ROWS[op_name(node)]]) if op_name(node) in IN_ROWS else []
+    wanted = [value for value in given if isinstance(value, fx.Node)]
     try:
         values = iter(recording.values([(recording.index[node], value) for value in wanted]))
-        known = [(next(values) if isinstance(value, fx.Node) else value, rows) for value, rows in given]
+        known = [(next(values) if isinstance(value, fx.Node) else value, value in rows) for value in given]
         return [value[0] if in_rows else value for value, in_rows in known]
     except (EagerFailure, IndexError):  # no rows
         return None
-
-
-def _given(node: fx.Node, path: str, branch: fx.GraphModule) -> list[tuple[Any, bool]] | None:
-    """What each input of ``branch`` gets, and whether row by row."""
-    leaves, found = operand_leaves(node), dict[int, tuple[Any, bool]]()
-    for slot in slots(node):
-        if slot.operand is not None:
-            found |= dict.fromkeys(slot.inputs.get(path, ()), (leaves[slot.operand], slot.in_rows))
-    if len(found) == len(branch.graph.find_nodes(op="placeholder")):
-        return [found[index] for index in range(len(found))]
-    given = operands(node, branch)
-    return None if given is None else [(value, False) for value in given]
 
 
 def without_node(branch: fx.GraphModule, node: fx.Node, stand_in: fx.Node) -> fx.GraphModule:
@@ -107,6 +125,96 @@ def without_grad_modes(branch: fx.GraphModule) -> fx.GraphModule | None:
     """``branch`` without its settings of grad mode; None when it has none."""
     changes = {node for node in branch.graph.nodes if mode_of(node) is Mode.GRAD}
     return rewritten(branch, without=changes) if changes else None
+
+
+def loops(graph_module: fx.GraphModule) -> list[fx.Node]:
+    """The calls ``while_loop(condition, body, carried, additional)``: both graphs get all values, and the body gives the carried ones."""
+    return [node for node in holders(graph_module) if op_name(node) == "while_loop"]
+
+
+def spare_values(loop: fx.Node, *, is_whole: bool) -> list[frozenset[int]]:
+    """For each value of ``loop`` that can go, by its place, the values that go with it: what the body computes from it.
+
+    A result that another call takes cannot go, nor can what the condition is computed from. ``is_whole``: the loop is in no nested
+    graph, so that a result may go which only the output takes.
+    """
+    condition, body = map(attribute_of, loop.all_input_nodes[:2])
+    outputs = body.graph.output_node().args[0]
+    needed = set[int]()
+    for user in loop.users:
+        if user.op == "output" and is_whole:
+            continue
+        if user.target is not operator.getitem or not isinstance(user.args[1], int):
+            return []
+        if any(one.op != "output" or not is_whole for one in user.users):
+            needed.add(user.args[1])
+    found = []
+    for index in range(len(_inputs(body))):
+        together, edge = {index}, {index}
+        while edge:
+            reached = _reached_from([_inputs(body)[at] for at in edge])
+            edge = {at for at, value in enumerate(outputs) if value in reached} - together
+            together |= edge
+        decides = _reached_from([_inputs(condition)[at] for at in together])
+        if condition.graph.output_node() not in decides and not together & needed:
+            found.append(frozenset(together))
+    return found
+
+
+def _reached_from(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    found, edge = set(nodes), list(nodes)
+    while edge:
+        fresh = set(edge.pop().users) - found
+        found |= fresh
+        edge += fresh
+    return found
+
+
+def without_values(graph_module: fx.GraphModule, loop: fx.Node, gone: Set[int]) -> fx.GraphModule | None:
+    """``graph_module`` without the values ``gone`` of ``loop``, a union of ``spare_values``; None where nothing would be left of its result."""
+    carried = len(loop.args[2])  # type: ignore[arg-type]
+    kept = [index for index in range(carried) if index not in gone]
+    if not gone or not kept:
+        return None
+    condition, body = loop.all_input_nodes[:2]
+    fewer = {
+        str(condition.target): _without_ends(attribute_of(condition), gone, set()),
+        str(body.target): _without_ends(attribute_of(body), gone, gone),
+    }
+    made = with_graphs(graph_module, fewer)
+    (again,) = (node for node in made.graph.nodes if node.name == loop.name)
+    again.args = (
+        *again.args[:2],
+        _without_places(again.args[2], gone),
+        _without_places(again.args[3], {place - carried for place in gone}),
+    )
+    if isinstance(example := again.meta.get("example_value"), tuple | list):
+        again.meta["example_value"] = _without_places(example, gone)
+    for part in [user for user in again.users if user.op != "output"]:
+        if part.users and part.args[1] not in gone:
+            part.args = (again, kept.index(part.args[1]))
+            continue
+        for output in list(part.users):
+            output.args = (tuple(one for one in output.args[0] if one is not part) or (again,),)
+        made.graph.erase_node(part)
+    return torch_internals.lazy_graph_module(made, made.graph)
+
+
+def _without_ends(graph_module: fx.GraphModule, inputs: Set[int], outputs: Set[int]) -> fx.GraphModule:
+    """A nested graph without the inputs and outputs at these places."""
+    made = rewritten(graph_module)
+    if outputs:
+        output = made.graph.output_node()
+        output.args = (_without_places(output.args[0], outputs),)
+    made.graph.eliminate_dead_code()
+    taken = _inputs(made)
+    for place in inputs:
+        made.graph.erase_node(taken[place])
+    return torch_internals.lazy_graph_module(graph_module, made.graph)
+
+
+def _without_places(values: Any, gone: Set[int]) -> tuple[Any, ...]:
+    return tuple(value for place, value in enumerate(values) if place not in gone)
 
 
 def gets_other_values(node: fx.Node, branch: fx.GraphModule) -> bool:
@@ -253,36 +361,3 @@ def _bound(inner: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]
     if not all(node.target in kwargs or node.args for node in rest):
         return None
     return [*args, *(kwargs[node.target] if node.target in kwargs else node.args[0] for node in rest)]
-
-
-def without_levels(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule | None:
-    """What ``graph_module`` computes within its levels of vmap, jvp and grad, in ATen ops and without them; None where it has none.
-
-    Inputs keep their names, and calls the lines that they come from. What is left inside a level is an output, where nothing else is.
-    Raises what tracing raises. ``inputs`` are only read.
-    """
-    if not any(nesting_levels(graph_module.graph)):
-        return None
-    with traceback.preserve_node_meta():
-        traced = make_fx(fx.Interpreter(graph_module).run)(*clone_values(list(inputs)))
-    for node, old in zip(_placeholders(traced), _placeholders(graph_module), strict=True):
-        node.name, node.target, node.type, node.meta = old.name, old.target, old.type, old.meta
-    taken = {node.name for graph in (graph_module, traced) for node in graph.graph.nodes}
-    for node in traced.graph.nodes:
-        if is_call(node):  # a name of a node stands for one value
-            node.name = next(
-                name
-                for name in (f"{node.name}_{number}" for number in itertools.count(1))
-                if name not in taken
-            )
-            taken.add(node.name)
-            node.meta = {name: node.meta[name] for name in ("stack_trace",) if name in node.meta}
-    if not nodes_in(traced.graph.output_node().args):
-        unused = [node for node in traced.graph.nodes if is_call(node) and not node.users]
-        traced.graph.output_node().args = (tuple(unused),)
-    traced.graph.eliminate_dead_code()
-    return rewritten(traced)
-
-
-def _placeholders(graph_module: fx.GraphModule) -> list[fx.Node]:
-    return list(graph_module.graph.find_nodes(op="placeholder"))

