@@ -200,7 +200,7 @@ PLAIN_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One value: ``like`` is equal for values that could stand in for each other, ``kind_of_layout`` for similar ones."""
+    """One value: ``like`` is equal for values that could stand in for each other, ``traits`` for similar ones."""
 
     kind: FactKind
     like: Hashable = None
@@ -210,7 +210,6 @@ class Fact:
     plain: Any = None
     """The value itself, of a number or a constant."""
     parts: tuple[Fact, ...] = ()
-    nbytes: int = 0
 
 
 def fact_of(value: Any) -> Fact:
@@ -229,7 +228,6 @@ def fact_of(value: Any) -> Fact:
             tuple(part.traits for part in parts),
             value if all(part.kind is FactKind.PLAIN for part in parts) else None,
             parts,
-            sum(part.nbytes for part in parts),
         )
     return Fact(FactKind.OPAQUE, traits=type(value).__name__)
 
@@ -249,7 +247,7 @@ def _tensor_fact(value: Tensor) -> Fact:
         value.requires_grad,
         tuple(size if size < 2 else 2 for size in shape),
     )
-    return Fact(FactKind.TENSOR, (shape, value.dtype, value.device), traits, nbytes=value.nbytes)
+    return Fact(FactKind.TENSOR, (shape, value.dtype, value.device), traits)
 
 
 def _order_of(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Hashable:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 from minidbg.reduction.candidate import last_that_holds
 from minidbg.reduction.problem import ReductionProblem
-from minidbg.reduction.subsets import FEW_UNITS, Subsets, follow_frames, representatives, within_bytes
+from minidbg.reduction.subsets import FEW_UNITS, Subsets, follow_frames, representatives
 
 PATIENCE_FIRST = 3
 """Assumptions in a row before one is checked, while nothing smaller than the whole has failed yet."""
@@ -29,7 +29,7 @@ CHUNKS = 6
 def try_islands(problem: ReductionProblem) -> None:
     """Ask a graph with the first of each kind of op. Cost: one call, none where most ops are of a kind of their own."""
     subsets = Subsets(problem)
-    chosen = within_bytes(subsets, representatives(subsets, range(len(subsets))), problem.spare_bytes)
+    chosen = representatives(subsets, range(len(subsets)))
     if 1 < len(chosen) <= len(subsets) // 3:
         subsets.fails(chosen)
 
@@ -113,7 +113,7 @@ def find_ends(problem: ReductionProblem, window: _Window) -> None:
 
     About ``log2(n)`` calls for each end, fewer where the two lie close together.
     """
-    subsets, seen = window.subsets, len(problem.steps)
+    subsets, whole = window.subsets, problem.best
     rest = list(range(window.low, window.high))
     if ends_where_it_was_noticed(subsets, rest):
         thin_before(subsets, rest[:-1], rest[-1])
@@ -123,7 +123,7 @@ def find_ends(problem: ReductionProblem, window: _Window) -> None:
     pair = rest[max(0, search.high - 2) : search.high]
     if any(subsets.fails([unit]) for unit in pair):
         return
-    if len(problem.steps) == seen:  # all that was asked passed: does anything fail?
+    if problem.best is whole:  # all that was asked passed: does anything fail?
         if window.assumed and not window.is_right():
             find_ends(problem, _Window(Subsets(problem)))
             return

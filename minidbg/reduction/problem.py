@@ -33,7 +33,8 @@ from minidbg.reduction.result import UNLIMITED, Limits
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.errors import NotReproduced
 
-LEAST_SPARE_BYTES = 16 << 20
+MOST_STEPS = 4
+"""Accepted candidates that are kept: each holds recorded values."""
 FEW_CALLS = 16
 """Calls up to which it is looked whether a candidate's results are as full, and what is asked next is found out."""
 
@@ -99,8 +100,6 @@ class ReductionProblem:
     """The nodes that the frames of the failure of ``best`` held, as far as that is known; innermost frame first."""
     followed: Suspects = ()
     """What was asked of them."""
-    spare_bytes: int = 0
-    """Bytes of recorded values that may be kept for convenience: a part of what the inputs of the whole take."""
     ask_together: AskTogether | None = None
     """Answers ``limits.jobs`` questions in the time of one."""
     foresee: Foresee | None = None
@@ -110,7 +109,7 @@ class ReductionProblem:
     phase: str = "reduce"
     oracle_calls: int = 0
     steps: list[Candidate] = field(default_factory=list)
-    """Accepted candidates, largest first."""
+    """The last accepted candidates, largest first."""
     history: list[Attempt] = field(default_factory=list)
     neighbour: Candidate | None = None
     """A candidate one step smaller than ``best`` that passed; of several, one of the most telling phase."""
@@ -136,7 +135,6 @@ class ReductionProblem:
 
     def __post_init__(self) -> None:
         self._whole = self.best
-        self.spare_bytes = max(LEAST_SPARE_BYTES, sum(self.best.storages.values()) // 4)
 
     @property
     def recording(self) -> Recording:
@@ -336,26 +334,16 @@ class ReductionProblem:
         self.best = replace(candidate, epoch=epoch)
         self.best.graph.module()  # made now: until then it would keep an older recording alive
         self.steps.append(self.best)
-        self._forget_large_steps()
+        if self._answer_to is None:
+            del self.steps[:-MOST_STEPS]
         self.neighbour, self.neighbour_rank = None, len(TELLING)
 
     def go_back_to(self, earlier: Candidate) -> None:
         """Begin anew from a candidate that was ``best``; what was answered since is remembered."""
-        later = next((at for at, step in enumerate(self.steps) if step is earlier), -1) + 1
-        del self.steps[later:]
+        self.steps = [] if earlier is self._whole else [earlier]
         self.best, self.neighbour, self.neighbour_rank = earlier, None, len(TELLING)
         self.rewritten.clear()
         self.settled_sizes.clear()
-
-    def _forget_large_steps(self) -> None:
-        """Drop the largest earlier steps while they hold many bytes that nothing else holds."""
-        while len(self.steps) > 1 and self._bytes_of_steps() > self.spare_bytes:
-            del self.steps[0]
-
-    def _bytes_of_steps(self) -> int:
-        held = {key: size for step in self.steps[:-1] for key, size in step.storages.items()}
-        needed = self.best.storages.keys() | self._whole.storages.keys()
-        return sum(size for key, size in held.items() if key not in needed)
 
     def elapsed(self) -> float:
         return time.monotonic() - self._started

@@ -119,26 +119,6 @@ def representatives(subsets: Subsets, numbers: Iterable[int]) -> list[int]:
     return sorted(first.values())
 
 
-def within_bytes(subsets: Subsets, numbers: Sequence[int], limit: int) -> list[int]:
-    """As many of the units as can have their recorded inputs in ``limit`` bytes together, in order."""
-    found, there, used = [], set(), 0
-    for number in numbers:
-        unit = subsets.units[number]
-        taken = {
-            source
-            for node in unit
-            for source in node.all_input_nodes
-            if is_call(source) and source not in there and source not in unit
-        }
-        facts = [subsets.recording.facts.get(source) for source in taken]
-        size = sum(fact.nbytes for fact in facts if fact is not None)
-        if used + size <= limit:
-            used += size
-            there |= {*taken, *unit}
-            found.append(number)
-    return found
-
-
 DISTANCES = (0, 1, 2, 4)
 """Dependency steps around the suspects, tried in this order."""
 SLICES = (4, 16, 64)

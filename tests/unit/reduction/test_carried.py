@@ -10,9 +10,7 @@ import torch
 from fails_on import all_nodes, name_of
 from functorch.experimental.control_flow import map as map_rows
 from torch import Tensor, fx
-from torch._higher_order_ops import associative_scan, scan, while_loop
-from torch.nn.attention.flex_attention import flex_attention
-from torch.utils.checkpoint import checkpoint
+from torch._higher_order_ops import scan, while_loop
 
 from minidbg.reduction.core import Minimized, minimize
 from minidbg.source.size import call_nodes, call_targets
