@@ -1,13 +1,12 @@
 """Questions about a case, each answered in a child: one ``submit``, whatever the case."""
 
-from minidbg.asking.live_backend import pickled_for_children
 from minidbg.asking.oracle_calls import (
     answers_in_forks,
     outcome_of,
     submit,
     unless_the_machine_failed,
 )
-from minidbg.asking.packing import ask, packed, preparation, read, save, unpacked
+from minidbg.asking.packing import ask, packed, pickled_for_children, preparation, read, save, unpacked
 
 __all__ = [
     "answers_in_forks",

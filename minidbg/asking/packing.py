@@ -27,6 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from minidbg import backends, torch_internals, workers
 from minidbg.asking.execute import execute
+from minidbg.backends import pickled
 from minidbg.fx.case import Case
 from minidbg.source import transport
 from minidbg.words import environment
@@ -175,6 +176,25 @@ def used(path: Path) -> Iterator[None]:
     finally:
         with TIDYING:
             IN_USE[path.name] -= 1
+
+
+@contextlib.contextmanager
+def pickled_for_children(case: Case, *, limit_bytes: int = pickled.LIMIT_BYTES) -> Iterator[Case]:
+    """A block with ``case`` as children of the forkserver may have it: its live backend in a file, where a person would have to fill it in.
+
+    Each child that loads the case unpickles it, and the server never does. Any other case is as it was. Raises BackendUnreachable
+    for what cannot be pickled, and OSError where no server can be started.
+    """
+    if not case.backend.fill_in or case.compiler is None:
+        yield case
+        return
+    path = workers.start_server().folder / f"backend_{next(NUMBERS)}.pickle"
+    with used(path):  # a question that wants room leaves it there
+        try:
+            pickled.pickle_into(path, case.compiler, limit_bytes=limit_bytes)
+            yield case.with_spec(backend=pickled.at(path, case.backend))
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def digest_of(data: Any) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from minidbg import torch_internals
-from minidbg.fx.attribute_paths import walk
+from minidbg.words.errors import CannotWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,24 @@ def keeps_state(module: torch.nn.Module) -> bool:
         or bool(getattr(inner, "track_running_stats", False) and inner.training)
         for inner in module.modules()
     )
+
+
+def walk(start: Any, path: str) -> Any:
+    """``start.path``, or None when a part is missing."""
+    for part in path.split("."):
+        try:
+            start = getattr(start, part)
+        except (AttributeError, RuntimeError):
+            return None
+    return start
+
+
+def lookup(module: nn.Module, target: str) -> Any:
+    """The object at a dotted path. Raises CannotWrite naming the path when there is none."""
+    try:
+        return operator.attrgetter(target)(module)
+    except AttributeError:
+        raise CannotWrite(f"the attribute {target!r}", "the graph module has no such attribute") from None
 
 
 def attribute_of(node: fx.Node) -> Any:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from minidbg import torch_internals
-from minidbg.fx.attribute_paths import lookup
-from minidbg.fx.effects import STATISTICS, nested_graphs, nodes_in, tensors_in
+from minidbg.fx.effects import STATISTICS, lookup, nested_graphs, nodes_in, tensors_in
 
 _READ_ONLY_MODULES = ("torch", "_operator", "operator", "math", "builtins")
 """Functions from here write only where name, schema or an ``inplace`` argument says so."""

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from minidbg.fx.edit import extract
-from minidbg.fx.effects import open_levels
+from minidbg.fx.effects import FactKind, is_call, open_levels, tensors_in
 from minidbg.fx.nested import Arguments
 from minidbg.fx.pieces import CannotExtract
 from minidbg.fx.record import LOOP_SECONDS, ModeContext, Recording, runs_in_eager
+from minidbg.fx.runs import EagerFailure
 from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import (
     Ask,
@@ -28,7 +29,6 @@ from minidbg.reduction.candidate import (
     OwnGraph,
     expected_calls,
 )
-from minidbg.reduction.defined import is_as_full
 from minidbg.reduction.result import UNLIMITED, Limits
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.errors import NotReproduced
@@ -380,3 +380,37 @@ class ReductionProblem:
 
     def remember_passing(self, mask: int) -> None:
         self._passing.append(mask)
+
+
+def is_as_full(before: Recording, after: Recording) -> bool:
+    """Whether no call of ``after`` gives nothing, or an infinity or NaN, where it gave finite numbers before."""
+    again = {node.name: node for node in after.nodes}
+    pairs = [(node, again[node.name]) for node in before.nodes if is_call(node) and node.name in again]
+    try:
+        sides = [_by_index(run, [pair[side] for pair in pairs]) for side, run in enumerate((before, after))]
+    except EagerFailure:
+        return False
+    return all(
+        _is_as_full(one, two)
+        for index in sides[0].keys() & sides[1].keys()
+        for one, two in zip(sides[0][index], sides[1][index], strict=False)
+    )
+
+
+def _by_index(recording: Recording, nodes: Sequence[fx.Node]) -> dict[int, list[Tensor]]:
+    known = [
+        (index, node)
+        for index, node in enumerate(nodes)
+        if node in recording.facts and recording.facts[node].kind is not FactKind.OPAQUE
+    ]
+    values = recording.values([(recording.index[node] + 1, node) for _, node in known])
+    return {index: list(tensors_in([value])) for (index, _), value in zip(known, values, strict=True)}
+
+
+def _is_as_full(before: Tensor, after: Tensor) -> bool:
+    try:
+        if before.numel() and not after.numel():
+            return False
+        return not bool(before.isfinite().all()) or bool(after.isfinite().all())
+    except (RuntimeError, NotImplementedError):  # a dtype or layout without these ops
+        return True

@@ -30,7 +30,6 @@ from minidbg.judge import harness
 from minidbg.judge.agreement import margin_for
 from minidbg.reduction import context_passes, core
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
-from minidbg.reduction.hints import hints_from_error
 from minidbg.reduction.publishing import (
     SHOWN,
     VERIFY_SECONDS,
@@ -50,6 +49,7 @@ from minidbg.reduction.session import (
     measured,
     runs_worth_having,
 )
+from minidbg.reduction.subsets import hints_from_error
 from minidbg.source.size import call_nodes
 from minidbg.words import foreign
 from minidbg.words.deadline import Deadline

@@ -15,7 +15,6 @@ from minidbg import torch_internals
 from minidbg.fx import nested, pieces
 from minidbg.fx.effects import attribute_of
 from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph, last_that_holds
-from minidbg.reduction.defined import indices_within
 from minidbg.reduction.edits import merge_alike_inputs
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.result import UNLIMITED
@@ -267,6 +266,25 @@ def _cropped(value: Tensor, sizes: Mapping[int, int], starts: Mapping[int, int])
             # through int64: torch has no clamp of uint16 and its like
             cut = indices_within(cut.to(torch.int64), max(0, sizes[limit] - 1)).to(value.dtype)
     return flagged_as(value, cut)
+
+
+def are_distinct(value: Tensor) -> bool:
+    """Whether an input holds whole numbers, none of them twice: they may be places to write to."""
+    is_whole = not (value.dtype.is_floating_point or value.dtype.is_complex or value.dtype is torch.bool)
+    if not is_whole or value.layout is not torch.strided or value.numel() < 2 or value.is_meta:
+        return False
+    try:
+        return int(torch.unique(value.to(torch.int64)).numel()) == value.numel()
+    except RuntimeError:  # a dtype without numbers
+        return False
+
+
+def indices_within(indices: Tensor, most: int) -> Tensor:
+    """Indices, of int64, of at most ``most``; different ones stay so where there is room."""
+    inside = indices.clamp(max=most)
+    if are_distinct(indices) and not are_distinct(inside) and indices.numel() <= most + 1:
+        return indices.flatten().argsort().argsort().reshape(indices.shape)
+    return inside
 
 
 def plain_dtypes(problem: ReductionProblem) -> None:

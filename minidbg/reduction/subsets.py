@@ -5,11 +5,13 @@ It names nodes by the frames of its traceback or by its text; these are asked fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from typing import Any, TypeAlias
 
 from torch import fx
 
+from minidbg.fx.case import Case
 from minidbg.fx.effects import Mode, is_call, kind_of_call, mode_of, nesting_levels, op_name
 from minidbg.fx.pieces import is_unpacking
 from minidbg.fx.record import Recording
@@ -239,6 +241,22 @@ def try_suspects(problem: ReductionProblem) -> None:
         around = neighbourhood(subsets, suspects, distance)
         if len(around) < len(subsets) and subsets.fails(around):
             return
+
+
+WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
+
+
+def hints_from_error(case: Case) -> tuple[str, ...]:
+    """Words of the error that may be nodes or ops of the graph, most telling first; the reducer looks them up.
+
+    The error text is a hint and nothing more: each suspicion is asked of the oracle.
+    """
+    text = case.provenance.message
+    if case.spec.traits.compares:  # the words of the comparison name no node
+        return ()
+    if case.signature is not None:
+        text = f"{text} {case.signature.message} {' '.join(case.signature.frames)}"
+    return tuple(dict.fromkeys(WORD.findall(text)))
 
 
 def only_ones(subsets: Subsets, hints: Sequence[str]) -> list[int]:

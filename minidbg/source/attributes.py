@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from minidbg import torch_internals
-from minidbg.fx.attribute_paths import lookup
+from minidbg.fx.effects import lookup
 from minidbg.source.expressions import attribute_path, literal, tensor_literal
 from minidbg.source.names import is_plain_identifier
 from minidbg.words.errors import CannotWrite

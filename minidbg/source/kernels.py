@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from minidbg import torch_internals
-from minidbg.fx.attribute_paths import walk
+from minidbg.fx.effects import walk
 from minidbg.python_text.modules import is_installed
 from minidbg.python_text.source_text import read_statements
 from minidbg.source.names import is_plain_identifier

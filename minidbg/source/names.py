@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.fx.attribute_paths import walk
+from minidbg.fx.effects import walk
 from minidbg.words.errors import CannotWrite
 
 _RENAMED_BY_FX = ("inf", "nan", "NoneType", "device", "fx_pytree", "pytree")

@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from minidbg import torch_internals
-from minidbg.fx.attribute_paths import lookup
-from minidbg.fx.effects import is_call
+from minidbg.fx.effects import is_call, lookup
 from minidbg.source.attributes import is_plain
 from minidbg.source.expressions import Expressions
 from minidbg.source.names import reference_to

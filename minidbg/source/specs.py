@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from minidbg import torch_internals
-from minidbg.fx.attribute_paths import walk
+from minidbg.fx.effects import walk
 from minidbg.fx.ranks import TENSOR, imports_of
 from minidbg.python_text.modules import finds_again
 from minidbg.source.expressions import Expressions

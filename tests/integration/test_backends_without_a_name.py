@@ -184,7 +184,7 @@ def test_too_large_a_backend_is_kept_with_that_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def with_limit(case: Any) -> Any:
-        return asking.live_backend.pickled_for_children(case, limit_bytes=1000)
+        return asking.packing.pickled_for_children(case, limit_bytes=1000)
 
     monkeypatch.setattr(handle.asking, "pickled_for_children", with_limit)
     report = failing(make(3, held=b"x" * 1000), tmp_path)

@@ -11,7 +11,8 @@ from torch import Tensor, fx
 from torch.nested import nested_tensor
 
 from minidbg.fx.record import Recording
-from minidbg.reduction.defined import are_distinct, indices_within, is_as_full
+from minidbg.reduction.problem import is_as_full
+from minidbg.reduction.simplify import are_distinct, indices_within
 
 
 @pytest.mark.parametrize(

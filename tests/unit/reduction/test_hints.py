@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from minidbg.fx.case import Case
-from minidbg.reduction.hints import hints_from_error
+from minidbg.reduction.subsets import hints_from_error
 from minidbg.words.outcome import Kind, Signature
 from minidbg.words.run_spec import BackendRef, Provenance, RunSpec
 
