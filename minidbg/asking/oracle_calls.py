@@ -225,7 +225,6 @@ def one_addition(case: Case) -> Case:
 
 
 def main_device(values: tuple[Any, ...]) -> torch.device:
-    """Where most tensors of ``values`` are."""
     found = [value.device for value in values if isinstance(value, torch.Tensor)]
     return max(found, key=found.count, default=torch.device("cpu"))
 

@@ -198,7 +198,6 @@ def pickled_for_children(case: Case, *, limit_bytes: int = pickled.LIMIT_BYTES) 
 
 
 def digest_of(data: Any) -> str:
-    """What a file with the bytes of ``data`` (a NumPy array) is called."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -31,7 +31,6 @@ class Case:
 
     @property
     def backend(self) -> BackendRef:
-        """How a fresh process gets the backend."""
         return self.spec.backend
 
     @property
@@ -41,7 +40,6 @@ class Case:
 
     @property
     def kind(self) -> Kind | None:
-        """The kind of failure expected, or None when none has been seen yet."""
         return self.spec.kind
 
     def with_spec(self, **changes: Any) -> Case:
@@ -68,7 +66,6 @@ class Case:
 
 
 def symbolic_dims(placeholder: fx.Node) -> tuple[int, ...]:
-    """The dimensions of the placeholder's tensor whose size is symbolic."""
     example = placeholder.meta.get("example_value", placeholder.meta.get("val"))
     if not isinstance(example, torch.Tensor):
         return ()

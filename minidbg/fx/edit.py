@@ -154,7 +154,6 @@ class _Extraction:
         return map(self._stand_in, sources) if self.redirects else sources
 
     def _stand_in(self, node: fx.Node) -> fx.Node:
-        """``node``, or the value that is to stand for it."""
         return self.standing.get(node, node)
 
     def _plan_stand_ins(self) -> None:
@@ -249,7 +248,6 @@ class _Extraction:
             self.returned.append(target)
 
     def _written_by(self, node: fx.Node) -> set[int]:
-        """Storages that ``node`` may write to."""
         storages = self.recording.storages
         return {storage for target in self.recording.writing[node] for storage in storages.get(target, ())}
 

@@ -88,7 +88,6 @@ def is_call(node: fx.Node) -> bool:
 
 
 def mode_of(node: fx.Node) -> Mode:
-    """What ``node`` does to the modes around the nodes after it."""
     return MODES.get(node.target, Mode.NONE) if node.op == "call_function" else Mode.NONE
 
 
@@ -232,7 +231,6 @@ class Fact:
 
 
 def fact_of(value: Any) -> Fact:
-    """The fact about ``value``."""
     if isinstance(value, Tensor):
         return _tensor_fact(value)
     if isinstance(value, bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool):

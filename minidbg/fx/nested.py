@@ -78,7 +78,6 @@ def levels(graph_module: fx.GraphModule, route: Route = ()) -> Iterator[tuple[Ro
 
 
 def level(graph_module: fx.GraphModule, route: Route) -> fx.GraphModule | None:
-    """The graph at the end of ``route``, while it is there."""
     return next((graph for at, graph in levels(graph_module) if at == route), None)
 
 
@@ -201,7 +200,6 @@ def without_values(graph_module: fx.GraphModule, loop: fx.Node, gone: Set[int]) 
 
 
 def _without_ends(graph_module: fx.GraphModule, inputs: Set[int], outputs: Set[int]) -> fx.GraphModule:
-    """A nested graph without the inputs and outputs at these places."""
     made = rewritten(graph_module)
     if outputs:
         output = made.graph.output_node()

@@ -26,8 +26,6 @@ Key: TypeAlias = tuple[fx.Node, int, Path]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A graph cut out of another one."""
-
     graph_module: fx.GraphModule
     inputs: tuple[Any, ...]
     origins: tuple[Key, ...]
@@ -142,7 +140,6 @@ def _append_graph(graph: fx.Graph, inner: fx.GraphModule, path: str, given: Sequ
 
 
 def drop_unused_attributes(graph: fx.Graph) -> None:
-    """Erase the get_attr nodes that nothing uses."""
     for node in graph.find_nodes(op="get_attr"):
         if not node.users:
             graph.erase_node(node)

@@ -144,7 +144,6 @@ def is_asked_for_its_rank(case: Case) -> bool:
 
 
 def without_group(setup: Sequence[str]) -> tuple[str, ...]:
-    """The statements of a backend's setup without those that make a process group."""
     if FAKE_GROUP not in setup:
         return tuple(setup)
     own = (FAKE_GROUP, "from torch import distributed")
@@ -237,6 +236,5 @@ def is_maker(maker: Any) -> bool:
 
 
 def imports_of(values: Iterable[Any]) -> tuple[str, ...]:
-    """The import statements that the texts of ``values`` need."""
     texts = (shared_text(value) for value in values)
     return tuple(sorted({f"import {text[1]}" for text in texts if text and text[1]}))

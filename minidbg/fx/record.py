@@ -88,7 +88,6 @@ class Recording:
 
     @property
     def failure(self) -> EagerFailure | None:
-        """Where the graph fails in eager, if it does."""
         return self._value_facts.failure
 
     def _inherited(self, parent: Recording) -> ValueFacts | None:

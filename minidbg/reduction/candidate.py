@@ -20,8 +20,6 @@ from minidbg.fx.effects import attribute_of, is_call, nodes_in
 
 
 class OracleAnswer(enum.Enum):
-    """What the oracle says about a candidate."""
-
     INTERESTING = "interesting"
     """It fails in the same way."""
     NOT = "not"
@@ -43,8 +41,6 @@ class BudgetSpent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One question, and its answer."""
-
     phase: str
     nodes: int
     inputs: int
@@ -82,7 +78,6 @@ class OwnGraph:
         self._make = make
 
     def module(self) -> fx.GraphModule:
-        """The graph module to look at."""
         if self._made is None:
             assert self._make is not None, "it was given away only because it can be made"
             self._made = self._make()
@@ -127,7 +122,6 @@ class Candidate:
         return [node for node in self.graph_module.graph.nodes if is_call(node)]
 
     def call(self, name: str) -> fx.Node | None:
-        """The call of that name, while it is there."""
         return next((node for node in self.calls if node.name == name), None)
 
     @cached_property

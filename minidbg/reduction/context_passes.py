@@ -42,7 +42,6 @@ def without_grad(case: Case) -> Case:
 
 
 def without_mode(case: Case, name: str) -> Case:
-    """One mode as it is by default."""
     default = getattr(plain_context(case.spec.context), name)
     return changed(case, context=replace(case.spec.context, **{name: default}))
 

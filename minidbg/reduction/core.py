@@ -200,7 +200,6 @@ def is_another_cause(problem: ReductionProblem) -> bool:
 
 
 def find(problem: ReductionProblem) -> None:
-    """From many nodes to few."""
     for name, reduction_pass in FINDING:
         before = problem.best
         # what has led back from an op to where it went wrong is one cluster, and none of it an island

@@ -138,7 +138,6 @@ class ReductionProblem:
 
     @property
     def recording(self) -> Recording:
-        """The values inside ``best``."""
         if self._recording is None or self._recording[0] is not self.best:
             parent = self._recording[1] if self._recording else None
             made = Recording(
@@ -218,7 +217,6 @@ class ReductionProblem:
             self._ask_together(list(fresh.values()))
 
     def _ask_together(self, candidates: Sequence[Candidate]) -> None:
-        """Remember the answers to ``candidates``, asked at the same time."""
         assert self.ask_together is not None
         began = time.monotonic()
         answers = self.ask_together([(one.graph.give_away(), one.inputs) for one in candidates])
@@ -295,7 +293,6 @@ class ReductionProblem:
         return answer
 
     def answered_ahead(self, candidate: Candidate) -> OracleAnswer | None:
-        """What is known of a question that no pass has asked yet."""
         answer, _ = self._ahead.get(candidate.key, (None, 0.0))
         return answer
 
@@ -310,7 +307,6 @@ class ReductionProblem:
         return twin
 
     def _note(self, candidate: Candidate, key: str, answer: OracleAnswer, seconds: float) -> None:
-        """Count and log one call, and tell of it."""
         self.oracle_calls += 1
         nodes, inputs, *_ = size = candidate.size
         self.history.append(Attempt(self.phase, nodes, inputs, answer, seconds, key[:16]))

@@ -178,7 +178,6 @@ def with_story(
 
 
 def ended_early(found: Reduced) -> str:
-    """A note on what a spent budget left out."""
     left_out = "plainer values and settings were" if found.certified else "smaller graphs were"
     return f"{left_out} not all tried: {found.ended_by}" if found.ended_by else ""
 
@@ -304,7 +303,6 @@ def variables_to_try(case: Case) -> tuple[str, ...]:
 
 
 def with_variables(case: Case) -> Case:
-    """``case`` whose script sets the variables that it needs."""
     context = case.spec.context
     env = {name: context.env[name] for name in variables_to_try(case)}
     return case.with_spec(context=replace(context, env=env, env_matters=True))
@@ -380,7 +378,6 @@ def write_draft(write: Callable[..., Path], case: Case, why: str = "", remark: s
 
 
 def how_it_ended(ended: workers.ChildResult) -> str:
-    """How a script's run by itself ended, for people."""
     if ended.timed_out:
         return f"no end within {ended.seconds:.0f} s"
     said = ended.stdout.strip().rpartition("\n")[2] or ended.stderr_tail.strip().rpartition("\n")[2]

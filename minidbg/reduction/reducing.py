@@ -410,7 +410,6 @@ def call_reduce_in_child(
 
 
 def sent_along(argument: Mapping[str, Any]) -> Case:
-    """The case that came with the question."""
     return asking.unpacked(argument["case"])
 
 

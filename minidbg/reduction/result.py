@@ -101,7 +101,6 @@ class ReductionResult:
         return f"; also found: `{said}`, in {display_path(path)}{f' ({more} more beside it)' if more > 0 else ''}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; ``from_json`` reads them back."""
         path, verdict = str(self.path) if self.path else None, str(self.verdict)
         data = {**asdict(self), "path": path, "verdict": verdict, "seconds": round(self.seconds, 3)}
         return data if self.lacking else {name: data[name] for name in data if name != "lacking"}
@@ -123,8 +122,6 @@ QUIET_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a reduction stands after a run."""
-
     phase: str
     """``bisect``, ``certify``, ``verify``: a word for people."""
     nodes: int

@@ -53,7 +53,6 @@ class PrestartedInterpreters(contextlib.ExitStack):
     """Interpreters that import torch while the search runs; the block's end ends them."""
 
     def __init__(self, case: Case) -> None:
-        """``case`` is what their scripts will be about."""
         super().__init__()
         self.ahead = repro.interpreter_ahead(case.backend.name, without=case.spec.context.env)
         self.waiting: list[workers.InterpreterAhead] = []
@@ -200,7 +199,6 @@ class Session:
         return max(self.limits.call_seconds, self.remaining() / 2) if large else self.limits.call_seconds
 
     def learn(self, case: Case, outcome: Outcome) -> None:
-        """Remember what the outcome tells beside its answer."""
         if outcome.verdict is Verdict.TIMEOUT:
             self.too_slow_nodes = call_nodes(case.graph_module)
         answer = ANSWERS[outcome.verdict]
@@ -241,7 +239,6 @@ class Session:
             return False
 
     def begin(self, phase: str) -> None:
-        """Enter a phase: what is asked from now on belongs to it."""
         self.phase = phase
 
     def tell(self, phase: str, nodes: int, start_nodes: int, rest_calls: int | None = None) -> None:

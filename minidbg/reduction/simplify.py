@@ -39,7 +39,6 @@ def with_inputs(
 
 
 def _tensors(problem: ReductionProblem) -> list[tuple[int, Tensor]]:
-    """The plain tensors among the inputs, with their indices."""
     return [(index, value) for index, value in enumerate(problem.best.inputs) if _is_plain(value)]
 
 

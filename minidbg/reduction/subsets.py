@@ -84,7 +84,6 @@ class Subsets:
 
 
 def units_of(recording: Recording) -> list[Unit]:
-    """The units of the recorded graph, in the order of their first nodes."""
     leader: dict[fx.Node, fx.Node] = {}
     for first, last in nesting_levels(recording.graph_module.graph):
         inside = recording.nodes[recording.index[first] : recording.index[last] + 1]
@@ -113,7 +112,6 @@ def neighbourhood(
 
 
 def representatives(subsets: Subsets, numbers: Iterable[int]) -> list[int]:
-    """The first unit of each kind among ``numbers``."""
     first: dict[Hashable, int] = {}
     for number in numbers:
         unit = subsets.units[number]
