@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,6 +54,10 @@ class Unavailable(Exception):
     """What the case needs is not here: a module, a device, the backend."""
 
 
+class Broken(Unavailable):
+    """The backend is here, and cannot be loaded."""
+
+
 def judge_here(
     script: Script,
     device: str | None,
@@ -68,6 +73,44 @@ def judge_here(
     return replace(found, device=device or script.spec.device)
 
 
+ONE_OP: tuple[Callable[[Any], Any], ...] = (lambda value: value + 1, torch.relu, lambda value: value * 2, torch.sin)  # fmt: skip
+
+
+def model_of(op: Callable[[Any], Any]) -> torch.fx.GraphModule:
+    """A graph module, which every level and call path takes."""
+
+    class OneOp(torch.nn.Module):
+        def forward(self, value: Any) -> Any:
+            return (op(value),)
+
+    return torch.fx.symbolic_trace(OneOp())
+
+
+def eight_numbers(device: str) -> tuple[torch.Tensor]:
+    return (torch.linspace(-2, 2, 8, device=device),)
+
+
+def judged_on_one_op(script: Script, device: str | None) -> Outcome:
+    """Whether its backend handles any op at all: the outcome on the first of ``ONE_OP`` that is as in eager, else on the first of all.
+
+    Each may be the very bug of a repro. Of the script's settings only backend and level are used: the rest is about its failure.
+    """
+    spec = RunSpec(script.spec.backend, level=script.spec.level, dynamic=None)
+    outcomes: list[Outcome] = []
+    for op in ONE_OP:
+        own = {"graph": partial(model_of, op), "inputs": eight_numbers}
+        one = replace(script, definitions={**script.definitions, **own}, spec=spec)
+        try:
+            outcomes.append(judge(one.runnable(device), any_failure=True))
+        except Unavailable as missing:
+            verdict = Verdict.INVALID if isinstance(missing, Broken) else Verdict.SKIPPED
+            return Outcome(verdict, reason=str(missing))
+        if outcomes[-1].verdict is Verdict.GONE:
+            return outcomes[-1]
+    first = outcomes[0]
+    return replace(first, reason=(first.message.partition("\n")[0] or first.reason)[:300])
+
+
 def find_backend(own: Callable[[], Any], reference: BackendRef, wanted: str | None) -> Any:
     """What ``own()`` gives, the script's ``backend()``, or ``--backend``: a registered name or ``module:expression``."""
     found, paths = None, reference.paths
@@ -80,7 +123,7 @@ def find_backend(own: Callable[[], Any], reference: BackendRef, wanted: str | No
             where = f"; put its folder on PYTHONPATH ({', '.join(paths)}: not there)" if paths else ""
             missing = Unavailable(f"the backend's modules are not all here: {brief(error)}{where}")
         except Exception as error:  # noqa: BLE001 - a broken backend module cannot be judged
-            missing = Unavailable(f"the backend cannot be loaded: {brief(error)}")
+            missing = Broken(f"the backend cannot be loaded: {brief(error)}")
     else:
         if wanted is None:
             raise missing
@@ -169,7 +212,10 @@ def main(script: Script, argv: list[str] | None = None) -> int:
         script = replace(script, spec=replace(script.spec, tolerances=options.tolerances))
     try:
         with clean_stdout() as say:
-            found = outcome_of(script, options.device, options.backend, say if options.child else None)
+            if options.one_op:
+                found = judged_on_one_op(script, options.device)
+            else:
+                found = outcome_of(script, options.device, options.backend, say if options.child else None)
             for line in report(found, script, options):
                 say(printable(line))
     except Exception:  # noqa: BLE001 - as in outcome_of
@@ -239,6 +285,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--bisect", action="store_true", help="for git bisect run: exit with 125 where it would be 3"
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--one-op", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.tolerances and options.tolerances[0] in PRECISIONS:
         options.tolerances = in_precision(options.tolerances[0])

@@ -1,9 +1,6 @@
-"""Questions that need torch, which the daemon does not hold: run as a plain script in a worker.
+"""What devices there are: ``probe.py devices [--no-torch]``, a plain script in a worker, since the daemon holds no torch.
 
-    probe.py devices [--no-torch]          {"devices": {name: {...}}, "torch", "python", "machine", "host"}
-    probe.py canary REPRO DEVICE   an outcome, see ``canary``
-
-Each prints one line of JSON.
+It prints one line of JSON: ``{"devices": {name: {...}}, "torch", "python", "machine", "host"}``.
 """
 
 from __future__ import annotations
@@ -12,115 +9,16 @@ import contextlib
 import json
 import platform
 import sys
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from minidbg.words.outcome import Outcome
-    from minidbg.words.run_spec import RunSpec
+from typing import Any
 
 
 def main(argv: Sequence[str]) -> int:
     here = str(Path(__file__).parent)
-    sys.path[:] = [*(path for path in sys.path if path != here), str(Path(__file__).parents[2])]
-    wanted: dict[str, Callable[..., Any]] = {"devices": devices, "canary": canary}
-    print(json.dumps(wanted[argv[0]](*argv[1:])), flush=True)
+    sys.path[:] = [path for path in sys.path if path != here]
+    print(json.dumps(devices(*argv[1:])), flush=True)
     return 0
-
-
-# The canary: does a repro's backend handle any op at all?
-
-
-def canary(path: str, device: str) -> dict[str, Any]:
-    """The judge's outcome on programs of one op, with the backend of the repro at ``path``: gone if it handles one.
-
-    Skipped: the backend or the device is not here. A script may define ``canary(device)``, which raises when it is broken.
-    """
-    from minidbg.judge.command import definitions_of, spec_with_options
-    from minidbg.words.outcome import Outcome, Verdict
-
-    try:
-        script = definitions_of(path)
-        if "canary" in script:
-            script["canary"](device)
-            return Outcome(Verdict.GONE).to_json()
-        spec = spec_with_options(path, "")
-        script.setdefault("backend", lambda: spec.backend.name)
-        try:
-            import_backend(script, spec.backend.paths)
-        except ModuleNotFoundError as error:
-            return Outcome(Verdict.SKIPPED, reason=brief(error)).to_json()
-        return judged_on_one_op(script, spec, device).to_json()
-    except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises is the answer
-        traceback.print_exc()
-        return Outcome(Verdict.INVALID, reason=brief(error)).to_json()
-
-
-def judged_on_one_op(script: Mapping[str, Any], spec: RunSpec, device: str) -> Outcome:
-    """The outcome on the first of a few ops that is as in eager, else on the first of all: each may be a repro's very bug."""
-    import torch
-
-    from minidbg.judge.harness import judge
-    from minidbg.judge.script import Script, Unavailable
-    from minidbg.words.outcome import Outcome, Verdict
-    from minidbg.words.run_spec import RunSpec
-
-    def inputs(device: str) -> tuple[Any, ...]:
-        return (torch.linspace(-2, 2, 8, device=device),)
-
-    ops: list[Callable[[Any], Any]] = [
-        lambda value: value + 1, torch.relu, lambda value: value * 2, torch.sin,
-    ]  # fmt: skip
-    first: Outcome | None = None
-    plain = RunSpec(spec.backend, level=spec.level, dynamic=None)  # the rest is about the failure
-    for op in ops:
-        one_op = Script("", {**script, "graph": one_op_model(op), "inputs": inputs}, plain)
-        try:
-            found = judge(one_op.runnable(device), any_failure=True)
-        except Unavailable as missing:  # the device has gone, which is no fault of the backend
-            return Outcome(Verdict.SKIPPED, reason=str(missing))
-        if found.verdict is Verdict.GONE:
-            return found
-        first = first or found
-    assert first is not None
-    return replace(first, reason=(first.message.partition("\n")[0] or first.reason)[:300])
-
-
-def one_op_model(op: Callable[[Any], Any]) -> Callable[[], Any]:
-    """Makes a graph module of one op, which every level and call path takes."""
-    import torch
-
-    class OneOp(torch.nn.Module):
-        def forward(self, value: Any) -> Any:
-            return (op(value),)
-
-    return lambda: torch.fx.symbolic_trace(OneOp())
-
-
-def import_backend(script: Mapping[str, Any], paths: Sequence[str]) -> None:
-    """Call the repro's ``backend()``, with the header's folders on the path if it needs them. Raises what it raises."""
-    try:
-        script["backend"]()
-    except ImportError:
-        if not paths:
-            raise
-        sys.path.extend(paths)
-        script["backend"]()
-
-
-def brief(error: BaseException) -> str:
-    """Type and first line; of a syntax error, where it is."""
-    inner = getattr(error, "inner_exception", None) or error
-    if isinstance(inner, SyntaxError):
-        return f"{type(inner).__name__}: {inner.msg} ({inner.filename}, line {inner.lineno})"
-    text = str(inner).strip().partition("\n")[0]
-    return f"{type(inner).__name__}: {text}"[:300]
-
-
-# Devices
 
 
 def devices(option: str = "") -> dict[str, Any]:

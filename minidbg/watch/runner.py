@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,8 @@ from minidbg.watch.settings import WatchSettings, Workers
 from minidbg.watch.snapshot import Root
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Lane, Run
-from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import RunSpec
-from minidbg.words.text import signal_name
 from minidbg.workers import memory_limit
 from minidbg.workers.pool import NUMBERS, Ended, Order, Pool, RunMode, busyness
 
@@ -67,7 +64,7 @@ class Runner:
         number, mode, device = next(NUMBERS), self.mode(run), run.job.device
         command = judging(repro, device)
         if run.purpose is Purpose.CANARY:
-            command = (PROBE_SCRIPT, "canary", str(repro.path.absolute()), device)
+            command = (JUDGE_SCRIPT, str(repro.path.absolute()), "--device", device, "--json", "--one-op")
         memory = self.settings.memory_bytes or memory_limit(self.settings.jobs)
         self.pool.run(
             Order(
@@ -171,18 +168,3 @@ def as_renamed(outcome: Outcome, repro: Repro, files: Collection[str]) -> Outcom
     if old in names or new not in names:
         return outcome
     return replace(outcome, verdict=Verdict.REPRODUCES, reason=f"module renamed: {old} is {new} now")
-
-
-def canary_of(ended: Ended) -> Outcome:
-    """What a canary has shown: gone where the backend handles a single op, skipped where it is not here, else why it is broken."""
-    said = None if ended.timed_out else last_json(ended.stdout)
-    if said is not None:
-        with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):
-            return Outcome.from_json(said)
-    if ended.timed_out:
-        why = f"a single op did not come back within {ended.seconds:.0f} s"
-    elif ended.signal is not None:
-        why = f"a single op died of {signal_name(ended.signal)}"
-    else:
-        why = f"a single op ended with exit status {ended.status}"
-    return Outcome(Verdict.INVALID, reason=why)

@@ -16,7 +16,7 @@ from minidbg.watch import events
 from minidbg.watch.announce import Announcer
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import Repro, stamp_of
-from minidbg.watch.runner import Runner, as_renamed, canary_of, outcome_of
+from minidbg.watch.runner import Runner, as_renamed, outcome_of
 from minidbg.watch.settings import Machine, WatchSettings, devices_of, parse_devices
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import installed_digest
@@ -163,8 +163,8 @@ class Sweeper:
 
     def canary_ended(self, sweep: Sweep, run: Run, message: Ended) -> None:
         """A canary has reported; once is said when a backend breaks or is back."""
-        shown, key = canary_of(message), sweep.canary(run.job)
-        backend = sweep.repros[run.job.repro].spec.backend.name
+        repro, key = sweep.repros[run.job.repro], sweep.canary(run.job)
+        shown, backend = outcome_of(repro, key.device, message), repro.spec.backend.name
         found = sweep.saw_canary(run, shown)
         is_broken = shown.verdict not in (Verdict.GONE, Verdict.SKIPPED)
         if is_broken and self.broken.get(key) != shown.reason:

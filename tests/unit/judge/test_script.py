@@ -17,6 +17,7 @@ from minidbg.judge.script import (
     check_with_pytest,
     figures,
     find_backend,
+    judged_on_one_op,
     outcome_of,
     parse_arguments,
     printable,
@@ -229,3 +230,39 @@ def test_pytest_hears_of_a_failure_and_of_what_cannot_be_judged(
     with pytest.raises((pytest.fail.Exception, pytest.skip.Exception), match=f"^{found.verdict}: ") as raised:
         check_with_pytest(SCRIPT)
     assert raised.type is ending
+
+
+def runs_but(wrong: tuple[str, ...]) -> object:
+    def backend(gm: torch.fx.GraphModule, inputs: object, options: object = None) -> object:
+        names = {str(node.target) for node in gm.graph.nodes if node.op != "output"}
+        off = any(name in text for name in wrong for text in names)
+        return lambda *args: tuple(value + off for value in gm(*args))
+
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        (lambda: runs_but(()), Verdict.GONE),
+        (lambda: lambda gm, inputs: gm.forward, Verdict.GONE),
+        (lambda: runs_but(("add", "relu")), Verdict.GONE),
+        (lambda: runs_but(("",)), Verdict.REPRODUCES),
+        (lambda: lambda gm, inputs: 1 / 0, Verdict.REPRODUCES),
+        (lambda: raises(ModuleNotFoundError("no module")), Verdict.SKIPPED),
+        (lambda: raises(SyntaxError("invalid syntax")), Verdict.INVALID),
+    ],
+    ids=[
+        "works",
+        "hands it back",
+        "fails on two ops",
+        "always wrong",
+        "raises",
+        "is not here",
+        "cannot be loaded",
+    ],
+)
+def test_a_backend_is_judged_by_the_first_op_that_it_handles(load: object, expected: Verdict) -> None:
+    outcome = judged_on_one_op(replace(SCRIPT, definitions={"backend": load}), None)
+    assert outcome.verdict is expected
+    assert bool(outcome.reason) or expected is Verdict.GONE

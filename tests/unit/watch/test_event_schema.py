@@ -81,7 +81,7 @@ def a_day(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
     def changed(order: Order) -> Ended:
         said = {"verdict": "changed", "seconds": 0.1, "message": "KeyError: 'x'\nmore", "reason": ""}
-        is_run = script_of(order).endswith("a.py") and order.argv[1:2] != ("canary",)
+        is_run = script_of(order).endswith("a.py")
         return Ended(order.id, 0, stdout=json.dumps(said)) if is_run else answer(order)
 
     world.pool.answer = changed  # type: ignore[method-assign]

@@ -10,14 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from minidbg.history import State
-from minidbg.judge import command
 from minidbg.watch import probe
 from minidbg.watch.builds import Build, Built, build_within
 from minidbg.watch.repros import AlreadyWatched, Lock, Repro, home_of, living_holder, read_repro, read_repros
-from minidbg.watch.runner import Runner, canary_of, judging, outcome_of
+from minidbg.watch.runner import Runner, judging, outcome_of
 from minidbg.watch.settings import FailOn, WatchSettings, load, parse_devices
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import (  # fmt: skip
@@ -320,21 +318,6 @@ def test_a_crash_says_its_signal(tmp_path: Path) -> None:
     assert outcome.signature == Signature(Kind.CRASH, types=("SIGSEGV",))
 
 
-@pytest.mark.parametrize(
-    ("fields", "answer"),
-    [
-        ({"stdout": '{"verdict": "gone", "reason": ""}'}, Verdict.GONE),
-        ({"stdout": '{"verdict": "skipped", "reason": "x"}'}, Verdict.SKIPPED),
-        ({"stdout": '{"verdict": "no such thing"}', "status": 0}, Verdict.INVALID),
-        ({"signal": 11}, Verdict.INVALID),
-        ({"timed_out": True, "stdout": '{"verdict": "gone"}'}, Verdict.INVALID),
-        ({"status": 70}, Verdict.INVALID),
-    ],
-)
-def test_a_canary_that_says_nothing_is_a_broken_backend(fields: dict[str, object], answer: Verdict) -> None:
-    assert canary_of(ended(**fields)).verdict is answer
-
-
 def test_workers_judge_crashes_in_their_own_process(tmp_path: Path) -> None:
     crash, plain = written(tmp_path, "c.py", kind="crash"), written(tmp_path, "p.py")
     assert [judging(repro, "cpu")[-1] for repro in (crash, plain)] == ["--child", "--json"]
@@ -361,115 +344,6 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
 
 
 # What workers are asked besides
-
-
-def canary(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, options: str = ""
-) -> dict[str, str]:
-    script = tmp_path / "a.py"
-    script.write_text(body)
-    assert probe.main(["canary", str(script), "cpu", options]) == 0
-    found: dict[str, str] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
-
-
-def test_the_canary_tells_passing_missing_and_broken_apart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    case = "# /// script\n# [tool.minidbg]\n# schema = 1\n# kind = 'compile'\n# backend = 'b'\n# ///\n"
-    assert canary(tmp_path, capsys, "def canary(device): pass")["verdict"] == "gone"
-    missing = canary(tmp_path, capsys, case + "def backend():\n    import wl_never_there\n")
-    assert missing["verdict"] == "skipped"
-    assert missing["reason"] == "ModuleNotFoundError: No module named 'wl_never_there'"
-    (tmp_path / "wl_broken_one.py").write_text("def f(:\n")
-    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    broken = canary(tmp_path, capsys, f"{case}{path}def backend():\n    import wl_broken_one\n")
-    assert broken["verdict"] == "invalid"
-    assert "wl_broken_one.py, line 1" in broken["reason"]
-
-
-HEADER_OF_OPTIONS = """# /// script
-# [tool.minidbg]
-# schema = 1
-# kind = "compile"
-# backend = "b"
-# options = "{'dtype': torch.float16, 'limit': float('inf')}"
-# ///
-"""
-
-
-@pytest.mark.parametrize(
-    ("body", "answer"),
-    [
-        ("return lambda *args: gm(*args)", "gone"),
-        ("return gm.forward", "gone"),
-        ("return lambda *args: (gm(*args)[0] + 1,)", "broken"),
-        ("raise ValueError('nothing works')", "broken"),
-    ],
-)
-def test_the_canary_is_judged_as_a_repro_is_with_its_options(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, answer: str
-) -> None:
-    """Issue 15: it read the options in another way, and a repro with torch.float16 among them was 'backend broken' for ever."""
-    backend = f"""
-def backend():
-    import torch
-
-    def made(gm, inputs, options=None):
-        assert options == {{"dtype": torch.float16, "limit": float("inf")}}
-        {body}
-
-    return made
-"""
-    found = canary(tmp_path, capsys, HEADER_OF_OPTIONS + backend)
-    assert ("gone" if found["verdict"] == "gone" else "broken") == answer
-    if answer == "broken":
-        assert found["reason"]
-
-
-def test_options_of_a_variant_are_added_to_those_of_the_header_for_canary_and_judge(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    backend = """
-def backend():
-    import torch
-
-    def made(gm, inputs, options=None):
-        assert options == {"dtype": torch.float16, "limit": 2, "fuse": False}, options
-        return lambda *args: gm(*args)
-
-    return made
-
-
-def graph():
-    import torch
-
-    class Model(torch.nn.Module):
-        def forward(self, x):
-            return (x + 1,)
-
-    return Model()
-
-
-def inputs(device):
-    import torch
-
-    return (torch.ones(2),)
-"""
-    variant = "{'fuse': False, 'limit': 2}"
-    assert canary(tmp_path, capsys, HEADER_OF_OPTIONS + backend, variant)["verdict"] == "gone"
-    told = command.script_of({}, str(tmp_path / "a.py"), variant)
-    assert told.spec.backend.options == {"dtype": torch.float16, "limit": 2, "fuse": False}
-    assert told.command[-2:] == ("--options", variant), "a child that may crash gets them too"
-
-
-def test_options_that_would_meet_a_mode_are_skipped_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    case = HEADER_OF_OPTIONS.replace("# options", '# mode = "max-autotune"\n# options')
-    found = canary(tmp_path, capsys, case, "{'fuse': False}")
-    assert found["verdict"] == "skipped"
-    assert "max-autotune" in found["reason"]
 
 
 def test_without_torch_the_machine_is_its_processor(capsys: pytest.CaptureFixture[str]) -> None:
