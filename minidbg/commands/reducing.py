@@ -318,13 +318,6 @@ class ProgramLast(click.Command):
 @click.option("--later", is_flag=True, help="Write captures only; reduce them with: minidbg reduce.")
 @click.option("--dir", "folder", type=FOLDER, help="The repro folder.")
 @click.option("--seconds", type=float, help="Most seconds that the reductions of a process may take.")
-@click.option(
-    "--compile-all",
-    envvar="MINIDBG_COMPILE_ALL",
-    multiple=True,
-    metavar="MODULE:CLASS",
-    help="Compile the instances of this torch.nn.Module class; for programs without torch.compile.",
-)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="{PROGRAM|-m MODULE} [ARGS]...")
 def run(
     backend: str | None,
@@ -332,7 +325,6 @@ def run(
     later: bool,
     folder: Path | None,
     seconds: float | None,
-    compile_all: tuple[str, ...],
     program: tuple[str, ...],
 ) -> None:
     """Run a Python program with every torch.compile in it wrapped.
@@ -359,7 +351,7 @@ def run(
     variables = {f"MINIDBG_{name.upper()}": str(value) for name, value in given.items() if value is not None}
     began = time.time()
     with tempfile.NamedTemporaryFile(prefix="minidbg-run-", suffix=".jsonl") as log:
-        orders = Orders(log.name, backend, compile_all)
+        orders = Orders(log.name, backend)
         ending = run_program(program, orders.for_program({**variables, "MINIDBG_DIR": str(repro_dir)}))
         lines = summary_of(Path(log.name), ending, began, loaded, note)
     for line in lines:

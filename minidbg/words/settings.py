@@ -258,8 +258,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise BadSetting(f"{path} is no readable TOML: {error}; mend it there") from error
 
 
-OF_OTHERS = ("MINIDBG_BACKEND", "MINIDBG_COMPILE_ALL", "MINIDBG_STATS", "MINIDBG_TIME_LIMIT_S")
-"""Variables that are no settings: ``minidbg run`` reads the first two, the last one is read by repro scripts."""
+OF_OTHERS = ("MINIDBG_BACKEND", "MINIDBG_STATS", "MINIDBG_TIME_LIMIT_S")
+"""Variables that are no settings: ``minidbg run`` reads the first, repro scripts the last."""
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, str]:

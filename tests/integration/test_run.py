@@ -221,12 +221,11 @@ def test_death_in_a_backend_is_reduced_and_the_status_is_the_programs(folder: Pa
 
 
 @pytest.mark.slow
-def test_program_without_torch_compile_is_compiled_on_request_and_goes_on_in_eager(folder: Path) -> None:
-    name = written(folder, MODEL + "print(Model()(torch.ones(2)).tolist())")
+def test_the_backend_of_the_environment_is_used_and_the_program_goes_on_in_eager(folder: Path) -> None:
+    name = written(folder, MODEL + "print(torch.compile(Model())(torch.ones(2)).tolist())")
     environment = {
         "PYTHONPATH": str(PLANTED),
         "MINIDBG_BACKEND": "planted_backends:raises_on_relu",
-        "MINIDBG_COMPILE_ALL": "__main__:Model",
         "MINIDBG_REDUCE": "later",
     }
     done = run(folder, "--fallback", name, env=environment)

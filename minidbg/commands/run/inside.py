@@ -30,8 +30,6 @@ class Orders:
     """The file to which each process appends what happened."""
     backend: str | None = None
     """Used instead of the one that the program asks for: a registered name, or ``module:attribute``."""
-    compile_all: tuple[str, ...] = ()
-    """Classes of modules, ``module:Class``, whose instances are compiled."""
 
     def for_program(self, given: Mapping[str, str]) -> dict[str, str]:
         """The environment of the program, with ``given``."""
@@ -42,7 +40,7 @@ def read_orders() -> Orders | None:
     """The orders for this process; None when it is in no program under ``minidbg run``."""
     with contextlib.suppress(KeyError, ValueError, TypeError):
         table = json.loads(os.environ[environment.RUN])
-        return Orders(table["log"], table["backend"], tuple(table["compile_all"]))
+        return Orders(table["log"], table["backend"])
     return None
 
 
@@ -121,21 +119,3 @@ def tell_end() -> None:
     if isinstance(error, BaseException) and sys.excepthook is sys.__excepthook__:
         text = "".join(traceback.format_exception(error))
         tell(orders.log, {"event": "traceback", "text": text[-TAIL_CHARACTERS:]})
-
-
-def modules_are_here(module: ModuleType) -> None:
-    """``torch.nn.modules.module`` was imported: instances of the classes that were asked for compile themselves."""
-    orders = read_orders()
-    if orders is None or not orders.compile_all:
-        return
-    asked = frozenset(orders.compile_all)
-    original = module.Module.__init__
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        # dynamo compiles at the first call, when the instance is complete
-        if any(f"{one.__module__}:{one.__qualname__}" in asked for one in type(self).__mro__):
-            self.compile()
-
-    __init__.__wrapped__ = original  # type: ignore[attr-defined]
-    module.Module.__init__ = __init__

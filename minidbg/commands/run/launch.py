@@ -168,7 +168,7 @@ def graph_lines(events: Iterable[dict[str, Any]], kinds: Collection[str] = ()) -
 def nothing_failed(events: Sequence[dict[str, Any]], ending: Ending) -> str:
     backends = Counter(str(event.get("backend")) for event in events if event.get("event") == "wrapped")
     if not backends:
-        advice = "; --compile-all MODULE:CLASS compiles the instances of a class"
+        advice = "; give it one: model.compile()"
         return f"no torch.compile in this program{ending.in_words or advice}"
     uses = ", ".join(f"{name} {times} times" if times > 1 else name for name, times in backends.items())
     return f"no backend failed (wrapped: {uses})"

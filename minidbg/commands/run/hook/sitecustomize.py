@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-WATCHED = {"torch._dynamo.eval_frame": "compiler_is_here", "torch.nn.modules.module": "modules_are_here"}
+COMPILER = "torch._dynamo.eval_frame"
 
 
 class Watcher:
-    """A finder that tells ``minidbg.commands.run.inside`` when one of the watched modules has been imported."""
+    """A finder that tells ``minidbg.commands.run.inside`` when torch's compiler has been imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in WATCHED:
+        if name != COMPILER:
             return None
         found = (other.find_spec(name, path, target) for other in sys.meta_path if other is not self)
         spec = next((one for one in found if one is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = Loader(spec.loader, WATCHED[name])  # type: ignore[assignment]  # has the methods
+            spec.loader = Loader(spec.loader)  # type: ignore[assignment]  # has the methods
         return spec
 
 
 class Loader:
     """The module's own loader, and a word to us when it is done."""
 
-    def __init__(self, own: Any, event: str) -> None:
-        self.own, self.event = own, event
+    def __init__(self, own: Any) -> None:
+        self.own = own
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
         return self.own.create_module(spec)
@@ -51,11 +51,10 @@ class Loader:
         try:
             from minidbg.commands.run import inside
 
-            getattr(inside, self.event)(module)
+            inside.compiler_is_here(module)
         except Exception as trouble:  # noqa: BLE001 - the program goes on without us
             sys.stderr.write(f"minidbg: torch.compile is not wrapped ({type(trouble).__name__}: {trouble})\n")
-        if all(name in sys.modules for name in WATCHED):
-            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Watcher)]
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Watcher)]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.own, name)
