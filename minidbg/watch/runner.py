@@ -98,7 +98,7 @@ class Runner:
     def mode(self, run: Run) -> RunMode:
         if run in self.lost_once:
             return RunMode.FRESH
-        return mode_for(self.settings.workers, run.job.device, fresh=run.fresh, turn=run.turn)
+        return mode_for(self.settings.workers, run.job.device, fresh=run.fresh)
 
     def lost(self, run: Run) -> bool:
         self.lost_once ^= {run}
@@ -127,15 +127,9 @@ def forks(workers: Workers, device: str = "cpu") -> bool:
     )
 
 
-def mode_for(workers: Workers, device: str, *, fresh: bool, turn: int = 1) -> RunMode:
-    """The mode of an order.
-
-    The first confirmation (``turn`` 1) comes from a fork of the untouched interpreter; if that contradicts the warm one, or more
-    are needed, interpreters of their own decide: they differ in what a fork inherits, such as the order of sets.
-    """
-    if not forks(workers, device) or (fresh and turn != 1):
-        return RunMode.FRESH
-    return RunMode.UNTOUCHED if fresh else RunMode.FORK
+def mode_for(workers: Workers, device: str, *, fresh: bool) -> RunMode:
+    """Interpreters of their own confirm: they differ in what a fork inherits, such as the order of sets."""
+    return RunMode.FORK if forks(workers, device) and not fresh else RunMode.FRESH
 
 
 # What the end of a run says

@@ -45,8 +45,6 @@ NUMBERS = itertools.count(1)
 class RunMode(StrEnum):
     FORK = "fork"
     """A fork of the warm interpreter, which has compiled something: a tenth of a fresh one's time, and less."""
-    UNTOUCHED = "untouched"
-    """A fork of an interpreter in which nothing has happened but imports: two or three times as long."""
     FRESH = "fresh"
     """An interpreter of its own."""
 
@@ -122,8 +120,6 @@ class Preload:
     )  # fmt: skip
     """Torch, what repro scripts import besides it, and their judge; what is not installed is left out."""
     warm: str = "aot"
-    untouched: tuple[str, ...] = ("torch._dynamo.backends.common", "functorch.compile")
-    """What the interpreter imports besides that compiles nothing."""
 
 
 class Pool(Protocol):
@@ -151,9 +147,9 @@ def busyness() -> float:
 
 
 class ServerPool:
-    """A server with a warm interpreter, and one with an untouched one. Orders given while they start wait in their sockets.
+    """A server with a warm interpreter. Orders given while it starts wait in their sockets.
 
-    ``refresh`` replaces a server when a file that it has loaded has changed; runs under way end with the old one.
+    ``refresh`` replaces it when a file that it has loaded has changed; runs under way end with the old one.
     """
 
     def __init__(self, listener: Listener, preload: Preload, *, state: Path) -> None:
@@ -162,60 +158,42 @@ class ServerPool:
         self.preload = preload
         self.state = state
         shutil.rmtree(state / "scratch", ignore_errors=True)  # of a daemon that was killed
-        self.servers: dict[str, ServerProcess] = {}
-        self.server_for("warm")
+        self.server = self.started()
 
-    def server_for(self, which: str) -> ServerProcess:
-        """The ``warm`` or ``untouched`` server, a new one if there is none or it has died."""
-        server = self.servers.get(which)
-        if server is None or not server.alive:
-            if server is not None:
-                server.close()
-            server = self.servers[which] = self.start(which)
-            server.tell_of_itself(self.listener, is_ready=which == "warm")
-        return server
-
-    def start(self, which: str) -> ServerProcess:
+    def started(self) -> ServerProcess:
         kernels = os.environ.get(VARIABLE, str(self.state / "kernels"))
         env = environment.for_judge(environment.NO_CACHED_GRAPHS, given={VARIABLE: kernels})
-        preload = self.preload
-        if which == "untouched":
-            untouched = Preload((*preload.modules, *(preload.untouched if preload.warm else ())), "")
-            return ServerProcess(untouched, self.state / "scratch", env, {})
         # The limit of threads is for the process that forks. A fresh interpreter gets back what a person would have.
         one_thread = environment.ONE_THREAD.put_in
         own = {name: env.get(name) for name in one_thread}
-        return ServerProcess(preload, self.state / "scratch", {**env, **one_thread}, own)
+        server = ServerProcess(self.preload, self.state / "scratch", {**env, **one_thread}, own)
+        server.tell_of_itself(self.listener)
+        return server
+
+    def replace(self) -> None:
+        self.server.close()
+        self.server = self.started()
 
     def run(self, order: Order) -> None:
         self.submit(order).add_done_callback(lambda end: self.listener(end.result()))
 
     def submit(self, order: Order) -> Future[Ended]:
-        which = "untouched" if order.mode is RunMode.UNTOUCHED else "warm"
-        return self.server_for(which).submit(order)
+        if not self.server.alive:
+            self.replace()
+        return self.server.submit(order)
 
     def cancel(self, number: int) -> None:
-        for server in self.servers.values():
-            server.cancel(number)
+        self.server.cancel(number)
 
     def refresh(self) -> Sequence[str]:
-        """Replace the servers that would run old code; the files by whose change it is old. The untouched one starts with the first call."""
-        before = dict(self.servers)
-        found: dict[str, None] = {}
-        for key, server in before.items():
-            if changed := server.changed_files():
-                found |= dict.fromkeys(changed)
-                server.close()
-                del self.servers[key]
-        for which in before:
-            self.server_for(which)
-        if self.preload.modules:
-            self.server_for("untouched")
-        return tuple(found)
+        """Replace a server that would run old code; the files by whose change it is old."""
+        changed = self.server.changed_files()
+        if changed:
+            self.replace()
+        return tuple(changed)
 
     def close(self) -> None:
-        for server in self.servers.values():
-            server.close()
+        self.server.close()
 
 
 class ServerProcess:
@@ -249,8 +227,8 @@ class ServerProcess:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def tell_of_itself(self, listener: Listener, *, is_ready: bool) -> None:
-        """Have a thread tell when the server dies, and, if wanted, when it is ready."""
+    def tell_of_itself(self, listener: Listener) -> None:
+        """Have a thread tell when the server is ready, and when it dies."""
         asked = put(self.control, {**LIMITS, "call": f"{scripts.__name__}:loaded", "argument": {}})
 
         def listen() -> None:
@@ -258,8 +236,7 @@ class ServerProcess:
                 answer = received(asked)
             if answer is not None and answer["answered"]:
                 self.loaded = answer["value"]["loaded"]
-                if is_ready:
-                    listener(Ready(answer["value"]["seconds"]))
+                listener(Ready(answer["value"]["seconds"]))
             self.process.wait()
             for _, waiting in list(self.under_way.values()):
                 waiting.join()
@@ -386,6 +363,4 @@ def preload_for(backends: Iterable[str], *, forks: bool) -> Preload:
     """
     if not forks or os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
         return Preload(modules=(), warm="")
-    if "inductor" in backends:
-        return Preload(warm="inductor", untouched=(*Preload().untouched, "torch._inductor.compile_fx"))
-    return Preload()
+    return Preload(warm="inductor") if "inductor" in backends else Preload()

@@ -30,7 +30,7 @@ def test_a_flip_is_confirmed_in_a_fresh_interpreter_and_told_once(world: World) 
     world.pool.orders.clear()
     world.save("a", "gone")
     modes = [order.mode for order in world.pool.orders if script_of(order).endswith("a.py")]
-    assert modes == ["fork", "untouched"]
+    assert modes == ["fork", "fresh"]
     assert world.flips() == [("FIXED", "a.py")]
     (flip,) = world.names("flip")
     assert flip.files == ("src/toy_backend/a.py",)

@@ -214,13 +214,13 @@ def test_a_server_whose_files_change_is_replaced(tmp_path: Path, monkeypatch: py
     try:
         print_value = "import preloaded_library; print(preloaded_library.VALUE)"
         assert driver.run(print_value).stdout == "1\n"
-        server = driver.pool.servers["warm"]
+        server = driver.pool.server
         assert eventually(lambda: bool(server.loaded)), "it says what it has loaded"
         assert driver.pool.refresh() == ()
-        assert driver.pool.servers["warm"] is server
+        assert driver.pool.server is server
         library.write_text("VALUE = 2  # another size")
         assert driver.pool.refresh() == (str(library),)
-        assert driver.pool.servers["warm"] is not server
+        assert driver.pool.server is not server
         assert driver.run(print_value).stdout == "2\n"
     finally:
         driver.pool.close()
@@ -250,7 +250,7 @@ def test_a_server_that_is_killed_loses_its_runs_and_the_next_order_starts_anothe
     driver.start(driver.script("import time; time.sleep(1000)", "slow.py"))
     while not isinstance(driver.heard.get(timeout=30), Ready):
         pass
-    pid = driver.pool.servers["warm"].process.pid
+    pid = driver.pool.server.process.pid
     assert eventually(lambda: bool(psutil.Process(pid).children()))
     child = psutil.Process(pid).children()[0].pid
     os.kill(pid, signal.SIGKILL)
@@ -267,7 +267,7 @@ from pathlib import Path
 from minidbg.workers.pool import Order, Preload, ServerPool
 pool = ServerPool(lambda message: None, Preload((), ""), state=Path(sys.argv[1]))
 pool.run(Order(1, (sys.argv[2],), "fork", 1000.0))
-print(pool.servers["warm"].process.pid, flush=True)
+print(pool.server.process.pid, flush=True)
 time.sleep(1000)
 """
 
