@@ -23,7 +23,6 @@ from minidbg.words.outcome import Outcome, Verdict
 
 SLOW_S = 5.0
 SLOW_FACTOR = 4.0
-"""Of a repro that is gone because its backend leaves everything to eager."""
 MOST_RUNS = 6
 """Runs of one job in one sweep; who cannot be confirmed by then keeps its state."""
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,16 +26,6 @@ from minidbg.words.text import display_path, plural
 from minidbg.workers.pool import Ended
 
 MOST_FILES_TOLD = 200
-
-
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """Look for no garbage: of 160,000 new jobs that are all kept, that takes longer than planning them."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @dataclass(slots=True)
@@ -79,10 +67,9 @@ class Sweeper:
             self.announce(events.WorkersReplaced(tuple(map(display_path, stale[:20])), len(stale)))
         files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
         number = self.recorder.history.start_sweep(began, code=code, files=files)
-        with without_collection():
-            jobs, unable = self.jobs_of(names)
-            jobs = in_order(jobs, self.recorder.states, changed, self.repros)
-            self.current = self.sweep_over(number, jobs, code, whole=whole, began=began)
+        jobs, unable = self.jobs_of(names)
+        jobs = in_order(jobs, self.recorder.states, changed, self.repros)
+        self.current = self.sweep_over(number, jobs, code, whole=whole, began=began)
         devices = tuple(sorted({job.device for job in jobs}))
         self.announce(
             events.SweepStarted(number, len(jobs), len(names), tuple(files[:20]), len(changed), devices)
@@ -248,7 +235,7 @@ class Sweeper:
         standings = count_standings(sweep.decisions.values())
         took = round(now - sweep.began, 3)
         self.announce(events.SweepFinished(sweep.number, end, took, first, standings, sweep.unjudged))
-        sweep.jobs, sweep.states, sweep.runs = (), {}, {}  # of 160,000 jobs that is much
+        sweep.jobs, sweep.states, sweep.runs = (), {}, {}  # nobody asks for them any more
         self.watched.forget_missing()
         if sweep.number % 50 == 0:
             self.recorder.history.prune()
