@@ -50,16 +50,12 @@ STATE_STYLE = {"fine": "green", "missing": "yellow", "broken": "red"}
 
 
 @click.command()
-@click.option("--internals", is_flag=True, help="List torch's private names that minidbg uses instead.")
 @JSON
-def doctor(internals: bool, as_json: bool) -> None:
+def doctor(as_json: bool) -> None:
     """Say what this machine lacks, and what to do about it.
 
     Lists all that minidbg needs. Exit status 0, or 125 when something is broken without which nothing works.
     """
-    if internals:
-        list_internals(as_json=as_json)
-        return
     from minidbg.commands.doctor import Severity, examine
 
     worst = Severity.FINE
@@ -74,21 +70,6 @@ def doctor(internals: bool, as_json: bool) -> None:
         if finding.advice:
             click.echo(f"{'':<9}{finding.advice}")
     sys.exit(CANNOT_JUDGE if worst is Severity.BROKEN else 0)
-
-
-def list_internals(*, as_json: bool) -> None:
-    """Each private name of torch: whether it is here, the versions it was seen in, and what needs it."""
-    from minidbg import torch_internals
-
-    for need in torch_internals.internals():
-        for name in need.names:
-            here = torch_internals.is_here(name)
-            if as_json:
-                versions = {"first": need.first, "last": need.last}
-                print_json({"name": name, "here": here, **versions, "purpose": need.purpose})
-                continue
-            state = click.style("here   ", fg="green") if here else click.style("missing", fg="red")
-            click.echo(f"{state}  {need.first} to {need.last}  {name}: {need.purpose}")
 
 
 def topics() -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import os
+import pkgutil
 import platform
 import shlex
 import shutil
@@ -143,15 +145,34 @@ def torch_version() -> Iterator[Finding]:
     yield fine("torch", here) if is_known else missing("torch", here, advice)
 
 
+SAMPLES = "torch.testing._internal.common_methods_invocations.op_db"
+"""Needs packages of its own, which hunt asks for."""
+
+
 def private_names() -> Iterator[Finding]:
-    """Names that torch may change without notice, and what is off without those that it has changed."""
-    found = list(torch_internals.internals())
-    lost = [(need, name) for need in found for name in need.names if not torch_internals.is_here(name)]
-    for need, name in lost:
-        yield missing(name, "not in this torch", f"off without it: {need.purpose}")
+    """Names that torch may change without notice; without one that it has changed, what needs it is off."""
+    used: set[str] = set()
+    for file in Path(torch_internals.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                used |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Attribute):
+                used.add(ast.unparse(node))
+    private = sorted(name for name in used if name.startswith("torch.") and "._" in name)
+    private.remove(SAMPLES)
+    lost = [name for name in private if not is_here(name)]
+    for name in lost:
+        yield missing(name, "not in this torch", "what needs it is off, and says so")
     if not lost:
-        count = len({name for need in found for name in need.names})
-        yield fine("torch's private names", f"all {count} are here; 'minidbg doctor --internals' lists them")
+        yield fine("torch's private names", f"all {len(private)} are here")
+
+
+def is_here(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except AttributeError:
+        return False
+    return True
 
 
 def folder() -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from minidbg.judge.undefined import PerturbedEager, within
-from minidbg.torch_internals.memory import has_plain_memory, in_memory
+from minidbg.torch_internals.tensors import has_plain_memory, in_memory
 
 # Methods that name a float dtype by their own name, and what they are called in float64.
 CASTS = {"float": "double", "half": "double", "bfloat16": "double", "cfloat": "cdouble", "chalf": "cdouble"}

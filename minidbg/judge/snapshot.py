@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minidbg.torch_internals.memory import in_memory, is_wrapped, is_zero_tensor
+from minidbg.torch_internals.tensors import in_memory, is_wrapped, is_zero_tensor
 
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 Snapshot = Mapping[str, "Leaf"]

@@ -1,4 +1,4 @@
-"""The only importer of torch's private names, a file for each subject. ``seen`` says in which versions those of a function were there."""
+"""The only importer of torch's private names, a file for each subject. ``private`` marks who looks one up."""
 
 from minidbg.torch_internals.aot import *  # noqa: F403
 from minidbg.torch_internals.backends import *  # noqa: F403

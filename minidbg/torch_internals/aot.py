@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from minidbg.torch_internals.private_names import seen
+from minidbg.torch_internals.private_names import private
 
 
-@seen("2.11", "2.15")
+@private
 def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> Any:
     """``wrapped(compiler, stored)``; of a compiler whose results AOTAutograd stores, one of that kind around it.
 
@@ -28,7 +28,7 @@ def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> A
     return wrapped(compiler, False)
 
 
-@seen("2.11", "2.15")
+@private
 def aot_graph_part() -> str | None:
     """``forward``, ``backward`` or ``inference``: the graph that AOTAutograd is having compiled; None outside of it.
 
@@ -40,13 +40,13 @@ def aot_graph_part() -> str | None:
     return found[0] if found and found[0] in ("forward", "backward", "inference") else None
 
 
-@seen("2.11", "2.15")
+@private
 def in_backward() -> bool:
     """Whether autograd's engine is running in this thread. ``_current_graph_task_id`` is private."""
     return torch._C._current_graph_task_id() != -1
 
 
-@seen("2.11", "2.15")
+@private
 def tries_backward_early() -> bool:
     """Whether AOTAutograd goes on when a backward that it compiles ahead of time fails to."""
     from torch._functorch import config
@@ -54,7 +54,7 @@ def tries_backward_early() -> bool:
     return not config.force_non_lazy_backward_lowering
 
 
-@seen("2.11", "2.15")
+@private
 def next_aot_id() -> int:
     """The number that AOTAutograd gives to the next graph it is asked for; 0 before it is loaded.
 
@@ -69,7 +69,7 @@ NEAR = 4
 """Autograd nodes between an output and the graph that made it: views and writes that AOTAutograd repeats outside."""
 
 
-@seen("2.11", "2.15")
+@private
 def aot_backward_classes(tensors: Sequence[torch.Tensor], since: int) -> list[Any]:
     """The autograd.Functions that AOTAutograd made for the graphs that ``tensors`` came out of, numbered from ``since``.
 
@@ -90,7 +90,7 @@ def aot_backward_classes(tensors: Sequence[torch.Tensor], since: int) -> list[An
     return list(found.values())
 
 
-@seen("2.11", "2.15")
+@private
 def guard_backward(
     function_class: Any,
     on_error: Callable[[Exception], None],
@@ -118,7 +118,7 @@ def guard_backward(
     function_class._backward_impl = staticmethod(guarded)
 
 
-@seen("2.11", "2.15")
+@private
 def backward_phase(error: Exception) -> str | None:
     """``compile`` or ``runtime`` for what a compiled backward raised, by its stack; None for AOTAutograd's own checks.
 
@@ -137,7 +137,7 @@ def backward_phase(error: Exception) -> str | None:
     return None
 
 
-@seen("2.11", "2.15")
+@private
 def is_a_check_of_aot_autograd(error: Exception) -> bool:
     """Whether AOTAutograd refused a backward before the compiled one ran: what it saved was written to, or is gone."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -146,7 +146,7 @@ def is_a_check_of_aot_autograd(error: Exception) -> bool:
     )
 
 
-@seen("2.11", "2.15")
+@private
 def aot_autograd_arguments(backend: object) -> dict[str, Any] | None:
     """What ``aot_autograd(...)`` was called with to give ``backend``, or None when it was not made that way.
 
@@ -167,7 +167,7 @@ def aot_autograd_arguments(backend: object) -> dict[str, Any] | None:
     return arguments
 
 
-@seen("2.11", "2.15")
+@private
 def decompositions_expression(table: object) -> tuple[str, str] | None:
     """The import and the expression that make an equal table of decompositions, or None.
 

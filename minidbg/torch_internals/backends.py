@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from minidbg.torch_internals.private_names import seen
+from minidbg.torch_internals.private_names import private, private_or
 
 BACKEND_INIT = "_dynamo_backend_init"
 """Of a backend: called whenever torch.compile finds it, before its first graph (2.15)."""
@@ -35,7 +35,7 @@ def backend_alone(
     return backend if callable(backend) else lambda gm, example_inputs: gm.forward
 
 
-@seen("2.11", "2.15", otherwise=backend_alone)
+@private_or(backend_alone)
 def configured_backend(
     backend: str | Callable[..., Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ def configured_backend(
     return functools.partial(found, **keywords) if keywords else found
 
 
-@seen("2.11", "2.15")
+@private
 def inductor_option_names() -> list[str]:
     """What ``torch.compile(options=)`` may hold for inductor. ``get_config_copy`` is private."""
     from torch._inductor import config
@@ -69,7 +69,7 @@ def inductor_option_names() -> list[str]:
     return sorted(config.get_config_copy())
 
 
-@seen("2.11", "2.15")
+@private
 def inductor_modes() -> list[str]:
     """What ``torch.compile(mode=)`` may be for inductor."""
     from torch._inductor import list_mode_options
@@ -77,7 +77,7 @@ def inductor_modes() -> list[str]:
     return sorted(list_mode_options())
 
 
-@seen("2.11", "2.15")
+@private
 def replace_backends(eval_frame: Any, replaced: Callable[[Any], Any]) -> None:
     """Have ``replaced(backend)`` used for each backend that a program asks for, in whatever way it asks.
 
@@ -101,14 +101,14 @@ def is_backend_of_a_program(backend: object) -> bool:
     return backend is not None and not str(owner).startswith("torch")
 
 
-@seen("2.11", "2.15")
+@private
 def as_torch_compile_has_it(backend: Callable[..., Any]) -> Any:
     """``backend`` as ``torch.compile(backend=backend)`` hands it on, with its name for messages."""
     wrapper: Any = torch._TorchCompileWrapper
     return wrapper(backend, None, None, None)
 
 
-@seen("2.11", "2.15")
+@private
 def registered_backend(name: str) -> Callable[..., Any]:
     """The function behind a name that torch.compile knows; loads an entry point."""
     from torch._dynamo.backends.registry import lookup_backend
@@ -128,7 +128,7 @@ def without_overrides() -> Iterator[None]:
         yield
 
 
-@seen("2.11", "2.15")
+@private
 def names_of_backend(compiler_fn: object) -> list[str]:
     """The names under which exactly this object is registered. ``_COMPILER_FNS`` is private."""
     from torch._dynamo.backends.registry import _COMPILER_FNS
@@ -136,7 +136,7 @@ def names_of_backend(compiler_fn: object) -> list[str]:
     return sorted(name for name, known in _COMPILER_FNS.items() if known is compiler_fn)
 
 
-@seen("2.11", "2.15")
+@private
 def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, str | None]:
     """Backend, options and mode inside an object of the kinds that torch.compile makes; else ``backend`` itself.
 
@@ -152,7 +152,7 @@ def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, st
     return backend, None, None
 
 
-@seen("2.11", "2.15")
+@private
 def asked_in_place_of(backend: object) -> Any:
     """What the program has asked for, where torch calls ``backend`` instead because an override variable says so; else None.
 
@@ -187,7 +187,7 @@ def is_called_by_torch(frame: FrameType | None) -> bool:
     return name == "torch" or name.startswith("torch._dynamo.")
 
 
-@seen("2.11", "2.15")
+@private
 def changed_config(module_name: str) -> dict[str, Any]:
     """Options of an already imported torch config module that differ from their defaults."""
     module = sys.modules.get(module_name)
@@ -199,14 +199,14 @@ def changed_config(module_name: str) -> dict[str, Any]:
     return {name: value for name, value in changed.items() if value != module._config[name].default}
 
 
-@seen("2.11", "2.15")
+@private
 def config_default(module_name: str, name: str) -> Any:
     """The default of an option of a torch config module. Raises KeyError for an unknown one. ``_config`` is private."""
     return importlib.import_module(module_name)._config[name].default
 
 
 @contextlib.contextmanager
-@seen("2.11", "2.15")
+@private
 def in_bisection(folder: str) -> Iterator[None]:
     """A block that takes part in the bisection whose state lies in ``folder``; in none where that is empty."""
     if not folder:
@@ -222,7 +222,7 @@ def in_bisection(folder: str) -> Iterator[None]:
         known.in_process_cache, known.bisection_enabled = None, False
 
 
-@seen("2.11", "2.15")
+@private
 def bisect_inductor(fails: Callable[[str], bool]) -> tuple[str, str | None, int | None, str] | None:
     """Backend, subsystem, number and detail that torch's CompilerBisector names; None when it finds nothing at fault.
 
@@ -260,7 +260,7 @@ class StoppedAfterStage(Exception):
 
 
 @contextlib.contextmanager
-@seen("2.11", "2.15")
+@private
 def inductor_stopped_after(stage: InductorStage) -> Iterator[list[str]]:
     """A block in which inductor stops after ``stage``; the list gets an item when it has."""
     from torch._inductor.graph import GraphLowering

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from minidbg.torch_internals.private_names import seen
+from minidbg.torch_internals.private_names import private
 from minidbg.words.run_spec import Level, RunSpec
 
 
-@seen("2.11", "2.15")
+@private
 def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], spec: RunSpec) -> Any:
     """What ``compiler`` makes of the graph, handed over as dynamo would; it may write to the graph."""
     from torch._guards import TracingContext, tracing
@@ -41,7 +41,7 @@ def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], 
     return call_compiled
 
 
-@seen("2.11", "2.15")
+@private
 def compile_as_aot_autograd_does(
     compiler: Any, graph_module: Any, inputs: tuple[Any, ...], spec: RunSpec
 ) -> Any:
@@ -66,7 +66,7 @@ def compile_as_aot_autograd_does(
     return call_compiled
 
 
-@seen("2.11", "2.15")
+@private
 def with_symbolic_sizes(
     inputs: tuple[Any, ...], dynamic_dims: tuple[tuple[int, ...], ...], numbers: bool = True
 ) -> tuple[Any, list[Any]]:

@@ -16,7 +16,7 @@ import torch
 
 from minidbg.torch_internals.aot import in_backward
 from minidbg.torch_internals.operators import grad_mode_function
-from minidbg.torch_internals.private_names import nothing_around, seen, version_at_least
+from minidbg.torch_internals.private_names import nothing_around, private, private_or, version_at_least
 from minidbg.torch_internals.tensors import is_fake
 from minidbg.words.run_spec import Level
 
@@ -28,7 +28,7 @@ CONTROL_FLOW = (
 
 
 @contextlib.contextmanager
-@seen("2.11", "2.15", otherwise=lambda: iter([{}]))
+@private_or(lambda: iter([{}]))
 def compiling_alone() -> Iterator[dict[str, Counter[str]]]:
     """A block that compiles while no other thread does, and of which torch counts nothing; as ``counters_put_back``.
 
@@ -41,7 +41,7 @@ def compiling_alone() -> Iterator[dict[str, Counter[str]]]:
 
 
 @contextlib.contextmanager
-@seen("2.13", "2.15", otherwise=nothing_around)
+@private_or(nothing_around)  # of 2.13 and later
 def stacks_of_compiles_dropped() -> Iterator[None]:
     """A block of which torch's metrics keep no stack.
 
@@ -59,7 +59,7 @@ def stacks_of_compiles_dropped() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-@seen("2.11", "2.15", otherwise=lambda: iter([{}]))
+@private_or(lambda: iter([{}]))
 def counters_put_back() -> Iterator[dict[str, Counter[str]]]:
     """A block of ours that torch does not count. Afterwards the table holds what it would have counted."""
     from torch._dynamo.utils import counters
@@ -86,7 +86,7 @@ def count_after_all(counted: dict[str, Counter[str]]) -> None:
             counters[kind].update(counts)
 
 
-@seen("2.11", "2.15", otherwise=lambda error: type(error).__name__ in CONTROL_FLOW)
+@private_or(lambda error: type(error).__name__ in CONTROL_FLOW)
 def is_control_flow(error: BaseException) -> bool:
     """Whether dynamo takes this exception of a backend as a message to itself, not as a failure.
 
@@ -99,7 +99,7 @@ def is_control_flow(error: BaseException) -> bool:
     return isinstance(error, messages)
 
 
-@seen("2.11", "2.15", otherwise=lambda error: True)
+@private_or(lambda error: True)
 def dynamo_keeps_type(error: BaseException) -> bool:
     """Whether dynamo lets this exception of a backend through as it is; others it wraps."""
     from torch._dynamo.exc import ShortenTraceback
@@ -108,7 +108,7 @@ def dynamo_keeps_type(error: BaseException) -> bool:
     return isinstance(error, as_it_is)
 
 
-@seen("2.11", "2.15", otherwise=lambda backend, error, frame: error)
+@private_or(lambda backend, error, frame: error)
 def backend_compiler_failed(backend: object, error: Exception, first_useful_frame: FrameType) -> Exception:
     """The exception in which dynamo would wrap ``error``, with its traceback; dynamo does not wrap it again.
 
@@ -119,7 +119,7 @@ def backend_compiler_failed(backend: object, error: Exception, first_useful_fram
     return BackendCompilerFailed(backend, error, first_useful_frame).with_traceback(error.__traceback__)
 
 
-@seen("2.11", "2.15")
+@private
 def without_lazy_recompile(compiled_fn: Any) -> Any:
     """``compiled_fn``, or the compiled forward behind it when it is a lazily compiled GraphModule's.
 
@@ -137,20 +137,20 @@ def without_lazy_recompile(compiled_fn: Any) -> Any:
     return compiled_fn
 
 
-@seen("2.11", "2.15")
+@private
 def is_serializable_callable(compiled_fn: Any) -> bool:
     """Whether dynamo may store this compiled function for another process, by its type."""
     module = sys.modules.get("torch._dynamo.aot_compile_types")
     return module is not None and isinstance(compiled_fn, module.SerializableCallable)
 
 
-@seen("2.11", "2.15")
+@private
 def in_a_backend() -> bool:
     """Whether dynamo is having a graph compiled in this thread."""
     return torch._guards.TracingContext.try_get() is not None and not in_backward()
 
 
-@seen("2.11", "2.15")
+@private
 def many_recompiles() -> contextlib.AbstractContextManager[None]:
     """While it is open, one piece of code may be compiled any number of times."""
     patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
@@ -176,7 +176,7 @@ class GivenCall:
 
 
 @contextlib.contextmanager
-@seen("2.11", "2.15")
+@private
 def graphs_given_to_backends() -> Iterator[list[list[GivenCall]]]:
     """A list that receives, for each graph that dynamo hands to a backend in this thread, its calls.
 
@@ -212,7 +212,7 @@ def calls_that_count(gm: torch.fx.GraphModule) -> list[GivenCall]:
     return [GivenCall.of(node) for node in calls if node.target is not grad_mode_function()]
 
 
-@seen("2.11", "2.15")
+@private
 def replace_run_repro(record: Callable[..., NoReturn]) -> None:
     """In this process, for good: a file that torch's minifier wrote calls ``record(level, mod, load_args, **options)`` at its end."""
     from torch._dynamo.repro import after_aot, after_dynamo
@@ -221,7 +221,7 @@ def replace_run_repro(record: Callable[..., NoReturn]) -> None:
         vars(module)["run_repro"] = functools.partial(record, level)
 
 
-@seen("2.11", "2.15")
+@private
 def input_reader(save_dir: str | None) -> Any:
     """What ``load_args`` of such a file reads its inputs with: stored ones, without ``save_dir`` random ones. It is private."""
     from torch._dynamo.debug_utils import InputReader
@@ -352,7 +352,7 @@ def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]
     return tuple(value.shape), value.stride(), int(value.storage_offset())
 
 
-@seen("2.11", "2.15")
+@private
 def mark_sizes(value: Any, dims: tuple[int, ...]) -> None:
     """Have dynamo take ``dims`` as symbols and the other dimensions as numbers, also with ``dynamic=True``.
 

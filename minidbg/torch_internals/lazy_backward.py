@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from minidbg.torch_internals.dynamo import compiling_alone, count_after_all
-from minidbg.torch_internals.private_names import seen
+from minidbg.torch_internals.private_names import private_or
 
 TAG = "minidbg"
 """Set on the entry of a backward in inductor's cache: the key of an entry does not say what is donated."""
 
 
-@seen("2.13", "2.14", otherwise=lambda tensors: not any(map(_of_aot_autograd, _nodes_behind(tensors))))
+@private_or(lambda tensors: not any(map(_of_aot_autograd, _nodes_behind(tensors))))  # of 2.13 and 2.14
 def leave_first_backward(tensors: Sequence[torch.Tensor]) -> bool:
     """Let a backward of ``tensors``, which a run of ours gave, set nothing that the program's first one is to set.
 

@@ -13,12 +13,12 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx
 
-from minidbg.torch_internals.private_names import seen
+from minidbg.torch_internals.private_names import private, private_or
 from minidbg.torch_internals.tensors import all_nodes
 from minidbg.words.errors import CannotWrite
 
 
-@seen("2.11", "2.15")
+@private
 def autocast_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The calls by which a graph enters and leaves ``torch.autocast``."""
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
@@ -26,7 +26,7 @@ def autocast_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return _enter_autocast, _exit_autocast
 
 
-@seen("2.11", "2.15")
+@private
 def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The calls by which a graph enters and leaves ``torch.inference_mode``."""
     from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
@@ -34,14 +34,14 @@ def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return _enter_inference_mode, _exit_inference_mode
 
 
-@seen("2.11", "2.15")
+@private
 def grad_mode_function() -> Callable[..., Any]:
     """The call by which a graph sets grad mode."""
     function: Callable[..., Any] = torch._C._set_grad_enabled
     return function
 
 
-@seen("2.11", "2.15")
+@private
 def attention_with_weights() -> Callable[..., Any]:
     """Attention that returns its result and its weights; the arguments are those of the public one."""
     function: Callable[..., Any] = torch.ops.aten._scaled_dot_product_attention_math.default
@@ -58,7 +58,7 @@ def is_overload(value: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
     return isinstance(value, torch._ops.OpOverload)
 
 
-@seen("2.11", "2.15")
+@private
 def operator_path(value: Any) -> str | None:
     """``torch.ops.aten.add.Tensor`` for a torch operator of any kind, None for other values."""
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -72,7 +72,7 @@ def operator_path(value: Any) -> str | None:
     return f"torch.ops.{packet._qualified_op_name.replace('::', '.')}{overload}"
 
 
-@seen("2.11", "2.15")
+@private
 def operator_schemas(path: str) -> tuple[Any, ...]:
     """The schemas of ``torch.ops.aten.add.Tensor``, or of all overloads of ``torch.ops.aten.add``; empty when
     there is no such operator. ``_schema`` is private.
@@ -89,7 +89,7 @@ def operator_schemas(path: str) -> tuple[Any, ...]:
     return tuple(getattr(found, overload)._schema for overload in found.overloads())  # type: ignore[no-untyped-call]  # torch has no types there
 
 
-@seen("2.11", "2.15", otherwise=lambda target: True)
+@private_or(lambda target: True)
 def has_effects(target: object) -> bool:
     """Whether calling ``target`` does something outside the graph: prints, or calls into a torchbind object.
 
@@ -103,7 +103,7 @@ def has_effects(target: object) -> bool:
     return isinstance(target, HigherOrderOperator | OpOverload) and _get_effect(target) is not None
 
 
-@seen("2.11", "2.15")
+@private
 def operator_name(target: object) -> str | None:
     """``ns::name.overload`` of an operator in a graph, without ``.default``; None for other callables.
 
@@ -117,7 +117,7 @@ def operator_name(target: object) -> str | None:
     return None
 
 
-@seen("2.11", "2.15")
+@private
 def operator_functions(name: str) -> list[Callable[..., Any]]:
     """The Python functions of operator ``ns::name`` that ``torch.library.custom_op`` and its methods were given.
 
@@ -133,7 +133,7 @@ def operator_functions(name: str) -> list[Callable[..., Any]]:
     return [function for function in fields if function is not None]
 
 
-@seen("2.11", "2.15")
+@private
 def operator_definition(name: str) -> object | None:
     """The ``CustomOpDef`` of operator ``ns::name``, what ``@torch.library.custom_op`` gives."""
     from torch._library.custom_ops import OPDEFS
@@ -141,7 +141,7 @@ def operator_definition(name: str) -> object | None:
     return OPDEFS.get(name)
 
 
-@seen("2.11", "2.15")
+@private
 def operator_files(name: str) -> list[str]:
     """Source files, Python or C++, that registered the schema, the kernels or the fake kernel of ``ns::name``.
 
@@ -165,7 +165,7 @@ OP_SAMPLES = "torch.testing._internal.common_methods_invocations"
 """The module in which they are: seconds to import."""
 
 
-@seen("2.13", "2.14")
+@private  # of 2.13 and 2.14
 def op_samples() -> list[Any]:
     """torch's own descriptions of its operators, each with sample inputs.
 
@@ -181,7 +181,7 @@ def op_samples() -> list[Any]:
     return list(op_db)
 
 
-@seen("2.11", "2.15")
+@private
 def table_of_kernels() -> Any:
     """Where dynamo keeps kernels (``add_kernel``, ``get_kernel``) and their constant arguments."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
@@ -248,7 +248,7 @@ def launch_of(node: fx.Node) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Map
     return kernel, grid, args, {name: values[name] for name in (*by_keyword, *values)}
 
 
-@seen("2.11", "2.15")
+@private
 def launch_arguments(
     kernel: Any, grid: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:

@@ -16,7 +16,7 @@ import torch
 
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.operators import kernels_kept
-from minidbg.torch_internals.private_names import seen
+from minidbg.torch_internals.private_names import private
 from minidbg.torch_internals.tensors import without_modes
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/dri", "/dev/accel")
@@ -140,7 +140,7 @@ def import_for_compiling(*, inductor: bool) -> None:
     leave_out_measurements()
 
 
-@seen("2.11", "2.15")
+@private
 @contextlib.contextmanager
 def without_graph_caches() -> Iterator[None]:
     """A block whose compiles look for no graph of an earlier process, where this torch has such caches."""
@@ -153,7 +153,7 @@ def without_graph_caches() -> Iterator[None]:
         yield
 
 
-@seen("2.11", "2.15")
+@private
 def leave_out_measurements() -> None:
     """Have dynamo in this process leave out what only its logs want: a third of a small graph's compile in a forked child.
 
@@ -167,7 +167,7 @@ def leave_out_measurements() -> None:
         vars(names)["_add_file"] = lambda path: vars(names)["cache"].setdefault(path, {})
 
 
-@seen("2.11", "2.15")
+@private
 def one_thread_after_fork() -> None:
     """The first act of a forked child: OpenMP's and inductor's worker threads stayed with the parent.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from minidbg.torch_internals import devices
-from minidbg.torch_internals.private_names import nothing_around, seen
+from minidbg.torch_internals.private_names import nothing_around, private_or
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def random_numbers_put_back(values: Iterable[Any] = ()) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-@seen("2.13", "2.14", otherwise=nothing_around)
+@private_or(nothing_around)  # of 2.13 and 2.14
 def seeds_keep_waiting() -> Iterator[None]:
     """A block whose ``torch.manual_seed`` is not what an accelerator is seeded with that the program uses only later.
 

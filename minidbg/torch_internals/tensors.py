@@ -12,21 +12,73 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-from minidbg.torch_internals import memory, thread_state
-from minidbg.torch_internals.private_names import nothing_around, seen
+from minidbg.torch_internals import thread_state
+from minidbg.torch_internals.private_names import nothing_around, private, private_or
 
-has_plain_memory = seen("2.11", "2.15")(memory.has_plain_memory)
-is_zero_tensor = seen("2.11", "2.15", otherwise=lambda value: False)(memory.is_zero_tensor)
-is_freed = memory.is_freed
-is_wrapped = seen("2.11", "2.15", otherwise=lambda value: False)(memory.is_wrapped)
-in_memory = seen("2.11", "2.15")(memory.in_memory)
-for look in thread_state.LOOKS:  # a state that torch does not know is left out there
-    seen("2.11", "2.15")(look)
 state_of_thread = thread_state.thread_state
 thread_state_kept, without_autocast = thread_state.thread_state_kept, thread_state.without_autocast
 
 
-@seen("2.11", "2.15")
+@private
+def has_plain_memory(value: Any) -> bool:
+    """Whether the elements of ``value`` lie in a storage as they are, so that bits, strides and storage say something.
+
+    Not those of a ZeroTensor (forward-mode differentiation makes them; a look at their bits ends the process), of a storage that
+    was freed (likewise), of a lazily conjugated or negated view, a wrapper of functorch or of functionalization, a fake, meta, sparse,
+    nested or quantized tensor, or one of a subclass.
+    """
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+        return False
+    if value.is_nested or value.is_quantized or value.device.type == "meta" or is_wrapped(value):
+        return False
+    if value.is_conj() or value.is_neg() or is_zero_tensor(value) or is_freed(value):
+        return False
+    try:
+        value.untyped_storage()
+    except (RuntimeError, NotImplementedError):  # a device that shows none
+        return False
+    return True
+
+
+@private_or(lambda value: False)
+def is_zero_tensor(value: torch.Tensor) -> bool:
+    return bool(value._is_zerotensor())
+
+
+def is_freed(value: torch.Tensor) -> bool:
+    """Whether the elements of ``value`` are gone: sharded training frees storages and keeps the tensors."""
+    if value.layout is not torch.strided or value.device.type == "meta" or not value.numel():
+        return False
+    if is_wrapped(value) or is_zero_tensor(value):
+        return False
+    try:
+        return value.untyped_storage().nbytes() == 0
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+@private_or(lambda value: False)
+def is_wrapped(value: torch.Tensor) -> bool:
+    """Whether ``value`` exists only inside a level of vmap, grad or jvp, or of functionalization."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value) or torch._is_functional_tensor(value))
+
+
+@private
+def in_memory(value: Any) -> Any:
+    """``value`` where it has plain memory; its elements in a new one where it is lazy or a ZeroTensor; else None."""
+    if has_plain_memory(value):
+        return value
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or is_wrapped(value):
+        return None
+    if is_zero_tensor(value):
+        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+    if value.layout is not torch.strided or value.is_nested:
+        return None
+    made = value.detach().resolve_conj().resolve_neg()
+    return made if has_plain_memory(made) else None
+
+
+@private
 def lazy_graph_module(
     root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule"
 ) -> torch.fx.GraphModule:
@@ -42,7 +94,7 @@ def all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
             yield from module.graph.nodes
 
 
-@seen("2.11", "2.15")
+@private
 def append_node(
     graph: torch.fx.Graph, like: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.fx.Node:
@@ -65,7 +117,7 @@ def append_node(
     return node
 
 
-@seen("2.11", "2.15", otherwise=lambda value: type(value).__name__ in ("FakeTensor", "FunctionalTensor"))
+@private_or(lambda value: type(value).__name__ in ("FakeTensor", "FunctionalTensor"))
 def is_fake(value: object) -> bool:
     """Whether ``value`` is a tensor without data: a FakeTensor, or a functional wrapper."""
     from torch._subclasses.fake_tensor import FakeTensor
@@ -75,7 +127,7 @@ def is_fake(value: object) -> bool:
     )
 
 
-@seen("2.11", "2.15")
+@private
 def hint(value: Any) -> Any:
     """The number that a symbolic value stands for in this run, without a guard on it; any other value as it is.
 
@@ -87,7 +139,7 @@ def hint(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-@seen("2.11", "2.15")
+@private
 def outside_tracing() -> Iterator[None]:
     """A block without tracing context, compiled autograd, the program's modes (a default device stays) and saved-tensor hooks.
 
@@ -120,7 +172,7 @@ def outside_tracing() -> Iterator[None]:
             yield
 
 
-@seen("2.11", "2.15")
+@private
 def first_call_put_off() -> contextlib.AbstractContextManager[Any]:
     """A block in which a compiled function may be called while its first call is still to come.
 
@@ -131,7 +183,7 @@ def first_call_put_off() -> contextlib.AbstractContextManager[Any]:
     return config.patch(check_custom_op_aliasing=False) if checks else contextlib.nullcontext()
 
 
-@seen("2.11", "2.15", otherwise=lambda error: False)
+@private_or(lambda error: False)
 def is_of_a_saved_tensor_hook(error: Exception) -> bool:
     """Whether the program's own hook raised ``error``: that of ``checkpoint`` does, once it has recomputed what it needs."""
     pair = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -140,7 +192,7 @@ def is_of_a_saved_tensor_hook(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-@seen("2.13", "2.14", otherwise=nothing_around)
+@private_or(nothing_around)  # of 2.13 and 2.14
 def with_shape_env() -> Iterator[None]:
     """A block in which AOTAutograd has a ShapeEnv, where all sizes are static: ``while_loop`` asks for one."""
     from torch._subclasses import FakeTensorMode
@@ -151,7 +203,7 @@ def with_shape_env() -> Iterator[None]:
         yield
 
 
-@seen("2.11", "2.15")
+@private
 def without_modes() -> contextlib.AbstractContextManager[Any]:
     """Inside, no fake, functional or proxy mode touches what is called."""
     from torch.utils._python_dispatch import _disable_current_modes
@@ -160,7 +212,7 @@ def without_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-@seen("2.11", "2.15", otherwise=nothing_around)
+@private_or(nothing_around)
 def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """A block whose writes to ``tensors`` autograd does not count: for putting back what was there before.
 
@@ -171,13 +223,13 @@ def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         yield
 
 
-@seen("2.11", "2.15")
+@private
 def storage_identity(value: torch.Tensor) -> int:
     """A number that tensors share exactly when they share their storage. ``_cdata`` is private."""
     return int(value.untyped_storage()._cdata)
 
 
-@seen("2.11", "2.15")
+@private
 def symbol_of(value: object) -> str | None:
     """The name of the symbol that ``value`` is: ``s0`` of a plain SymInt, None of anything else."""
     if not isinstance(value, torch.SymInt | torch.SymFloat):
@@ -186,7 +238,7 @@ def symbol_of(value: object) -> str | None:
     return str(expression) if expression.is_Symbol else None
 
 
-@seen("2.11", "2.15")
+@private
 def symbols_in(value: object) -> set[str]:
     """Names of the symbols in the shape and strides of a fake tensor, or in a symbolic number."""
     if isinstance(value, torch.Tensor):
@@ -199,13 +251,13 @@ def symbols_in(value: object) -> set[str]:
     return set()
 
 
-@seen("2.11", "2.15")
+@private
 def negated_view(value: torch.Tensor) -> torch.Tensor:
     """``value`` seen with its lazy negation bit flipped."""
     return torch._neg_view(value)
 
 
-@seen("2.11", "2.15")
+@private
 def unflattened(values: Sequence[Any], spec: Any) -> Any:
     """The structure that ``spec`` describes, with ``values`` as its leaves."""
     from torch.utils._pytree import tree_unflatten
@@ -230,7 +282,7 @@ def load_exported(path: os.PathLike[str]) -> torch.export.ExportedProgram:
             os.environ[variable] = before
 
 
-@seen("2.13", "2.14", otherwise=lambda name: None)
+@private_or(lambda name: None)  # of 2.13 and 2.14
 def ranks_of_group(name: str) -> list[int] | None:
     """The ranks of the process group called ``name``; None for the group of all ranks, and where no group has that name."""
     try:

@@ -207,9 +207,7 @@ def test_where_torch_keeps_it_elsewhere_the_graph_is_compiled_once_more(
     donating: Donating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PROCESS, "said", set())
-    torch_internals.TAKEN_AWAY.add(
-        "torch._functorch._aot_autograd.runtime_wrappers._AutogradBackwardCompiler"
-    )
+    torch_internals.TAKEN_AWAY.add("leave_first_backward")
     with warnings.catch_warnings(action="ignore"):
         gradient, said = outcome(kept_graph, "aot_eager")
         own_gradient, own_said = outcome(kept_graph, wrapped(donating.backend, tmp_path))

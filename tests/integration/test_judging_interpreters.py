@@ -191,8 +191,7 @@ def test_a_backend_that_calls_minidbg_itself_asks_for_no_override(cases: list[Ca
 def test_what_torch_does_not_say_the_variable_does(
     monkeypatch: pytest.MonkeyPatch, cases: list[Case]
 ) -> None:
-    monkeypatch.setattr(torch_internals, "TAKEN_AWAY", {"torch._dynamo.symbolic_convert.tls"})
-    monkeypatch.setattr(torch_internals.private_names, "TAKEN_AWAY", {"torch._dynamo.symbolic_convert.tls"})
+    monkeypatch.setattr(torch_internals.private_names, "TAKEN_AWAY", {"asked_in_place_of"})
     monkeypatch.setenv("TORCH_COMPILE_OVERRIDE_BACKENDS", ">=0:minidbg")
     with pytest.raises(Exception, match="MINIDBG_BACKEND=NAME, or MODULE:ATTRIBUTE, says it"):
         torch.compile(relu, backend="eager")(torch.ones(3))

@@ -10,21 +10,15 @@ from typing import Any
 import planted_backends as planted
 import pytest
 import torch
-from click.testing import CliRunner
 
 import minidbg
 from minidbg import torch_internals
-from minidbg.commands.root import cli
 from minidbg.words.errors import TorchNameMissing
 from minidbg.wrapper.process import PROCESS
 
-NAMES = sorted({name for need in torch_internals.internals() for name in need.names})
-ON_EVERY_WAY = {
-    "torch._dynamo.backends.registry.lookup_backend",
-    "torch._dynamo.exc.BackendCompilerFailed",
-    "torch._subclasses.fake_tensor.FakeTensor",
-}
-"""Used by each program that is wrapped, with a stand-in."""
+NAMES = sorted(name for name, one in vars(torch_internals).items() if hasattr(one, "__wrapped__"))
+ON_EVERY_WAY = {"registered_backend", "backend_compiler_failed", "is_fake"}
+"""Used by each program that is wrapped."""
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +51,7 @@ def run(backend: Any, folder: Path) -> torch.Tensor:
     "name",
     [pytest.param(name, marks=() if name in ON_EVERY_WAY else pytest.mark.slow) for name in NAMES],
 )
-def test_without_one_name_programs_run_and_fail_as_they_would(
+def test_without_the_names_of_one_function_programs_run_and_fail_as_they_would(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch_internals.TAKEN_AWAY.add(name)
@@ -73,45 +67,21 @@ def test_without_one_name_programs_run_and_fail_as_they_would(
     assert name in caplog.text
 
 
-def test_each_name_is_here_in_a_torch_that_was_seen() -> None:
-    here = torch.__version__.split(".")[:2]
-    lost = [
-        name
-        for need in torch_internals.internals()
-        for name in need.names
-        if need.first.split(".") <= here <= need.last.split(".") and not torch_internals.is_here(name)
-    ]
-    assert lost == []
-
-
-@pytest.mark.parametrize(
-    ("lacking", "here"), [("expecttest", True), ("torch._not_there", False), (None, False)]
-)
-def test_a_package_that_is_not_installed_is_no_lack_of_torch(
-    lacking: str | None, here: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: str) -> None:
-        raise ModuleNotFoundError(f"No module named {lacking!r}", name=lacking)
-
-    monkeypatch.setattr("importlib.import_module", refuse)
-    assert torch_internals.is_here("torch._not_there.op_db") is here
-
-
 def test_a_name_that_is_really_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._library import custom_ops
 
     monkeypatch.delattr(custom_ops, "OPDEFS")
-    with pytest.raises(TorchNameMissing, match=r"no torch\._library\.custom_ops\.OPDEFS, .*CustomOpDef"):
+    with pytest.raises(
+        TorchNameMissing, match=r"no torch\._library\.custom_ops\.OPDEFS, .*operator_definition"
+    ):
         torch_internals.operator_definition("a::b")
     monkeypatch.delattr(torch._C, "_current_graph_task_id")
     with pytest.raises(TorchNameMissing, match=r"no torch\._C\._current_graph_task_id"):
         torch_internals.in_backward()
 
 
-def test_errors_of_other_code_pass_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minidbg.torch_internals.private_names.NEEDS", {})
-
-    @torch_internals.seen("2.13", "2.14")
+def test_errors_of_other_code_pass_as_they_are() -> None:
+    @torch_internals.private
     def calls(function: Any) -> Any:
         return function()
 
@@ -122,17 +92,16 @@ def test_errors_of_other_code_pass_as_they_are(monkeypatch: pytest.MonkeyPatch) 
         calls(fails)
 
 
-def test_doctor_says_what_is_off() -> None:
-    name = "torch._library.custom_ops.OPDEFS"
-    torch_internals.TAKEN_AWAY.add(name)
+def test_doctor_says_what_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._library import custom_ops
+
     from minidbg.commands.doctor import private_names
 
-    findings = list(private_names())
-    assert {one.name for one in findings} == {name}
-    assert findings[0].advice.startswith("off without it: The Python functions of operator")
-    listed = CliRunner().invoke(cli, ["doctor", "--internals"])
-    assert f"missing  2.11 to 2.15  {name}: " in listed.output
-    assert "here     2.11 to 2.15  torch._dynamo" in listed.output
+    (all_here,) = private_names()
+    assert all_here.state == "fine"
+    monkeypatch.delattr(custom_ops, "OPDEFS")
+    (lost,) = private_names()
+    assert (lost.name, lost.state) == ("torch._library.custom_ops.OPDEFS", "missing")
 
 
 @pytest.mark.parametrize("kind", ["grad", "vmap", "jvp", "func"])
