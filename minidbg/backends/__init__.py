@@ -12,7 +12,7 @@ from minidbg.backends.resolving import (
     named,
     resolve,
 )
-from minidbg.python_text.run import run_as_module
+from minidbg.python_text.source_text import run_as_module
 from minidbg.words.literals import NotALiteral, read_literal, write_literal
 
 __all__ = [

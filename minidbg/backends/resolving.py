@@ -20,8 +20,7 @@ import torch
 from minidbg import torch_internals
 from minidbg.backends.copied_source import bound_by, single_imports
 from minidbg.backends.locations import NEEDS
-from minidbg.python_text.run import run_as_module
-from minidbg.python_text.source_text import edited, indented, parts_of, read_statements
+from minidbg.python_text.source_text import edited, indented, parts_of, read_statements, run_as_module
 from minidbg.words.errors import UnknownBackend
 from minidbg.words.run_spec import BackendRef, CompilerFn
 

@@ -1,4 +1,4 @@
-"""Does a compiled graph give what eager gives? Take a ``snapshot`` of each run, then ask ``mismatch``.
+"""Does a compiled graph give what eager gives? ``Comparison`` says it, for cases, scripts and calls of a program.
 
 A float may differ from eager's by the tolerances of ``torch.testing.assert_close``. Where it differs by more,
 both are held against the same program run in float64, as ``torch._dynamo.utils.same`` does: the compiled result
@@ -8,13 +8,15 @@ must be in the same places; only where eager itself disagrees with float64 is th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from minidbg.judge.arithmetic import are_close, far_apart, largest, wrong_elements
-from minidbg.judge.ensemble import Ensemble, Tag, same_but_for_rounding
+from minidbg.judge.ensemble import Eager, Ensemble, Tag, ensemble_of, left_by, same_but_for_rounding
 from minidbg.judge.snapshot import (
     CannotCompare,
     Leaf,
@@ -38,10 +40,43 @@ TOLERANCES = {
 FEW_LEFT_OUT = 3  # leaves that are named one by one
 MOST_BY_LUCK = 100.0  # times more than allowed that rounding errors of float32 may explain
 UNSTEADY = "eager differs from itself, or may with other random numbers"
+MOST_MARGIN = 10.0
 NEVER_EXCUSED = ("dtype", "device")
 USUAL = RunSpec(BackendRef("eager", "'eager'"))
 """The built-in tolerances, and no margin."""
 Difference = dict[str, Any]
+
+
+def margin_for(figures: Mapping[str, Any]) -> float:
+    """How many times more than allowed a smaller graph must be off, for reduction not to drift into rounding noise.
+
+    ``figures`` are those of the whole graph's wrong results; of other failures they are empty, and the margin is 1.
+    """
+    excess = float(figures.get("excess", 1.0))
+    return min(MOST_MARGIN, max(1.0, math.sqrt(excess)))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a run of a backend left behind (``actual``) beside one of eager from the same state (``expected``)."""
+
+    actual: dict[str, Any]
+    expected: dict[str, Any]
+    eager: Eager
+    """Runs the model again: changed, or with another seed."""
+    spec: RunSpec
+
+    def difference(self, notes: list[str]) -> Difference | None:
+        """The first difference that no legal run of eager explains, or None. ``notes`` hears what is not judged."""
+        actual, expected = left_by(self.actual), left_by(self.expected)
+        ensemble = ensemble_of(self.eager, expected)
+        return mismatch(actual, expected, ensemble, self.spec, notes)
+
+    def difference_of_two_runs(self) -> Difference | None:
+        return mismatch(left_by(self.actual), left_by(self.expected), spec=self.spec)
+
+    def difference_of_form(self) -> Difference | None:
+        return form_difference(left_by(self.actual), left_by(self.expected))
 
 
 def mismatch(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from minidbg import torch_internals
-from minidbg.judge.agreement import Comparison
+from minidbg.judge.compare import Comparison
 from minidbg.judge.signature import (
     exception_chain,
     failure,

@@ -12,17 +12,21 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from minidbg.judge.child import judge_in_child
+from minidbg.judge.death import outcome_of_death, printed
 from minidbg.judge.harness import HANDED_BACK, Runnable, brief, judge
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import PRECISIONS, BackendRef, Level, RunSpec, in_precision
+from minidbg.workers import memory_limit, run_python
+
+COMPILES = "phase compile"
+STDERR_SHOWN = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,27 @@ def one_outcome(script: Script, device: str | None, backend: str | None) -> Outc
     if script.spec.expected.kind.traits.dies:
         return judge_in_child(script.command, script.spec, device, backend)
     return judge_here(script, device, backend)
+
+
+def judge_in_child(command: Sequence[str], spec: RunSpec, device: str | None, backend: str | None) -> Outcome:
+    """The outcome that ``python *command`` finds in a process of its own, or what its death says.
+
+    Its time begins when it says that it compiles: imports and the eager run are not the backend's.
+    """
+    more = [*(["--device", device] if device else []), *(["--backend", backend] if backend else [])]
+    done = run_python(
+        [*command, "--child", *more],
+        seconds=time_limit(spec),
+        memory_bytes=memory_limit(),
+        begins_at=COMPILES,
+    )
+    sys.stderr.write(done.stderr_tail[-STDERR_SHOWN:])
+    found = printed(done) or outcome_of_death(done, spec)
+    return replace(found, seconds=round(done.seconds, 3), device=device or spec.device)
+
+
+def time_limit(spec: RunSpec) -> float:
+    return float(os.environ.get("MINIDBG_TIME_LIMIT_S") or spec.time_limit_s)
 
 
 def shown_in(attempts: int, judge: Callable[[], Outcome]) -> Outcome:

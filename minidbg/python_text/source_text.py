@@ -1,4 +1,4 @@
-"""Python source read statement by statement, and laid out again."""
+"""Python source read statement by statement, laid out again, and run as a module of its own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import symtable
 import sys
 import textwrap
 import tokenize
+import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 from minidbg.python_text.modules import file_of, source_of
 
@@ -236,3 +238,18 @@ def _is_wide(text: str) -> bool:
 
 def _is_import(text: str) -> bool:
     return text.startswith(("import ", "from "))
+
+
+def run_as_module(name: str, text: str, **known: Any) -> dict[str, Any]:
+    """The globals of a new module in which ``text`` has run; dynamo looks for it by its name, tracebacks for its lines."""
+    module = sys.modules[name] = types.ModuleType(name)
+    namespace = vars(module)
+    namespace.update(known, __name__=name)
+    file = f"<{name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    try:
+        exec(compile(text, file, "exec", dont_inherit=True), namespace)  # not our annotations as text
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return namespace

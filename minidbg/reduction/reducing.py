@@ -27,7 +27,7 @@ from minidbg.asking.execute import ANOTHER_GRAPH
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import on_its_rank
 from minidbg.judge import harness
-from minidbg.judge.agreement import margin_for
+from minidbg.judge.compare import margin_for
 from minidbg.reduction import context_passes, core
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
 from minidbg.reduction.publishing import (

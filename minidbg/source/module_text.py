@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from minidbg.fx.effects import op_name, paired
-from minidbg.python_text.run import run_as_module
+from minidbg.python_text.source_text import run_as_module
 from minidbg.source.attributes import Attributes, ConstantExpression, by_name, exact_literal, used_targets
 from minidbg.source.expressions import Expressions
 from minidbg.source.names import Names, class_name

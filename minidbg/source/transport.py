@@ -16,7 +16,7 @@ from torch import Tensor
 from minidbg import torch_internals
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import with_group
-from minidbg.python_text.run import run_as_module
+from minidbg.python_text.source_text import run_as_module
 from minidbg.source import describing, origins, tensors
 from minidbg.source.contents import EXACT_READER, IN_PLACE
 from minidbg.source.module_text import by_name, write_graph_builder

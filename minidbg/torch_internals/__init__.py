@@ -2,11 +2,11 @@
 
 from minidbg.torch_internals.aot import *  # noqa: F403
 from minidbg.torch_internals.backends import *  # noqa: F403
+from minidbg.torch_internals.devices import random_numbers_put_back as random_numbers_put_back
 from minidbg.torch_internals.direct import *  # noqa: F403
 from minidbg.torch_internals.dynamo import *  # noqa: F403
 from minidbg.torch_internals.lazy_backward import *  # noqa: F403
 from minidbg.torch_internals.operators import *  # noqa: F403
 from minidbg.torch_internals.private_names import *  # noqa: F403
 from minidbg.torch_internals.process import *  # noqa: F403
-from minidbg.torch_internals.random_numbers import *  # noqa: F403
 from minidbg.torch_internals.tensors import *  # noqa: F403

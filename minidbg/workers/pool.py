@@ -114,10 +114,7 @@ Listener = Callable[[Ended | Ready | Died], None]
 class Preload:
     """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch)."""
 
-    modules: tuple[str, ...] = (
-        "torch", "safetensors.torch",
-        "minidbg.judge.script", "minidbg.judge.child", "minidbg.judge.agreement",
-    )  # fmt: skip
+    modules: tuple[str, ...] = ("torch", "safetensors.torch", "minidbg.judge.script")
     """Torch, what repro scripts import besides it, and their judge; what is not installed is left out."""
     warm: str = "aot"
 

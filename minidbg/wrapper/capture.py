@@ -22,7 +22,7 @@ from minidbg.fx.case import Case, symbolic_dims
 from minidbg.fx.context import config_without_literal, current_context
 from minidbg.fx.effects import is_call
 from minidbg.fx.ranks import rank_note
-from minidbg.judge.agreement import margin_for
+from minidbg.judge.compare import margin_for
 from minidbg.judge.signature import also_imported, signature_of, text_of
 from minidbg.judge.suspects import Suspects, suspects_of, telling
 from minidbg.source.names import readable

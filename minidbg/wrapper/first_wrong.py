@@ -22,8 +22,8 @@ from minidbg.fx.effects import is_call, kind_of_call, nodes_in
 from minidbg.fx.mutation import mutated_placeholders, storages_of, written_arguments
 from minidbg.fx.pieces import CannotExtract, Piece
 from minidbg.fx.record import Recording
-from minidbg.judge import agreement, compare
-from minidbg.judge.agreement import Comparison
+from minidbg.judge import arithmetic, compare
+from minidbg.judge.compare import Comparison
 from minidbg.judge.ensemble import left_by
 from minidbg.words.foreign import is_of_a_signal_handler
 from minidbg.words.run_spec import RunSpec
@@ -164,7 +164,7 @@ def first_as_far_off(
 def error_of(value: Tensor, exact: Tensor) -> float:
     """How far off a result is, in units of eager's; nothing is said of one of another form, or with nothing to round."""
     is_alike = (value.shape, value.dtype) == (exact.shape, exact.dtype)
-    return agreement.error_of(value, exact) if is_alike and exact.is_floating_point() else 0.0
+    return arithmetic.error_of(value, exact) if is_alike and exact.is_floating_point() else 0.0
 
 
 def runs_of(inside: Before, link: Link, spec: RunSpec) -> Comparison:

@@ -13,7 +13,7 @@ What a program can notice of it, and who leaves it to the program:
 - **Counters** (``torch._dynamo.utils.counters``): ``torch_internals.counters_put_back``, around each compile of ours. Not put back: inductor's ``metrics``, the
   times that dynamo adds up, and AOTAutograd's number of the next graph, all of which only logs show.
 - **Stacks of compiles**, which torch's metrics keep for good: ``torch_internals.stacks_of_compiles_dropped``, around the same and each comparison.
-- **Random numbers**, a seed that waits for an accelerator's first use, and imports that draw: ``torch_internals.random_numbers``.
+- **Random numbers**, a seed that waits for an accelerator's first use, and imports that draw: ``torch_internals.devices``.
 - **Warnings given once**: ``torch_internals.in_silence``. Those of torch's C++ come again for the program; those that Python code of torch gives once by a
   cache of its own do not, where only a run of ours meets them.
 - **AOTAutograd's check of custom operators**, in the first call of a compiled function: ``torch_internals.first_call_put_off``.

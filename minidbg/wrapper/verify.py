@@ -18,8 +18,7 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.fx.effects import op_name
-from minidbg.judge.agreement import Comparison
-from minidbg.judge.compare import Difference
+from minidbg.judge.compare import Comparison, Difference
 from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
 from minidbg.judge.randomness import Derandomized, feed_recorded
 from minidbg.judge.snapshot import CannotCompare

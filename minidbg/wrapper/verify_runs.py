@@ -18,8 +18,8 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module
 from minidbg.fx.mutation import written_attributes
-from minidbg.judge.agreement import Comparison
 from minidbg.judge.arithmetic import are_close
+from minidbg.judge.compare import Comparison
 from minidbg.judge.harness import Change, left_behind, left_by_run, needs_gradient, unchanged
 from minidbg.judge.randomness import Derandomized, draws_alone
 from minidbg.source.specs import is_constructed

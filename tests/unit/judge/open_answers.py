@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from minidbg.judge.agreement import Comparison
-from minidbg.judge.compare import USUAL
+from minidbg.judge.compare import USUAL, Comparison
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge import harness
-from minidbg.judge.agreement import margin_for
+from minidbg.judge.compare import margin_for
 from minidbg.words.outcome import Direction, Kind, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec, in_precision
 

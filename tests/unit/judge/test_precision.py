@@ -12,8 +12,7 @@ from open_answers import Open
 from torch import Tensor, nn
 from torch.nn import functional
 
-from minidbg.judge.agreement import Comparison
-from minidbg.judge.compare import USUAL
+from minidbg.judge.compare import USUAL, Comparison
 from minidbg.judge.harness import gradient_sources, gradients_of, left_behind
 from minidbg.words.run_spec import in_precision
 

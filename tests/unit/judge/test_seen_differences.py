@@ -11,8 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidbg import torch_internals
-from minidbg.judge.agreement import Comparison
-from minidbg.judge.compare import USUAL, mismatch
+from minidbg.judge.compare import USUAL, Comparison, mismatch
 from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.precision import to_float64
 from minidbg.judge.snapshot import CannotCompare, snapshot

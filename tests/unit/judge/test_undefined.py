@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.judge.agreement import Comparison
-from minidbg.judge.compare import USUAL
+from minidbg.judge.compare import USUAL, Comparison
 from minidbg.judge.undefined import UndefinedResults
 
 NAN, INF = math.nan, math.inf
