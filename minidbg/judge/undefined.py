@@ -140,11 +140,6 @@ class UndefinedResults(PerturbedEager):
         order = torch.randperm(size, generator=self.generator)
         return (torch.arange(size - 1, -1, -1) if self.number == 0 else order).to(device)
 
-    def rotation(self, size: int, like: torch.Tensor) -> torch.Tensor:
-        values = torch.randn(size, size, generator=self.generator, dtype=like.dtype)
-        turn: torch.Tensor = torch.linalg.qr(values)[0].to(like.device)
-        return turn
-
     # ---- rules: of an op, whose arguments are ``given``
 
     def cast(self, func: Any, given: dict[str, Any]) -> Any:
@@ -294,23 +289,15 @@ class UndefinedResults(PerturbedEager):
         return result
 
     def vectors(self, func: Any, given: dict[str, Any]) -> Any:
-        """Each basis turned as a whole, eigenvalues of a general matrix in another order: what depends on them is not judged."""
+        """Bases, and eigenvalues of a general matrix, which have no order: what depends on them is not judged."""
         result, matrix = func(**given), given["A"] if "A" in given else given["self"]
-
-        def other(part: torch.Tensor) -> torch.Tensor:
-            if not part.numel():
-                return part
-            if part.dim() == matrix.dim():
-                self.met["eigenvectors, singular vectors and factors of qr"] = None
-                return self.rotation(part.shape[-2], part) @ part
-            if not part.is_complex():
-                return part
-            self.met["the order of eigenvalues"] = None
-            return part[..., self.order(part.shape[-1], part.device)]
-
-        return other(result) if isinstance(result, torch.Tensor) else tuple(map(other, result))
+        for part in (result,) if isinstance(result, torch.Tensor) else result:
+            if part.dim() == matrix.dim() or part.is_complex():
+                self.filled(part, torch.ones_like(part, dtype=torch.bool), VECTORS)
+        return result
 
 
+VECTORS = "eigenvectors, singular vectors, factors of qr, and the order of eigenvalues"
 ORDERED = "sort argsort topk argmax argmin max min median nanmedian mode kthvalue"
 WRITTEN = "scatter index_put _index_put_impl _unsafe_index_put index_copy put index_add scatter_add scatter_reduce index_reduce"
 RULES: dict[str, Callable[[UndefinedResults, Any, dict[str, Any]], Any]] = {
