@@ -48,7 +48,6 @@ def in_backward() -> bool:
 
 @private
 def tries_backward_early() -> bool:
-    """Whether AOTAutograd goes on when a backward that it compiles ahead of time fails to."""
     from torch._functorch import config
 
     return not config.force_non_lazy_backward_lowering

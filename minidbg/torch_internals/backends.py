@@ -63,7 +63,6 @@ def configured_backend(
 
 @private
 def inductor_option_names() -> list[str]:
-    """What ``torch.compile(options=)`` may hold for inductor. ``get_config_copy`` is private."""
     from torch._inductor import config
 
     return sorted(config.get_config_copy())
@@ -71,7 +70,6 @@ def inductor_option_names() -> list[str]:
 
 @private
 def inductor_modes() -> list[str]:
-    """What ``torch.compile(mode=)`` may be for inductor."""
     from torch._inductor import list_mode_options
 
     return sorted(list_mode_options())
@@ -110,7 +108,6 @@ def as_torch_compile_has_it(backend: Callable[..., Any]) -> Any:
 
 @private
 def registered_backend(name: str) -> Callable[..., Any]:
-    """The function behind a name that torch.compile knows; loads an entry point."""
     from torch._dynamo.backends.registry import lookup_backend
 
     return lookup_backend(name)
@@ -189,7 +186,6 @@ def is_called_by_torch(frame: FrameType | None) -> bool:
 
 @private
 def changed_config(module_name: str) -> dict[str, Any]:
-    """Options of an already imported torch config module that differ from their defaults."""
     module = sys.modules.get(module_name)
     if module is None:
         return {}

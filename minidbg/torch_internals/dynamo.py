@@ -139,14 +139,12 @@ def without_lazy_recompile(compiled_fn: Any) -> Any:
 
 @private
 def is_serializable_callable(compiled_fn: Any) -> bool:
-    """Whether dynamo may store this compiled function for another process, by its type."""
     module = sys.modules.get("torch._dynamo.aot_compile_types")
     return module is not None and isinstance(compiled_fn, module.SerializableCallable)
 
 
 @private
 def in_a_backend() -> bool:
-    """Whether dynamo is having a graph compiled in this thread."""
     return torch._guards.TracingContext.try_get() is not None and not in_backward()
 
 

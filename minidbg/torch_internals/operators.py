@@ -20,7 +20,6 @@ from minidbg.words.errors import CannotWrite
 
 @private
 def autocast_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The calls by which a graph enters and leaves ``torch.autocast``."""
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
     return _enter_autocast, _exit_autocast
@@ -28,7 +27,6 @@ def autocast_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 @private
 def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The calls by which a graph enters and leaves ``torch.inference_mode``."""
     from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 
     return _enter_inference_mode, _exit_inference_mode
@@ -36,7 +34,6 @@ def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 @private
 def grad_mode_function() -> Callable[..., Any]:
-    """The call by which a graph sets grad mode."""
     function: Callable[..., Any] = torch._C._set_grad_enabled
     return function
 
@@ -135,7 +132,6 @@ def operator_functions(name: str) -> list[Callable[..., Any]]:
 
 @private
 def operator_definition(name: str) -> object | None:
-    """The ``CustomOpDef`` of operator ``ns::name``, what ``@torch.library.custom_op`` gives."""
     from torch._library.custom_ops import OPDEFS
 
     return OPDEFS.get(name)
@@ -183,7 +179,6 @@ def op_samples() -> list[Any]:
 
 @private
 def table_of_kernels() -> Any:
-    """Where dynamo keeps kernels (``add_kernel``, ``get_kernel``) and their constant arguments."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
     return kernel_side_table
@@ -252,7 +247,6 @@ def launch_of(node: fx.Node) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Map
 def launch_arguments(
     kernel: Any, grid: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """What ``kernel[grid](*args, **kwargs)`` is in a graph: the operator and the node's keyword arguments."""
     from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
 
     table = table_of_kernels()

@@ -259,7 +259,6 @@ def negated_view(value: torch.Tensor) -> torch.Tensor:
 
 @private
 def unflattened(values: Sequence[Any], spec: Any) -> Any:
-    """The structure that ``spec`` describes, with ``values`` as its leaves."""
     from torch.utils._pytree import tree_unflatten
 
     return tree_unflatten(values, spec)
