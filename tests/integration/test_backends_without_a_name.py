@@ -211,6 +211,7 @@ def test_a_child_that_cannot_unpickle_it_says_nothing_about_the_failure(
     assert "eager" not in report.line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [BreaksElsewhere(3), EndsProcesses(3)])
 def test_a_question_whose_child_cannot_unpickle_it_has_no_answer(
     backend: Any, tmp_path: Path, cases: list[Case]

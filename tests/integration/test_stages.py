@@ -68,6 +68,7 @@ def test_inductor_is_bisected_down_to_one_pass(tmp_path: Path) -> None:
     assert kept.number == report.number
 
 
+@pytest.mark.slow
 def test_a_run_that_did_not_end_counts_for_nothing(monkeypatch: pytest.MonkeyPatch, script: Path) -> None:
     """Else a busy machine would blame whatever was being switched off."""
     outcomes = iter([Verdict.REPRODUCES, Verdict.REPRODUCES, Verdict.TIMEOUT])
