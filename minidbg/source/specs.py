@@ -18,7 +18,6 @@ from torch import Tensor
 from minidbg import torch_internals
 from minidbg.fx.effects import walk
 from minidbg.fx.ranks import TENSOR, imports_of
-from minidbg.python_text.modules import finds_again
 from minidbg.source.expressions import Expressions
 from minidbg.source.fills import Fill
 from minidbg.source.names import reference_to
@@ -299,10 +298,9 @@ SAID_BY_EVERY_CLASS = {"__module__", "__doc__", "__dict__", "__static_attributes
 def _as_subclass(value: Any) -> Construction:
     kind, write = type(value), _Values()
     says_nothing = kind.__bases__ == (Tensor,) and not vars(kind).keys() - SAID_BY_EVERY_CLASS
-    if says_nothing and not finds_again(kind.__module__):
-        name = f'type("{kind.__name__}", (torch.Tensor,), {{{{}}}})'
-    else:
-        name = write.reference(kind)
+    # its module may lie where no script finds it
+    written = f'type("{kind.__name__}", (torch.Tensor,), {{{{}}}})'
+    name = written if says_nothing else write.reference(kind)
     data = value.detach().as_subclass(Tensor)
     return Construction({"data": data}, f"{{data}}.as_subclass({name})", tuple(sorted(write.imports)))
 

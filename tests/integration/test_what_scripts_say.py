@@ -107,16 +107,19 @@ def test_a_failure_with_a_bare_subclass_ends_as_a_repro_without_it(tmp_path: Pat
     assert "values of the failing run" not in found.text
 
 
-def refuses_local(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-    if any(type(value).__name__ == "Local" for value in example_inputs):
+def refuses_own(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+    if any(type(value).__name__ in ("Local", "Marked") for value in example_inputs):
         raise NotImplementedError("a tensor of one's own")
     return gm.forward
 
 
 @pytest.mark.slow
-def test_a_failure_that_needs_a_bare_subclass_of_the_program_needs_no_values(tmp_path: Path) -> None:
-    found = failing_program(program, (torch.randn(3).as_subclass(LOCAL),), refuses_local, tmp_path)
-    assert '.as_subclass(type("Local"' in found.text
+@pytest.mark.parametrize("kind", [Marked, LOCAL])
+def test_a_failure_that_needs_a_bare_subclass_needs_neither_its_module_nor_values(
+    tmp_path: Path, kind: Any
+) -> None:
+    found = failing_program(program, (torch.randn(3).as_subclass(kind),), refuses_own, tmp_path)
+    assert f'.as_subclass(type("{kind.__name__}"' in found.text
     assert "values of the failing run" not in found.text
 
 
