@@ -213,6 +213,7 @@ def test_every_snippet_of_the_readme_runs(folder: Path) -> None:
     body = "\n".join(snippets())
     program = FRAGMENTS + "".join(f"    {line}\n" if line.strip() else "\n" for line in body.splitlines())
     (folder / "snippets.py").write_text(program)
+    (folder / "hunt.toml").write_text("[ops]\n")  # as `minidbg hunt --expected hunt.toml` writes it
     package = folder / "my_pkg"
     package.mkdir(exist_ok=True)
     (package / "__init__.py").touch()

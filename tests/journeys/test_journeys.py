@@ -70,13 +70,15 @@ cells = [nbformat.v4.new_code_cell(open(name).read()) for name in ("toy.py", "ca
 notebook = nbformat.v4.new_notebook(cells=cells)
 nbclient.NotebookClient(notebook, timeout=190, kernel_name="python3").execute()
 """
-FORMS = ("plain", "guarded", "imported", "notebook")
+TYPED = {"stdin": ("-",), "command": ("-c",)}
+"""Programs that are nowhere in a file, so that no source of a backend can be copied."""
+FORMS = ("plain", "guarded", "imported", "notebook", *TYPED)
 QUICK = ("plain", "options, by name")
 SLOW = [
     (form, way)
     for form in FORMS
     for way, (_, words, _) in CALL_BY.items()
-    if (form, way) not in (("plain", WRAP), QUICK) and not (form == "notebook" and words)
+    if (form, way) not in (("plain", WRAP), QUICK) and not (form in ("notebook", *TYPED) and words)
 ]
 ROWS = [
     pytest.param(*QUICK, marks=pytest.mark.slow),
@@ -97,10 +99,22 @@ def test_every_way_to_name_a_backend_is_as_quick_as_wrap_and_gives_its_script(
     if form == "notebook":
         pytest.importorskip("ipykernel")
         journey = travel("-W", "ignore", "-c", IN_A_NOTEBOOK, folder=tmp_path, env=env)
+    elif form in TYPED:
+        said = [text] if form == "command" else []
+        journey = travel(*TYPED[form], *said, typed=text, folder=tmp_path, env=env)
     else:
         journey = travel(*words, "model.py", program=text, folder=tmp_path, env=env)
     assert journey.status == 1, journey.stderr
     assert "3 -> 1 nodes" in journey.stderr
+    if form in TYPED:
+        assert re.search(
+            r"whose backend is to be filled in, a function of <\w+>:\d+: edit", journey.last_line()
+        )
+        assert not journey.scripts
+        assert len(journey.started) == len(wrapped.started) + 1, (
+            "the script without its backend, which ends with 125"
+        )
+        return
     if form == "notebook":
         assert len(journey.started) == len(wrapped.started) + 1, "nbclient, which starts the kernel"
     else:
@@ -285,10 +299,10 @@ def test_pytest(wrapped: Journey, travel: Callable[..., Journey]) -> None:
 
 
 def test_watch(wrapped: Journey, travel: Callable[..., Journey]) -> None:
-    """One sweep over the folder: the daemon and the interpreters whose forks judge; the verdict is on the screen."""
+    """One sweep over the folder: the daemon and the interpreter whose forks judge; the verdict is on the screen."""
     journey = travel("-m", "minidbg", "watch", "--once", "minidbg_repros", folder=wrapped.folder)
     assert journey.status == 1
     name = wrapped.scripts[0].name
     assert re.search(rf"new +{name} \[cpu\] \(reproduces\)", journey.stdout + journey.stderr), journey.stderr
-    assert roles(journey) == ["program", "judge", "judge"]
+    assert roles(journey) == ["program", "judge"]
     assert journey.calls == 0

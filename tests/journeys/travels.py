@@ -51,18 +51,19 @@ class Journey:
 
 
 def traveller(factory: pytest.TempPathFactory) -> Callable[..., Journey]:
-    """``travel(*words, program=TEXT, folder=FOLDER, env=MORE)``: run ``python *words`` where model.py has the text."""
+    """``travel(*words, program=TEXT, folder=FOLDER, env=MORE, typed=TEXT)``: run ``python *words`` where model.py has the text, and stdin what is typed."""
 
     def travel(
-        *words: object, program: str = "", folder: Path | None = None, env: dict[str, str] | None = None
-    ) -> Journey:
+        *words: object, program: str = "", folder: Path | None = None, env: dict[str, str] | None = None,
+        typed: str | None = None,
+    ) -> Journey:  # fmt: skip
         folder = folder or factory.mktemp("journey")
         if program:
             (folder / "model.py").write_text(textwrap.dedent(program).lstrip("\n"))
         log = factory.mktemp("log") / "log.jsonl"
         path = os.pathsep.join([str(COUNTED), *filter(None, [os.environ.get("PYTHONPATH")])])
         given = {"PYTHONPATH": path, "JOURNEY_LOG": str(log), **(env or {})}
-        done = python(*words, cwd=folder, env=given)
+        done = python(*words, cwd=folder, env=given, input=typed)
         events: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
         return Journey(
             done.returncode, done.stdout, done.stderr,

@@ -73,7 +73,7 @@ def described(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     facts: tuple[Any, ...] = (
-        type(value), value.dtype, value.device, value.requires_grad, value.is_leaf, value.is_inference(),
+        type(value).__name__, value.dtype, value.device, value.requires_grad, value.is_leaf, value.is_inference(),
     )  # fmt: skip
     if is_constructed(value):  # the size of a nested tensor is a number of this process
         parts = construction_of(value, "an input").parts.values()
