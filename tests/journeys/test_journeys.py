@@ -78,7 +78,9 @@ SLOW = [
     (form, way)
     for form in FORMS
     for way, (_, words, _) in CALL_BY.items()
-    if (form, way) not in (("plain", WRAP), QUICK) and not (form in ("notebook", *TYPED) and words)
+    if (form, way) not in (("plain", WRAP), QUICK)
+    and not (form in ("notebook", *TYPED) and words)
+    and not (form == "command" and "override" in way)
 ]
 ROWS = [
     pytest.param(*QUICK, marks=pytest.mark.slow),

@@ -10,7 +10,7 @@ import pytest
 
 from support import TESTS
 
-PARTS = 5
+PARTS = 10
 
 
 @cache
