@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from minidbg.torch_internals.private_names import private
+from minidbg.torch_internals.private_names import private, private_or
 
 
 @private
@@ -53,7 +53,7 @@ def tries_backward_early() -> bool:
     return not config.force_non_lazy_backward_lowering
 
 
-@private
+@private_or(lambda: 0)
 def next_aot_id() -> int:
     """The number that AOTAutograd gives to the next graph it is asked for; 0 before it is loaded.
 
@@ -68,7 +68,7 @@ NEAR = 4
 """Autograd nodes between an output and the graph that made it: views and writes that AOTAutograd repeats outside."""
 
 
-@private
+@private_or(lambda *_: [])
 def aot_backward_classes(tensors: Sequence[torch.Tensor], since: int) -> list[Any]:
     """The autograd.Functions that AOTAutograd made for the graphs that ``tensors`` came out of, numbered from ``since``.
 
@@ -89,7 +89,7 @@ def aot_backward_classes(tensors: Sequence[torch.Tensor], since: int) -> list[An
     return list(found.values())
 
 
-@private
+@private_or(lambda *_: None)
 def guard_backward(
     function_class: Any,
     on_error: Callable[[Exception], None],

@@ -133,7 +133,7 @@ def names_of_backend(compiler_fn: object) -> list[str]:
     return sorted(name for name, known in _COMPILER_FNS.items() if known is compiler_fn)
 
 
-@private
+@private_or(lambda backend: (backend, None, None))
 def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, str | None]:
     """Backend, options and mode inside an object of the kinds that torch.compile makes; else ``backend`` itself.
 
@@ -184,7 +184,7 @@ def is_called_by_torch(frame: FrameType | None) -> bool:
     return name == "torch" or name.startswith("torch._dynamo.")
 
 
-@private
+@private_or(lambda _: {})
 def changed_config(module_name: str) -> dict[str, Any]:
     module = sys.modules.get(module_name)
     if module is None:

@@ -119,7 +119,7 @@ def backend_compiler_failed(backend: object, error: Exception, first_useful_fram
     return BackendCompilerFailed(backend, error, first_useful_frame).with_traceback(error.__traceback__)
 
 
-@private
+@private_or(lambda compiled_fn: compiled_fn)
 def without_lazy_recompile(compiled_fn: Any) -> Any:
     """``compiled_fn``, or the compiled forward behind it when it is a lazily compiled GraphModule's.
 
@@ -137,7 +137,7 @@ def without_lazy_recompile(compiled_fn: Any) -> Any:
     return compiled_fn
 
 
-@private
+@private_or(lambda _: False)
 def is_serializable_callable(compiled_fn: Any) -> bool:
     module = sys.modules.get("torch._dynamo.aot_compile_types")
     return module is not None and isinstance(compiled_fn, module.SerializableCallable)

@@ -127,7 +127,7 @@ def is_fake(value: object) -> bool:
     )
 
 
-@private
+@private_or(lambda value: None if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value)
 def hint(value: Any) -> Any:
     """The number that a symbolic value stands for in this run, without a guard on it; any other value as it is.
 

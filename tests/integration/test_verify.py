@@ -864,6 +864,9 @@ def test_a_graph_that_the_backend_gives_back_is_no_success_and_nothing_to_print(
     assert (stats().verified, sum(stats().not_verified.values())) == (0, 2)
 
 
+@pytest.mark.skipif(
+    torch.__version__ < (2, 14), reason="dynamo of torch 2.13 traces no number of Python's generator"
+)
 def test_a_backend_that_believes_what_dynamo_declared_is_not_blamed(
     answers: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:
