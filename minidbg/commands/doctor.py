@@ -158,8 +158,7 @@ def private_names() -> Iterator[Finding]:
                 used |= {f"{node.module}.{alias.name}" for alias in node.names}
             elif isinstance(node, ast.Attribute):
                 used.add(ast.unparse(node))
-    private = sorted(name for name in used if name.startswith("torch.") and "._" in name)
-    private.remove(SAMPLES)
+    private = sorted(name for name in used - {SAMPLES} if name.startswith("torch.") and "._" in name)
     lost = [name for name in private if not is_here(name)]
     for name in lost:
         yield missing(name, "not in this torch", "what needs it is off, and says so")

@@ -172,7 +172,7 @@ def reduce_from_best(case: Case, session: Session) -> Reduced | None:
     except Exception as error:  # noqa: BLE001 - a damaged script: its code may raise anything
         log.warning("minidbg: %s is left aside: %s", display_path(path), foreign.first_line_of(error))
         return None
-    with contextlib.suppress(MinidbgError):
+    with contextlib.suppress(NotReproduced):
         return reduce_case(case.with_graph(best.graph_module, best.inputs), session, just_seen=False)
     return None
 

@@ -73,21 +73,17 @@ nbclient.NotebookClient(notebook, timeout=190, kernel_name="python3").execute()
 TYPED = {"stdin": ("-",), "command": ("-c",)}
 """Programs that are nowhere in a file, so that no source of a backend can be copied."""
 FORMS = ("plain", "guarded", "imported", "notebook", *TYPED)
-QUICK = ("plain", "options, by name")
-SLOW = [
+ROWS = [
     (form, way)
     for form in FORMS
     for way, (_, words, _) in CALL_BY.items()
-    if (form, way) not in (("plain", WRAP), QUICK)
+    if (form, way) != ("plain", WRAP)
     and not (form in ("notebook", *TYPED) and words)
     and not (form == "command" and "override" in way)
 ]
-ROWS = [
-    pytest.param(*QUICK, marks=pytest.mark.slow),
-    *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),
-]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "way"), ROWS)
 def test_every_way_to_name_a_backend_is_as_quick_as_wrap_and_gives_its_script(
     form: str, way: str, wrapped: Journey, travel: Callable[..., Journey], tmp_path: Path

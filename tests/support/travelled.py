@@ -72,8 +72,10 @@ def described(value: Any) -> Any:
     """All that is to come back of an input."""
     if not isinstance(value, Tensor):
         return value
+    kind = type(value)
     facts: tuple[Any, ...] = (
-        type(value).__name__, value.dtype, value.device, value.requires_grad, value.is_leaf, value.is_inference(),
+        # a bare class is written by its name alone
+        kind.__name__ if kind.__bases__ == (Tensor,) else kind, value.dtype, value.device, value.requires_grad, value.is_leaf, value.is_inference(),
     )  # fmt: skip
     if is_constructed(value):  # the size of a nested tensor is a number of this process
         parts = construction_of(value, "an input").parts.values()

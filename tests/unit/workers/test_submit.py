@@ -124,8 +124,10 @@ def test_death_in_eager_is_invalid(case_of: CaseOf) -> None:
     [
         (planted.segfaults_on_relu, Signature(Kind.CRASH, types=("SIGABRT",)), Verdict.REPRODUCES),
         (planted.segfaults_on_relu, Signature(Kind.COMPILE), Verdict.CRASHED),
+        (planted.segfaults_on_relu, Signature(Kind.HANG), Verdict.CRASHED),
         (planted.raises_on_relu, Signature(Kind.CRASH), Verdict.CHANGED),
         (planted.returns_gm_forward, Signature(Kind.CRASH), Verdict.GONE),
+        (planted.hangs_on_relu, Signature(Kind.CRASH), Verdict.TIMEOUT),
         (planted.hangs_on_relu, Signature(Kind.HANG), Verdict.REPRODUCES),
     ],
 )
