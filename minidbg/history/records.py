@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from minidbg.words.outcome import Outcome, Verdict
@@ -139,17 +139,14 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a result was seen on. Another machine, device or driver is another ``key``; another torch is not."""
+    """The device of a machine: verdicts that were seen on equal ones may be compared, whatever torch it was."""
 
     device: str
     name: str
     """The device's own name: ``NVIDIA H100``, or the processor's."""
     machine: str
     driver: str = ""
-    torch: str = ""
-    facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
-        """Equal keys: verdicts may be compared. The torch version is code under test, so it is not part of it."""
         return "|".join((self.device, self.name, self.machine, self.driver))

@@ -230,7 +230,7 @@ def past_of(path: Path, home: Path) -> Past:
     resolved, root = path.absolute(), home.absolute()
     name = str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
     try:
-        opened = History.open(home / HIDDEN / NAME, readonly=True)
+        opened = History(home / HIDDEN / NAME, readonly=True)
     except (OSError, MinidbgError):
         return Past()
     with opened, contextlib.suppress(MinidbgError):

@@ -30,6 +30,7 @@ from minidbg.watch.states import FAILING
 from minidbg.watch.sweeper import Sweeper
 from minidbg.watch.watched import Watched
 from minidbg.words import settings as base
+from minidbg.words.errors import MinidbgError
 from minidbg.words.json_lines import last_json
 from minidbg.words.text import display_path, last_line
 from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Pool, Ready, RunMode, ServerPool, preload_for
@@ -153,14 +154,22 @@ class Daemon:
         self.guarded(repr(message)[:500], lambda: self.dispatch(message))
 
     def guarded(self, what: str, job: Callable[[], None]) -> None:
-        """Do ``job``. A fault of ours is logged, said once, and followed by a rest; the daemon lives."""
+        """Do ``job``. A fault of ours is logged, said once, and followed by a rest; the daemon lives.
+
+        Where the history cannot be written nothing can be judged either: all is run again after the rest.
+        """
         try:
             job()
         except Exception as fault:  # the fence around each job: one broken job must not end the daemon
             self.log.exception("fault", what=what)
             self.rest_s = min(MOST_REST_S, max(FIRST_REST_S, 2 * self.rest_s))
             self.resting_until = time.monotonic() + self.rest_s
-            text = f"a fault in minidbg itself ({type(fault).__name__}: {fault}); its traceback is in {self.log.path}"
+            if isinstance(fault, MinidbgError):
+                self.watched.ask_for_all()
+                text = f"{fault}; nothing is judged until that is mended"
+                self.status = 125 if self.settings.once else None
+            else:
+                text = f"a fault in minidbg itself ({type(fault).__name__}: {fault}); its traceback is in {self.log.path}"
             self.announce.once(text, Notice(text))
 
     def dispatch(self, message: Message) -> None:
@@ -189,7 +198,6 @@ class Daemon:
                 self.status = status
 
     def step(self, now: float) -> None:
-        self.recorder.say_trouble()
         if not self.sweeper.machine.environments:
             return
         self.watched.tick(now)

@@ -14,7 +14,7 @@ from typing import Any
 
 from minidbg.history import NAME, Flip, History, Observation, Revision, State
 from minidbg.watch.announce import Announcer
-from minidbg.watch.events import Flipped, Json, Judged, Notice, in_words
+from minidbg.watch.events import Flipped, Json, Judged, in_words
 from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of, read_repro, read_repros
 from minidbg.watch.states import FAILING, NOT_JUDGED, Decision
 from minidbg.words.errors import MinidbgError
@@ -40,9 +40,8 @@ class Recorder:
     """Its version, stored with each result."""
 
     def commit(self, decisions: Sequence[Decision], repros: Mapping[str, Repro], sweep: int) -> None:
-        flips = self.history.atomically(
-            lambda: [flip for decision in decisions if (flip := self.store(decision)) is not None]
-        )
+        with self.history.transaction():
+            flips = [flip for decision in decisions if (flip := self.store(decision)) is not None]
         for decision in decisions:
             self.tell_verdict(decision, repros[decision.job.repro], sweep)
         for flip in flips:
@@ -85,12 +84,6 @@ class Recorder:
         """Announce the flips that a killed daemon had stored and not told."""
         for flip in reversed(self.history.flips(announced=False)):
             self.tell_flip(flip, repros.get(flip.repro))
-
-    def say_trouble(self) -> None:
-        """Say once that the history cannot be written; what is seen from then on is kept in memory until the end."""
-        if self.history.trouble:
-            text = f"{self.history.path} cannot be written ({self.history.trouble}): what is seen from now on is lost at the end"
-            self.announce.once("history", Notice(text))
 
 
 def flipped(history: History, flip: Flip) -> Flipped:
@@ -140,7 +133,7 @@ def contradictions(states: Iterable[State], repros: Mapping[str, Repro]) -> list
 @contextmanager
 def history_in(folder: Path) -> Iterator[History | None]:
     try:
-        opened = History.open(hidden_path(folder) / NAME, readonly=True)
+        opened = History(hidden_path(folder) / NAME, readonly=True)
     except FileNotFoundError:
         yield None
         return

@@ -126,9 +126,8 @@ class Machine:
     def from_json(cls, data: Mapping[str, Any]) -> Machine:
         from minidbg.history import Environment  # late: the command line lists the options of watch
 
-        more = {"host": data["host"], "python": data["python"]}
         environments = {
-            device: Environment(device, facts["name"], data["machine"], facts["driver"], data["torch"], more)
+            device: Environment(device, facts["name"], data["machine"], facts["driver"])
             for device, facts in data["devices"].items()
         }
         return cls(environments, data["torch"])

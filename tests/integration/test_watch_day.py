@@ -77,7 +77,7 @@ def daemon(desk: Desk) -> Iterator[WatchProcess]:
 
 def states(desk: Desk) -> dict[str, str]:
     with sqlite3.connect(f"file:{desk.repros}/.minidbg/history.sqlite?mode=ro", uri=True) as connection:
-        rows = connection.execute("select repro, json_extract(state, '$.verdict') from states").fetchall()
+        rows = connection.execute("select repro, verdict from states").fetchall()
     connection.close()
     return dict(rows)
 

@@ -91,7 +91,7 @@ def write_folder(project: Path) -> None:
 
 def write_history(path: Path) -> None:
     signature = Signature(Kind.COMPILE, types=("ValueError",), message="no relu")
-    with History.open(path) as history:
+    with History(path) as history:
         sweep = history.start_sweep(1.0, code="c", files=["toy.py"])
         history.set_revisions(sweep, {"/src": Revision("0123456789abcdef")})
         for name in (*SOUND, "odd.py"):

@@ -113,7 +113,7 @@ def lay(home: Path) -> Path:
 
 def watched(hidden: Path, name: str) -> None:
     """A history of two runs."""
-    with History.open(hidden / NAME) as history:
+    with History(hidden / NAME) as history:
         sweep = history.start_sweep(1000.0, code="c", files=["no_relu.py"])
         for at, verdict in ((1000.0, Verdict.REPRODUCES), (2000.0, Verdict.GONE)):
             history.add_observation(

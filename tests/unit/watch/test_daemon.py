@@ -260,7 +260,7 @@ def test_states_survive_the_daemon_and_a_flip_that_was_not_told_is_told_by_the_n
     world.start()
     assert world.flips() == [("FIXED", "a.py")]
     world.daemon.end()
-    with History.open(world.repros / ".minidbg" / "history.sqlite") as history:
+    with History(world.repros / ".minidbg" / "history.sqlite") as history:
         history.connection.execute("update flips set announced = 0")
     world.told.clear()
     world.begin()
@@ -307,13 +307,13 @@ def test_once_leaves_a_file_that_is_the_whole_history(world: World, tmp_path: Pa
     """Also while somebody else has it open, as a page does; CI keeps that one file in its cache."""
     daemon = world.start({"a": "reproduces"}, once=True)
     file = world.repros / ".minidbg" / "history.sqlite"
-    with History.open(file, readonly=True) as reader:
+    with History(file, readonly=True) as reader:
         assert reader.states()
         daemon.end()
         world.daemon = None  # type: ignore[assignment]  # as after a stop
         alone = tmp_path / "alone.sqlite"
         alone.write_bytes(file.read_bytes())
-    with History.open(alone, readonly=True) as history:
+    with History(alone, readonly=True) as history:
         assert history.states()["a.py", "cpu"].verdict is Verdict.REPRODUCES
         assert [sweep.end for sweep in history.sweeps()] == ["complete"]
 
@@ -372,5 +372,21 @@ def test_stop_ends_a_running_sweep_as_interrupted(world: World) -> None:
         daemon.handle(daemon.inbox.get())
     daemon.end()
     world.daemon = None
-    with History.open(world.repros / ".minidbg" / "history.sqlite") as history:
+    with History(world.repros / ".minidbg" / "history.sqlite") as history:
         assert history.sweeps()[0].end in ("interrupted", "complete")
+
+
+def test_while_the_history_cannot_be_written_nothing_is_judged_and_all_is_later(world: World) -> None:
+    daemon = world.start({"a": "reproduces"})
+    history = daemon.recorder.history
+    history.write("pragma query_only = on")
+    world.edit(world.package / "a.py", "gone")
+    daemon.handle(daemon.inbox.get())
+    daemon.guarded("step", lambda: daemon.step(float("inf")))
+    assert world.data("notice", "text") == [
+        f"{history.path} cannot be written: attempt to write a readonly database; nothing is judged until that is mended"
+    ]
+    history.write("pragma query_only = off")
+    daemon.resting_until = 0.0
+    world.settle()
+    assert world.flips() == [("FIXED", "a.py")]

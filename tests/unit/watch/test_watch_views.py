@@ -579,7 +579,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
     digests = {name: repro.digest for name, repro in read_repros([tmp_path], tmp_path).items()}
     (tmp_path / ".minidbg").mkdir()
-    with History.open(tmp_path / ".minidbg" / "history.sqlite") as opened:
+    with History(tmp_path / ".minidbg" / "history.sqlite") as opened:
         for began, commit in ((NOW - 1, "a" * 40), (NOW, "b" * 40)):
             number = opened.start_sweep(began, code="c", files=["src/x.py"])
             opened.set_revisions(number, {"/src": Revision(commit)})
@@ -621,7 +621,7 @@ def test_list_says_that_a_repro_was_edited_since(folder: Path) -> None:
 
 
 def test_history_of_one_repro_has_its_flips_with_revisions_and_then_its_runs(folder: Path) -> None:
-    with History.open(folder / ".minidbg" / "history.sqlite") as opened:
+    with History(folder / ".minidbg" / "history.sqlite") as opened:
         for _ in range(18):
             again = Observation("a.py", "cpu", NOW + 9, Outcome(Verdict.GONE), "probe", "s", "e", sweep=2)
             opened.add_observation(again)
@@ -691,7 +691,7 @@ def test_accept_takes_no_repro_that_still_fails(
 
     path = folder / "never.py"
     digest = read_repro(path, "never.py").digest
-    with History.open(folder / ".minidbg" / "history.sqlite") as opened:
+    with History(folder / ".minidbg" / "history.sqlite") as opened:
         for device, verdict in seen.items():
             opened.put_state(State("never.py", device, verdict, NOW, NOW, digest, "e", "c"))
         opened.put_state(State("never.py", "xpu", Verdict.REPRODUCES, NOW, NOW, "before an edit", "e", "c"))
@@ -739,11 +739,11 @@ def test_status_tells_whether_somebody_watches(folder: Path, monkeypatch: pytest
         "gone": 2,
         "not seen": 1,
     }
-    with History.open(folder / ".minidbg" / "history.sqlite") as opened:
+    with History(folder / ".minidbg" / "history.sqlite") as opened:
         opened.start_sweep(NOW, code="c", files=[])
     assert "last sweep: 3" in run(status, folder)[1]
     assert "interrupted" in run(status, folder)[1], "nothing runs where nobody watches"
-    with History.open(folder / ".minidbg" / "history.sqlite") as opened:
+    with History(folder / ".minidbg" / "history.sqlite") as opened:
         opened.connection.execute("delete from sweeps where id = 3")
     lock = Lock(folder)
     try:
@@ -757,7 +757,7 @@ def test_status_tells_whether_somebody_watches(folder: Path, monkeypatch: pytest
 
 
 def test_status_counts_in_words(folder: Path) -> None:
-    with History.open(folder / ".minidbg" / "history.sqlite") as opened:
+    with History(folder / ".minidbg" / "history.sqlite") as opened:
         states = {name: opened.states()[name, "cpu"] for name in ("a.py", "b.py")}
         opened.put_state(replace(states["b.py"], verdict=Verdict.REPRODUCES))
         assert "1 gone, 1 not seen yet, 1 still reproduces" in run(status, folder)[1]
