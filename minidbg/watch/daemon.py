@@ -1,46 +1,50 @@
-"""The daemon: one loop that hears of files, runs, builds, keys and signals, and lets sweeps begin and end."""
+"""The daemon: one loop over one inbox, which hears of files, runs, builds, keys and signals, and lets sweeps begin and end.
+
+After each message ``step`` asks what there is to do now; nothing else begins a sweep or a build.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
-from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
+from minidbg.history import NAME, Environment, Observation, Revision, open_or_begin_anew
 from minidbg.watch import events
 from minidbg.watch.announce import Announcer, JsonLines, Log, PlainLines, View
-from minidbg.watch.builds import Builds, Built
+from minidbg.watch.builds import Build, Built
 from minidbg.watch.events import Notice
-from minidbg.watch.file_events import FileEvents
+from minidbg.watch.files import FileEvents, Root, are_stale
 from minidbg.watch.flip_commands import FlipCommands
 from minidbg.watch.recorder import Recorder, contradictions, exit_status, judged_states
-from minidbg.watch.repros import Lock, hidden_folder, home_of, read_repros
-from minidbg.watch.runner import PROBE_SCRIPT, Runner, forks
-from minidbg.watch.settings import FailOn, Machine, WatchSettings
-from minidbg.watch.sources import repositories_worth_building, revisions
-from minidbg.watch.states import FAILING
-from minidbg.watch.sweeper import Sweeper
-from minidbg.watch.watched import Watched
+from minidbg.watch.repros import Lock, hidden_folder, home_of, read_repros, stamp_of
+from minidbg.watch.runner import PROBE_SCRIPT, Runner, as_renamed, forks, outcome_of
+from minidbg.watch.settings import FailOn, Machine, WatchSettings, devices_of, parse_devices
+from minidbg.watch.sources import installed_digest, repositories_worth_building, revisions
+from minidbg.watch.states import FAILING, Decision, Job, Purpose, Transition, usual_seconds
+from minidbg.watch.sweep import CanaryKey, Run, Sweep, count_standings, in_order
+from minidbg.watch.watched import EMPTY, Watched
 from minidbg.words import settings as base
 from minidbg.words.errors import MinidbgError
 from minidbg.words.json_lines import last_json
-from minidbg.words.text import display_path, last_line
+from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.text import display_path, last_line, plural
 from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Pool, Ready, RunMode, ServerPool, preload_for
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
-    """A path may have changed; None: some events were lost."""
-
-    path: str | None
+class FilesChanged:
+    """Something was written: look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class Revised:
     revisions: Mapping[str, Revision]
 
 
-Message: TypeAlias = Hint | Key | Stop | Revised | Built | Ended | Ready | Died | Notice
+Message: TypeAlias = FilesChanged | Key | Stop | Revised | Built | Ended | Ready | Died | Notice
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 
 
@@ -71,6 +75,9 @@ MOST_WAIT_S = 1.0
 MOST_SWEEPS_ONCE = 3
 FIRST_REST_S, MOST_REST_S = 1.0, 60.0
 """After a fault of our own nothing is begun for a while, each time for twice as long."""
+QUIET_S, QUIET_BEFORE_BUILD_S = 0.03, 0.2
+"""A save may be of several files: what comes later supersedes the sweep, but nothing supersedes what a build writes."""
+MOST_FILES_TOLD = 200
 
 
 class Daemon:
@@ -93,15 +100,20 @@ class Daemon:
         hidden = hidden_folder(self.home)
         self.log = Log(hidden / "watch.log")
         announce.views.append(self.log)
-        history, notice = open_or_begin_anew(hidden / NAME, time.time())
-        history.interrupt_running(time.time())
-        self.recorder = Recorder(history, announce, history.states())
-        self.pool = make_pool(hidden)
+        self.history, notice = open_or_begin_anew(hidden / NAME, time.time())
+        self.history.interrupt_running(time.time())
+        self.recorder = Recorder(self.history, announce, self.history.states())
         self.watched = Watched(self.paths, self.home, settings, file_events, announce)
-        self.sweeper = Sweeper(settings, self.recorder, self.watched, Runner(self.pool, settings), announce)
-        self.builds = Builds(self.inbox.put, self.watched, history, announce)
-        self.status: int | None = None
+        self.pool = make_pool(hidden)
+        self.runner = Runner(self.pool, settings)
+        self.machine = Machine({})  # no devices until they were asked for
         self.machine_order = 0
+        self.sweep: Sweep | None = None
+        self.broken: dict[CanaryKey, str] = {}  # why each backend is broken that is, as it was told
+        self.build: Build | None = None
+        self.code_built = EMPTY  # when the build under way began
+        self.builds_again = False  # the build was begun once more because of an edit under it
+        self.status: int | None = None
         self.sweeps_done = 0
         self.resting_until = self.rest_s = 0.0
         if notice:
@@ -114,8 +126,7 @@ class Daemon:
             self.start()
             while self.status is None:
                 try:
-                    now = time.monotonic()
-                    wait = min(MOST_WAIT_S, max(0.0, self.watched.deadline(now) - now))
+                    wait = min(MOST_WAIT_S, max(0.0, self.watched.next_look - time.monotonic()))
                     self.handle(self.inbox.get(timeout=wait))
                     while self.status is None and not self.inbox.empty():
                         self.handle(self.inbox.get())
@@ -129,7 +140,7 @@ class Daemon:
 
     def start(self) -> None:
         self.ask_for_devices()
-        self.watched.start()
+        self.watched.look()
         repros = self.watched.repros
         self.announce(events.Started(
             os.getpid(), str(self.home), repros=tuple(sorted(repros)),
@@ -143,12 +154,6 @@ class Daemon:
             if repro.damage:
                 self.announce(events.ReproDamaged(name, repro.damage))
         self.recorder.tell_forgotten_flips(repros)
-
-    def ask_for_devices(self) -> None:
-        self.machine_order = next(NUMBERS)
-        no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
-        mode = RunMode.FORK if forks(self.settings.workers) else RunMode.FRESH
-        self.pool.run(Order(self.machine_order, (PROBE_SCRIPT, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:
         self.guarded(repr(message)[:500], lambda: self.dispatch(message))
@@ -165,7 +170,7 @@ class Daemon:
             self.rest_s = min(MOST_REST_S, max(FIRST_REST_S, 2 * self.rest_s))
             self.resting_until = time.monotonic() + self.rest_s
             if isinstance(fault, MinidbgError):
-                self.watched.ask_for_all()
+                self.watched.all_again = True
                 text = f"{fault}; nothing is judged until that is mended"
                 self.status = 125 if self.settings.once else None
             else:
@@ -174,12 +179,12 @@ class Daemon:
 
     def dispatch(self, message: Message) -> None:
         match message:
-            case Hint(path):
-                self.watched.hinted(path)
+            case FilesChanged():
+                self.watched.look()
             case Ended(id=self.machine_order):
-                self.found_machine(message)
+                self.machine_answered(message)
             case Ended():
-                self.sweeper.ended(message)
+                self.run_ended(message)
             case Ready(seconds):
                 self.announce(events.WorkersReady(round(seconds, 3)))
             case Died(status, stderr):
@@ -188,9 +193,9 @@ class Daemon:
             case Notice():
                 self.announce(message)
             case Built():
-                self.built(message)
+                self.build_ended(message)
             case Revised(sweep, found):
-                self.recorder.history.set_revisions(sweep, found)
+                self.history.set_revisions(sweep, found)
             case Key():
                 self.key(message)
             case Stop(reason, status):
@@ -198,86 +203,277 @@ class Daemon:
                 self.status = status
 
     def step(self, now: float) -> None:
-        if not self.sweeper.machine.environments:
+        """Do what there is to do: look, supersede the sweep or go on with it, end it, begin a build or a sweep."""
+        if not self.machine.environments:
             return
-        self.watched.tick(now)
-        self.sweeper.notice_edits()
-        if self.sweeper.current is not None:
-            self.sweeper.fill()
-            self.end_sweep_if_done()
-        if self.sweeper.current is not None or self.builds.current is not None:
-            return
-        if self.status is not None or now < self.resting_until:
-            return
-        if self.ready_to_sweep() and not self.builds.begin():
-            self.sweep()
+        if now >= self.watched.next_look:
+            self.watched.look()
+        if self.sweep is not None:
+            if self.watched.snapshot.changes_since(self.sweep.snapshot):
+                self.supersede(self.sweep)
+            self.fill()
+            if self.sweep.finished and not self.runner.under_way:
+                self.end_sweep(self.sweep)
+        busy = self.sweep is not None or self.build is not None or self.status is not None
+        if not busy and now >= self.resting_until and self.watched.wants_sweep:
+            if self.watched.needs_build:
+                self.begin_build()
+            else:
+                self.begin_sweep()
 
-    def ready_to_sweep(self) -> bool:
-        """Whether there is a reason to sweep and nothing against it: a burst under way, a build that failed."""
-        hindered = self.watched.burst.first is not None or self.watched.build_fails
-        return self.watched.wants_sweep and not hindered
+    # A sweep: its beginning
 
-    # Sweeps
-
-    def built(self, message: Built) -> None:
-        if self.builds.ended(message):
-            if not self.builds.begin() and self.watched.wants_sweep:
-                self.sweep()
-        elif self.settings.once and self.builds.current is None:
-            self.status = 125
-
-    def sweep(self) -> None:
+    def begin_sweep(self) -> None:
+        """Let all of them run again where it cannot be begun."""
+        watched = self.watched
+        changed, names, whole = (
+            watched.snapshot.changes_since(watched.judged),
+            watched.to_run,
+            watched.runs_all,
+        )
+        watched.all_again, watched.asked_for = False, set()
         try:
-            self.sweeper.begin()
+            began = time.time()
+            digest = watched.snapshot.digest() + installed_digest(self.machine.torch)
+            code = hashlib.sha1(digest.encode(), usedforsecurity=False).hexdigest()
+            # modules beside the scripts may be imported
+            folders = {str(repro.path.absolute().parent) for repro in watched.repros.values()}
+            usual = usual_seconds(self.recorder.states.values(), watched.repros)
+            if stale := self.runner.get_ready([*watched.all_roots(), *map(Root, folders)], usual):
+                self.announce(events.WorkersReplaced(tuple(map(display_path, stale[:20])), len(stale)))
+            files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
+            number = self.history.start_sweep(began, code=code, files=files)
+            jobs, unable = self.jobs_of(names)
+            jobs = in_order(jobs, self.recorder.states, changed, watched.repros)
+            self.sweep = Sweep(
+                number, jobs, watched.repros, dict(self.recorder.states), code=code, slots=self.settings.jobs,
+                device_slots=self.settings.device_jobs, snapshot=watched.snapshot, whole=whole, began=began,
+            )  # fmt: skip
+            devices = tuple(sorted({job.device for job in jobs}))
+            self.announce(
+                events.SweepStarted(number, len(jobs), len(names), tuple(files[:20]), len(changed), devices)
+            )
+            self.publish(self.sweep, unable)
+            self.fill()
         except Exception:
-            self.watched.pending.all = True  # what it was to run is still to be run
+            watched.all_again = True
             raise
-        assert self.sweeper.current is not None
-        number = self.sweeper.current.number
-        roots = repositories_worth_building(self.watched.roots)
+        roots = repositories_worth_building(watched.roots)
         threading.Thread(
             target=lambda: self.inbox.put(Revised(number, revisions(roots))), name="minidbg-git", daemon=True
         ).start()
 
-    def end_sweep_if_done(self) -> None:
-        """End the sweep when all of it is done; with ``--once``, everything when the code stood still."""
-        sweep = self.sweeper.current
-        assert sweep is not None
-        if self.settings.once and sweep.finished and not self.sweeper.runner.under_way:
-            self.watched.look(everywhere=True)
-            self.sweeper.notice_edits()
-        if not self.sweeper.finish_if_done():
+    def jobs_of(self, names: set[str]) -> tuple[list[Job], list[Decision]]:
+        """The jobs of these repros, and the decisions on those that are damaged. Once is said which devices are not here."""
+        jobs: list[Job] = []
+        unable: list[Decision] = []
+        absent: Counter[str] = Counter()
+        wanted = parse_devices(self.settings.devices)
+        for name in sorted(names):
+            repro = self.watched.repros[name]
+            devices = devices_of(repro.spec.device, wanted, self.machine)
+            every = [Job(name, device) for device in devices]
+            if repro.damage:
+                states = self.recorder.states
+                unable += [
+                    Decision(job, Transition.INVALID, states.get((name, job.device)), reason=repro.damage)
+                    for job in every
+                ]
+            else:
+                absent.update(device for device in devices if device not in self.machine.environments)
+                jobs += [job for job in every if job.device not in absent]
+        for device in absent:
+            here, missed = ", ".join(self.machine.present()), plural(absent[device], "repro")
+            text = f"{device} not present (found {here}); {missed} skipped there; 'minidbg doctor' lists what is here"
+            self.announce.once(("missing", device), events.DeviceMissing(device, text))
+        return jobs, unable
+
+    # Its runs
+
+    def fill(self) -> None:
+        while self.sweep is not None and (run := self.sweep.next_run()) is not None:
+            self.submit(self.sweep, run)
+
+    def submit(self, sweep: Sweep, run: Run) -> None:
+        """Start one run; where that fails, all repros are to be run again: others may wait for it in vain, if it is a canary."""
+        state = self.recorder.states.get((run.job.repro, run.job.device))
+        try:
+            self.runner.submit(run, sweep.repros[run.job.repro], state)
+        except Exception:
+            sweep.running.discard(run)
+            self.watched.all_again = True
+            raise
+
+    def supersede(self, sweep: Sweep) -> None:
+        """The code is no longer what the sweep began with: nothing more of it is started, and its runs end."""
+        if not sweep.edited:
+            sweep.cut_short()
+            self.runner.cancel_all()
+
+    def run_ended(self, message: Ended) -> None:
+        """A run has ended; one of an earlier sweep is passed over.
+
+        It counts only if what it has loaded is still what the sweep began with. Else it is stored, if anything, and the sweep
+        is superseded: all of it runs again.
+        """
+        run, sweep = self.runner.under_way.pop(message.id, None), self.sweep
+        if run is None or sweep is None:
             return
+        sweep.running.discard(run)  # first: after a fault of our own nobody must wait for it
+        job, repro, is_canary = run.job, sweep.repros[run.job.repro], run.purpose is Purpose.CANARY
+        if message.cancelled:
+            return
+        if message.lost and not sweep.edited and self.runner.lost(run):
+            sweep.running.add(run)
+            self.submit(sweep, run)
+            return
+        files = message.files
+        if files is None and not is_canary:
+            # a crash, or a fresh interpreter, which cannot say: what the job has loaded before
+            state = self.recorder.states.get((job.repro, job.device))
+            files = sweep.runs[job][0].modules if job in sweep.runs else state.modules if state else ()
+        modules = self.watched.adopt(files or ())
+        is_edited = stamp_of(repro.path) != repro.stamp
+        is_stale = is_edited or sweep.edited or are_stale(modules, sweep.snapshot, self.watched.snapshot)
+        if is_stale:
+            self.watched.next_look = 0.0
+        if is_edited:
+            self.watched.asked_for.add(repro.name)
+        elif is_stale:
+            self.supersede(sweep)
+        if not is_canary:
+            seen = self.observation(sweep, run, message, modules)
+            if is_stale:
+                self.recorder.store_run(replace(seen, stale=True))
+            else:
+                self.publish(sweep, sweep.saw(run, seen))
+        elif not (message.lost or sweep.edited):
+            self.canary_ended(sweep, run, message)
+
+    def canary_ended(self, sweep: Sweep, run: Run, message: Ended) -> None:
+        """A canary has reported; once is said when a backend breaks or is back."""
+        repro, key = sweep.repros[run.job.repro], sweep.canary(run.job)
+        seen, backend = outcome_of(repro, key.device, message), repro.spec.backend.name
+        decided = sweep.saw_canary(run, seen)
+        is_broken = seen.verdict not in (Verdict.GONE, Verdict.SKIPPED)
+        if is_broken and self.broken.get(key) != seen.reason:
+            self.broken[key] = seen.reason
+            count = sum(repro.backend_key == key.backend for repro in self.watched.repros.values())
+            self.announce(events.BackendBroken(backend, key.device, seen.reason, count))
+        elif not is_broken and self.broken.pop(key, None) is not None:
+            self.announce(events.BackendBack(backend, key.device))
+        self.publish(sweep, decided)
+
+    def observation(self, sweep: Sweep, run: Run, message: Ended, modules: tuple[str, ...]) -> Observation:
+        repro, device, files = sweep.repros[run.job.repro], run.job.device, self.watched.snapshot
+        outcome = outcome_of(repro, device, message)
+        if message.lost:
+            outcome = Outcome(Verdict.INVALID, reason="the worker process died twice under it", device=device)
+        return Observation(
+            repro.name, device, time.time(), as_renamed(outcome, repro, files.files), purpose=run.purpose,
+            sweep=sweep.number, script=repro.digest, environment=self.machine.environments[device].key,
+            code=sweep.code, loaded=files.digest(modules) if modules else "", modules=modules,
+            seconds=message.seconds, fresh=run.fresh,
+        )  # fmt: skip
+
+    def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:
+        """Announce what is to be confirmed, and have the recorder ``commit`` the decisions."""
+        decisions = [one for one in found if isinstance(one, Decision)]
+        for one in found:
+            if isinstance(one, events.Unconfirmed):
+                self.announce(one)
+        if sweep.first_verdict is None and (
+            len(found) > len(decisions) or any(one.runs for one in decisions)
+        ):
+            sweep.first_verdict = time.time()
+        if decisions:
+            self.recorder.commit(decisions, sweep.repros, sweep.number)
+        # The runs are in the history now.
+        sweep.decisions.update({one.job: replace(one, runs=()) for one in decisions})
+
+    # Its end
+
+    def end_sweep(self, sweep: Sweep) -> None:
+        """All of it is done; with ``--once`` the daemon is, when the code stood still."""
+        if self.settings.once:
+            self.watched.look()
+            sweep.edited |= bool(self.watched.snapshot.changes_since(sweep.snapshot))
+        self.sweep, watched = None, self.watched
+        if sweep.whole and sweep.edited:
+            watched.all_again = True
+        elif sweep.whole:
+            watched.judged = sweep.snapshot
+        elif sweep.edited:
+            watched.asked_for |= {job.repro for job in sweep.jobs} - {job.repro for job in sweep.decisions}
+        end, now = "superseded" if sweep.edited else "complete", time.time()
+        self.history.end_sweep(sweep.number, now, end)
+        first = None if sweep.first_verdict is None else round(sweep.first_verdict - sweep.began, 3)
+        standings = count_standings(sweep.decisions.values())
+        took = round(now - sweep.began, 3)
+        self.announce(events.SweepFinished(sweep.number, end, took, first, standings, sweep.unjudged))
+        if sweep.number % 50 == 0:
+            self.history.prune()
         self.rest_s = 0.0
-        if not self.settings.once:
-            return
         self.sweeps_done += 1
-        if not self.watched.wants_sweep:
-            self.status = self.status_of_once()
-        elif self.sweeps_done >= MOST_SWEEPS_ONCE:
+        if self.settings.once and not watched.wants_sweep:
+            self.status = self.status_of_once(sweep.decisions.values())
+        elif self.settings.once and self.sweeps_done >= MOST_SWEEPS_ONCE:
             self.announce(Notice("the code kept changing while it was judged; nothing can be said"))
             self.status = 125
 
-    def status_of_once(self) -> int:
+    def status_of_once(self, decisions: Iterable[Decision]) -> int:
         """The exit status; what contradicts its header is named when only that counts."""
-        assert self.sweeper.last is not None
-        decisions, repros = self.sweeper.last.decisions.values(), self.watched.repros
-        unexpected = self.settings.fail_on is FailOn.UNEXPECTED
+        repros, unexpected = self.watched.repros, self.settings.fail_on is FailOn.UNEXPECTED
         for state in contradictions(judged_states(decisions), repros) if unexpected else ():
             expect = repros[state.repro].expect
             self.announce(events.Unexpected(state.repro, state.device, state.verdict, expect))
         return exit_status(decisions, repros, unexpected_only=unexpected)
 
+    # Builds
+
+    def begin_build(self) -> None:
+        command = self.settings.build or ""
+        self.code_built, self.watched.built = self.watched.snapshot, EMPTY
+        self.build = Build(command, self.settings.folder, self.inbox.put)
+        self.announce(events.BuildStarted(command))
+
+    def build_ended(self, message: Built) -> None:
+        """A file edited under the build may have been missed: then another one is needed, once."""
+        if message.build is not self.build:
+            return
+        self.build, watched = None, self.watched
+        watched.look()
+        seconds = round(message.seconds, 3)
+        if message.status != 0:
+            watched.build_failed = watched.snapshot
+            self.announce(events.BuildFailed(message.status, seconds, message.output, message.error))
+            number = self.history.start_sweep(time.time(), code=watched.snapshot.digest(), files=[])
+            self.history.end_sweep(number, time.time(), "build_failed")
+            self.status = 125 if self.settings.once else None
+            return
+        watched.build_failed = EMPTY
+        self.announce(events.BuildFinished(seconds))
+        edited = set(watched.snapshot.changes_since(self.code_built)) - watched.snapshot.loaded.keys()
+        self.builds_again = bool(edited) and not self.builds_again
+        if not self.builds_again:
+            watched.built = watched.snapshot
+
     # Devices, keys, the end
 
-    def found_machine(self, message: Ended) -> None:
+    def ask_for_devices(self) -> None:
+        self.machine_order = next(NUMBERS)
+        no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
+        mode = RunMode.FORK if forks(self.settings.workers) else RunMode.FRESH
+        self.pool.run(Order(self.machine_order, (PROBE_SCRIPT, "devices", *no_torch), mode, 120.0))
+
+    def machine_answered(self, message: Ended) -> None:
         try:
             machine = Machine.from_json(last_json(message.stdout) or {})
         except (KeyError, TypeError):
             text = f"torch could not be asked for devices; only cpu is used: {last_line(message.stderr)}"
             self.announce(Notice(text))
             machine = Machine({"cpu": Environment("cpu", "unknown", "unknown")})
-        self.sweeper.machine, self.recorder.torch = machine, machine.torch
+        self.machine, self.recorder.torch = machine, machine.torch
         names = {name: one.name for name, one in machine.environments.items()}
         self.announce(events.MachineFound(machine.torch, names))
 
@@ -287,19 +483,20 @@ class Daemon:
                 self.inbox.put(Stop("asked to"))
             case "failing":
                 states = self.recorder.states.items()
-                self.watched.ask_for(repro for (repro, _), state in states if state.verdict in FAILING)
+                self.watched.asked_for |= {repro for (repro, _), state in states if state.verdict in FAILING}
             case "rerun" if key.repro:
-                self.watched.ask_for([key.repro])
+                self.watched.asked_for.add(key.repro)
             case "rerun":
                 self.watched.ask_for_all()
 
     def end(self) -> None:
         self.watched.events.stop()
-        self.builds.cancel()
-        if self.sweeper.current is not None:
-            self.recorder.history.end_sweep(self.sweeper.current.number, time.time(), "interrupted")
+        if self.build is not None:
+            self.build.cancel()
+        if self.sweep is not None:
+            self.history.end_sweep(self.sweep.number, time.time(), "interrupted")
         self.pool.close()
-        self.recorder.history.close()
+        self.history.close()
         self.announce(events.Stopped(self.status))
         self.announce.close()
         self.lock.release()
@@ -336,7 +533,8 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool) -> 
     def make_pool(hidden: Path) -> Pool:
         return ServerPool(inbox.put, preload_for(backends, forks=forks(settings.workers)), state=hidden)
 
-    file_events = FileEvents(lambda path: inbox.put(Hint(path)))
+    quiet_s = QUIET_BEFORE_BUILD_S if settings.build else QUIET_S
+    file_events = FileEvents(lambda: inbox.put(FilesChanged()), quiet_s)
     try:
         daemon = Daemon(paths, settings, announce, inbox, file_events, make_pool)
     except BaseException:

@@ -24,7 +24,7 @@ import filelock
 import platformdirs
 import psutil
 
-from minidbg.watch.snapshot import stamp
+from minidbg.watch.files import stamp
 from minidbg.words.errors import MinidbgError, UnreadableRepro
 from minidbg.words.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular, replace_file
 from minidbg.words.outcome import Verdict

@@ -10,9 +10,9 @@ from pathlib import Path
 from minidbg.history import State
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.judge.death import outcome_of_run
+from minidbg.watch.files import Root
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import WatchSettings, Workers
-from minidbg.watch.snapshot import Root
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Lane, Run
 from minidbg.words.outcome import Outcome, Verdict

@@ -1,7 +1,4 @@
-"""Where the code of the watched backends lies, found without importing any of it, and what git says of it.
-
-Nothing here takes git's locks or refreshes its index: a daemon that did would get in a person's way.
-"""
+"""Where the code of the watched backends lies, found without importing any of it, and what git says of it."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import importlib.util
 import os
 import re
 import site
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -22,12 +18,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from minidbg.history import Revision
+from minidbg.watch.files import JUNK_FOLDERS, Root, git, is_inside, repository_of
 from minidbg.watch.repros import Repro
-from minidbg.watch.snapshot import JUNK_FOLDERS, Root, is_inside, repository_of
-from minidbg.words import environment
 from minidbg.words.script_header import HIDDEN
-
-GIT_SECONDS = 20.0
 
 
 def repositories_of(paths: Iterable[str]) -> tuple[str, ...]:
@@ -64,21 +57,6 @@ def content_of(path: bytes) -> bytes:
             return file.read()
     except OSError:
         return b""
-
-
-def git(repository: str, *arguments: str) -> bytes | None:
-    try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", repository, *arguments],
-            capture_output=True,
-            timeout=GIT_SECONDS,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            env=environment.for_tool(),
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
 
 
 TORCH_TREES = ("_inductor", "_dynamo", "_functorch", "_decomp", "_refs", "_higher_order_ops", "fx")

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from minidbg.history import Observation, State
 from minidbg.watch.events import Unconfirmed
+from minidbg.watch.files import Snapshot
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import whole_name
 from minidbg.watch.states import FAILING, Decision, Job, Purpose, Transition, decide
@@ -78,6 +79,8 @@ class Sweep:
     """Whether it runs every repro."""
     code: str = ""
     """Digest of the code that it judges."""
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    """That code."""
     began: float = 0.0
     edited: bool = False
     """Whether the code has changed since."""

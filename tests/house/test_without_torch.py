@@ -55,7 +55,6 @@ def test_the_judge_needs_torch_and_none_of_our_other_requirements(tmp_path: Path
         "jinja2",
         "structlog",
         "watchdog",
-        "pathspec",
         "platformdirs",
         "safetensors",
         "cloudpickle",

@@ -12,10 +12,10 @@ from typing import Any
 
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.watch.announce import Announcer, View
-from minidbg.watch.daemon import Daemon, Hint, Inbox
+from minidbg.watch.daemon import Daemon, FilesChanged, Inbox
 from minidbg.watch.events import Event
+from minidbg.watch.files import Root
 from minidbg.watch.settings import WatchSettings
-from minidbg.watch.snapshot import Root
 from minidbg.workers.pool import Ended, Order, RunMode
 
 REPRO = """# /// script
@@ -97,9 +97,10 @@ class GivenEvents:
     why: str = ""
     watched: list[Root] = field(default_factory=list)
 
-    def watch(self, roots: Sequence[Root]) -> str:
+    def watch(self, roots: Sequence[Root]) -> None:
+        if self.why:
+            raise OSError(self.why)
         self.watched = list(roots)
-        return self.why
 
     def stop(self) -> None:
         pass
@@ -146,9 +147,9 @@ class World:
                 self.daemon.handle(self.daemon.inbox.get())
             if self.daemon.status is not None:
                 return
-            self.daemon.step(0.0 if self.daemon.watched.burst.first is None else float("inf"))
-            idle = self.daemon.sweeper.current is None and not self.daemon.ready_to_sweep()
-            if idle and self.daemon.inbox.empty() and self.daemon.watched.burst.first is None:
+            self.daemon.step(0.0)
+            idle = self.daemon.sweep is None and not self.daemon.watched.wants_sweep
+            if idle and self.daemon.inbox.empty():
                 return
         raise AssertionError(f"the daemon does not come to rest: {self.told[-12:]}")
 
@@ -162,10 +163,7 @@ class World:
 
     def edit(self, path: Path, text: str) -> None:
         path.write_text(text)
-        self.hint(path)
-
-    def hint(self, path: Path) -> None:
-        self.daemon.inbox.put(Hint(str(path)))
+        self.daemon.inbox.put(FilesChanged())
 
     def put(self, message: object) -> None:
         self.daemon.inbox.put(message)

@@ -10,8 +10,9 @@ import pytest
 from daemon_world import REPRO, World, script_of
 
 from minidbg.history import History
-from minidbg.watch.daemon import Hint, Key, Stop
+from minidbg.watch.daemon import FilesChanged, Key, Stop
 from minidbg.watch.settings import FailOn
+from minidbg.watch.sweep import Run
 from minidbg.words.outcome import Verdict
 from minidbg.workers.pool import Ended, Order, RunMode
 
@@ -127,7 +128,7 @@ def test_an_added_and_an_edited_repro_run_alone_and_a_removed_one_is_forgotten(w
     world.write(world.repros / "a.py", REPRO.format(kind="runtime", expect="reproduces"))
     assert world.ran() == [], "another expectation is no other repro"
     (world.repros / "b.py").unlink()
-    world.put(Hint(str(world.repros / "b.py")))
+    world.put(FilesChanged())
     assert world.data("repro_removed", "repro") == ["b.py"]
     world.save("a", "gone ")
     assert world.ran() == ["a"]
@@ -175,9 +176,7 @@ def test_a_module_that_is_renamed_is_no_change_of_failure(world: World) -> None:
     canary, name = world.pool.answer, "new"
     world.pool.answer = lambda order: canary(order) if "--one-op" in order.argv else answer(order)  # type: ignore[method-assign]
     (world.package / "old.py").rename(world.package / "new.py")
-    world.hint(world.package / "old.py")
-    world.hint(world.package / "new.py")
-    world.settle()
+    world.put(FilesChanged())
     last = world.names("result")[-1]
     assert last.verdict == "reproduces"
     assert last.reason == "module renamed: toy_backend.old is toy_backend.new now"
@@ -205,7 +204,7 @@ def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = world.begin({"a": "gone"})
-    monkeypatch.setattr(type(daemon.sweeper), "begin", lambda self: 1 // 0)
+    monkeypatch.setattr(type(daemon), "begin_sweep", lambda self: 1 // 0)
     for now in (0.0, 0.1, 0.2):
         while not daemon.inbox.empty():
             daemon.handle(daemon.inbox.get())
@@ -250,7 +249,7 @@ def test_a_server_that_dies_once_is_asked_again_and_one_that_dies_twice_judges_n
     world.edit(world.package / "a.py", "gone")
     world.pool.lose = 2
     world.settle()
-    assert world.daemon.sweeper.current is None
+    assert world.daemon.sweep is None
 
 
 def test_states_survive_the_daemon_and_a_flip_that_was_not_told_is_told_by_the_next(world: World) -> None:
@@ -328,28 +327,27 @@ def test_once_names_what_contradicts_its_header(world: World) -> None:
     assert [event.repro, event.verdict, event.expect] == ["fixed.py", "gone", "reproduces"]
 
 
-def test_polling_is_announced_with_its_reason(world: World) -> None:
-    daemon = world.begin({"a": "reproduces"})
+def test_without_events_a_save_is_seen_at_the_next_look(world: World) -> None:
+    daemon = world.start({"a": "reproduces"})
     world.events.why = "no more watches"
-    daemon.watched.next_check = 0.0
-    world.settle()
-    assert world.data("notice", "text") == ["polling every 2 s: no more watches"]
     (world.package / "a.py").write_text("gone")
-    daemon.watched.next_look = 0.0
+    daemon.step(float("inf"))
     world.settle()
     assert world.flips() == [("FIXED", "a.py")]
+    said = "file events are not to be had (no more watches); everything is looked at every few seconds"
+    assert world.data("notice", "text") == [said]
 
 
 def test_a_fault_of_our_own_is_logged_and_survived(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = world.begin({"a": "reproduces", "b": "reproduces"})
-    judge = daemon.sweeper.job_ended
+    observe = daemon.observation
 
-    def faulty(sweep: object, run: object, message: Ended) -> None:
-        if any(order.id == message.id and script_of(order).endswith("a.py") for order in world.pool.orders):
+    def faulty(sweep: object, run: Run, *more: object) -> object:
+        if run.job.repro == "a.py":
             raise ZeroDivisionError("ours")
-        judge(sweep, run, message)  # type: ignore[arg-type]
+        return observe(sweep, run, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(daemon.sweeper), "job_ended", lambda self, *arguments: faulty(*arguments))
+    monkeypatch.setattr(type(daemon), "observation", lambda self, *arguments: faulty(*arguments))
     world.settle()
     assert world.data("result", "repro") == ["b.py"]
     assert "ZeroDivisionError" in (world.repros / ".minidbg" / "watch.log").read_text()
@@ -364,7 +362,7 @@ def test_the_daemon_needs_no_torch() -> None:
 
 def test_stop_ends_a_running_sweep_as_interrupted(world: World) -> None:
     daemon = world.begin({"a": "gone"})
-    while daemon.sweeper.current is None:
+    while daemon.sweep is None:
         daemon.handle(daemon.inbox.get())
         daemon.step(0.0)
     daemon.inbox.put(Stop("SIGTERM"))

@@ -19,10 +19,10 @@ import pytest
 from daemon_world import REPRO, World, script_of
 
 from minidbg.history import Revision
-from minidbg.watch import builds, daemon
+from minidbg.watch import daemon
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines
 from minidbg.watch.builds import Built
-from minidbg.watch.daemon import Stop
+from minidbg.watch.daemon import FilesChanged, Stop
 from minidbg.watch.events import Event, Notice
 from minidbg.watch.settings import FailOn
 from minidbg.workers.pool import Died, Ended, Order, Ready
@@ -52,9 +52,9 @@ class Session(World):
 
     def with_revision(self, order: Order) -> None:
         """Git answers before the first run, and not from its own thread at some moment."""
-        sweep = self.daemon.sweeper.current
+        sweep = self.daemon.sweep
         if sweep is not None:
-            self.daemon.recorder.history.set_revisions(sweep.number, daemon.revisions([]))
+            self.daemon.history.set_revisions(sweep.number, daemon.revisions([]))
 
     def end(self) -> str:
         """What was printed until the daemon has ended."""
@@ -96,8 +96,7 @@ def a_day(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     world.write(new, REPRO.format(kind="runtime", expect="gone"))
     world.write(new, "# /// script\n")
     new.unlink()
-    world.hint(new)
-    world.settle()
+    world.put(FilesChanged())
     return world.end()
 
 
@@ -112,7 +111,7 @@ def with_a_build(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.Capture
 
         def cancel(self) -> None: ...
 
-    patch.setattr(builds, "Build", ScriptedBuild)
+    patch.setattr(daemon, "Build", ScriptedBuild)
     world = Session(folder, patch)
     world.start({"a": "reproduces"}, build="make")
     world.save("a", "reproduces ")

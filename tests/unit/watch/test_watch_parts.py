@@ -14,10 +14,10 @@ import pytest
 from minidbg.history import State
 from minidbg.watch import probe
 from minidbg.watch.builds import Build, Built, build_within
+from minidbg.watch.files import Root
 from minidbg.watch.repros import AlreadyWatched, Lock, Repro, home_of, living_holder, read_repro, read_repros
 from minidbg.watch.runner import Runner, judging, outcome_of
 from minidbg.watch.settings import FailOn, WatchSettings, load, parse_devices
-from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import (  # fmt: skip
     left_out_folders,
     module_roots,
