@@ -31,7 +31,7 @@ from minidbg.watch.repros import Lock, hidden_folder, home_of, read_repros, stam
 from minidbg.watch.runner import PROBE_SCRIPT, Runner, as_renamed, forks, outcome_of
 from minidbg.watch.settings import FailOn, Machine, WatchSettings, devices_of, parse_devices
 from minidbg.watch.sources import installed_digest, repositories_worth_building, revisions
-from minidbg.watch.states import FAILING, Decision, Job, Purpose, Transition, usual_seconds
+from minidbg.watch.states import Decision, Job, Purpose, Transition, usual_seconds
 from minidbg.watch.sweep import CanaryKey, Run, Sweep, count_standings, in_order
 from minidbg.watch.watched import EMPTY, Watched
 from minidbg.words import settings as base
@@ -49,7 +49,7 @@ class FilesChanged:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A person asked for something: rerun (of one ``repro``, or all), failing, quit."""
+    """A person asked for something: rerun (of one ``repro``, or all), quit."""
 
     name: str
     repro: str = ""
@@ -285,7 +285,7 @@ class Daemon:
         for device in absent:
             here, missed = ", ".join(self.machine.present()), plural(absent[device], "repro")
             text = f"{device} not present (found {here}); {missed} skipped there; 'minidbg doctor' lists what is here"
-            self.announce.once(("missing", device), events.DeviceMissing(device, text))
+            self.announce.once(("missing", device), events.DeviceMissing(text, device))
         return jobs, unable
 
     # Its runs
@@ -481,9 +481,6 @@ class Daemon:
         match key.name:
             case "quit":
                 self.inbox.put(Stop("asked to"))
-            case "failing":
-                states = self.recorder.states.items()
-                self.watched.asked_for |= {repro for (repro, _), state in states if state.verdict in FAILING}
             case "rerun" if key.repro:
                 self.watched.asked_for.add(key.repro)
             case "rerun":

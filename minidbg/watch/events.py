@@ -1,7 +1,7 @@
 """What the daemon announces: each event as a value, with its words for people and its JSON for programs.
 
 To add one, write a class: its ``name`` and its fields, in this order, are the JSON object that ``minidbg watch --json``
-prints, and ``words`` is the line that people read. A view matches on the class.
+prints, and ``WORDS`` or ``words`` the line that people read. A view matches on the class.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ class Event:
     """Something that happened. ``at``: when it was told, in seconds since the epoch; the ``Announcer`` sets it."""
 
     name: ClassVar[str]
+    WORDS: ClassVar[str] = ""
+    """The event as people read it, for ``str.format``; empty when it is not worth a line."""
     at: float = field(default=0.0, kw_only=True)
 
     def words(self) -> str:
-        """The event as people read it; empty when it is not worth a line."""
-        return ""
+        return self.WORDS.format(self)
 
     def line(self) -> str:
         return printable(self.words())
@@ -93,31 +94,23 @@ class MachineFound(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMissing(Event):
-    name = "device_missing"
-    device: str
+class Notice(Event):
+    name = "notice"
+    WORDS = "{0.text}"
     text: str
-
-    def words(self) -> str:
-        return self.text
 
 
 @dataclass(frozen=True, slots=True)
-class Notice(Event):
-    name = "notice"
-    text: str
-
-    def words(self) -> str:
-        return self.text
+class DeviceMissing(Notice):
+    name = "device_missing"
+    device: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stopping(Event):
     name = "stopping"
+    WORDS = "stopping: {0.reason}"
     reason: str
-
-    def words(self) -> str:
-        return f"stopping: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,52 +123,25 @@ class Stopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ReproAdded(Event):
-    name = "repro_added"
+class ReproEvent(Event):
     repro: str
-
-    def words(self) -> str:
-        return f"new repro {self.repro}"
-
-    def to_json(self) -> Json:
-        return {"reason": "", "repro": self.repro}
+    reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReproEdited(Event):
-    name = "repro_edited"
-    repro: str
-
-    def words(self) -> str:
-        return f"repro {self.repro} was edited"
-
-    def to_json(self) -> Json:
-        return {"reason": "", "repro": self.repro}
+class ReproAdded(ReproEvent):
+    name, WORDS = "repro_added", "new repro {0.repro}"
 
 
-@dataclass(frozen=True, slots=True)
-class ReproRemoved(Event):
-    name = "repro_removed"
-    repro: str
-
-    def words(self) -> str:
-        return f"repro {self.repro} is gone"
+class ReproEdited(ReproEvent):
+    name, WORDS = "repro_edited", "repro {0.repro} was edited"
 
 
-@dataclass(frozen=True, slots=True)
-class ReproDamaged(Event):
-    name = "repro_damaged"
-    repro: str
-    reason: str
-    by_edit: bool = False
-    """Whether that came while it was watched; the JSON says it by the order of its keys alone, as it always did."""
+class ReproRemoved(ReproEvent):
+    name, WORDS = "repro_removed", "repro {0.repro} is gone"
 
-    def words(self) -> str:
-        return f"repro {self.repro} cannot be used: {self.reason}"
 
-    def to_json(self) -> Json:
-        pairs = [("repro", self.repro), ("reason", self.reason)]
-        return dict(reversed(pairs) if self.by_edit else pairs)
+class ReproDamaged(ReproEvent):
+    name, WORDS = "repro_damaged", "repro {0.repro} cannot be used: {0.reason}"
 
 
 # Sweeps and verdicts
@@ -361,11 +327,9 @@ class BackendBroken(Event):
 @dataclass(frozen=True, slots=True)
 class BackendBack(Event):
     name = "backend_back"
+    WORDS = "backend {0.backend} works again on {0.device}"
     backend: str
     device: str
-
-    def words(self) -> str:
-        return f"backend {self.backend} works again on {self.device}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,13 +337,11 @@ class Unexpected(Event):
     """With ``--fail-on unexpected``: a verdict that contradicts its header."""
 
     name = "unexpected"
+    WORDS = "unexpected: {0.repro} [{0.device}] is {0.verdict}, and its header expects {0.expect}"
     repro: str
     device: str
     verdict: Verdict
     expect: Verdict
-
-    def words(self) -> str:
-        return f"unexpected: {self.repro} [{self.device}] is {self.verdict}, and its header expects {self.expect}"
 
 
 # Builds
@@ -394,19 +356,15 @@ class BuildStarted(Event):
 @dataclass(frozen=True, slots=True)
 class BuildFailed(Event):
     name = "build_failed"
+    WORDS = "build failed with status {0.status}; nothing was judged: {0.error}\n{0.output}"
     status: int
     seconds: float
     output: str
     error: str
 
-    def words(self) -> str:
-        return f"build failed with status {self.status}; nothing was judged: {self.error}\n{self.output}"
-
 
 @dataclass(frozen=True, slots=True)
 class BuildFinished(Event):
     name = "build_finished"
+    WORDS = "built in {0.seconds:.1f} s"
     seconds: float
-
-    def words(self) -> str:
-        return f"built in {self.seconds:.1f} s"

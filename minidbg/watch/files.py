@@ -258,8 +258,8 @@ class FileEvents(events.FileSystemEventHandler):
             self.debouncer.start()
         self.observer.unschedule_all()
         self.folders = folders
-        for folder, (deep, _) in folders.items():
-            self.observer.schedule(self, folder, recursive=deep, event_filter=WRITES)
+        for folder, (is_deep, _) in folders.items():
+            self.observer.schedule(self, folder, recursive=is_deep, event_filter=WRITES)
 
     def on_any_event(self, event: events.FileSystemEvent) -> None:
         """An atomic save shows only as the destination of a move, so both ends count."""

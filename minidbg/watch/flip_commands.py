@@ -15,8 +15,6 @@ from minidbg.watch.events import Event, Flipped, SweepFinished
 from minidbg.words import environment
 from minidbg.words.text import in_one_line, plural
 
-MOST_WAIT_S = 30.0
-"""A flip in the midst of a long sweep, or outside of one, waits no longer for others."""
 COMMAND_SECONDS = 60.0
 CLOSE_SECONDS = 20.0
 
@@ -24,46 +22,30 @@ CLOSE_SECONDS = 20.0
 class FlipCommands(View):
     """Gathers flips and gives them to each command when the sweep has ended, beside us: one line a flip, the event as ``--json`` has it.
 
-    A command that fails or takes too long is said by ``tell``, with its last line on stderr, and ends
-    nothing.
+    A command that fails or takes too long is said by ``tell``, with its last line on stderr, and ends nothing.
     """
 
     def __init__(self, commands: Sequence[str], folder: Path, tell: Callable[[str], None]) -> None:
         self.commands, self.folder, self.tell = commands, folder, tell
         self.waiting: list[Flipped] = []
-        self.lock = threading.Lock()
-        self.timer: threading.Timer | None = None
         self.threads: list[threading.Thread] = []
-        self.closing = False
 
     def show(self, event: Event) -> None:
-        """A flip waits for others of its sweep."""
         if isinstance(event, Flipped):
-            with self.lock:
-                self.waiting.append(event)
-                if self.timer is None:
-                    self.timer = threading.Timer(MOST_WAIT_S, self.send)
-                    self.timer.daemon = True
-                    self.timer.start()
+            self.waiting.append(event)
         elif isinstance(event, SweepFinished):
             self.send()
 
     def send(self) -> None:
-        with self.lock:  # to the end: who closes waits for all that were started
-            flips, self.waiting = self.waiting, []
-            if self.timer is not None:
-                self.timer.cancel()
-                self.timer = None
-            if not flips:
-                return
-            data = "".join(json.dumps({**one.to_json(), "at": one.at}) + "\n" for one in flips).encode()
-            started = [
-                threading.Thread(target=self.run, args=(one, data, len(flips)), name="minidbg-on-flip", daemon=True)
-                for one in self.commands
-            ]  # fmt: skip
-            for thread in started:
-                thread.start()
-            self.threads = [*(thread for thread in self.threads if thread.is_alive()), *started]
+        flips, self.waiting = self.waiting, []
+        data = "".join(json.dumps({**one.to_json(), "at": one.at}) + "\n" for one in flips).encode()
+        self.threads = [thread for thread in self.threads if thread.is_alive()]
+        for command in self.commands if flips else ():
+            arguments = command, data, len(flips)
+            self.threads.append(
+                threading.Thread(target=self.run, args=arguments, name="minidbg-on-flip", daemon=True)
+            )
+            self.threads[-1].start()
 
     def run(self, command: str, data: bytes, flips: int) -> None:
         try:
@@ -79,17 +61,12 @@ class FlipCommands(View):
         except OSError as error:
             said, trouble = [str(error)], "could not be started"
         if trouble:
-            text = in_one_line(
-                f"on_flip {command!r} {trouble} for {plural(flips, 'flip')}{': ' if said else ''}{''.join(said)}"
-            )
-            if self.closing:
-                print(f"minidbg: {text}", file=sys.stderr)
-            else:
-                self.tell(text)
+            said = [f"on_flip {command!r} {trouble} for {plural(flips, 'flip')}", *said]
+            self.tell(in_one_line(": ".join(said)))
 
     def close(self) -> None:
-        """Start the commands with the rest, and give them some time."""
-        self.closing = True
+        """Start the commands with the rest, and give them some time; what goes wrong now nobody but stderr hears."""
+        self.tell = lambda text: print(f"minidbg: {text}", file=sys.stderr)
         self.send()
         until = time.monotonic() + CLOSE_SECONDS
         for thread in self.threads:

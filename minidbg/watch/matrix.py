@@ -1,16 +1,14 @@
-"""The matrix of repros and devices as it is shown live: what each event changes in it, and how it is drawn."""
+"""The matrix of repros and devices as it is shown live: what each event changes in it."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from minidbg.history import State
 from minidbg.watch import events
 from minidbg.watch.events import Event, Flipped, Judged
-from minidbg.watch.states import FAILING
 
 STYLES: Mapping[str | None, str] = {
     "crashed": "bold yellow", "timeout": "yellow", "changed": "yellow", "flaky": "magenta", "reproduces": "red",
@@ -63,9 +61,8 @@ class Matrix:
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     activity: str = "starting workers"
     first_verdict: str = ""
-    cause: str = ""
     files: tuple[str, ...] = ()
-    """The files whose change the last sweep judges, as ``cause`` names them: the first ones."""
+    """The files whose change the last sweep judges: the first ones."""
     began: float | None = None
     sweep: int | None = None
     total: int = 0
@@ -76,8 +73,6 @@ class Matrix:
     """Whether the keys are listed in place of the repros."""
     answer: str = ""
     """Why the key that was pressed last did nothing."""
-    failing_only: bool = False
-    """Whether only repros that fail on some device are shown."""
     selected: str = ""
     """The repro whose error is shown."""
     rows: list[str] = field(default_factory=list)
@@ -89,10 +84,12 @@ class Matrix:
         match event:
             case events.Started():
                 self.home = event.home
-                self.show_states(event.states)
+                for state in event.states:
+                    cell = Cell(state.verdict, state.since, note=state.reason)
+                    self.cells[state.repro, state.device] = cell
             case events.SweepStarted():
                 self.activity, self.began, self.first_verdict = f"sweep {event.sweep}", event.at, ""
-                self.total, self.seen, self.cause, self.files = event.jobs, 0, event.cause(4), event.files
+                self.total, self.seen, self.files = event.jobs, 0, event.files
                 self.sweep = event.sweep
                 for cell in self.cells.values():
                     cell.fresh, cell.maybe, cell.old = False, "", cell.old or bool(event.changed)
@@ -117,7 +114,7 @@ class Matrix:
                 if event.end != "complete":  # the code has changed since
                     for cell in self.cells.values():
                         cell.old |= cell.fresh
-                self.rows = self.names(every=True)
+                self.rows = self.names()
             case events.BackendBroken():
                 self.broken[event.backend, event.device] = event.reason
             case events.BackendBack():
@@ -142,11 +139,6 @@ class Matrix:
     def cell(self, repro: str, device: str) -> Cell:
         return self.cells.setdefault((repro, device), Cell())
 
-    def show_states(self, states: Iterable[State], *, old: bool = True) -> None:
-        for state in states:
-            cell = Cell(state.verdict, state.since, note=state.reason, old=old)
-            self.cells[state.repro, state.device] = cell
-
     def sort(self) -> None:
         """What fails first: only when a person asks, since rows that jump about cannot be read."""
         self.rows = []
@@ -162,18 +154,14 @@ class Matrix:
     def devices(self) -> list[str]:
         return sorted({device for _, device in self.cells})
 
-    def names(self, *, every: bool = False) -> list[str]:
-        """The repros to show: listed rows where they are, then others, what fails first."""
+    def names(self) -> list[str]:
+        """The repros: listed rows where they are, then others, what fails first."""
         ranks: dict[str, int] = {}
-        failing = set()
         for (name, _), cell in self.cells.items():
             rank = ORDER.index(cell.verdict) if cell.verdict in STYLES else 0
             ranks[name] = min(rank, ranks.get(name, rank))
-            if {cell.verdict, cell.maybe} & FAILING:  # also of a run that has just shown one
-                failing.add(name)
         rows = [name for name in self.rows if name in ranks]
-        rows += sorted(ranks.keys() - set(rows), key=lambda name: (ranks[name], name))
-        return rows if every or not self.failing_only else [name for name in rows if name in failing]
+        return rows + sorted(ranks.keys() - set(rows), key=lambda name: (ranks[name], name))
 
     def is_old(self, cell: Cell) -> bool:
         """Whether the verdict that is shown is of other code than the present, and no newer one is being confirmed."""

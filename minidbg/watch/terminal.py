@@ -147,10 +147,6 @@ def obey(matrix: Matrix, key: str) -> Key | None:
     match key:
         case "q":
             return Key("quit")
-        case "f":
-            matrix.failing_only = not matrix.failing_only
-            matrix.sort()
-            return Key("failing") if matrix.failing_only else None
         case "o":
             matrix.answer = "" if names else "no repro to open"
         case _ if key in ARROWS:
@@ -160,7 +156,7 @@ def obey(matrix: Matrix, key: str) -> Key | None:
             matrix.sort()
             if not names:
                 matrix.answer = "no repro to run"
-            return Key("failing" if matrix.failing_only else "rerun")
+            return Key("rerun")
         case _ if key != "?" and key.isprintable():
             matrix.answer = f"{key} is no key here; ? lists the keys"
     return None

@@ -98,7 +98,7 @@ class Watched:
         for name in sorted(changed) if not is_first else ():
             repro = self.repros[name]
             if repro.damage:
-                self.announce(ReproDamaged(name, repro.damage, by_edit=True))
+                self.announce(ReproDamaged(name, repro.damage))
             else:
                 self.announce((ReproEdited if name in before else ReproAdded)(name))
         for name in sorted(before.keys() - self.repros.keys()):

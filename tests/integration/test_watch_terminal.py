@@ -70,8 +70,6 @@ def test_the_matrix_is_drawn_keys_work_and_the_terminal_is_given_back(tmp_path: 
         screen.press("o")
         screen.wait_for("minidbg watch minidbg_repros")
         assert [path.name for path in (tmp_path / "opened").iterdir()] == ["relu.py"], "what flipped last"
-        screen.press("f")
-        screen.wait_for("only what fails is shown")
         (package / "sin.py").write_text(BROKEN.format(op="sin"))
         screen.wait_for("REGRESSED ")
         screen.press("\r")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -44,19 +43,6 @@ def test_each_command_gets_a_burst_at_once(tmp_path: Path) -> None:
     assert given_to(commands, tmp_path, *burst) == []
     assert read(tmp_path / "one") == read(tmp_path / "two") == ["sin.py", "cos.py"]
     assert (tmp_path / "ends").read_text() == "end\n", "started once"
-
-
-def test_flips_outside_of_a_sweep_do_not_wait_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flip_commands, "MOST_WAIT_S", 0.05)
-    view = FlipCommands(("cat >> flips",), tmp_path, print)
-    view.show(flip("sin"))
-    until = time.monotonic() + 30
-    while not view.threads and time.monotonic() < until:
-        time.sleep(0.01)
-    view.close()
-    assert read(tmp_path / "flips") == ["sin.py"]
 
 
 def test_what_waits_is_given_at_the_end(tmp_path: Path) -> None:

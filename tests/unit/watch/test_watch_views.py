@@ -275,23 +275,10 @@ def test_more_repros_than_lines_are_counted(matrix: Matrix, height: int) -> None
 def test_a_long_list_says_how_to_see_the_rest_and_a_selected_row_is_always_seen(matrix: Matrix) -> None:
     for number in range(39):
         matrix.hear(result(f"r{number:02d}.py", "reproduces"))
-    assert "more repros; up/down scrolls, f shows only what fails" in as_text(matrix, 80, 24)
+    assert "more repros; up/down scrolls" in as_text(matrix, 80, 24)
     for place in (1, 25, 12, -100):
         matrix.select(place)
         assert f"> {matrix.selected}" in as_text(matrix, 80, 24)
-    matrix.failing_only = True
-    assert "more repros; up/down scrolls\n" in re.sub(" +\n", "\n", as_text(matrix, 80, 24))
-
-
-def test_with_failing_only_the_rest_is_not_shown_until_it_may_fail(matrix: Matrix) -> None:
-    matrix.hear(sweep_started())
-    matrix.hear(result("a.py", "reproduces"))
-    matrix.hear(result("b.py", "gone", standing="still gone"))
-    matrix.failing_only = True
-    assert matrix.names() == ["a.py"]
-    assert "only what fails is shown" in as_text(matrix)
-    matrix.hear(unconfirmed("b.py", "gone", "crashed"))
-    assert matrix.names() == ["a.py", "b.py"]
 
 
 # The matrix: which rows are old
@@ -381,28 +368,23 @@ def test_a_flip_that_was_forgotten_in_an_earlier_session_leaves_its_row_old(matr
 LONG = "compile_batch_norm_1d2c3b.py"
 
 
-def columns_shown(matrix: Matrix, width: int) -> list[str]:
-    return next(line.split() for line in as_text(matrix, width).splitlines() if line.startswith("  repro"))
-
-
 @pytest.mark.parametrize(
     ("width", "columns", "remark"),
     [
-        (120, ["repro", "cpu", "since", "took"], True),
-        (80, ["repro", "cpu", "took"], True),
-        (68, ["repro", "cpu"], True),
-        (46, ["repro", "cpu"], True),
-        (43, ["repro", "cpu"], False),
+        (120, ["repro", "cpu", "since", "took"], True), (80, ["repro", "cpu", "since", "took"], True),
+        (58, ["repro", "cpu", "since", "took"], False), (46, ["repro", "cpu"], False),
     ],
-)
-def test_a_name_stays_whole_while_since_then_took_then_the_remark_give_way(
+)  # fmt: skip
+def test_a_name_and_its_verdict_stay_whole_while_the_remark_and_then_the_times_give_way(
     matrix: Matrix, width: int, columns: list[str], remark: bool
 ) -> None:
+    matrix.hear(sweep_started())
     matrix.hear(result(LONG, "reproduces", message="NotImplementedError: no kernel for batch_norm here"))
-    assert columns_shown(matrix, width) == columns
-    row = next(line for line in as_text(matrix, width).splitlines() if LONG in line)
+    lines = as_text(matrix, width).splitlines()
+    assert next(line.split() for line in lines if line.startswith("  repro")) == columns
+    row = next(line for line in lines if LONG in line)
     assert "reproduces" in row
-    assert ("Not" in row or row.rstrip().endswith("…")) == remark
+    assert ("NotImpl" in row) == remark
 
 
 @pytest.mark.parametrize("width", [24, 40, 60, 80, 130])
@@ -451,7 +433,7 @@ def test_a_file_that_changed_is_named_on_a_narrow_screen_too(matrix: Matrix) -> 
     matrix.hear(replace(sweep_finished(2), first_verdict_seconds=0.25))
     matrix.hear(flip(LONG, files=files))
     first, second, *_ = as_text(matrix, 80).splitlines()
-    assert first.rstrip().endswith("|  waiting; sweep 2 took 1.00 s  |  changed: rules.py, ...")
+    assert first.rstrip() == "waiting; sweep 2 took 1.00 s  |  changed: rules.py, ..."
     assert "changed: rules.py, kernels.py" in as_text(matrix, 100)
     assert second.rstrip().endswith(f"FIXED {Path(LONG).stem} [cpu]  rules.py, kernels.py changed"), (
         "no half revision"
@@ -471,15 +453,6 @@ def test_notices_are_wrapped_and_the_newest_stay(matrix: Matrix) -> None:
 
 
 # Keys
-
-
-@pytest.mark.parametrize("width", [20, 40, 80, 100, 130])
-def test_the_last_line_has_whole_keys_and_always_the_one_that_lists_them(matrix: Matrix, width: int) -> None:
-    last = as_text(matrix, width).splitlines()[-1].rstrip()
-    told = last.split("  ")
-    assert set(told) <= {f"{key} {word}" for key, (word, _) in KEYS.items()}
-    assert told[-1] == "? help"
-    assert (len(told) == len(KEYS)) == (width >= 80)
 
 
 def test_a_question_mark_lists_every_key_and_mark_and_any_key_closes_the_list(matrix: Matrix) -> None:
@@ -504,7 +477,6 @@ def test_a_question_mark_lists_every_key_and_mark_and_any_key_closes_the_list(ma
         ("x", "x is no key here; ? lists the keys", None),
         ("\x1b[A", "", None),
         ("o", "", None),
-        ("f", "", "failing"),
         ("\r", "", "rerun"),
     ],
 )
@@ -528,12 +500,6 @@ def test_keys_without_any_repro_say_so(key: str, answer: str) -> None:
     matrix = Matrix(clock=lambda: NOW)
     obey(matrix, key)
     assert matrix.answer == answer
-
-
-def test_failing_only_says_when_nothing_fails(matrix: Matrix) -> None:
-    matrix.hear(result("a.py", "gone"))
-    obey(matrix, "f")
-    assert "nothing fails; f shows all repros" in as_text(matrix, 80)
 
 
 def test_readme_shows_the_matrix_as_it_is_drawn() -> None:
