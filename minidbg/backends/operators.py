@@ -15,19 +15,17 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.backends.copied_source import NotSelfContained
-from minidbg.backends.finding import as_statements
+from minidbg.backends.definitions import NotSelfContained
 from minidbg.backends.locations import location_of
-from minidbg.backends.ref_builder import NotReferable, RefBuilder, check_loadable, expression_for
-from minidbg.python_text.modules import (
-    file_of,
+from minidbg.backends.modules import (
     finds_again,
     foreign_modules,
     is_foreign,
     source_of,
     top_level,
 )
-from minidbg.python_text.source_text import Statement, last_name, parts_of, statements_of
+from minidbg.backends.reference import NotReferable, RefBuilder, as_statements, expression_for
+from minidbg.backends.statements import Statement, last_name, parts_of, statements_of
 from minidbg.words.errors import BackendUnreachable
 from minidbg.words.run_spec import BackendRef
 
@@ -83,23 +81,38 @@ def mentions(text: str, name: str) -> bool:
 
 
 def statements_of_operator(name: str) -> tuple[Statement, ...]:
-    plain = name.partition(".")[0]
-    statements = statements_of("__main__")
-    direct = [found for found in statements if _says(found.node, plain)]
-    libraries = _library_names(statements, plain.partition("::")[0])
-    of_library = [found for found in statements if _uses_library(found, libraries, plain.partition("::")[2])]
-    names = {bound for found in direct for bound in found.binds if _is_definition(bound, plain)}
-    further = [found for found in statements if _registers_on(found.node, names)]
-    chosen = {id(found) for found in (*direct, *of_library, *further)}
-    return tuple(found for found in statements if id(found) in chosen)
+    """The statements of the program that define ``ns::name``: by saying it, on a Library of ``ns``, or on what defines it."""
+    name = name.partition(".")[0]
+    namespace, _, last = name.partition("::")
+    program, definition = vars(sys.modules["__main__"]), torch_internals.operator_definition(name)
+    libraries = {
+        key
+        for key, value in program.items()
+        if isinstance(value, torch.library.Library) and value.ns == namespace
+    }
+    definitions = {key for key, value in program.items() if value is definition is not None}
+
+    def defines(found: Statement) -> bool:
+        parts = list(_outside_functions(found.node))
+        used = {part.id for part in parts if isinstance(part, ast.Name)}
+        calls = [part for part in parts if isinstance(part, ast.Call)]
+        given = [value for call in calls if _is_definer(call.func) for value in call.args]
+        registers = any(
+            isinstance(part, ast.expr) and last_name(part).startswith("register_") for part in parts
+        )
+        return (
+            _say(given, rf"{re.escape(name)}(?![\w:])")
+            or bool(found.binds & libraries)
+            or (bool(used & libraries) and _say(parts, rf"{re.escape(last)}\b"))
+            or (bool(used & definitions) and registers)
+        )
+
+    return tuple(filter(defines, statements_of("__main__")))
 
 
-def _says(node: ast.stmt, name: str) -> bool:
-    """Whether a statement, besides the bodies of its functions, says ``"ns::name"`` to ``torch.library``."""
-    calls = (part for part in _outside_functions(node) if isinstance(part, ast.Call))
-    given = (value for call in calls if _is_definer(call.func) for value in call.args)
-    texts = (value.value for value in given if isinstance(value, ast.Constant))
-    return any(isinstance(text, str) and re.match(rf"{re.escape(name)}(?![\w:])", text) for text in texts)
+def _say(parts: Sequence[ast.AST], pattern: str) -> bool:
+    texts = (part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
+    return any(re.match(pattern, text) for text in texts)
 
 
 def _is_definer(function: ast.expr) -> bool:
@@ -113,45 +126,6 @@ def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
     for field, child in parts_of(node):
         if field != "body" or not is_function:
             yield from _outside_functions(child)
-
-
-def _library_names(statements: tuple[Statement, ...], namespace: str) -> set[str]:
-    """Names bound by ``lib = torch.library.Library("ns", ...)``."""
-    names: set[str] = set()
-    for found in statements:
-        match getattr(found.node, "value", None):
-            case ast.Call(func=function, args=[ast.Constant(value=str() as first), *_]):
-                if last_name(function) == "Library" and first == namespace:
-                    names |= found.binds
-    return names
-
-
-def _uses_library(statement: Statement, libraries: set[str], name: str) -> bool:
-    """Whether a statement makes one of the libraries, or says ``name`` with it."""
-    if statement.binds & libraries:
-        return True
-    parts = list(_outside_functions(statement.node))
-    used = {part.id for part in parts if isinstance(part, ast.Name)}
-    texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
-    return bool(used & libraries) and any(re.match(rf"{re.escape(name)}\b", text) for text in texts)
-
-
-def _registers_on(node: ast.stmt, names: set[str]) -> bool:
-    """Whether a statement calls a method of an operator's definition, or hands it to ``torch.library``."""
-    for part in _outside_functions(node):
-        values: list[ast.expr] = []
-        if isinstance(part, ast.Attribute) and part.attr.startswith("register_"):
-            values = [part.value]
-        elif isinstance(part, ast.Call) and last_name(part.func).startswith("register_"):
-            values = part.args
-        if any(isinstance(value, ast.Name) and value.id in names for value in values):
-            return True
-    return False
-
-
-def _is_definition(name: str, operator: str) -> bool:
-    found = getattr(sys.modules["__main__"], name, None)
-    return found is not None and found is torch_internals.operator_definition(operator)
 
 
 # --- shared libraries ---
@@ -260,9 +234,7 @@ def _operator(name: str, builder: RefBuilder) -> None:
         if finds_again(module):
             builder.import_module(module, f"defines {name}" if module == modules[0] else f"adds to {name}")
         elif module != "__main__":
-            if file_of(module) is None:
-                raise NotSelfContained(f"no import leads to its module {module}")
-            builder.load_file(str(file_of(module)), "no import finds it", name=module)
+            raise NotSelfContained(f"no import leads to its module {module}")
     if not modules:
         _native(name, builder)
 
@@ -270,14 +242,7 @@ def _operator(name: str, builder: RefBuilder) -> None:
 def _operators_of_script(names: Sequence[str], builder: RefBuilder) -> None:
     """Copy the statements that define operators in ``__main__``, those of all at once: they may share a Library."""
     statements = {found.line: found for name in names for found in statements_of_operator(name)}
-    try:
-        with builder.attempt():
-            ordered = [statements[line] for line in sorted(statements)]
-            builder.copy_of("__main__").add_operators(names, ordered)
-    except NotSelfContained as error:
-        check_loadable("__main__", "", f"its source cannot be copied ({error})")
-        builder.uses("__main__")
-        builder.load_file(str(file_of("__main__")), str(error))
+    builder.copy_of_main().add_operators(names, [statements[line] for line in sorted(statements)])
 
 
 def _native(name: str, builder: RefBuilder) -> None:
@@ -296,7 +261,6 @@ def _function(function: types.FunctionType, builder: RefBuilder) -> None:
     location = location_of(function)
     expression = expression_for(function, builder)
     if location is not None and finds_again(location.module):
-        return  # the model's own import names it; the one in backend() is what notices its absence
-    first = function.__name__
-    if expression != first:
-        builder.setup[f"global {first}\n{first} = {expression}"] = None
+        return  # the model's own import names it
+    if expression != function.__name__:
+        builder.copy_of_main().add_statement(f"{function.__name__} = {expression}")

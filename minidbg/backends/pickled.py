@@ -6,22 +6,24 @@ children, whose reference says ``unpickled(path)``. A script that stays says ``.
 
 from __future__ import annotations
 
-import functools
-import inspect
-import os
 import pickle
 import sys
 import sysconfig
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from minidbg import torch_internals
-from minidbg.backends.finding import as_statements, check_options, innermost, name_of
-from minidbg.backends.ref_builder import RefBuilder
-from minidbg.python_text.modules import finds_again, is_foreign
+from minidbg.backends.modules import finds_again, is_foreign
+from minidbg.backends.reference import (
+    RefBuilder,
+    as_statements,
+    check_options,
+    described,
+    innermost,
+    name_of,
+)
 from minidbg.words.errors import BackendUnreachable
 from minidbg.words.files import for_its_owner
 from minidbg.words.foreign import message_of
@@ -77,33 +79,6 @@ def folders_of_program() -> tuple[str, ...]:
         and not one.is_relative_to(python)
     )
     return tuple(dict.fromkeys(own))
-
-
-def described(backend: Any) -> str:
-    """The kind of object and where it was defined, as far as that is known: ``a closure of train.py:4``."""
-    if isinstance(backend, functools.partial):
-        return f"a functools.partial of {described(backend.func)}"
-    if isinstance(backend, types.MethodType):
-        return f"the method {backend.__func__.__name__} of {described(backend.__self__)}"
-    compiler = (torch_internals.aot_autograd_arguments(backend) or {}).get("fw_compiler")
-    if compiler is not None:
-        return f"aot_autograd over {described(compiler)}"
-    if isinstance(backend, types.FunctionType):
-        kind = "lambda" if backend.__name__ == "<lambda>" else "function"
-        kind = "closure" if backend.__code__.co_freevars else kind
-        return (
-            f"a {kind} of {os.path.basename(backend.__code__.co_filename)}:{backend.__code__.co_firstlineno}"
-        )
-    owner = type(backend)
-    return f"an object of the class {owner.__qualname__} of {where_defined(owner)}"
-
-
-def where_defined(kind: type) -> str:
-    try:
-        file = inspect.getsourcefile(kind) or inspect.getfile(kind)
-        return f"{os.path.basename(file)}:{inspect.findsource(kind)[1] + 1}"
-    except (OSError, TypeError):
-        return kind.__module__
 
 
 # ---- to the children of this process, and to nobody else -------------------------------------------

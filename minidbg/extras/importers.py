@@ -29,11 +29,11 @@ from torch import fx, nn
 
 from minidbg import asking, torch_internals, workers
 from minidbg.asking.oracle_calls import main_device
+from minidbg.backends import run_as_module
 from minidbg.fx.case import Case
 from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.death import died_by
-from minidbg.python_text.source_text import run_as_module
 from minidbg.repro.cases import UsedBackend, backend_named, case_of, need_grad
 from minidbg.words.errors import (
     BackendUnreachable,

@@ -7,11 +7,14 @@ line of JSON and returns the exit status.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import gc
 import importlib.util
 import os
 import sys
 import types
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 JUDGE_SCRIPT = __file__
 NAME = "minidbg_repro"
 """The module that a repro's definitions live in; signatures call it ``<script>``."""
+FAILED = "_failed"
+"""The name in it of the errors that its statements raised."""
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +35,8 @@ def main(argv: list[str]) -> int:
     path = os.path.abspath(argv[0])
     options = argv[2] if argv[1:2] == ["--options"] else ""
     gc.disable()  # what is imported stays: to look for garbage there, now and at the exit, takes a third of the time
-    definitions = definitions_of(path)
+    with clean_stdout():
+        definitions = definitions_of(path)
     gc.freeze()
     gc.enable()
     if "judge_itself" in definitions:
@@ -48,6 +54,21 @@ def main(argv: list[str]) -> int:
         print(f"{path}: {error}", file=sys.stderr)
         return 125
     return script.main(executed, argv[3:] if options else argv[1:])
+
+
+@contextlib.contextmanager
+def clean_stdout() -> Iterator[Callable[[str], object]]:
+    """Give a ``print`` to the real stdout, while all that backends and compilers print goes to stderr."""
+    sys.stdout.flush()
+    real = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield lambda text: os.write(real, (text + "\n").encode(errors="backslashreplace"))
+    finally:
+        sys.stdout.flush()
+        os.dup2(real, 1)
+        os.close(real)
 
 
 def check_with_pytest(path: str) -> None:
@@ -90,7 +111,7 @@ def spec_with_options(path: str, options: str) -> RunSpec:
 def definitions_of(path: str) -> dict[str, Any]:
     """What the script at ``path`` defines, executed in a module of its own as if from its own folder.
 
-    When it cannot be executed, its ``backend`` raises the reason.
+    Each statement by itself: another backend can be asked where the script's own is not here. ``FAILED`` lists what was raised.
     """
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [os.path.dirname(path), *(folder for folder in sys.path if folder != here)]
@@ -99,21 +120,19 @@ def definitions_of(path: str) -> dict[str, Any]:
     module = types.ModuleType(NAME)
     module.__file__ = path
     sys.modules[NAME] = module  # dynamo looks for the module of a function by its name
+    failed: list[BaseException] = []
+    module.__dict__[FAILED] = failed
     try:
-        exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a script that cannot be executed cannot be judged
-        reason = error if isinstance(error, Exception) else RuntimeError(f"it exits by itself: {error}")
-
-        def backend() -> Any:
-            raise reason
-
-        return {"__file__": path, "backend": backend}
-    if "backend" not in module.__dict__:
-        from minidbg.words.script_header import backend_in
-
-        expression = backend_in(Path(path).read_text(encoding="utf-8-sig"))
-        if expression:
-            module.__dict__["backend"] = lambda: eval(expression, module.__dict__)
+        tree = ast.parse(Path(path).read_bytes(), path)
+        for index, node in enumerate(tree.body):
+            if index and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
+                text = f"try: pass\nexcept (Exception, SystemExit) as _error: {FAILED}.append(_error)"
+                (attempt,) = ast.parse(text).body
+                attempt.body = [node]  # type: ignore[attr-defined]
+                tree.body[index] = attempt
+        exec(compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a script that is no Python cannot be judged
+        failed.append(error)
     return module.__dict__
 
 

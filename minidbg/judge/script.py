@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import os
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from minidbg.judge.command import FAILED, clean_stdout
 from minidbg.judge.death import outcome_of_death, printed
 from minidbg.judge.harness import HANDED_BACK, Runnable, brief, judge
 from minidbg.words.outcome import Outcome, Verdict
@@ -38,8 +38,7 @@ class Script:
     """The arguments of a Python that judges it in a process of its own, without options of the judge."""
 
     def runnable(self, device: str | None = None, backend: str | None = None) -> Runnable:
-        own = self.definitions.get("backend") or (lambda: self.spec.backend.name)
-        compiler = find_backend(own, self.spec.backend, backend)
+        compiler = find_backend(self.definitions, self.spec.backend, backend)
         need_device(device or self.spec.device)
         if self.spec.level is Level.ATEN and isinstance(compiler, str):
             raise Unavailable(
@@ -115,30 +114,23 @@ def judged_on_one_op(script: Script, device: str | None) -> Outcome:
     return replace(first, reason=(first.message.partition("\n")[0] or first.reason)[:300])
 
 
-def find_backend(own: Callable[[], Any], reference: BackendRef, wanted: str | None) -> Any:
-    """What ``own()`` gives, the script's ``backend()``, or ``--backend``: a registered name or ``module:expression``."""
-    found, paths = None, reference.paths
-    for folders in ((), paths) if paths else ((),):
-        sys.path += folders
-        try:
-            found = own()
-            break
-        except ImportError as error:
-            where = f"; put its folder on PYTHONPATH ({', '.join(paths)}: not there)" if paths else ""
-            missing = Unavailable(f"the backend's modules are not all here: {brief(error)}{where}")
-        except Exception as error:  # noqa: BLE001 - a broken backend module cannot be judged
-            missing = Broken(f"the backend cannot be loaded: {brief(error)}")
-    else:
-        if wanted is None:
-            raise missing
+def find_backend(definitions: Mapping[str, Any], reference: BackendRef, wanted: str | None) -> Any:
+    """The script's ``backend``, or ``--backend``: a registered name or ``module:expression``."""
+    failed = definitions.get(FAILED, ())
+    if failed and (wanted is None or "inputs" not in definitions):
+        if isinstance(failed[0], ImportError):
+            where = f"; put its folder on PYTHONPATH ({', '.join(reference.paths)}: not there)"
+            where = where if reference.paths else ""
+            raise Unavailable(f"the backend's modules are not all here: {brief(failed[0])}{where}")
+        raise Broken(f"the backend cannot be loaded: {brief(failed[0])}")
     try:
         if wanted and ":" in wanted:
-            return evaluated(wanted, paths)
+            return evaluated(wanted, reference.paths)
         if wanted and wanted not in torch.compiler.list_backends(()):
             importlib.import_module(wanted)  # a package often registers a backend of its name
     except (ImportError, AttributeError) as error:
         raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
-    compiler = wanted or found
+    compiler = wanted or definitions.get("backend", reference.name)
     if compiler is ...:
         raise Unavailable(reference.unfilled)
     if isinstance(compiler, str) and compiler not in torch.compiler.list_backends(()):
@@ -321,21 +313,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
             parser.error("--tolerances takes two numbers, or one of bfloat16, float16 and tf32")
         options.tolerances = {"any": (relative, absolute)}
     return options
-
-
-@contextlib.contextmanager
-def clean_stdout() -> Iterator[Callable[[str], object]]:
-    """Give a ``print`` to the real stdout, while all that backends and compilers print goes to stderr."""
-    sys.stdout.flush()
-    real = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield lambda text: os.write(real, (text + "\n").encode(errors="backslashreplace"))
-    finally:
-        sys.stdout.flush()
-        os.dup2(real, 1)
-        os.close(real)
 
 
 def check_with_pytest(script: Script) -> None:

@@ -35,7 +35,7 @@ SCRIPT = "<script>"
 """The module of what is defined in the program or in a repro, in signatures."""
 SCRIPTS = ("__main__", "__mp_main__", "minidbg_repro", __name__)
 CONTROL_SEQUENCE = r"\x1b(\[[\d;?]*[A-Za-z]|\][^\a]*\a?)"  # colours, links
-LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scripts
+OF_A_BACKEND = r"minidbg_backend_[0-9a-f]{8}"  # the module of copied source, in a child
 
 
 def failure(signature: Signature, spec: RunSpec, message: str, **more: Any) -> Outcome:
@@ -71,7 +71,7 @@ def qualified_name(error: BaseException) -> str:
 
 
 def module_name(name: str) -> str:
-    if name in SCRIPTS or re.fullmatch(LOADED_BY_PATH, name):
+    if name in SCRIPTS or re.fullmatch(OF_A_BACKEND, name):
         return SCRIPT
     return "<generated>" if name.startswith(GENERATED) else name
 

@@ -36,7 +36,7 @@ from minidbg.words.script_header import (
 class Header:
     path: Path
     spec: RunSpec
-    """How the script is run and what it must show; its backend without an expression, which ``def backend()`` gives."""
+    """How the script is run and what it must show; its backend without an expression, which stands at the top of the script."""
     expect: str = "reproduces"
     """``reproduces``, or ``gone`` once fixed: a regression test from then on."""
     nodes: int = 0

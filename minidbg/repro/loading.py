@@ -5,34 +5,31 @@ from __future__ import annotations
 import ast
 import contextlib
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from torch import Tensor, fx
 
 from minidbg import backends
+from minidbg.backends.definitions import OF_SCRIPTS
+from minidbg.backends.statements import first_line
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
-from minidbg.repro.near import with_whole_paths
-from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, OWN_NAMES, SCRIPT_IMPORTS
+from minidbg.repro.render import ANNOTATIONS, EMBEDDED_MARK, KERNELS_MARK, SCRIPT_IMPORTS
 from minidbg.source import origins, tensors
-from minidbg.source.expressions import quoted
 from minidbg.source.module_text import by_name, write_graph_builder, write_module
-from minidbg.source.origins import comments_by_line, dedented, stack_trace
+from minidbg.source.origins import comments_by_line, stack_trace
 from minidbg.source.parse import NotOurForm, read_module
 from minidbg.source.specs import all_imports_of
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import open_regular
 from minidbg.words.records import damage_in_words
 from minidbg.words.run_spec import DAMAGE, BackendRef, CallPath
-from minidbg.words.script_header import backend_in
 
 _numbers = itertools.count(1)
 
@@ -41,7 +38,7 @@ def inputs_on(path: Path, device: str) -> tuple[Any, ...]:
     text = script_text(path)
     header = header_of(text, path)
     parts = read_parts(text, header)
-    namespace = _namespace(path, parts, backend_of(parts, header))
+    namespace = _namespace(path, parts)
     with stored_tensors(path), tensors.as_scripts_do([device]):
         return tuple(namespace["inputs"](device))
 
@@ -73,26 +70,22 @@ def load(path: Path | str) -> Case:
     text = script_text(path)
     header = header_of(text, path)
     parts = read_parts(text, header)
-    reference = backend_of(parts, header)
-    compiler = backends.resolve(reference)
-    namespace = _namespace(path, parts, reference)
+    compiler = backends.resolve(parts.backend)
+    namespace = _namespace(path, parts)
     with stored_tensors(path), tensors.as_scripts_do([header.spec.device]):
         values = tuple(namespace["inputs"](header.spec.device))
     with stored_tensors(path), tensors.as_scripts_do():
         graph_module, inputs = _graph(parts, header, namespace, values)
     _remember_constants(parts.model, graph_module)
-    added = _added_imports(parts, graph_module, inputs, header.spec.call)
-    spec = replace(header.spec, backend=replace(reference, setup=(*added, *reference.setup)))
+    setup = _without_model(parts.backend.setup, graph_module, inputs, header.spec.call)
+    spec = replace(header.spec, backend=replace(parts.backend, setup=setup))
     return Case(graph_module, inputs, spec, header.provenance, compiler)
 
 
-def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any]:
-    known: dict[str, Any] = {}
-    if reference.embedded:
-        # Evaluated where resolve has run the embedded definitions, once: operators cannot be registered twice.
-        known |= cast(Any, backends.resolve(replace(reference, setup=(), expression="dict(globals())")))
-    known |= {"__file__": str(path), "torch": torch}
-    text = "\n\n".join([*parts.imports, parts.stored, parts.kernels, parts.model, parts.inputs])
+def _namespace(path: Path, parts: Parts) -> dict[str, Any]:
+    # where the definitions at the top have run, once: operators cannot be registered twice
+    known = {**backends.namespace_of(parts.backend), "__file__": str(path)}
+    text = "\n\n".join([parts.stored, parts.kernels, parts.model, parts.inputs])
     return backends.run_as_module(f"minidbg_repro_{next(_numbers)}", text, **known)
 
 
@@ -201,30 +194,28 @@ def _makers(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.Functi
     yield prefix, maker, builds
 
 
-def _added_imports(
-    parts: Parts, graph_module: fx.GraphModule, inputs: Sequence[Any], call: CallPath
+def _without_model(
+    setup: tuple[str, ...], graph_module: fx.GraphModule, inputs: Sequence[Any], call: CallPath
 ) -> tuple[str, ...]:
-    """Imports at the top of the script that the text of model and inputs does not ask for: a person put them there."""
+    """``setup`` without the imports above it that the text of model and inputs asks for, each once."""
     write = write_graph_builder if call is CallPath.DIRECT else write_module
     needed = {*write(graph_module, constant_expression=by_name).imports, *all_imports_of(inputs)}
-    return tuple(line for line in parts.imports if line not in needed)
+    left = list(setup)
+    for line in needed & set(setup):
+        left.remove(line)
+    return tuple(left)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
+    backend: BackendRef
+    """What stands at the top of the script, imports of the model too."""
     model: str
     """``class Repro``, or ``def graph``."""
     inputs: str
-    backend: str
     stored: str = ""
     kernels: str = ""
     """Triton kernels of the model, with what they look up."""
-    imports: tuple[str, ...] = ()
-    """Import statements at the top level, above the judge, without those that every script has."""
-    copied: str = ""
-    """What was embedded when the script was written."""
-    added: str = ""
-    """All other definitions above the judge: a person's."""
 
 
 def read_parts(text: str, header: Header) -> Parts:
@@ -239,85 +230,60 @@ def read_parts(text: str, header: Header) -> Parts:
     if model is None or given is None:
         missing = "inputs" if model else wanted
         raise UnreadableRepro(f"{header.path}: it defines no {missing}{'' if missing == 'Repro' else '()'}")
-    own = named.get("backend")  # none where the backend is a name, or one of the script's functions
-    name = "" if own else backend_in(text) or quoted(header.spec.backend.name)
-    lines = text.split("\n")
-    start = lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0
-    mark = lines.index(KERNELS_MARK) + 1 if KERNELS_MARK in lines else _first_line(model)
-    end = min(_first_line(own or model), mark)
-    loader = named.get("load_by_path")  # our own, at the beginning of what was copied
-    after_loader = loader.end_lineno if loader and start < loader.lineno < end else start
-    others = [
-        node
-        for node in _not_ours(nodes)
-        if not (start and start < node.lineno < end) and not mark < node.lineno < _first_line(model)
-    ]
+    lines, begin = text.split("\n"), first_line(model)
+    kernels = lines.index(KERNELS_MARK) + 1 if KERNELS_MARK in lines else begin
+    copied = lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0
+    top = [node for node in nodes if not _is_ours(node, nodes) and not (kernels < first_line(node) < begin)]
+    chosen = next((node for node in reversed(top) if _is_choice(node)), None)
+    top = [node for node in top if node is not chosen]
+    end = min(kernels, first_line(chosen) if chosen else begin)
+    setup = list(itertools.takewhile(lambda node: not isinstance(node, ast.FunctionDef | ast.ClassDef), top))
+    if copied:
+        setup = [node for node in setup if node.lineno <= copied]
+    added = [node for node in top if node not in setup and not (copied and copied < first_line(node) < end)]
+    embedded = ["\n".join(lines[copied : end - 1]).strip("\n")] if copied else []
+    embedded += [source_of(text, node) for node in added]
+    future = [ANNOTATIONS] if embedded and ANNOTATIONS in lines else []
+    plain = header.spec.backend
+    # a definition called backend, where nothing is assigned
+    expression = (
+        ast.get_source_segment(text, getattr(chosen, "value", None) or model) if chosen else "backend"
+    )
+    found = replace(
+        plain,
+        setup=tuple(source_of(text, node) for node in setup),
+        embedded="\n\n\n".join([*future, *embedded]),
+        expression=expression or "",
+    )
+    lacks_it = found.is_to_be_filled_in or backends.is_pickled(found)
     return Parts(
+        backend=found if lacks_it else replace(found, fill_in=""),
         model=source_of(text, model),
         inputs=source_of(text, given),
-        backend=source_of(text, own) if own else f"def backend():\n    return {name}",
         stored=source_of(text, named["stored"]) if "stored" in named else "",
-        kernels="\n".join(lines[mark : _first_line(model) - 1]),
-        imports=tuple(
-            line for line in map(ast.unparse, filter(_is_import, others)) if line not in SCRIPT_IMPORTS
-        ),
-        copied="\n".join(lines[after_loader : end - 1]).strip("\n") if start else "",
-        added="\n\n\n".join(source_of(text, node) for node in others if not _is_import(node)),
+        kernels="\n".join(lines[kernels : begin - 1]),
     )
 
 
-def _is_import(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Import | ast.ImportFrom)
+def _is_choice(node: ast.stmt) -> bool:
+    """Whether it is ``backend = EXPR``."""
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "backend"
+
+
+def _is_ours(node: ast.stmt, nodes: list[ast.stmt]) -> bool:
+    """Whether a statement is part of each script, or of what judges it."""
+    match node:
+        case ast.Expr():
+            return node is nodes[0] or ast.unparse(node).startswith("__import__('os').environ")
+        case ast.If():
+            return "__main__" in ast.unparse(node.test)
+        case ast.AugAssign():
+            return ast.unparse(node.target) == "sys.path"
+        case ast.Import() | ast.ImportFrom():
+            return ast.unparse(node) in SCRIPT_IMPORTS
+    return getattr(node, "name", None) in OF_SCRIPTS
 
 
 def source_of(text: str, node: ast.stmt) -> str:
-    return "\n".join(text.split("\n")[_first_line(node) - 1 : node.end_lineno])
-
-
-def _first_line(node: ast.stmt) -> int:
-    decorators = node.decorator_list if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
-    return min([node.lineno, *(one.lineno for one in decorators)])
-
-
-def _not_ours(nodes: list[ast.stmt]) -> list[ast.stmt]:
-    def is_ours(node: ast.stmt) -> bool:
-        match node:
-            case ast.Expr():
-                return node is nodes[0]
-            case ast.If():
-                return "__main__" in ast.unparse(node.test)
-            case ast.AugAssign():
-                return ast.unparse(node.target) == "sys.path"
-        return getattr(node, "name", None) in OWN_NAMES
-
-    return [node for node in nodes if not is_ours(node)]
-
-
-def backend_of(parts: Parts, header: Header) -> BackendRef:
-    """The reference that the script's ``def backend()`` stands for, as it is written now."""
-    plain = replace(header.spec.backend, embedded=_embedded(parts, parts.added))
-    function = ast.parse(parts.backend).body[0]
-    assert isinstance(function, ast.FunctionDef)
-    comments = [
-        node for node in function.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    ]
-    *setup, last = [node for node in function.body if node not in comments] or [ast.Pass()]
-    returns = any(isinstance(part, ast.Return) for node in setup for part in ast.walk(node))
-    if isinstance(last, ast.Return) and last.value is not None and not returns:
-        lines = with_whole_paths([dedented(parts.backend, node) for node in setup], header.spec.backend.files)
-        found = replace(plain, setup=lines, expression=dedented(parts.backend, last.value))
-        lacks_it = found.is_to_be_filled_in or backends.is_pickled(found)
-        return found if lacks_it else replace(found, fill_in="")
-    # A person made more of it than imports and a value: it is kept whole, under another name.
-    whole = re.sub(r"\bdef backend\b", "def make_backend", parts.backend, count=1)
-    added = f"{parts.added}\n\n\n{whole}".strip("\n")
-    return replace(plain, embedded=_embedded(parts, added), expression="make_backend()", fill_in="")
-
-
-def _embedded(parts: Parts, added: str) -> str:
-    """What was embedded, and what a person added, with the imports at the top of the script that they count on."""
-    future, torch = SCRIPT_IMPORTS[0], SCRIPT_IMPORTS[-1]
-    imports = (future, torch) if added else (future,) if parts.copied else ()
-    more = parts.imports if added else ()
-    head = "\n".join(line for line in (*imports, *more) if line not in parts.copied.split("\n"))
-    return "\n\n\n".join(part for part in (head, parts.copied, added) if part)
+    """Its lines, with the comment behind it."""
+    return "\n".join(text.split("\n")[first_line(node) - 1 : node.end_lineno])

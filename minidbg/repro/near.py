@@ -7,8 +7,7 @@ relative to that folder, and in the code as what to look for in the folders abov
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from minidbg.source.expressions import quoted
@@ -32,66 +31,28 @@ def shared_folder(path: str, folder: str) -> str:
 
 def for_header(backend: BackendRef, folder: str) -> BackendRef:
     """``backend`` with the paths as a header of a script in the repro ``folder`` has them; ``run_spec.table_of`` reads them back."""
-    paths, files = (
-        tuple(os.path.relpath(one, folder) if shared_folder(one, folder) else one for one in many)
-        for many in (backend.paths, backend.files)
-    )
-    return replace(backend, paths=paths, files=files)
-
-
-def for_code(backend: BackendRef, folder: str) -> BackendRef:
-    """``backend`` with a setup that names near files by their place in the tree, and says what to do about a missing module."""
-    setup = list(backend.setup)
-    for file in backend.files:
-        if shared := shared_folder(file, folder):
-            below = os.path.relpath(file, shared)
-            setup = [text.replace(f"load_by_path({file!r}", f"load_by_path({below!r}") for text in setup]
-    for path in backend.paths:
-        for top, _ in found_in(path, backend.modules):
-            line = re.compile(rf"(?m)^((?:from|import) {re.escape(top)}\b[^#\n]*?) *$")
-            setup = [
-                line.sub(rf"\1  # not found? put the folder of {top} on PYTHONPATH", text) for text in setup
-            ]
-    return replace(backend, setup=tuple(setup))
-
-
-def with_whole_paths(setup: Sequence[str], files: Sequence[str]) -> tuple[str, ...]:
-    def whole(found: re.Match[str]) -> str:
-        end = os.path.join(os.sep, found[2])
-        return found[1] + repr(next((file for file in files if file.endswith(end)), found[2]))
-
-    return tuple(re.sub(r"""(\bload_by_path\()["']([^"'\n\\]+)["']""", whole, text) for text in setup)
-
-
-def found_in(path: str, modules: Sequence[str]) -> Iterator[tuple[str, str]]:
-    try:
-        names = sorted(os.listdir(path))
-    except (OSError, ValueError):  # ValueError: no path can be called so
-        return
-    for top in modules:
-        yield from [(top, name) for name in names if name == top or name.partition(".")[0] == top][:1]
+    near = (os.path.relpath(one, folder) if shared_folder(one, folder) else one for one in backend.paths)
+    return replace(backend, paths=tuple(near))
 
 
 def path_lines(backend: BackendRef, folder: str | None) -> Iterator[str]:
     """Statements that put the folders of the backend's modules at the end of ``sys.path``, for a script in the repro ``folder``."""
     for path in backend.paths:
-        names = [name for _, name in found_in(path, backend.modules)]
-        shared = shared_folder(path, folder) if folder else ""
-        if not names and path in map(os.path.dirname, backend.files):
-            continue  # load_by_path puts it there
-        if not shared or not names:
-            why = (
-                "no folder above this script holds it"
-                if folder and not shared
-                else "where modules of the backend were imported from"
-            )
-            yield f"sys.path += [{path!r}]  # {why}"
+        try:
+            names = {name.partition(".")[0]: name for name in sorted(os.listdir(path), reverse=True)}
+        except (OSError, ValueError):  # ValueError: no path can be called so
+            names = {}
+        modules = [module for module in backend.modules if module in names]
+        what = (
+            f"  # {', '.join(modules) or 'modules of the backend'}; elsewhere: put its folder on PYTHONPATH"
+        )
+        if not modules or not folder or not (shared := shared_folder(path, folder)):
+            yield f"sys.path += [{path!r}]{what}"
             continue
         below = os.path.relpath(path, shared)
-        inside, marker = (
-            ("", names[0]) if below == "." else (f" / {quoted(below)}", os.path.join(below, names[0]))
-        )
+        inside = "" if below == "." else f" / {quoted(below)}"
+        marker = os.path.normpath(os.path.join(below, names[modules[0]]))
         yield (
             f"sys.path += [str(up{inside}) for up in pathlib.Path(__file__).absolute().parents "
-            f"if (up / {quoted(marker)}).exists()]  # the backend's modules"
+            f"if (up / {quoted(marker)}).exists()]{what}"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import enum
-import inspect
 import itertools
 import sys
 import textwrap
@@ -17,13 +16,14 @@ import torch
 from torch import Tensor
 
 from minidbg import torch_internals
-from minidbg.backends import avoid_names, backend_function, load_by_path
+from minidbg.backends import assignment
+from minidbg.backends.definitions import OF_SCRIPTS
+from minidbg.backends.statements import joined, read_statements
 from minidbg.fx.case import Case
 from minidbg.fx.copying import storage_bytes, storage_key
 from minidbg.fx.effects import tensors_in
 from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.ranks import with_group
-from minidbg.python_text.source_text import joined, read_statements
 from minidbg.repro import near, selfcheck
 from minidbg.repro.header import Header, header_of, without_half_pairs, write_header
 from minidbg.repro.wording import beyond_title, docstring, lines_to_keep, shown_lines
@@ -36,20 +36,18 @@ from minidbg.source.specs import Exactness, InputSpec
 from minidbg.words.errors import CannotWrite
 from minidbg.words.kinds import Kind
 from minidbg.words.literals import write_literal
-from minidbg.words.run_spec import BackendRef, CallPath
+from minidbg.words.run_spec import CallPath
 from minidbg.words.script_header import ABOVE, message_in
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 from minidbg.words.templates import fill
 
-SCRIPT_IMPORTS = ("from __future__ import annotations", "import pathlib, sys", "import torch")
+ANNOTATIONS = "from __future__ import annotations"
+SCRIPT_IMPORTS = (ANNOTATIONS, "import pathlib, sys", "import torch")
 """Imports that a script has for itself."""
-OF_ITS_JUDGE = ("getopt", "itertools", "os", "re", "sys", "traceback")
-"""Modules that a script imports below the failure, where it judges itself."""
 NO_CACHES = 'TORCHINDUCTOR_FX_GRAPH_CACHE="0", TORCHINDUCTOR_AUTOGRAD_CACHE="0"'
 """Read when dynamo is imported, at its first use mostly."""
 EMBEDDED_MARK = "# Copied from the program that failed:"
 KERNELS_MARK = "# Triton kernels that the graph launches:"
-OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path", *selfcheck.NAMES)
 
 STORED = '''\
 def stored(key, dtype, device="cpu"):
@@ -106,10 +104,8 @@ def render(
     stored: dict[str, Tensor] = {}
     explicit = case.spec.context.default_dtype != "torch.float32"
     model = _model(case, exactness, stored, explicit=explicit)
-    if clashing := sorted(set(OWN_NAMES) & model.kernels.keys()):
+    if clashing := sorted({"backend", *OF_SCRIPTS} & model.kernels.keys()):
         raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the script uses that name itself")
-    taken = {*OWN_NAMES, *OF_ITS_JUDGE, *model.kernels}
-    case = case.with_spec(backend=avoid_names(case.backend, taken, SCRIPT_IMPORTS))
     specs = describing.describe(
         case.inputs,
         model.input_names,
@@ -128,25 +124,23 @@ def render(
         message=message_to_keep(case, told) if runs else None,
         folder=folder,
     )
-    paths = list(near.path_lines(case.backend, folder)) if runs else []
-    if folder is not None:
-        case = case.with_spec(backend=near.for_code(case.backend, folder))
-    plain_backend = plain_name(case.backend) or (function_name(case.backend) if runs else "")
-    embedded = _embedded(case)
+    paths = list(near.path_lines(case.backend, folder))
+    embedded, setup = _embedded(case), list(case.backend.setup)
     kernels = f"{KERNELS_MARK}\n{joined(list(model.kernels.values()))}\n\n\n" if model.kernels else ""
     of_paths = ["import pathlib, sys"] if paths else []
     imports = tuple(dict.fromkeys([*of_paths, "import torch", *model.imports, *tensors.imports_for(specs)]))
     variables: dict[str, Any] = {
         "docstring": told,
         "imports": imports,
-        "loads_early": runs and imports_more_than_torch("\n".join([*imports, embedded, kernels])),
+        "loads_early": runs and imports_more_than_torch("\n".join([*imports, *setup, embedded, kernels])),
         "no_caches": NO_CACHES,
         "env": write_literal(dict(context.env)) if context.env_matters else "",
         "embedded": embedded,
         "annotated": _has_annotations(embedded),
         "embedded_mark": EMBEDDED_MARK,
         "unfilled": quoted(case.backend.unfilled) if case.backend.is_to_be_filled_in else "",
-        "backend": "" if plain_backend else backend_function(case.backend).rstrip("\n"),
+        "setup": setup,
+        "backend": assignment(case.backend),
         "model": f"{kernels}{model.text}".rstrip("\n"),
         "inputs": inputs_function(specs, device, explicit=explicit),
         "stored": STORED.rstrip("\n") if stored else "",
@@ -156,7 +150,7 @@ def render(
     }
     if runs:
         read = header_of(f'"""{told}"""\n{header}', Path("the header"))
-        variables |= _lines_of(form, case, read, model.text, plain_backend)
+        variables |= _lines_of(form, case, read, model.text)
     text = fill(form.value, variables)
     if contents is EXACT_READER:  # not for a record of a flight: the check takes longer than all the rest
         _check(text)
@@ -184,9 +178,10 @@ def message_to_keep(case: Case, told: str) -> str:
     return kept if selfcheck.text_pattern(kept) == pattern else message
 
 
-def _lines_of(form: Form, case: Case, read: Header, model: str, plain_backend: str) -> dict[str, Any]:
+def _lines_of(form: Form, case: Case, read: Header, model: str) -> dict[str, Any]:
+    expression = case.backend.expression
     if form is Form.HANDS_OVER:
-        return selfcheck.lines_that_show(read, model=model, plain_backend=plain_backend)
+        return selfcheck.lines_that_show(read, model=model, expression=expression)
     has_numbers = any(type(value) is int for value in case.inputs)
     for index in mutated_placeholders(case.graph_module) if case.spec.backward else ():
         if isinstance(value := case.inputs[index], Tensor) and value.requires_grad and not value.is_leaf:
@@ -196,7 +191,7 @@ def _lines_of(form: Form, case: Case, read: Header, model: str, plain_backend: s
     lines = selfcheck.lines_for(
         read,
         model=model,
-        plain_backend=plain_backend,
+        expression=expression,
         has_numbers=has_numbers,
         lies_oddly=lies_oddly(case.inputs),
     )
@@ -215,17 +210,6 @@ def lies_oddly(values: Sequence[Any]) -> bool:
 def keeps_strides(value: Tensor) -> bool:
     like = torch.empty_strided(value.shape, value.stride(), device="meta")
     return like.clone().stride() == like.stride()
-
-
-def plain_name(backend: BackendRef) -> str:
-    """The expression of a backend that is a name torch.compile knows, in double quotes; empty for all others."""
-    is_name = backend.expression == repr(backend.name) or backend.expression == f'"{backend.name}"'
-    return quoted(backend.name) if is_name and not (backend.setup or backend.embedded) else ""
-
-
-def function_name(backend: BackendRef) -> str:
-    is_own = backend.embedded and not backend.setup and backend.expression.isidentifier()
-    return backend.expression if is_own else ""
 
 
 def values_line(stored: Mapping[str, Tensor]) -> str:
@@ -288,13 +272,10 @@ def constant_expression(
 
 def _embedded(case: Case) -> str:
     text = case.backend.embedded
-    nodes = ast.parse(text).body
-    ours = {node.lineno for node in nodes if ast.unparse(node) in (SCRIPT_IMPORTS[0], "import torch")}
-    text = "\n".join(line for at, line in enumerate(text.split("\n"), 1) if at not in ours).strip("\n")
-    if not case.backend.files:
-        return text
-    loader = inspect.getsource(load_by_path).rstrip("\n")
-    return f"{loader}\n\n\n{text}".strip("\n")
+    ours = {
+        node.lineno for node in ast.parse(text).body if ast.unparse(node) in (ANNOTATIONS, "import torch")
+    }
+    return "\n".join(line for at, line in enumerate(text.split("\n"), 1) if at not in ours).strip("\n")
 
 
 def _has_annotations(text: str) -> bool:

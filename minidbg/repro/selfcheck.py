@@ -30,8 +30,6 @@ from minidbg.words.outcome import Signature
 from minidbg.words.run_spec import CallPath, Context, Level
 from minidbg.words.script_header import EXPRESSION
 
-NAMES = ("run", "check", "compiled", "sharing", "options", "device", "error", "same", "i", "wanted", "got")
-"""Global names of these lines, beside those that every script has."""
 PATTERN_WIDTH = 90
 ALWAYS_REGISTERED = ("inductor", "eager", "aot_eager", "aot_eager_decomp_partition")
 TOLERANCES = {
@@ -51,20 +49,20 @@ class NoShortForm(MinidbgError):
 
 
 def lines_for(
-    header: Header, *, model: str, plain_backend: str, has_numbers: bool = True, lies_oddly: bool = False
+    header: Header, *, model: str, expression: str, has_numbers: bool = True, lies_oddly: bool = False
 ) -> dict[str, Any]:
     """The variables of ``script.py.j2`` that judge; ``judge.py.j2`` has the text of the functions.
 
-    ``plain_backend`` is a backend's name in quotes, or the global name of its function; empty where ``backend()`` gives it.
-    ``has_numbers``: there may be plain integers among the inputs. ``lies_oddly``: a plain ``double()`` would lay an input otherwise in memory.
+    ``expression`` is what stands for the backend. ``has_numbers``: there may be plain integers among the inputs. ``lies_oddly``: a plain ``double()`` would lay an input otherwise in memory.
     """
-    case = _ScriptJudge(header, model, plain_backend, has_numbers)
+    case = _ScriptJudge(header, model, expression, has_numbers)
     if why := case.beyond_a_few_lines():
         raise NoShortForm(why)
     case.lies_oddly = lies_oddly
+    own = {"functions": functions_of(case, check=bool(case.leaf)), "test": case.test()}
+    case.here = "_device"
     return {
-        "functions": functions_of(case, check=bool(case.leaf)),
-        "test": case.test(),
+        **own,
         "eager": case.judging(case.eager),
         "backend_line": case.backend_line(),
         "dies": case.kind.traits.dies,
@@ -75,19 +73,20 @@ def lines_for(
     }
 
 
-def lines_that_show(header: Header, *, model: str, plain_backend: str) -> dict[str, Any]:
+def lines_that_show(header: Header, *, model: str, expression: str) -> dict[str, Any]:
     """The variables of ``hands_over.py.j2``: one run in eager and one through the backend; none where that would end the process."""
-    case = _ScriptJudge(header, model, plain_backend, has_numbers=True)
+    case = _ScriptJudge(header, model, expression, has_numbers=True)
     if case.kind.traits.dies:
         return {"functions": [], "shown": []}
+    case.here = "_device"
     shown = [case.call(case.compiled_model())]
     if case.leaf:
         case.category = ""  # no float64 run is asked for
         case.leaf = case.leaf if case.leaf in LEAVES else LEAVES[0]
         both = f"{case.call(case.eager)}, {case.call(case.compiled_model())}"
         shown = [
-            f"for i, (wanted, got) in enumerate(itertools.zip_longest({both})):",
-            f'    print(f"{case.leaf} {{i}}: eager gives {{wanted}}, the backend gives {{got}}")',
+            f"for _i, (_wanted, _got) in enumerate(itertools.zip_longest({both})):",
+            f'    print(f"{case.leaf} {{_i}}: eager gives {{_wanted}}, the backend gives {{_got}}")',
         ]
     return {"functions": functions_of(case, check=False), "shown": shown}
 
@@ -99,9 +98,13 @@ def functions_of(case: _ScriptJudge, *, check: bool) -> list[str]:
 
 
 class _ScriptJudge:
-    def __init__(self, header: Header, model: str, plain_backend: str, has_numbers: bool) -> None:
+    def __init__(self, header: Header, model: str, expression: str, has_numbers: bool) -> None:
         self.header, self.spec, self.kind = header, header.spec, header.spec.expected.kind
-        self.backend, self.device = plain_backend or "backend()", self.spec.device
+        name = header.spec.backend.name
+        self.name = name if expression in (repr(name), f'"{name}"') else ""
+        """Of a backend that is registered; empty for all others."""
+        self.device, self.here = self.spec.device, "device"
+        """Where it runs unless told otherwise; the variable that holds where it does."""
         self.is_direct = self.spec.call is CallPath.DIRECT
         self.is_aten = self.spec.level is Level.ATEN
         self.has_state = "def __init__" in model or (self.is_direct and "root." in model)
@@ -142,13 +145,12 @@ class _ScriptJudge:
     @property
     def eager(self) -> str:
         made = "graph()" if self.is_direct else "Repro()"
-        return f"{made}.to(device)" if self.has_state else made
+        return f"{made}.to({self.here})" if self.has_state else made
 
     def compiled_model(self) -> str:
         if self.is_direct:
-            return "compiled"
-        arguments = [f"backend={self.backend}", "fullgraph=True"]
-        backend = self.spec.backend
+            return "_compiled"
+        arguments, backend = ["backend=backend", "fullgraph=True"], self.spec.backend
         arguments += ["dynamic=True"] if self.spec.dynamic else []
         arguments += [f"mode={quoted(backend.mode)}"] if backend.mode else []
         arguments += [f"options={write_literal(dict(backend.options))}"] if backend.options else []
@@ -158,9 +160,9 @@ class _ScriptJudge:
     def wrapper(self) -> str:
         mode, options = self.spec.backend.mode, write_literal(dict(self.spec.backend.options))
         settings = f"{quoted(mode) if mode else None}, {options}, {self.spec.dynamic}"
-        if self.backend == '"inductor"':
+        if self.name == "inductor":
             return f"torch._TorchCompileInductorWrapper({settings})"
-        return f"torch._TorchCompileWrapper({self.backend}, {settings})"
+        return f"torch._TorchCompileWrapper(backend, {settings})"
 
     @property
     def dims(self) -> str:
@@ -169,7 +171,7 @@ class _ScriptJudge:
         return "[[]] * len(values)" if self.is_aten and self.spec.dynamic else ""
 
     def call(self, model: str) -> str:
-        return f"run({model}, device)" if self.needs_run else f"{model}(*inputs(device))"
+        return f"_run({model}, {self.here})" if self.needs_run else f"{model}(*inputs({self.here}))"
 
     # --- the judgement
 
@@ -205,14 +207,11 @@ class _ScriptJudge:
 
     def judging(self, model: str) -> str:
         """The statement that raises for a bad ``model``; where eager's does, nothing can be said of the backend."""
-        return f"check({model}, device)" if self.leaf else self.call(model)
+        return f"_check({model}, {self.here})" if self.leaf else self.call(model)
 
     def backend_line(self) -> str:
-        """The statement that fails where the backend is missing; nothing for backends of torch itself."""
-        name = self.backend.strip("'\"")
-        if name == self.backend:  # no name in quotes; a function of the script's own is never missing
-            return "" if name.isidentifier() else name
-        return "" if name in ALWAYS_REGISTERED else f"torch._dynamo.lookup_backend({self.backend})"
+        """The statement that fails where nobody has registered the backend's name; nothing for those of torch itself."""
+        return "torch._dynamo.lookup_backend(backend)" if self.name not in ("", *ALWAYS_REGISTERED) else ""
 
     def pattern(self) -> str:
         message, signature = self.header.provenance.message, self.spec.signature
@@ -233,7 +232,7 @@ class _ScriptJudge:
     def said(self) -> str:
         if self.is_about_guards:
             return "traceback.format_exc()"
-        text = 'f"{type(error).__name__}: {error}"'
+        text = 'f"{type(_error).__name__}: {_error}"'
         if self.leaf or self.kind.traits.dies:
             return text
         return f're.sub(r"{CONTROL_SEQUENCE}", "", {text})  # without colours'
@@ -242,7 +241,7 @@ class _ScriptJudge:
     def searched(self) -> str:
         """The expression in which the pattern is searched; its spaces are single, but for a pattern that the user has given."""
         is_own = self.leaf or self.kind.traits.dies or self.is_about_guards or self.spec.match
-        return "said" if is_own else '" ".join(said.split())'
+        return "_said" if is_own else '" ".join(_said.split())'
 
 
 def as_said(signature: Signature) -> str:

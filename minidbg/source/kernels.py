@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from minidbg import torch_internals
+from minidbg.backends.modules import is_installed
+from minidbg.backends.statements import read_statements
 from minidbg.fx.effects import walk
-from minidbg.python_text.modules import is_installed
-from minidbg.python_text.source_text import read_statements
 from minidbg.source.names import is_plain_identifier
 from minidbg.words.errors import CannotWrite
 
@@ -61,7 +61,7 @@ class Definitions:
         if self._bind(name, text):
             scope = kernel.fn.__globals__ | inspect.getclosurevars(kernel.fn).nonlocals
             (statement,) = read_statements(text, "<kernel>")
-            for used in sorted((statement.needs_now | statement.needs_later) - {name}):
+            for used in sorted(statement.needs - {name}):
                 if used in scope:
                     self._look_up(used, scope[used])
                 elif used in USUAL:

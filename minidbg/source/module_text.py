@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx, nn
 
+from minidbg.backends import run_as_module
 from minidbg.fx.effects import op_name, paired
-from minidbg.python_text.source_text import run_as_module
 from minidbg.source.attributes import Attributes, ConstantExpression, by_name, exact_literal, used_targets
 from minidbg.source.expressions import Expressions
 from minidbg.source.names import Names, class_name

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from minidbg.python_text.source_text import edited
+from minidbg.backends.statements import edited
 
 _IPYTHON = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 _KERNEL = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from minidbg import torch_internals
-from minidbg.python_text.source_text import edited
+from minidbg.backends.statements import edited
 from minidbg.source import origins
 from minidbg.source.expressions import number, quoted, rounded
 from minidbg.source.fills import Fill, FillKind

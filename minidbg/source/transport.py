@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from minidbg import torch_internals
+from minidbg.backends import run_as_module
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import with_group
-from minidbg.python_text.source_text import run_as_module
 from minidbg.source import describing, origins, tensors
 from minidbg.source.contents import EXACT_READER, IN_PLACE
 from minidbg.source.module_text import by_name, write_graph_builder

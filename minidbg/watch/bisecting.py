@@ -176,7 +176,7 @@ def readable(path: Path) -> Repro:
 def repository_of_backend(repro: Repro) -> Path:
     """The git repository that holds the code of the repro's backend. Raises CannotBisect when that is not clear."""
     roots = [root.path for module in repro.modules for root in module_roots(module, repro.spec.backend.paths)]
-    found = repositories_of([*roots, *repro.spec.backend.files])
+    found = repositories_of(roots)
     if len(found) != 1:
         where = f"{len(found)} git repositories ({', '.join(found)})" if found else "no git repository"
         raise CannotBisect(

@@ -34,7 +34,6 @@ from minidbg.words.script_digest import digest_of_files
 from minidbg.words.script_header import (
     HIDDEN,
     SCRIPT_LIMIT_BYTES,
-    backend_in,
     expected_in,
     metadata_of,
     nodes_in,
@@ -65,7 +64,7 @@ class Repro:
     expect: Verdict = Verdict.REPRODUCES
     nodes: int = 0
     backend_source: str = ""
-    """The text of ``def backend()``, or the name or function that stands for it."""
+    """The text above the model, which ends with ``backend = EXPR``."""
 
     @property
     def backend_key(self) -> str:
@@ -76,7 +75,7 @@ class Repro:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Top-level modules that hold the backend's code: those the header names, and those ``backend()`` imports."""
+        """Top-level modules that hold the backend's code: those the header names, and those that the script imports for it."""
         return tuple(dict.fromkeys([*self.spec.backend.modules, *imported_in(self.backend_source)]))
 
     @property
@@ -143,7 +142,7 @@ def read_repro(path: Path, name: str) -> Repro | None:
         return Repro(
             name, path, total, now, spec=RunSpec.from_table(table), provenance=Provenance.from_table(table),
             expect=Verdict(expected_in(table)), nodes=nodes_in(table),
-            backend_source=function_source(text, "backend") or backend_in(text) or "",
+            backend_source=backend_source(text),
         )  # fmt: skip
     except DAMAGE as error:
         return Repro(name, path, total, now, damage=f"damaged: {damage_in_words(error)}")
@@ -153,16 +152,17 @@ def header_table(text: str) -> dict[str, Any]:
     return table_in(metadata_of(text))
 
 
-def function_source(text: str, name: str) -> str:
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return ast.get_source_segment(text, node) or ""
-    return ""
+def backend_source(text: str) -> str:
+    """The script down to what it binds ``backend`` to, without its docstring: imports, what was copied, ``backend = EXPR``."""
+    nodes = [node for node in ast.parse(text).body if not isinstance(node, ast.Expr)]
+    bound = (getattr(node, "name", "") or ast.unparse(getattr(node, "targets", [node])[0]) for node in nodes)
+    ends = [at for at, name in enumerate(bound, 1) if name == "backend"]
+    return "\n".join(ast.get_source_segment(text, node) or "" for node in nodes[: max(ends, default=0)])
 
 
 @lru_cache(maxsize=256)
 def imported_in(source: str) -> tuple[str, ...]:
-    """Top-level names of the modules that a function's source imports, torch left out."""
+    """Top-level names of the modules that a source imports; Python's own and torch left out."""
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -172,7 +172,7 @@ def imported_in(source: str) -> tuple[str, ...]:
         else:
             continue
         found += (name.partition(".")[0] for name in names)
-    return tuple(name for name in found if name not in ("", "torch"))
+    return tuple(name for name in found if name not in ("", "torch", *sys.stdlib_module_names))
 
 
 def home_of(paths: Sequence[Path]) -> Path:

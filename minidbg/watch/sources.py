@@ -70,9 +70,7 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[Ro
     for repro in repros:
         if repro.damage:
             continue
-        roots = [Root(os.path.realpath(path)) for path in repro.spec.backend.files]
-        for module in repro.modules:
-            roots += module_roots(module, repro.spec.backend.paths)
+        roots = [root for module in repro.modules for root in module_roots(module, repro.spec.backend.paths)]
         found.update(dict.fromkeys(roots or module_roots("torch", ())))
     wholes = [root for root in found if root.deep and not root.suffixes]
     return [

@@ -73,12 +73,9 @@ class BackendRef:
     setup: tuple[str, ...] = ()
     """Statements run first, in this order: ``import my_pkg``."""
     embedded: str = ""
-    """Source of definitions that no import reaches (self-contained functions of ``__main__``)."""
-    files: tuple[str, ...] = ()
-    """Absolute paths of scripts that are loaded by path, without running their ``__main__`` block; ``setup`` may then say
-    ``train = load_by_path("/abs/train.py")``."""
+    """Definitions that no import reaches, run next: what the program itself defines."""
     paths: tuple[str, ...] = ()
-    """Folders put on ``sys.path`` only when a plain import has failed."""
+    """Folders put at the end of ``sys.path``."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """``torch.compile(options=...)``, literals only."""
     mode: str | None = None
@@ -86,7 +83,7 @@ class BackendRef:
     requirements: tuple[str, ...] = ()
     """Distributions to install, public versions: ``my-backend==0.3``. Torch is not among them."""
     remarks: tuple[str, ...] = ()
-    """What no requirement can say, one comment line each: ``my_pkg is an editable install of /src/my_pkg at commit 1a2b3c``."""
+    """What no requirement can say, one comment line each: ``my_pkg is on no index: it was imported from the folder src``."""
     modules: tuple[str, ...] = ()
     """Top-level modules that hold the backend's code, for watch."""
     fill_in: str = ""
@@ -103,10 +100,10 @@ class BackendRef:
     @property
     def unfilled(self) -> str:
         """Why a script that lacks its backend cannot be judged, as it says itself."""
-        return f"its backend() is to be filled in: {self.fill_in or 'what torch.compile gets as its backend'}"
+        return f"its backend is to be filled in: {self.fill_in or 'what torch.compile gets as its backend'}"
 
     def to_table(self) -> dict[str, Any]:
-        """What a header tells of it; how it is reached stands in the script's ``def backend()``."""
+        """What a header tells of it; how it is reached stands at the top of the script."""
         table: dict[str, Any] = {"backend": self.name}
         if self.options:
             table["options"] = write_literal(dict(self.options))
@@ -118,7 +115,6 @@ class BackendRef:
             "modules": list(self.modules),
             "requirements": list(self.requirements),
             "remarks": list(self.remarks),
-            "files": list(self.files),
             "fill_in": [self.fill_in] if self.fill_in else [],
         }
         if any(reference.values()):
@@ -135,7 +131,6 @@ class BackendRef:
             paths=texts(table.get("paths", ()), "paths"),
             options=options_in(table.get("options", {})),
             mode=table.get("mode"),
-            files=texts(reference.get("files", ()), "files"),
             requirements=texts(reference.get("requirements", ()), "requirements"),
             remarks=texts(reference.get("remarks", ()), "remarks"),
             modules=texts(reference.get("modules", ()), "modules"),
@@ -149,7 +144,7 @@ def how_to_fill_in(path: str | os.PathLike[str], fill_in: str) -> str:
     """What the script at ``path`` holds, with the ways to give it its backend: ``graph whose backend is to be filled in, ...``."""
     shown = display_path(path)
     return (
-        f"graph whose backend is to be filled in, {fill_in}: edit backend() in {shown}, "
+        f"graph whose backend is to be filled in, {fill_in}: edit `backend = ...` in {shown}, "
         f"or give it one: minidbg reduce {shown} --backend MODULE:EXPRESSION"
     )
 
@@ -446,10 +441,9 @@ def table_of(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
         if isinstance(owner, dict) and owner.get(key) == written:
             owner[key] = texts_in(text)
     home = script_header.folder_of(os.path.abspath(path))
-    for owner, key in ((table, "paths"), (reference, "files")):
-        given = owner.get(key) if isinstance(owner, dict) else None
-        if isinstance(owner, dict) and isinstance(given, list) and all(isinstance(one, str) for one in given):
-            owner[key] = [os.path.normpath(os.path.join(home, one)) for one in given]
+    given = table.get("paths")
+    if isinstance(given, list) and all(isinstance(one, str) for one in given):
+        table["paths"] = [os.path.normpath(os.path.join(home, one)) for one in given]
     return table
 
 

@@ -159,20 +159,3 @@ EXPRESSION = rf"(?<![\w#])[(\-]*(?=(?:{ATOM}|{OPERATOR})*?[a-z]#){ATOM}(?:{OPERA
 def same_message(one: str, other: str) -> bool:
     """Whether two stable messages say the same; an expression of symbolic sizes is another one in each graph."""
     return one == other or re.sub(EXPRESSION, "#", one) == re.sub(EXPRESSION, "#", other)
-
-
-def backend_in(text: str) -> str | None:
-    """The backend of a script without ``def backend()``, as an expression: a name in quotes, or a function of the script."""
-    # above the model the user's lines are quoted and copied, which may compile something by another backend
-    judging = re.split(r"(?m)^(?:class Repro|def graph)\b", text)[-1]
-    for found in re.finditer(
-        r"""(?x) \btorch\.(?: compile\([^\n]*\bbackend= | _TorchCompileWrapper\( )  ( ["'][^"'\n]+["'] | [^\W\d]\w*\b(?!\() )
-        | \bcompiled_fn\ =\ ([^\W\d]\w*)\(gm,\ examples\) """,
-        judging,
-    ):
-        name = found[1] or found[2]
-        # the judge of a long script calls a parameter of that name, which is nothing of the script's
-        defined = rf"(?m)^(?:(?:def|class)\ {name}\b|{name}\b[^\n=]*=|(?:from|import)\ [^\n]*\b{name}\b)"
-        if name[0] in "\"'" or re.search(defined, text):
-            return name
-    return None

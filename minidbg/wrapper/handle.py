@@ -86,7 +86,7 @@ def report_without_script(failure: Failure, refusal: Exception, settings: Settin
         path = write_what_is_known(failure, refusal, settings)
     kept = f"; the graph and what else is known are in {path}" if path else ""
     if path is not None and path.suffix == ".py":
-        kept = f"; the graph is in {path}: fill in its backend(), then minidbg reduce {path}"
+        kept = f"; the graph is in {path}: fill in its backend, then minidbg reduce {path}"
     return Report("; ".join([f"not captured: {refusal}", *lost_note(failure)]) + kept, capture=path)
 
 

@@ -13,9 +13,10 @@ FLOORS = {
     for floor, names in enumerate(
         (
             ("words",),
-            ("torch_internals", "workers", "history", "python_text"),
+            ("torch_internals", "workers", "history"),
             ("fx",),
-            ("source", "backends"),
+            ("backends",),
+            ("source",),
             ("judge",),
             ("repro", "asking"),
             ("reduction",),

@@ -116,7 +116,7 @@ def kept_in(report: Report) -> str:
     assert "a graph whose backend is to be filled in" in report.line
     assert f"minidbg reduce {report.capture} --backend MODULE:EXPRESSION" in report.line
     text = report.capture.read_text()
-    assert "return ...  # fill in: " in text
+    assert "backend = ...  # fill in: " in text
     assert "unpickled" not in text
     return text
 
@@ -142,7 +142,7 @@ def test_a_closure_is_reduced_and_its_script_is_judged_once_it_has_its_backend(t
 
     bare = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert bare.returncode == 125
-    sentence = f"its backend() is to be filled in: {read_header(script).spec.backend.fill_in}"
+    sentence = f"its backend is to be filled in: {read_header(script).spec.backend.fill_in}"
     assert bare.stderr.strip() == sentence
     outcome = repro.run(script)
     assert (outcome.verdict, outcome.reason) == (Verdict.SKIPPED, sentence)
@@ -309,7 +309,7 @@ def test_a_closure_of_the_program_s_script_is_taken_from_there_later(tmp_path: P
     assert (checked.returncode, checked.stdout.split()[0]) == (1, "reproduces")
     refused = minidbg_command("reduce", script, cwd=tmp_path)
     assert refused.returncode == 125
-    assert "its backend() is to be filled in: a closure of train.py:" in refused.stderr
+    assert "its backend is to be filled in: a closure of train.py:" in refused.stderr
     reduced = minidbg_command("reduce", script, "--backend", "train:make(3)", cwd=tmp_path)
     assert reduced.returncode == 0, reduced.stderr
     assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "minidbg_repros").glob("*.py")] == [
@@ -342,7 +342,7 @@ def test_a_crash_leaves_the_graph_and_says_what_ended_with_the_process(tmp_path:
     refused = minidbg_command("reduce", "--last-crash", cwd=tmp_path)
     assert refused.returncode == 125
     assert (
-        "its backend() is to be filled in: a closure of train.py:8, which ended with its process"
+        "its backend is to be filled in: a closure of train.py:8, which ended with its process"
         in refused.stderr
     )
     (capture,) = (tmp_path / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")

@@ -190,7 +190,7 @@ def test_a_backend_that_nothing_leads_to_leaves_a_reduced_script_to_fill_in(
     (unfilled,) = re.findall(r"    return \.\.\.  # fill in: .*\n", text)
     outcome = judge_in_fork(report.to_fill_in)
     assert outcome.verdict is Verdict.SKIPPED
-    assert f"its backend() is to be filled in: {what}" in outcome.reason
+    assert f"its backend is to be filled in: {what}" in outcome.reason
     report.to_fill_in.write_text(
         text.replace(unfilled, f"    import {__name__} as own\n\n    return own.refuses_sin\n")
     )

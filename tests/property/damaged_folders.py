@@ -43,8 +43,7 @@ def inputs(device="cpu"):
     return (x,)
 
 
-def backend():
-    return "eager"
+backend = "eager"
 
 '''
 DONE = {"path": "sound0.py", "oracle_calls": 3, "seconds": 1.5}

@@ -33,15 +33,15 @@ HEADER = '''# /// script
 '''
 
 BODY = """
-import argparse, json, sys, time
-
-EXPECTED = {expected!r}
-
-
 def backend():
     import toy
 
     return toy
+
+
+import argparse, json, sys, time
+
+EXPECTED = {expected!r}
 
 
 def outcome(verdict, signature=None, reason="", message=""):

@@ -140,12 +140,7 @@ def write_repros(backend: str, count: int, folder: Path, env: dict[str, str]) ->
         changed = text.replace("torch.relu(", f"torch.{op}(").replace("(2, 4)", f"({rows}, 4)")
         changed = changed.replace("for relu", f"for {op}")
         if backend == "inductor":
-            changed = re.sub(
-                r"def backend\(\):.*?\n\n\n",
-                'def backend():\n    return "inductor"\n\n\n',
-                changed,
-                flags=re.S,
-            )
+            changed = re.sub("(?m)^backend = .*", 'backend = "inductor"', changed)
             changed = changed.replace('backend = "bench"', 'backend = "inductor"')
             if number % 5 == 0:
                 changed = changed.replace(f"torch.{op}(x)", INDUCTOR_FAILS)

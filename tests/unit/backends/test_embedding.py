@@ -8,8 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from minidbg.backends.copied_source import Copy, NotSelfContained
-from minidbg.backends.ref_builder import CopiedBlock, block_of
+from minidbg.backends.definitions import Copy, NotSelfContained
 
 MODULE = "a_notebook"
 
@@ -21,7 +20,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def copied(text: str, *names: str, after: str = "") -> CopiedBlock:
+def copied(text: str, *names: str, after: str = "") -> Copy:
     """What is copied for ``names`` of a module that ran ``text`` and then, from no source, ``after``."""
     linecache.cache["<cell>"] = (len(text), None, text.splitlines(keepends=True), "<cell>")
     space = vars(sys.modules[MODULE])
@@ -30,15 +29,14 @@ def copied(text: str, *names: str, after: str = "") -> CopiedBlock:
     copy = Copy(MODULE, "<cell>")
     for name in names:
         copy.add_name(name)
-    return block_of(copy)
+    return copy
 
 
 pytestmark = pytest.mark.usefixtures("notebook")
 
 
-def lines(block: CopiedBlock) -> list[str]:
-    assert not block.inside
-    return [line for line in block.above.splitlines() if line]
+def lines(copy: Copy) -> list[str]:
+    return [line for line in copy.text().splitlines() if line]
 
 
 def test_everything_that_is_used_comes_along_and_nothing_else() -> None:
@@ -78,9 +76,7 @@ def test_call_of_a_copied_class_is_copied() -> None:
 
 def test_fallback_import_is_copied_whole() -> None:
     text = "try:\n    import not_there_at_all as quick\nexcept ImportError:\n    quick = None\ndef f(): return quick"
-    block = copied(text, "f")
-    assert "except ImportError:" in lines(block)
-    assert block.modules == ()
+    assert "except ImportError:" in lines(copied(text, "f"))
 
 
 def test_star_import_becomes_the_names_that_are_used() -> None:
@@ -95,40 +91,20 @@ def test_registration_is_left_out() -> None:
     assert lines(copied(text, "f")) == ["@staticmethod", "def f(): return 1"]
 
 
-def test_module_that_may_be_missing_elsewhere_is_imported_inside_backend() -> None:
-    block = copied("import packaging.version\nA = 1\ndef f(): return packaging, A", "f")
-    above, inside = "A = 1\n\n\ndef f(): return packaging, A", "global packaging\nimport packaging.version"
-    assert block == CopiedBlock(above, inside)
+def test_imports_of_the_program_stand_above_and_those_of_functions_are_named() -> None:
+    copy = copied("import packaging.version\ndef f():\n    import colorsys\n    return packaging", "f")
+    assert lines(copy)[0] == "import packaging.version"
+    assert (copy.imported(by_imports=True), copy.imported(by_imports=False)) == (
+        {"packaging.version"},
+        {"colorsys"},
+    )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "@version.total\ndef f(): return 1",
-        "def f(x=version.x): return 1",
-        "class f(version.C): pass",
-        "def make(): return version\nf = make()",
-        "class C:\n    a = version.x\ndef f(): return C",
-    ],
-)
-def test_source_that_uses_such_a_module_at_once_stands_inside_backend_too(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    foreign = ModuleType("some_foreign")
-    foreign.version = ModuleType("version")  # type: ignore[attr-defined]
-    vars(foreign.version).update(total=lambda f: f, x=1, C=object)
-    monkeypatch.setitem(sys.modules, "some_foreign", foreign)
-
-    block = copied(f"from some_foreign import version\n{text}", "f")
-
-    assert block.above == ""
-    assert "from some_foreign import version" in block.inside
-    assert block.inside.startswith("global ")
-
-
-def test_module_that_a_function_imports_later_is_named() -> None:
-    text = "def f():\n    from packaging import version\n    return version"
-    assert copied(text, "f") == CopiedBlock(text, modules=("packaging",))
+def test_relative_import_of_a_program_run_by_its_module_names_the_package() -> None:
+    sys.modules[MODULE].__package__ = "collections"
+    assert lines(copied("from .abc import Sized\ndef f(): return Sized", "f"))[0] == (
+        "from collections.abc import Sized"
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,6 +120,8 @@ def test_module_that_a_function_imports_later_is_named() -> None:
         ("a, b = object(), 1\ndef f(): return a", "no single definition"),
         ("def f(): return 1\nold = f\ndef f(): return 2\nf = old\ndel old", "no single definition"),
         ("with open('/dev/null') as a: pass\ndef f(): return a", "no single definition"),
+        ("inputs = 3\ndef f(): return inputs", "a script has a inputs of its own"),
+        ("def f(): return backend\nbackend = f", "a script has a backend of its own"),
     ],
 )
 def test_what_belongs_to_the_whole_program_refuses_to_be_copied(text: str, why: str) -> None:
@@ -166,6 +144,5 @@ def test_refused_addition_leaves_the_copy_as_it_was() -> None:
 
 
 def test_name_without_a_statement_is_copied_by_its_value() -> None:
-    block = copied("def f(): return A, join", "f", after="A = (1, 2); from os.path import join")
-
-    assert {"A = (1, 2)  # its value when this failed", "from posixpath import join"} <= set(lines(block))
+    found = lines(copied("def f(): return A, join", "f", after="A = (1, 2); from os.path import join"))
+    assert {"A = (1, 2)  # its value when this failed", "from posixpath import join"} <= set(found)

@@ -13,7 +13,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.compile_fx import compile_fx
 
-from minidbg.backends import backend_function, find, resolve
+from minidbg.backends import assignment, find, resolve
 from minidbg.words.errors import BackendUnreachable, UnknownBackend
 from minidbg.words.run_spec import BackendRef
 
@@ -34,7 +34,7 @@ HERE = Path(__file__)
 def test_backend_of_torch_needs_nothing_but_its_name(name: str) -> None:
     found = find(name)
 
-    assert backend_function(found) == f'def backend():\n    return "{name}"\n'
+    assert assignment(found) == f'backend = "{name}"'
     assert (found.setup, found.paths, found.requirements, found.remarks) == ((), (), (), ())
     assert found.modules == ("torch",)
 
@@ -107,16 +107,6 @@ def test_annotations_of_copied_source_are_values_as_in_its_script() -> None:
     """Those of our own modules are text."""
     backend: Any = resolve(BackendRef("b", "mine", embedded="def mine(gm: int): ..."))
     assert backend.__annotations__ == {"gm": int}
-
-
-def test_global_declarations_of_copied_source_come_first() -> None:
-    ref = BackendRef("b", "a", setup=("import a", "global a, b\nimport a\nb = a", "global c\nimport c"))
-
-    text = backend_function(ref)
-
-    assert text.splitlines()[1] == "    global a, b, c"
-    assert text.count("global") == 1
-    compile(text, "<text>", "exec")
 
 
 def test_objects_that_torch_compile_made_are_taken_apart() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
-from minidbg.backends import backend_function, is_pickled, pickled, resolve, to_fill_in, to_keep
+from minidbg.backends import assignment, is_pickled, pickled, resolve, to_fill_in, to_keep
 from minidbg.words.errors import BackendUnreachable
 from minidbg.words.run_spec import BackendRef
 
@@ -69,7 +69,7 @@ def test_a_script_says_which_kind_of_object_is_to_be_filled_in_and_where_it_was_
     lacks = to_fill_in(backend, options={"level": 2})
 
     assert lacks.fill_in.startswith(what)
-    assert backend_function(lacks) == f"def backend():\n    return ...  # fill in: {lacks.fill_in}\n"
+    assert assignment(lacks) == f"backend = ...  # fill in: {lacks.fill_in}"
     assert lacks.options == {"level": 2}
     assert BackendRef.from_table(lacks.to_table()).fill_in == lacks.fill_in
 
@@ -79,7 +79,7 @@ def test_a_file_name_of_several_lines_stays_within_the_comment() -> None:
     text = "def make(x):\n    def closure(gm, inputs):\n        return x\n    return closure"
     exec(compile(text, "two\nlines.py", "exec"), namespace)
 
-    compile(backend_function(to_fill_in(namespace["make"](1))), "<script>", "exec")
+    compile(assignment(to_fill_in(namespace["make"](1))), "<script>", "exec")
 
 
 def test_an_option_that_is_no_literal_is_refused() -> None:

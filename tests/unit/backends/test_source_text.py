@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import enum
 import linecache
 import math
@@ -12,17 +11,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from minidbg.backends import NotALiteral, read_literal, write_literal
-from minidbg.backends.copied_source import short_literal
-from minidbg.python_text.source_text import (
-    Statement,
-    has_main_block,
-    indented,
-    is_main_block,
-    joined,
-    read_statements,
-    statements_of,
-)
+from minidbg.backends.definitions import short_literal
+from minidbg.backends.statements import Statement, indented, joined, read_statements, statements_of
+from minidbg.words.literals import NotALiteral, read_literal, write_literal
 
 
 def run(text: str) -> dict[str, object]:
@@ -58,35 +49,31 @@ def only(text: str) -> Statement:
 
 
 @pytest.mark.parametrize(
-    ("text", "binds", "now", "later"),
+    ("text", "binds", "needs"),
     [
         (
             "@deco(level)\ndef f(a: Kind = DEFAULT) -> Result:\n    return helper(a) + [x for x in table]",
             {"f"},
-            {"deco", "level", "Kind", "DEFAULT", "Result"},
-            {"helper", "table"},
+            {"deco", "level", "Kind", "DEFAULT", "Result", "helper", "table"},
         ),
         (
             "class C(Base):\n    size = LIMIT\n    def m(self):\n        return self.size + other()",
             {"C"},
-            {"Base", "LIMIT"},
-            {"other"},
+            {"Base", "LIMIT", "other"},
         ),
-        ("a = [f(x) for x in xs if x in ys]", {"a"}, {"f", "xs", "ys"}, set()),
-        ("a = {k: {v for v in vs} for k, vs in m.items()}", {"a"}, {"m"}, set()),
-        ("def f():\n    y = 1\n    def g(z):\n        return y + z + w\n    return g", {"f"}, set(), {"w"}),
+        ("a = [f(x) for x in xs if x in ys]", {"a"}, {"f", "xs", "ys"}),
+        ("a = {k: {v for v in vs} for k, vs in m.items()}", {"a"}, {"m"}),
+        ("def f():\n    y = 1\n    def g(z):\n        return y + z + w\n    return g", {"f"}, {"w"}),
     ],
     ids=["a function", "a class", "a comprehension", "a nested comprehension", "a nested function"],
 )
-def test_what_a_statement_needs_at_once_and_what_later(
-    text: str, binds: set[str], now: set[str], later: set[str]
-) -> None:
+def test_what_a_statement_binds_and_needs(text: str, binds: set[str], needs: set[str]) -> None:
     found = only(text)
-    assert (found.binds, found.needs_now, found.needs_later) == (binds, now, later)
+    assert (found.binds, found.needs) == (binds, needs)
 
 
 def test_global_declarations_are_seen() -> None:
-    assert only("def f():\n    global count\n    count = 1").rebinds == {"count"}
+    assert "count" in only("def f():\n    global count\n    count = 1").needs
 
 
 def test_imports_are_seen_at_any_depth() -> None:
@@ -95,37 +82,15 @@ def test_imports_are_seen_at_any_depth() -> None:
 
 
 def test_statements_of_the_main_block_stand_in_its_place() -> None:
-    text = 'a = 1\nif __name__ == "__main__":\n    b = 2\n    c = """\n  kept\n"""\nd = 3\n'
+    text = 'a = 1\nif "__main__" == __name__:\n    b = 2\n    c = """\n  kept\n"""\nelse:\n    e = 4\nd = 3\n'
 
     found = read_statements(text, "<test>")
-    guarded = [(one.guarded, *one.binds) for one in found]
-    assert guarded == [(False, "a"), (True, "b"), (True, "c"), (False, "d")]
+    assert [name for one in found for name in one.binds] == ["a", "b", "c", "e", "d"]
     assert run(found[2].text)["c"] == "\n  kept\n"
 
 
 def test_statements_that_share_a_line_are_told_apart() -> None:
     assert [one.text for one in read_statements("a = 1; b = 2", "<test>")] == ["a = 1", "b = 2"]
-
-
-@pytest.mark.parametrize(
-    ("test", "expected"),
-    [
-        ('__name__ == "__main__"', True),
-        ('"__main__" == __name__', True),
-        ('__name__ != "other"', False),
-        ("ready", False),
-    ],
-)
-def test_main_block_is_told_by_its_condition(test: str, expected: bool) -> None:
-    (node,) = ast.parse(f"if {test}:\n    pass").body
-
-    assert is_main_block(node) is expected
-
-
-def test_else_of_the_main_block_is_what_an_import_runs() -> None:
-    text = 'if __name__ == "__main__":\n    a = 1\nelse:\n    b = 2'
-    found = [(one.guarded, *one.binds) for one in read_statements(text, "<test>")]
-    assert found == [(True, "a"), (False, "b")]
 
 
 def test_module_without_a_file_has_the_cells_that_linecache_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +100,6 @@ def test_module_without_a_file_has_the_cells_that_linecache_keeps(monkeypatch: p
 
     assert [one.text for one in statements_of("made_by_exec", "<cell 1>")] == ["a = 1", "b = 2"]
     assert statements_of("made_by_exec", "<cell 2>") == ()
-
-
-def test_this_module_has_no_main_block() -> None:
-    assert not has_main_block(__name__)
 
 
 LITERALS = [

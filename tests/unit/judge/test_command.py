@@ -57,10 +57,7 @@ def write_script(tmp_path: Path) -> WriteScript:
             f'[tool.minidbg]\nschema = 1\nkind = "{kind}"\nbackend = "{backend}"\ncall = "{call}"\n{header}'
         )
         lines = "\n".join("# " + line if line else "#" for line in table.splitlines())
-        function = (
-            function
-            or f"def backend():\n    import planted_backends\n    return planted_backends.{backend}\n"
-        )
+        function = function or f"import planted_backends\nbackend = planted_backends.{backend}\n"
         text = (
             f"import torch\n{function}\n{model or (GRAPH if call == 'direct' else MODEL)}\n{inputs}\n"
             f"# /// script\n{lines}\n# ///\n"
@@ -125,7 +122,7 @@ def test_changed_failure_says_what_was_expected(write_script: WriteScript, capfd
 
 
 def test_json_is_one_line_that_the_package_reads(write_script: WriteScript, capfd: Any) -> None:
-    noisy = "def backend():\n    print('hello')\n    import planted_backends\n    return planted_backends.raises_on_relu\n"
+    noisy = "import planted_backends\nprint('hello')\nbackend = planted_backends.raises_on_relu\n"
     path = write_script("raises_on_relu", function=noisy)
     assert run_here(path, "--json") == 1
     captured = capfd.readouterr()
@@ -137,24 +134,13 @@ def test_json_is_one_line_that_the_package_reads(write_script: WriteScript, capf
     assert found["torch"]
 
 
-def test_module_is_found_through_the_headers_paths(
-    write_script: WriteScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "only_there.py").write_text("from planted_backends import raises_on_relu\n")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    function = "def backend():\n    import only_there\n    return only_there.raises_on_relu\n"
-    path = write_script("raises_on_relu", header=f"paths = [{str(tmp_path / 'lib')!r}]\n", function=function)
-    assert run_here(path) == 1
-
-
 def test_another_backend_can_be_asked(write_script: WriteScript, capfd: Any) -> None:
     path = write_script("raises_on_relu")
     assert run_here(path, "--backend", "eager") == 0
     assert run_here(path, "--backend", "planted_backends:raises_in_run_on_relu") == 1
     assert run_here(path, "--backend", "planted_backends:nothing_of_that_name") == 125
     assert run_here(path, "--backend", "acme") == 125
-    unreachable = write_script("acme", function="def backend():\n    import acme_not_here\n")
+    unreachable = write_script("acme", function="import acme_not_here\nbackend = acme_not_here.b\n")
     assert run_here(unreachable, "--backend", "eager") == 0
 
 
@@ -166,9 +152,9 @@ def test_a_script_that_lacks_its_backend_says_what_and_is_judged_with_what_an_ex
         "import planted_backends\n\ndef make(name):\n    return getattr(planted_backends, name)\n"
     )
     header = f'paths = [{str(tmp_path / "lib")!r}]\nreference = {{fill_in = ["a closure of train.py:4"]}}\n'
-    path = write_script("make.backend", header=header, function="def backend():\n    return ...\n")
+    path = write_script("make.backend", header=header, function="backend = ...\n")
     assert run_here(path) == 125
-    assert capfd.readouterr().out == "skipped: its backend() is to be filled in: a closure of train.py:4\n"
+    assert capfd.readouterr().out == "skipped: its backend is to be filled in: a closure of train.py:4\n"
     assert run_here(path, "--backend", "train:make('raises_on_relu')") == 1
     assert run_here(path, "--backend", "train:make(name='runs_the_graph')") == 0
     assert run_here(path, "--backend", "train:make('nothing_of_that_name')") == 125
@@ -178,9 +164,9 @@ def test_a_script_that_lacks_its_backend_says_what_and_is_judged_with_what_an_ex
 @pytest.mark.parametrize(
     ("parts", "arguments", "said"),
     [
-        ({"function": "def backend():\n    import acme_not_here\n"}, (), "skipped: .*acme_not_here"),
-        ({"function": "def backend():\n    raise RuntimeError('old driver')\n"}, (), "skipped: .*old driver"),
-        ({"function": "def backend():\n    return 'acme_not_known'\n"}, (), "skipped: .*acme_not_known"),
+        ({"function": "import acme_not_here\n"}, (), "skipped: .*acme_not_here"),
+        ({"function": "raise RuntimeError('old driver')\n"}, (), "skipped: .*old driver"),
+        ({"function": "backend = 'acme_not_known'\n"}, (), "skipped: .*acme_not_known"),
         ({}, ("--device", "cuda:77"), "skipped: .*cuda:77"),
         ({}, ("--device", "acme"), "skipped: .*acme"),
         ({"model": MODEL.replace("torch.relu(x)", "x @ x")}, (), ".*eager itself"),
@@ -223,7 +209,7 @@ def test_wrong_values_reproduce_in_a_script(write_script: WriteScript, capfd: An
     assert run_here(write_script("runs_the_graph", kind="accuracy")) == 0
 
 
-BFLOAT16 = "def backend():\n    import wrong_results\n    return wrong_results.computes_in_bfloat16\n"
+BFLOAT16 = "import wrong_results\nbackend = wrong_results.computes_in_bfloat16\n"
 
 
 @pytest.mark.parametrize(

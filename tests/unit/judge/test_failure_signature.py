@@ -191,8 +191,8 @@ def test_generated_code_and_scripts_loaded_by_path_have_one_name() -> None:
     kernel = in_module(
         "torch._inductor.runtime.compile_tasks.cabc", "class Runner:\n    def call(self): boom()\n"
     )
-    script = in_module("train_0a1b2c3d", "class Odd(Exception): pass\ndef boom(): raise Odd('x')\n")
-    script.Odd.__module__ = "train_0a1b2c3d"
+    script = in_module("minidbg_backend_0a1b2c3d", "class Odd(Exception): pass\ndef boom(): raise Odd('x')\n")
+    script.Odd.__module__ = "minidbg_backend_0a1b2c3d"
     kernel.boom = script.boom
     table = signature_of(raised(kernel.Runner().call), "runtime")
     assert table.frames[:2] == ("<script>:boom", "<generated>:call")

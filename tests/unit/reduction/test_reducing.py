@@ -699,7 +699,7 @@ def test_a_script_that_lacks_its_backend_is_announced_as_that(
     )
     assert written.line == (
         "3 -> 1 nodes, 5 runs, 1.0 s; a reduced graph whose backend is to be filled in, a closure of train.py:4: "
-        "edit backend() in to/s.py, or give it one: minidbg reduce to/s.py --backend MODULE:EXPRESSION"
+        "edit `backend = ...` in to/s.py, or give it one: minidbg reduce to/s.py --backend MODULE:EXPRESSION"
     )
     assert ReductionResult.from_json(written.to_json()) == written
     assert "lacking" not in replace(written, lacking="").to_json()

@@ -65,9 +65,9 @@ def lines_that_search(script):
 
 
 def script_recognises(script, error):
-    names = {"re": re, "traceback": traceback, "error": error}
+    names = {"re": re, "traceback": traceback, "_error": error}
     exec(lines_that_search(script), names)
-    return names["same"] is not None
+    return names["_same"] is not None
 
 
 @pytest.mark.parametrize("locale", COMPILER_SAYS)
@@ -155,7 +155,7 @@ def test_wrong_results_are_seen_and_right_ones_pass(name, tmp_path):
     case = Case(graph_module, inputs, RunSpec(backend, signature=signature, backward=name == "gradient"))
     text = render(case).text
     broken, mended = (namespace_of(one, tmp_path) for one in (text, text.replace(wrong, right)))
-    broken["check"](broken["Repro"]())
+    broken["_check"](broken["Repro"]())
     with pytest.raises(AssertionError) as caught:
         broken["test_repro"]()
     assert script_recognises(text, caught.value)
@@ -265,9 +265,9 @@ def test_any_error_of_dynamos_guards_is_the_same_failure(make_case):
         try:
             raises()
         except AssertionError as error:
-            names["error"] = error
+            names["_error"] = error
             exec(judge, names)
-        assert bool(names["same"]) is same
+        assert bool(names["_same"]) is same
 
 
 def test_gradients_of_a_nested_result_are_asked_for(tmp_path):

@@ -187,7 +187,7 @@ def test_the_graph_of_a_backend_that_nothing_leads_to_is_kept_for_its_backend_to
     report = handle.handle_quietly(failure(backend=hidden()), Settings(repro_dir=tmp_path))
     assert report.capture is not None
     assert report.capture.suffix == ".py"
-    assert "edit backend() in" in report.line
+    assert "edit `backend = ...` in" in report.line
     assert report.line.endswith(f"minidbg reduce {report.capture} --backend MODULE:EXPRESSION")
 
 

@@ -1,26 +1,26 @@
-"""Source that no import reaches, copied out of a script or a session together with all that it uses."""
+"""Definitions that no import reaches, copied out of a script or a session together with all that they use."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import importlib.util
 import inspect
-import os
 import sys
 import textwrap
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from minidbg.backends.locations import is_registration, location_of
-from minidbg.python_text.modules import finds_again, is_foreign
-from minidbg.python_text.source_text import (
+from minidbg.backends.locations import location_of
+from minidbg.backends.modules import finds_again, is_foreign
+from minidbg.backends.statements import (
     Statement,
     indented,
+    is_registration,
     joined,
     read_statements,
     statements_of,
@@ -34,6 +34,11 @@ OUTSIDE_WORLD = frozenset(
     {"open", "input", "exec", "eval", "globals", "locals", "sys", "argparse", "__file__"}
 )
 """What a copied assignment must not look at: it would see another program's files and arguments."""
+
+OF_SCRIPTS = frozenset(
+    {"Repro", "graph", "inputs", "stored", "test_repro", "_run", "_check", "_compiled", "_sharing"}
+)
+"""Names that a script has for itself; nothing of the user's is renamed."""
 
 _HEAVY = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, types.GeneratorType)
 
@@ -51,37 +56,177 @@ class NotSelfContained(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedStatement:
+class Piece:
     order: tuple[int, int, int]
-    text: str
+    """Imports of Python and torch, other imports, then as in the source: file and line."""
+    statement: Statement
+
+
+class Copy:
+    """Statements of one module that hold certain names, and everything that these use, transitively.
+
+    Each ``add_`` method raises NotSelfContained and then leaves the copy as it was.
+    ``file`` is the ``co_filename`` of a function of a module that has no file.
+    """
+
+    def __init__(self, module: str, file: str | None = None) -> None:
+        self.module = module
+        self.pieces: dict[str, Piece] = {}
+        """By their text."""
+        self.statements = statements_of(module, file)
+        self._files = list(dict.fromkeys(found.file for found in self.statements))
 
     @property
-    def binds(self) -> frozenset[str]:
-        return _names(self.text)[0]
+    def namespace(self) -> Mapping[str, Any]:
+        return vars(sys.modules[self.module])
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return _names(self.text)[1]
+    def text(self, known: Set[str] = frozenset()) -> str:
+        """All that was copied, beyond the statements with a ``known`` text."""
+        pieces = [piece for text, piece in self.pieces.items() if text not in known]
+        pieces.sort(key=lambda piece: (piece.order, piece.statement.text if piece.order[0] == 0 else ""))
+        return joined([piece.statement.text for piece in pieces])
 
-    @property
-    def needs_now(self) -> frozenset[str]:
-        return _names(self.text)[2]
+    def imported(self, *, by_imports: bool) -> set[str]:
+        """The modules that its import statements name, or its functions when they run."""
+        pieces = (piece for piece in self.pieces.values() if (piece.order[0] == 0) is by_imports)
+        return {module for piece in pieces for module in piece.statement.imported}
 
-    @property
-    def imported(self) -> frozenset[str]:
-        return frozenset(name for found in read_statements(self.text, "<copy>") for name in found.imported)
+    def defines(self, name: str) -> bool:
+        """Whether a statement gives ``name`` its value; a loop or a ``with`` only lends it."""
+        lenders = (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.While)
+        return any(name in found.binds and not isinstance(found.node, lenders) for found in self.statements)
 
-    @property
-    def is_import(self) -> bool:
-        return self.order[0] == 0
+    def add_name(self, name: str) -> None:
+        self._add(self._for_name(name), also=name)
 
+    def add_function(self, function: types.FunctionType) -> None:
+        """Copy a function that no global name holds; it must use none of the local names around it.
 
-@lru_cache(maxsize=512)
-def _names(text: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    found = read_statements(text, "<copy>")
-    binds = frozenset(name for part in found for name in part.binds)
-    now = frozenset(name for part in found for name in part.needs_now)
-    return binds, now.union(*(part.needs_later | part.rebinds for part in found)), now
+        The functions around it are kept as shells that return it: where a function was defined is part of a
+        failure's signature.
+        """
+        try:
+            text = textwrap.dedent(inspect.getsource(function))
+            (statement,) = read_statements(text, function.__code__.co_filename)
+        except (OSError, TypeError, SyntaxError, ValueError):
+            raise NotSelfContained(f"nobody kept the source of {function.__qualname__}") from None
+        if function.__name__ not in statement.binds:
+            raise NotSelfContained(f"{function.__qualname__} has no name of its own")
+        _check_imports(statement)
+        text, name = without_registration(statement), function.__name__
+        for part in reversed([part for part in function.__qualname__.split(".")[:-1] if part != "<locals>"]):
+            text, name = f"def {part}():\n{indented(text)}\n    return {name}", part
+        self.add_statement(text)
+
+    def add_statement(self, text: str) -> None:
+        """Take a statement of ours, after all others: it may use them."""
+        (statement,) = read_statements(text, "<copy>")
+        self._add([Piece((2, len(self.pieces), 0), statement)])
+
+    def add_operators(self, names: Sequence[str], statements: Sequence[Statement]) -> None:
+        """Copy the statements that define the operators ``ns::name``.
+
+        They run only where the first of these is not there yet: pytest may load several scripts in one process.
+        """
+        namespace, _, name = names[0].partition(".")[0].partition("::")
+        parts = [self._piece(statement) for statement in statements]
+        body = indented(joined([part.statement.text for part in parts], gap=1))
+        text = f"if not hasattr(torch.ops.{namespace}, {name!r}):\n{body}"
+        (guarded,) = read_statements(text, "<copy>")
+        self._add([Piece(parts[-1].order, guarded), self._import("import torch")])
+
+    def _add(self, first: list[Piece], also: str = "") -> None:
+        """Take ``first`` and all that it needs, or nothing; ``also`` is the name of what is to be the script's ``backend``."""
+        known, waiting = dict(self.pieces), list(first)
+        bound = {name for piece in known.values() for name in piece.statement.binds}
+        while waiting:
+            piece = waiting.pop()
+            if piece.statement.text in known:
+                continue
+            known[piece.statement.text] = piece
+            bound |= piece.statement.binds
+            for name in sorted(piece.statement.needs - bound):
+                if not hasattr(builtins, name) or name in self.namespace:
+                    waiting += self._for_name(name)
+        needed = {name for piece in known.values() for name in piece.statement.needs}
+        if clashing := sorted(bound & OF_SCRIPTS | bound & needed & {"backend"} - {also}):
+            raise NotSelfContained(f"a script has a {clashing[0]} of its own")
+        self.pieces = known
+
+    def _for_name(self, name: str) -> list[Piece]:
+        """The pieces that bind ``name`` to what it stands for now; none for one that does not exist yet."""
+        if name == "__name__" or (name not in self.namespace and not name.startswith("__")):
+            return []
+        if name.startswith("__"):
+            raise NotSelfContained(f"it uses {name}")
+        value = self.namespace[name]
+        binders = [found for found in self.statements if name in found.binds]
+        return self._imports(name, binders) or [self._defined(name, value, binders)]
+
+    def _imports(self, name: str, binders: list[Statement]) -> list[Piece]:
+        if not all(isinstance(found.node, ast.Import | ast.ImportFrom) for found in binders):
+            return []
+        package = getattr(sys.modules[self.module], "__package__", None) or ""
+        lines = (
+            line for found in binders for bound, line in single_imports(found.node, package) if bound == name
+        )
+        return [self._import(line) for line in dict.fromkeys(lines)]
+
+    def _import(self, line: str) -> Piece:
+        (statement,) = read_statements(line, "<import>")
+        _check_imports(statement)
+        return Piece((0, int(any(map(is_foreign, statement.imported))), 0), statement)
+
+    def _defined(self, name: str, value: Any, binders: list[Statement]) -> Piece:
+        definitions = [found for found in binders if isinstance(found.node, ast.FunctionDef | ast.ClassDef)]
+        if definitions and definitions[-1] is binders[-1]:
+            return self._piece(_definition_of(value, definitions))
+        if len(binders) == 1 and is_assignment(binders[0].node):
+            return self._assignment(name, value, binders[0])
+        if len(binders) == 1 and isinstance(binders[0].node, ast.If | ast.Try) and is_calm(binders[0].node):
+            return self._piece(binders[0])
+        return self._value(name, value, binders)
+
+    def _assignment(self, name: str, value: Any, statement: Statement) -> Piece:
+        """A constant as the source has it while that is still its value, or as it is now; else a calm call."""
+        node: Any = statement.node
+        in_source = literal_in_source(node.value)
+        literal = short_literal(value)
+        # what a list has collected since is the program's doing; it starts as written
+        starts_as_written = isinstance(value, list | dict | set) or literal is None or in_source == value
+        if in_source is not NO_LITERAL and starts_as_written:
+            return self._piece(statement)
+        if literal is not None:
+            return self._value(name, value, [statement])
+        if is_heavy(value):
+            raise NotSelfContained(f"{name} is a {type(value).__qualname__}")
+        if used := statement.needs & OUTSIDE_WORLD:
+            raise NotSelfContained(f"{name} was made with {', '.join(sorted(used))}")
+        return self._piece(statement)
+
+    def _value(self, name: str, value: Any, binders: list[Statement]) -> Piece:
+        """A name without one plain statement (star import, loop, several assignments): by what it stands for."""
+        if isinstance(value, types.ModuleType):
+            return self._import(f"import {value.__name__} as {name}")
+        literal = short_literal(value)
+        if literal is not None:
+            text = f"{name} = {literal}  # its value when this failed"
+            (statement,) = read_statements(text, "<copy>")
+            return Piece(self._order(binders[-1]) if binders else (1, 0, 0), statement)
+        location = location_of(value)
+        if location is not None and location.path == location.first and finds_again(location.module):
+            renamed = "" if location.path == name else f" as {name}"
+            return self._import(f"from {location.module} import {location.path}{renamed}")
+        raise NotSelfContained(f"{name} has no single definition that could be copied")
+
+    def _piece(self, statement: Statement) -> Piece:
+        _check_imports(statement)
+        (copied,) = read_statements(without_registration(statement), statement.file)
+        return Piece(self._order(statement), copied)
+
+    def _order(self, statement: Statement) -> tuple[int, int, int]:
+        known = statement.file in self._files
+        return (1, self._files.index(statement.file) if known else len(self._files), statement.line)
 
 
 def literal_in_source(node: ast.expr | None) -> Any:
@@ -121,185 +266,25 @@ def is_calm(node: ast.AST) -> bool:
     return all(map(is_calm, blocks)) and all(isinstance(child, _CALM) for child in others)
 
 
-def single_imports(text: str) -> Iterator[tuple[str, str]]:
-    """Each name that the import statements of ``text`` bind, with an import statement for it alone."""
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Import):
-            yield from ((bound_by(alias), ast.unparse(ast.Import([alias]))) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                yield bound_by(alias), ast.unparse(ast.ImportFrom(node.module, [alias], node.level))
-
-
-def bound_by(alias: ast.alias) -> str:
-    return alias.asname or alias.name.partition(".")[0]
+def single_imports(node: ast.stmt, package: str) -> Iterator[tuple[str, str]]:
+    """Each name that an import statement of a module in ``package`` binds, with a statement for it alone."""
+    for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+        single: ast.stmt = ast.Import([alias])
+        if isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            if node.level and package:
+                module = importlib.util.resolve_name(module, package)
+            single = ast.ImportFrom(module, [alias], 0)
+        yield alias.asname or alias.name.partition(".")[0], ast.unparse(single)
 
 
 def without_registration(statement: Statement) -> str:
     """A definition without its ``@register_backend``: registering a name twice in one process is an error."""
-    decorators = getattr(statement.node, "decorator_list", [])
-    if not any(map(is_registration, decorators)):
-        return statement.text
     (again,) = ast.parse(statement.text).body
     unwanted = [found for found in getattr(again, "decorator_list", []) if is_registration(found)]
-    gone = {number for found in unwanted for number in range(found.lineno, (found.end_lineno or 0) + 1)}
+    gone = {line for found in unwanted for line in range(found.lineno, (found.end_lineno or 0) + 1)}
     lines = enumerate(statement.text.splitlines(), 1)
     return "\n".join(line for number, line in lines if number not in gone)
-
-
-class Copy:
-    """Statements of one module that hold certain names, and everything that these use, transitively.
-
-    Each ``add_`` method raises NotSelfContained and then leaves the copy as it was.
-    ``file`` is the ``co_filename`` of a function of a module that has no file.
-    """
-
-    def __init__(self, module: str, file: str | None = None) -> None:
-        self.module = module
-        self.pieces: dict[str, CopiedStatement] = {}
-        self.missing: set[str] = set()
-        """Names that a function looks up and that did not exist yet when the failure came."""
-        self.statements = statements_of(module, file)
-        self._files = list(dict.fromkeys(found.file for found in self.statements))
-
-    @property
-    def namespace(self) -> Mapping[str, Any]:
-        return vars(sys.modules[self.module])
-
-    @property
-    def title(self) -> str:
-        file = getattr(sys.modules[self.module], "__file__", None)
-        return f"# Copied from {os.path.basename(file)}." if file else "# Copied from an interactive session."
-
-    def defines(self, name: str) -> bool:
-        """Whether a statement gives ``name`` its value; a loop or a ``with`` only lends it."""
-        lenders = (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.While)
-        return any(name in found.binds and not isinstance(found.node, lenders) for found in self.statements)
-
-    def add_name(self, name: str) -> None:
-        self._add(self._for_name(name))
-
-    def add_function(self, function: types.FunctionType) -> None:
-        """Copy a function that no global name holds; it must use none of the local names around it.
-
-        The functions around it are kept as shells that return it: where a function was defined is part of a
-        failure's signature.
-        """
-        try:
-            text = textwrap.dedent(inspect.getsource(function))
-            (statement,) = read_statements(text, function.__code__.co_filename)
-        except (OSError, TypeError, SyntaxError, ValueError):
-            raise NotSelfContained(f"nobody kept the source of {function.__qualname__}") from None
-        if function.__name__ not in statement.binds:
-            raise NotSelfContained(f"{function.__qualname__} has no name of its own")
-        _check_imports(statement)
-        text = without_registration(statement)
-        for part in reversed([part for part in function.__qualname__.split(".")[:-1] if part != "<locals>"]):
-            shell = ast.parse(text).body[0]
-            text = f"def {part}():\n{indented(text)}\n    return {getattr(shell, 'name', '')}"
-        self._add([CopiedStatement((2, 0, 0), text)])  # last: it may use all the others
-
-    def add_operators(self, names: Sequence[str], statements: Sequence[Statement]) -> None:
-        """Copy the statements that define the operators ``ns::name``.
-
-        They run only where the first of these is not there yet: pytest may load several scripts in one process.
-        """
-        namespace, _, name = names[0].partition(".")[0].partition("::")
-        parts = [self._piece(statement) for statement in statements]
-        body = indented(joined([part.text for part in parts], gap=1))
-        guard = f"if not hasattr(torch.ops.{namespace}, {name!r}):"
-        self._add([CopiedStatement(parts[-1].order, f"{guard}\n{body}"), self._import("import torch")])
-
-    def _add(self, first: list[CopiedStatement]) -> None:
-        """Take ``first`` and all that it needs, or nothing."""
-        known, waiting = dict(self.pieces), list(first)
-        bound = {name for piece in known.values() for name in piece.binds}
-        while waiting:
-            piece = waiting.pop()
-            if piece.text in known:
-                continue
-            known[piece.text] = piece
-            bound |= piece.binds
-            for name in sorted(piece.needs - bound):
-                if not hasattr(builtins, name) or name in self.namespace:
-                    waiting += self._for_name(name)
-        self.pieces = known
-
-    def _for_name(self, name: str) -> list[CopiedStatement]:
-        """The pieces that bind ``name`` to what it stands for now."""
-        if name == "__name__":
-            return []
-        if name.startswith("__"):
-            raise NotSelfContained(f"it uses {name}")
-        if name not in self.namespace:
-            self.missing.add(name)
-            return []
-        if finds_again(self.module):
-            return [self._import(f"from {self.module} import {name}")]
-        value = self.namespace[name]
-        binders = [found for found in self.statements if name in found.binds]
-        return self._imports(name, binders) or [self._defined(name, value, binders)]
-
-    def _imports(self, name: str, binders: list[Statement]) -> list[CopiedStatement]:
-        if not all(isinstance(found.node, ast.Import | ast.ImportFrom) for found in binders):
-            return []
-        lines = (line for found in binders for bound, line in single_imports(found.text) if bound == name)
-        return [self._import(line) for line in dict.fromkeys(lines)]
-
-    def _import(self, line: str) -> CopiedStatement:
-        (statement,) = read_statements(line, "<import>")
-        _check_imports(statement)
-        return CopiedStatement((0, int(any(map(is_foreign, statement.imported))), 0), line)
-
-    def _defined(self, name: str, value: Any, binders: list[Statement]) -> CopiedStatement:
-        definitions = [found for found in binders if isinstance(found.node, ast.FunctionDef | ast.ClassDef)]
-        if definitions and definitions[-1] is binders[-1]:
-            return self._piece(_definition_of(value, definitions))
-        if len(binders) == 1 and is_assignment(binders[0].node):
-            return self._assignment(name, value, binders[0])
-        if len(binders) == 1 and isinstance(binders[0].node, ast.If | ast.Try) and is_calm(binders[0].node):
-            return self._piece(binders[0])
-        return self._value(name, value, binders)
-
-    def _assignment(self, name: str, value: Any, statement: Statement) -> CopiedStatement:
-        """A constant as the source has it while that is still its value, or as it is now; else a calm call."""
-        node: Any = statement.node
-        in_source = literal_in_source(node.value)
-        literal = short_literal(value)
-        # what a list has collected since is the program's doing; it starts as written
-        starts_as_written = isinstance(value, list | dict | set) or literal is None or in_source == value
-        if in_source is not NO_LITERAL and starts_as_written:
-            return self._piece(statement)
-        if literal is not None:
-            return self._value(name, value, [statement])
-        if is_heavy(value):
-            raise NotSelfContained(f"{name} is a {type(value).__qualname__}")
-        used = statement.needs_now & OUTSIDE_WORLD
-        if used:
-            raise NotSelfContained(f"{name} was made with {', '.join(sorted(used))}")
-        return self._piece(statement)
-
-    def _value(self, name: str, value: Any, binders: list[Statement]) -> CopiedStatement:
-        """A name without one plain statement (star import, loop, several assignments): by what it stands for."""
-        if isinstance(value, types.ModuleType):
-            return self._import(f"import {value.__name__} as {name}")
-        literal = short_literal(value)
-        if literal is not None:
-            order = self._order(binders[-1]) if binders else (1, 0, 0)
-            return CopiedStatement(order, f"{name} = {literal}  # its value when this failed")
-        location = location_of(value)
-        if location is not None and location.path == location.first and finds_again(location.module):
-            renamed = "" if location.path == name else f" as {name}"
-            return self._import(f"from {location.module} import {location.path}{renamed}")
-        raise NotSelfContained(f"{name} has no single definition that could be copied")
-
-    def _piece(self, statement: Statement) -> CopiedStatement:
-        _check_imports(statement)
-        return CopiedStatement(self._order(statement), without_registration(statement))
-
-    def _order(self, statement: Statement) -> tuple[int, int, int]:
-        known = statement.file in self._files
-        return (1, self._files.index(statement.file) if known else len(self._files), statement.line)
 
 
 def _check_imports(statement: Statement) -> None:

@@ -1,29 +1,22 @@
-"""Python source read statement by statement, laid out again, and run as a module of its own."""
+"""Python source read statement by statement, and laid out again."""
 
 from __future__ import annotations
 
 import ast
-import io
 import linecache
 import symtable
 import sys
 import textwrap
-import tokenize
-import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
-from minidbg.python_text.modules import file_of, source_of
-
-_RUN_AT_ONCE = frozenset({"listcomp", "setcomp", "dictcomp", "genexpr"})
-"""Function-like scopes whose body runs where it stands."""
+from minidbg.backends.modules import file_of, source_of
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement at the top level; ``guarded`` when it stands in the ``__main__`` block.
+    """One statement at the top level, or in the ``__main__`` block.
 
     Not slotted: the names are worked out once, when somebody asks.
     """
@@ -31,11 +24,10 @@ class Statement:
     node: ast.stmt
     text: str
     file: str
-    guarded: bool = False
 
     @property
     def line(self) -> int:
-        return _first_line(self.node)
+        return first_line(self.node)
 
     @cached_property
     def binds(self) -> frozenset[str]:
@@ -43,25 +35,18 @@ class Statement:
         return frozenset(found.get_name() for found in symbols if found.is_assigned() or found.is_imported())
 
     @cached_property
-    def needs_now(self) -> frozenset[str]:
-        """Global names that it looks up while it runs: decorators, defaults, base classes, annotations."""
-        return frozenset(_referenced(self._table, now=True))
-
-    @cached_property
-    def needs_later(self) -> frozenset[str]:
-        """Global names that the bodies of its functions look up."""
-        return frozenset(_referenced(self._table, now=False)) - self.needs_now
-
-    @cached_property
-    def rebinds(self) -> frozenset[str]:
-        return frozenset(
-            name for node in ast.walk(self.node) if isinstance(node, ast.Global) for name in node.names
-        )
+    def needs(self) -> frozenset[str]:
+        """Global names that it looks up, or its functions when they are called, or that these bind."""
+        declared = (node.names for node in ast.walk(self.node) if isinstance(node, ast.Global))
+        return frozenset(_referenced(self._table)).union(*declared)
 
     @cached_property
     def imported(self) -> frozenset[str]:
         """Modules named by its import statements, at any depth; relative ones start with a dot."""
-        return frozenset(_imported(self.node))
+        parts = list(ast.walk(self.node))
+        plain = {alias.name for part in parts if isinstance(part, ast.Import) for alias in part.names}
+        froms = (part for part in parts if isinstance(part, ast.ImportFrom))
+        return frozenset(plain | {"." * part.level + (part.module or "") for part in froms})
 
     @cached_property
     def _table(self) -> symtable.SymbolTable:
@@ -82,37 +67,31 @@ class _AsGenerators(ast.NodeTransformer):
         return node
 
 
-def _referenced(table: symtable.SymbolTable, *, now: bool) -> Iterator[str]:
-    module_scope = table.get_type() == "module"
+def _referenced(table: symtable.SymbolTable) -> Iterator[str]:
+    is_outermost = table.get_type() == "module"
     for symbol in table.get_symbols():
-        if symbol.is_referenced() and (module_scope or symbol.is_global()):
+        if symbol.is_referenced() and (is_outermost or symbol.is_global()):
             yield symbol.get_name()
     for child in table.get_children():
-        at_once = child.get_type() != "function" or child.get_name() in _RUN_AT_ONCE
-        if at_once or not now:
-            yield from _referenced(child, now=now)
-
-
-def _imported(node: ast.AST) -> Iterator[str]:
-    for part in ast.walk(node):
-        if isinstance(part, ast.Import):
-            yield from (alias.name for alias in part.names)
-        elif isinstance(part, ast.ImportFrom):
-            yield "." * part.level + (part.module or "")
+        yield from _referenced(child)
 
 
 def read_statements(text: str, file: str) -> tuple[Statement, ...]:
     """The statements of one source text; those of the ``__main__`` block stand in its location. Raises SyntaxError."""
-    return tuple(_statements(ast.parse(text).body, text.splitlines(), file, guarded=False))
+    return tuple(_statements(ast.parse(text).body, text.splitlines(), file))
 
 
-def _statements(body: list[ast.stmt], lines: list[str], file: str, *, guarded: bool) -> Iterator[Statement]:
+def _statements(body: list[ast.stmt], lines: list[str], file: str) -> Iterator[Statement]:
     for node in body:
-        if isinstance(node, ast.If) and not guarded and is_main_block(node):
-            yield from _statements(node.body, lines, file, guarded=True)
-            yield from _statements(node.orelse, lines, file, guarded=False)
+        if isinstance(node, ast.If) and is_main_block(node):
+            yield from _statements([*node.body, *node.orelse], lines, file)
         else:
-            yield Statement(node, _text_of(node, lines), file, guarded)
+            yield Statement(node, _text_of(node, lines), file)
+
+
+def is_main_block(node: ast.If) -> bool:
+    test = ast.unparse(node.test)
+    return test in ("__name__ == '__main__'", "'__main__' == __name__")
 
 
 def parts_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
@@ -127,6 +106,12 @@ def last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
+def is_registration(node: ast.expr) -> bool:
+    """Whether an expression is, or calls, what registers a backend."""
+    last = last_name(node.func if isinstance(node, ast.Call) else node)
+    return last.startswith("register_") and last.endswith("backend")
+
+
 def edited(text: str, changes: Iterable[tuple[int, int, int, str]]) -> str:
     """``text`` after the changes: each a line, first and last column as ``ast`` counts them, and what stands there instead."""
     lines = text.encode().split(b"\n")
@@ -135,22 +120,15 @@ def edited(text: str, changes: Iterable[tuple[int, int, int, str]]) -> str:
     return b"\n".join(lines).decode()
 
 
-def is_main_block(node: ast.stmt) -> bool:
-    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
-        return False
-    sides = [node.test.left, *node.test.comparators]
-    names = any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides)
-    return names and any(isinstance(side, ast.Constant) and side.value == "__main__" for side in sides)
-
-
-def _first_line(node: ast.stmt) -> int:
+def first_line(node: ast.stmt) -> int:
+    """The line of its first decorator, or its own."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _text_of(node: ast.stmt, lines: list[str]) -> str:
     """The statement as it was written, comments included; put together anew where it shares a line."""
-    text = textwrap.dedent("\n".join(lines[_first_line(node) - 1 : node.end_lineno]))
+    text = textwrap.dedent("\n".join(lines[first_line(node) - 1 : node.end_lineno]))
     try:
         again = ast.parse(text).body
     except SyntaxError:
@@ -190,36 +168,18 @@ def _is_cell(file: str) -> bool:
     return file.startswith(prompts) or "/ipykernel_" in file
 
 
-def has_main_block(module: str = "__main__") -> bool:
-    """Whether the script keeps what it runs apart from what it defines."""
-    return any(found.guarded for found in statements_of(module))
-
-
 def indented(text: str) -> str:
-    """``text`` one level deeper; the inner lines of strings stay as they are, since they are values.
-
-    Docstrings are indented like code.
-    """
-    inside: set[int] = set()
-    before, depth = tokenize.NEWLINE, 0
-    for token in tokenize.generate_tokens(io.StringIO(text + "\n").readline):
-        is_docstring = depth == 0 and before in _BETWEEN_STATEMENTS
-        if token.type in _STRING_TOKENS and not is_docstring:
-            inside.update(range(token.start[0] + 1, token.end[0] + 1))
-        depth += (token.string in "([{") - (token.string in ")]}") if token.type == tokenize.OP else 0
-        before = token.type
-    lines = text.splitlines()
-    return "\n".join(
-        f"    {line}" if line.strip() and number not in inside else line
-        for number, line in enumerate(lines, 1)
-    )
-
-
-_BETWEEN_STATEMENTS = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT}
-_STRING_TOKENS = {
-    tokenize.STRING,
-    *(getattr(tokenize, name, -1) for name in ("FSTRING_MIDDLE", "TSTRING_MIDDLE")),
-}
+    """``text`` one level deeper; the inner lines of strings stay as they are, since they are values. Docstrings are indented like code."""
+    tree = ast.parse(text)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    inside = {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in docstrings
+        for line in range(node.lineno + 1, (node.end_lineno or 0) + 1)
+    }
+    lines = enumerate(text.split("\n"), 1)
+    return "\n".join(f"    {line}" if line.strip() and at not in inside else line for at, line in lines)
 
 
 def joined(statements: Sequence[str], gap: int = 2) -> str:
@@ -238,18 +198,3 @@ def _is_wide(text: str) -> bool:
 
 def _is_import(text: str) -> bool:
     return text.startswith(("import ", "from "))
-
-
-def run_as_module(name: str, text: str, **known: Any) -> dict[str, Any]:
-    """The globals of a new module in which ``text`` has run; dynamo looks for it by its name, tracebacks for its lines."""
-    module = sys.modules[name] = types.ModuleType(name)
-    namespace = vars(module)
-    namespace.update(known, __name__=name)
-    file = f"<{name}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    try:
-        exec(compile(text, file, "exec", dont_inherit=True), namespace)  # not our annotations as text
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return namespace

@@ -1,0 +1,145 @@
+"""Modules as a fresh process sees them: whether an import finds one again, in which folder, and which distribution brings it."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+from types import ModuleType
+
+
+def top_level(module: str) -> str:
+    """``my_pkg`` of ``my_pkg.sub.mod``."""
+    return module.partition(".")[0]
+
+
+def is_main(module: str) -> bool:
+    """Whether ``module`` is the program; a process that multiprocessing has started has its script under two names."""
+    return module in ("__main__", "__mp_main__")
+
+
+def is_foreign(module: str) -> bool:
+    """Whether ``module`` comes neither with Python nor with torch nor from us."""
+    top = top_level(module)
+    return top not in sys.stdlib_module_names and top not in _OURS
+
+
+_OURS = frozenset({"torch", "functorch", "torchgen", "minidbg", "__main__", "__mp_main__"})
+
+
+def foreign_modules() -> Iterator[tuple[str, ModuleType]]:
+    """The loaded modules that come neither with Python nor with torch nor from us, in order of loading."""
+    # A copy is made in one step; while a list of the items is made, the garbage collector may run code that imports.
+    for name, module in sys.modules.copy().items():
+        if isinstance(module, ModuleType) and is_foreign(name):
+            yield name, module
+
+
+def finds_again(name: str) -> bool:
+    """Whether an import of ``name`` on the present ``sys.path`` leads to the file of the loaded module."""
+    loaded = sys.modules.get(name)
+    if loaded is None or is_main(top_level(name)):
+        return False
+    parent, _, _ = name.rpartition(".")
+    if parent and not finds_again(parent):
+        return False
+    spec = _search(name, getattr(sys.modules.get(parent), "__path__", None) if parent else None)
+    if spec is None:
+        return False
+    file: str | None = getattr(loaded, "__file__", None)
+    if file is None or not spec.has_location or spec.origin is None:
+        # built in, frozen, or a namespace package: the name is all there is
+        return file is None or not spec.has_location
+    return os.path.realpath(spec.origin) == os.path.realpath(file)
+
+
+def _search(name: str, folders: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(name, folders)
+        except (ImportError, AttributeError, ValueError):
+            continue
+        if spec is not None:
+            return spec
+    return None
+
+
+def file_of(module: str) -> Path | None:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if not isinstance(file, str) or not file.endswith((".py", ".pyw")) or not os.path.isfile(file):
+        return None
+    return Path(os.path.abspath(file))
+
+
+def source_of(module: str) -> str | None:
+    """The source text of a loaded module, also out of a zip file; None when there is none."""
+    loaded = sys.modules.get(module)
+    get_source = getattr(getattr(loaded, "__loader__", None), "get_source", None)
+    if get_source is None or loaded is None:
+        return None
+    try:
+        text = get_source(getattr(getattr(loaded, "__spec__", None), "name", module))
+    except (ImportError, OSError, SyntaxError, UnicodeDecodeError):
+        return None
+    return text if isinstance(text, str) else None
+
+
+def requirement_of(module: str) -> tuple[str, str, tuple[str, ...]]:
+    """What brings a loaded ``module``: a requirement that an index knows, or else a remark; and folders that are not on every ``sys.path``."""
+    top, folders = top_level(module), folders_of(module)
+    names = list(dict.fromkeys(_distributions_by_module(tuple(sys.path)).get(top, ())))
+    if len(names) > 1:  # parts of one namespace package
+        names.sort(key=lambda name: not _holds(name, module))
+    for name in names[:1]:
+        brings = distribution(name)
+        if not brings.read_text("direct_url.json"):
+            # no index knows a local label
+            return f"{brings.name}=={brings.version.partition('+')[0]}", "", folders
+    if not folders and not names:
+        return "", "", ()
+    home = f"the folder {os.path.basename(folders[0])}" if folders else "a folder or an archive"
+    return "", f"{top} is on no index: it was imported from {home}", folders
+
+
+def folders_of(module: str) -> tuple[str, ...]:
+    """The folders from which the top-level package of ``module`` is imported, installed ones left out."""
+    top = top_level(module)
+    found: object = sys.modules.get(top) or _search(top, None)  # what a setup imports is not loaded yet
+    inside = getattr(found, "__path__", None) or getattr(found, "submodule_search_locations", None)
+    file = getattr(found, "__file__", None) or getattr(found, "origin", None)
+    places = list(inside or ()) or ([file] if isinstance(file, str) else [])
+    folders = (os.path.dirname(os.path.abspath(place)) for place in places)
+    return tuple(dict.fromkeys(folder for folder in folders if not is_installed(folder)))
+
+
+def is_installed(folder: str) -> bool:
+    """Whether a fresh process of this interpreter imports from ``folder`` without being told."""
+    real = os.path.realpath(folder)
+    return any(real == place or real.startswith(place + os.sep) for place in _installed_places())
+
+
+@cache
+def _installed_places() -> tuple[str, ...]:
+    known = sysconfig.get_paths()
+    places = (known[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return tuple(
+        dict.fromkeys(map(os.path.realpath, (*places, *site.getsitepackages(), site.getusersitepackages())))
+    )
+
+
+@lru_cache(maxsize=2)
+def _distributions_by_module(path: tuple[str, ...]) -> dict[str, list[str]]:
+    """Top-level module to distribution names; reading all metadata takes a while, so once per ``sys.path``."""
+    return dict(packages_distributions())
+
+
+def _holds(name: str, module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    files = distribution(name).files or () if isinstance(file, str) else ()
+    return any(os.path.realpath(str(one.locate())) == os.path.realpath(str(file)) for one in files)

@@ -1,0 +1,521 @@
+"""From what was wrapped, and what the user says of it, to how a fresh process gets it back: ``find``.
+
+In this order: the user's word, a registered name, a location that an import reaches, its parts put together anew, a copy of its
+source; or the reason why not.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import functools
+import inspect
+import operator
+import os
+import pkgutil
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from minidbg import torch_internals
+from minidbg.backends.definitions import Copy, NotSelfContained
+from minidbg.backends.locations import Location, location_of
+from minidbg.backends.modules import finds_again, is_foreign, is_main, requirement_of, source_of, top_level
+from minidbg.backends.statements import is_registration, parts_of, read_statements
+from minidbg.words.errors import BackendUnreachable, NothingLeadsThere, UnknownBackend
+from minidbg.words.literals import NotALiteral, write_literal
+from minidbg.words.run_spec import BackendRef, CompilerFn
+
+WRITE = 'write "pkg.mod:name", "pkg.mod:make(level=2)" with literal arguments, or a registered name'
+GROUP = "torch_dynamo_backends"
+"""The entry point group in which torch looks for backends."""
+NEEDS = {
+    "openxla": "torch_xla",
+    "openxla_eval": "torch_xla",
+    "tvm": "tvm",
+    "onnxrt": "onnxruntime",
+    "tensorrt": "torch_tensorrt",
+}
+"""Backends of torch that import another package when they are first called."""
+
+
+class NotReferable(Exception):
+    """No fresh process gets an object back; the text is a clause: ``it is a closure over level``."""
+
+
+class RefBuilder:
+    """Imports and their surroundings, each once and in order, while the parts of a backend are being found.
+
+    Names are given out so that two objects of one name from two modules stay apart.
+    """
+
+    def __init__(self, start: BackendRef = BackendRef("", "")) -> None:  # noqa: B008 - it is frozen
+        self._start = start
+        self.setup: dict[str, None] = dict.fromkeys(start.setup)
+        self.copied: Copy | None = None
+        """What comes from ``__main__``."""
+        self.paths: dict[str, None] = dict.fromkeys(start.paths)
+        self.requirements: dict[str, None] = dict.fromkeys(start.requirements)
+        self.remarks: dict[str, None] = dict.fromkeys(start.remarks)
+        self.modules: dict[str, None] = dict.fromkeys(start.modules)
+        self._names: dict[str, tuple[str, str]] = {}
+
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[None]:
+        """A block after whose exception the builder is as it was before."""
+        saved = {name: copy.copy(value) for name, value in vars(self).items()}
+        try:
+            yield
+        except BaseException:
+            vars(self).update(saved)
+            raise
+
+    def import_from(self, module: str, name: str) -> str:
+        known, number = name, 1
+        while self._names.setdefault(known, (module, name)) != (module, name):
+            number += 1
+            known = f"{name}_{number}"
+        renamed = f" as {known}" if known != name else ""
+        self.setup[f"from {module} import {name}{renamed}"] = None
+        self.uses(module)
+        return known
+
+    def import_module(self, module: str, why: str = "") -> None:
+        plain = f"import {module}"
+        if not any(line == plain or line.startswith(plain + " ") for line in self.setup):
+            self.setup[f"{plain}  # {why}" if why else plain] = None
+        self.uses(module)
+
+    def copy_of_main(self, file: str | None = None) -> Copy:
+        self.copied = self.copied or Copy("__main__", file)
+        return self.copied
+
+    def uses(self, module: str) -> None:
+        """``module`` is part of the backend: what it needs to be installed, and what there is to watch."""
+        top = top_level(module)
+        if top == "torch" or is_foreign(module):
+            self.modules[top] = None
+        if is_foreign(module):
+            self.requires(module)
+
+    def requires(self, module: str) -> None:
+        requirement, remark, folders = requirement_of(module)
+        self.requirements |= dict.fromkeys(filter(None, [requirement]))
+        self.remarks |= dict.fromkeys(filter(None, [remark]))
+        self.paths |= dict.fromkeys(folders)
+
+    def reference(
+        self, name: str, expression: str, options: Mapping[str, Any], mode: str | None
+    ) -> BackendRef:
+        return BackendRef(
+            name=name,
+            expression=expression,
+            embedded=self._copied_text(),  # first: it may add imports
+            setup=tuple(self.setup),
+            paths=tuple(self.paths),
+            options=dict(options),
+            mode=mode,
+            requirements=tuple(self.requirements),
+            remarks=tuple(self.remarks),
+            modules=tuple(self.modules),
+            fill_in=self._start.fill_in,
+        )
+
+    def _copied_text(self) -> str:
+        before = self._start.embedded
+        if self.copied is None:
+            return before
+        for module in sorted(filter(is_foreign, self.copied.imported(by_imports=False))):
+            if module in sys.modules:  # else it was never imported: its absence is no reason to stop
+                self.import_module(module, "for a function of the copied source")
+        for module in sorted(filter(is_foreign, self.copied.imported(by_imports=True))):
+            self.uses(module)
+        text = self.copied.text({found.text for found in read_statements(before, "<copy>")})
+        return "\n\n\n".join(filter(None, [before, text]))
+
+
+# --- one object ---
+
+
+def expression_for(value: Any, builder: RefBuilder) -> str:
+    """The expression for ``value``; what it needs first goes on the ``builder``.
+
+    In this order: a location that an import reaches, its parts put together anew, its source.
+    Raises NotReferable, and the builder is as it was before.
+    """
+    location = location_of(value)
+    with builder.attempt():
+        if location is not None and finds_again(location.module):
+            name = builder.import_from(location.module, location.first)
+            return name + location.path.removeprefix(location.first)
+        try:
+            with builder.attempt():
+                return _rebuilt(value, builder)
+        except NotReferable as error:
+            why = error
+        try:
+            expression = _copied(value, location, builder)
+        except NotSelfContained as error:
+            raise NotReferable(f"its source cannot be copied: {error}") from error
+        if not expression:
+            raise why
+        return expression
+
+
+def _rebuilt(value: Any, builder: RefBuilder) -> str:
+    if isinstance(value, types.MethodType):
+        return f"{expression_for(value.__self__, builder)}.{value.__func__.__name__}"
+    if isinstance(value, functools.partial):
+        builder.setup["import functools"] = None
+        function = expression_for(value.func, builder)
+        return _call("functools.partial", value.args, value.keywords, builder, first=function)
+    arguments = torch_internals.aot_autograd_arguments(value)
+    if arguments is None:
+        raise NotReferable(f"no global name holds it, {described(value)}")
+    builder.setup["from torch._dynamo.backends.common import aot_autograd"] = None
+    return _call("aot_autograd", (), arguments, builder)
+
+
+def _copied(value: Any, location: Location | None, builder: RefBuilder) -> str:
+    """The expression for a global of the program, or a function of one that uses nothing local; empty for all others."""
+    module = getattr(value, "__module__", "") if location is None else location.module
+    if not is_main(module):
+        return ""
+    copied = builder.copy_of_main(getattr(getattr(value, "__code__", None), "co_filename", None))
+    if location is not None and copied.defines(location.first):
+        copied.add_name(location.first)
+        return location.path
+    if (
+        not isinstance(value, types.FunctionType)
+        or value.__name__ == "<lambda>"
+        or value.__code__.co_freevars
+    ):
+        return ""
+    copied.add_function(value)
+    path = [part for part in value.__qualname__.split(".") if part != "<locals>"]
+    return path[0] + "()" * (len(path) - 1)
+
+
+def _call(
+    function: str,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    builder: RefBuilder,
+    first: str | None = None,
+) -> str:
+    """``function(first, *arguments, **keywords)`` with each argument a literal or an object with a location."""
+    parts = [first] if first is not None else []
+    parts += [_argument(value, f"argument {index}", builder) for index, value in enumerate(arguments)]
+    named = [(name, _argument(value, f"argument {name!r}", builder)) for name, value in keywords.items()]
+    if all(name.isidentifier() for name, _ in named):
+        parts += [f"{name}={text}" for name, text in named]
+    else:
+        parts.append("**{" + ", ".join(f"{name!r}: {text}" for name, text in named) + "}")
+    return f"{function}({', '.join(parts)})"
+
+
+def _argument(value: object, part: str, builder: RefBuilder) -> str:
+    table = torch_internals.decompositions_expression(value)
+    if table is not None:
+        builder.setup[table[0]] = None
+        return table[1]
+    try:
+        return write_literal(value)
+    except NotALiteral as error:
+        if not callable(value):
+            raise NotReferable(f"{part} is no literal: {error}") from None
+    try:
+        return expression_for(value, builder)
+    except NotReferable as error:
+        raise NotReferable(f"{part} cannot be found again: {error}") from None
+
+
+# --- a backend ---
+
+
+def find(
+    backend: str | CompilerFn,
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    setup: str | Sequence[str] | None = None,
+    reference: str | None = None,
+) -> BackendRef:
+    """How a fresh process gets ``backend`` back, with its ``options`` and ``mode``.
+
+    ``setup`` (statements) and ``reference`` (``"pkg.mod:name"``, ``"pkg.mod:make(level=2)"`` or a registered
+    name) are the user's word and win over what would be found.
+
+    Raises UnknownBackend for a name that nobody registered, BackendUnreachable where nothing importable leads
+    to the backend or an option is no literal; its message says what to pass instead.
+    """
+    inner, inner_options, inner_mode = torch_internals.as_given_to_compile(backend)
+    options, mode = options or inner_options or {}, mode or inner_mode
+    statements = as_statements(setup)
+    builder = RefBuilder()
+    for statement in statements:
+        builder.setup[statement] = None
+        for found in read_statements(statement, "<setup>"):
+            for module in filter(is_foreign, found.imported):
+                builder.uses(module)
+    name, expression = _expression(inner, statements, reference, builder)
+    check_options(options, name)
+    return builder.reference(name, expression, options, mode)
+
+
+def as_statements(setup: str | Sequence[str] | None) -> tuple[str, ...]:
+    """``setup`` as a tuple of texts, each of which compiles. Raises BackendUnreachable when one does not."""
+    statements = (setup,) if isinstance(setup, str) else tuple(setup or ())
+    for statement in statements:
+        try:
+            compile(statement, "<setup>", "exec")
+        except (SyntaxError, ValueError) as error:
+            raise BackendUnreachable(f"setup={statement!r} is not Python: {error}") from None
+    return statements
+
+
+def _expression(
+    backend: str | CompilerFn, statements: Sequence[str], reference: str | None, builder: RefBuilder
+) -> tuple[str, str]:
+    if reference is not None:
+        return given_reference(reference, backend, statements, builder)
+    if isinstance(backend, str):
+        return backend, _registered(backend, statements, builder)
+    if names := torch_internals.names_of_backend(backend):
+        return names[0], _registered(names[0], statements, builder)
+    try:
+        expression = expression_for(backend, builder)
+    except NotReferable as error:
+        raise unreachable(backend, error, f"the backend {name_of(backend)}") from error
+    return name_of(backend), expression
+
+
+def given_reference(
+    reference: str, backend: str | CompilerFn, statements: Sequence[str], builder: RefBuilder
+) -> tuple[str, str]:
+    """Name and expression that ``reference`` stands for. Raises BackendUnreachable when it cannot be right."""
+    module, colon, rest = reference.partition(":")
+    if not colon:
+        if not reference.strip() or any(char in reference for char in "()"):
+            raise BackendUnreachable(f"reference={reference!r} names no backend; {WRITE}")
+        return reference, repr(reference)
+    try:
+        tree, call = ast.parse(rest.strip(), mode="eval").body, ""
+        if isinstance(tree, ast.Call):
+            for value in (*tree.args, *(keyword.value for keyword in tree.keywords)):
+                ast.literal_eval(value)
+            call = ast.unparse(tree).removeprefix(ast.unparse(tree.func))
+            tree = tree.func
+        path = ast.unparse(tree)
+    except (SyntaxError, ValueError) as error:
+        raise BackendUnreachable(f"reference={reference!r} cannot be read ({error}); {WRITE}") from None
+    if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
+        raise BackendUnreachable(f"reference={reference!r} cannot be read; {WRITE}")
+    try:
+        found = pkgutil.resolve_name(f"{module}:{path}")
+    except (ImportError, AttributeError) as error:
+        if not statements:
+            raise BackendUnreachable(f"reference={reference!r} leads nowhere here: {error}") from error
+        found = backend
+    first = path.partition(".")[0]
+    name = builder.import_from(module, first)
+    if not call and found is not backend and _is_factory(found):
+        call = "()"
+    return f"{module}.{path}", name + path.removeprefix(first) + call
+
+
+def _is_factory(found: Any) -> bool:
+    try:
+        signature = inspect.signature(found)
+        signature.bind()
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        return True
+    return False
+
+
+def _registered(name: str, statements: Sequence[str], builder: RefBuilder) -> str:
+    """The expression for a registered name: the name itself after the import that registers it, or else the function."""
+    compiler_fn = _look_up(name, statements)
+    declared = next(iter(entry_points(group=GROUP, name=name)), None)
+    if declared is not None and _is_loaded_from(declared.module, compiler_fn, declared.attr):
+        builder.import_module(declared.module, f'entry point "{name}"')
+        return repr(name)
+    defined = getattr(made_by(compiler_fn), "__module__", None) or ""
+    if top_level(defined) == "torch":
+        builder.uses("torch")
+        if name in NEEDS:
+            builder.import_module(NEEDS[name], f'"{name}" is built on it')
+        return repr(name)
+    if is_foreign(defined) and finds_again(defined):
+        # an import of a.b.c runs a and a.b as well
+        parts = defined.split(".")
+        for module in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
+            if registers(source_of(module) or "", name):
+                builder.import_module(module, f'registers "{name}"')
+                return repr(name)
+    if statements:
+        return repr(name)
+    try:
+        return expression_for(compiler_fn, builder)
+    except NotReferable as error:
+        if is_foreign(defined) and finds_again(defined):
+            builder.import_module(defined, f'defines "{name}"')
+            return repr(name)
+        raise unreachable(compiler_fn, error, f"the backend {name!r}") from error
+
+
+def _look_up(name: str, statements: Sequence[str]) -> CompilerFn:
+    if name not in torch_internals.known_backends():
+        for statement in statements:  # it registers the name that was asked for
+            code = compile(statement, "<setup>", "exec", dont_inherit=True)
+            exec(code, {"__name__": "minidbg_setup"})
+    if name not in (known := torch_internals.known_backends()):
+        raise UnknownBackend(name, known)
+    return torch_internals.registered_backend(name)
+
+
+def _is_loaded_from(module: str, compiler_fn: object, attribute: str) -> bool:
+    try:
+        return operator.attrgetter(attribute)(sys.modules[module]) is compiler_fn
+    except (KeyError, AttributeError):
+        return False
+
+
+def made_by(backend: Any) -> Any:
+    """The function at the bottom of what torch and Python put around one: partials, ``aot_autograd``."""
+    inner = innermost(backend)
+    compiler = (torch_internals.aot_autograd_arguments(inner) or {}).get("fw_compiler")
+    return inner if compiler is None else made_by(compiler)
+
+
+def registers(text: str, name: str) -> bool:
+    """Whether the import of a module of source ``text`` registers ``name``: by a call or a decorator that it runs, and that says the name.
+
+    What stands under an ``if`` counts as run; of functions only the decorators, unless the module itself calls them.
+    """
+    if "register" not in text or name not in text:  # parsing takes far longer
+        return False
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return False
+    calls = (node.value for node in tree.body if isinstance(node, ast.Expr))
+    called = {
+        call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    }
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        decorators, own = getattr(node, "decorator_list", []), getattr(node, "name", "")
+        marks = [node] if isinstance(node, ast.Call) else decorators
+        if any(is_registration(mark) and _says(mark, name, own) for mark in marks):
+            return True
+        is_run = own in called or not isinstance(node, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef)
+        waiting += [child for _, child in parts_of(node)] if is_run else decorators
+    return False
+
+
+def _says(node: ast.expr, name: str, decorated: str) -> bool:
+    """Whether a registration, or decorator of the function ``decorated``, is of ``name``: by its text, else by the function's own name."""
+    values = [*node.args, *(part.value for part in node.keywords)] if isinstance(node, ast.Call) else []
+    texts = [one.value for one in values if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    names = [one.id for one in values if isinstance(one, ast.Name)]
+    return name in (texts or [*names, decorated])
+
+
+# --- what a person is told ---
+
+
+def is_nameless(backend: object) -> bool:
+    """Whether its kind is all that ``backend`` says of itself, and that kind is none of the user's own."""
+    is_named = isinstance(backend, types.MethodType | types.FunctionType | type | functools.partial)
+    return not is_named and not is_foreign(type(backend).__module__)
+
+
+def innermost(backend: Any) -> Any:
+    # by its kind: a mock has every attribute, and ``func`` of that has too
+    while isinstance(backend, functools.partial):
+        backend = backend.func
+    return backend
+
+
+def name_of(backend: CompilerFn) -> str:
+    """What a person calls it: ``my_pkg.mod.my_backend``, ``my_pkg.Compiler``, ``aot_autograd(fw_compiler=my_compiler)``."""
+    location = location_of(backend) if is_nameless(backend) else None
+    if location is not None:
+        return f"{location.module}.{location.path}".removeprefix("__main__.")
+    inner = innermost(backend)
+    compiler = (torch_internals.aot_autograd_arguments(inner) or {}).get("fw_compiler")
+    if compiler is not None:
+        return f"aot_autograd(fw_compiler={name_of(compiler)})"
+    owner = inner if isinstance(inner, types.MethodType | types.FunctionType | type) else type(inner)
+    module = "" if owner.__module__ in ("__main__", None) else owner.__module__ + "."
+    return f"{module}{owner.__qualname__}".replace("<locals>.", "").replace("<lambda>", "lambda")
+
+
+def described(backend: Any) -> str:
+    """The kind of object and where it was defined, as far as that is known: ``a closure of train.py:4``."""
+    if isinstance(backend, functools.partial):
+        return f"a functools.partial of {described(backend.func)}"
+    if isinstance(backend, types.MethodType):
+        return f"the method {backend.__func__.__name__} of {described(backend.__self__)}"
+    compiler = (torch_internals.aot_autograd_arguments(backend) or {}).get("fw_compiler")
+    if compiler is not None:
+        return f"aot_autograd over {described(compiler)}"
+    if isinstance(backend, types.FunctionType):
+        kind = "lambda" if backend.__name__ == "<lambda>" else "function"
+        kind = "closure" if backend.__code__.co_freevars else kind
+        return (
+            f"a {kind} of {os.path.basename(backend.__code__.co_filename)}:{backend.__code__.co_firstlineno}"
+        )
+    owner = type(backend)
+    return f"an object of the class {owner.__qualname__} of {where_defined(owner)}"
+
+
+def where_defined(kind: type) -> str:
+    try:
+        file = inspect.getsourcefile(kind) or inspect.getfile(kind)
+        return f"{os.path.basename(file)}:{inspect.findsource(kind)[1] + 1}"
+    except (OSError, TypeError):
+        return kind.__module__
+
+
+def unreachable(backend: object, error: NotReferable, what: str) -> NothingLeadsThere:
+    return NothingLeadsThere(
+        f"{what} cannot be found again by a fresh process: {error}. "
+        f"Give it a global name in a module that can be imported, or say how to get it: "
+        f'minidbg.wrap(backend, setup="import my_pkg", reference="{suggested(backend)}")'
+    )
+
+
+def suggested(backend: Any) -> str:
+    inner = innermost(backend)
+    module = getattr(inner, "__module__", None) or type(inner).__module__
+    path = getattr(inner, "__qualname__", None)
+    if not is_foreign(module):
+        return "my_pkg.mod:factory"
+    if path is None:
+        return f"{module}:{type(inner).__qualname__}(...)"
+    factory, local, _ = path.rpartition(".<locals>.")
+    return f"{module}:{factory}(...)" if local else "my_pkg.mod:factory"
+
+
+def check_options(options: Mapping[str, Any], name: str) -> None:
+    """Raise BackendUnreachable for an option of the backend called ``name`` that is no literal."""
+    for option, value in options.items():
+        try:
+            write_literal(value, f"[{option!r}]")
+        except NotALiteral as error:
+            raise BackendUnreachable(
+                f"options{error.path} of backend {name} is no literal but a "
+                f"{type(error.value).__module__}.{type(error.value).__qualname__}, so no script can hold it. "
+                f"Write a function that returns the backend with this option set, and pass "
+                f'minidbg.wrap(backend, setup="import my_pkg", reference="my_pkg.mod:factory()") without it'
+            ) from None

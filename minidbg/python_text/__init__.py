@@ -1,1 +1,0 @@
-"""Python's own text: read, quoted, run as a module."""
