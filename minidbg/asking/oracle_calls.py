@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -35,6 +35,12 @@ from minidbg.workers import ChildResult, memory_limit
 from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
 
 log = logging.getLogger("minidbg")
+
+
+class Submit(Protocol):
+    """How a question is asked: the seam between those who ask and the children that answer."""
+
+    def __call__(self, case: Case, *, seconds: float, bisection: str = "") -> Outcome: ...
 
 
 def submit(

@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +37,12 @@ from minidbg.words.text import ordinal
 FAILING = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
 """Verdicts of a stage at which the graph fails, in the same way or another."""
 
-EARLIER = ("eager", "aot_eager", "aot_eager_decomp_partition")
-"""Stages before a compiler: dynamo alone, with AOTAutograd, with decompositions and the partitioner."""
-
-WHAT = {
+EARLIER = {
     "eager": "dynamo's own graph fails without any backend, so torch.compile's frontend is at fault",
     "aot_eager": "it fails in AOTAutograd already, before any compiler",
     "aot_eager_decomp_partition": "it fails with decompositions and the partitioner already, before any compiler",
 }
+"""Stages before a compiler, and what a failure of each means."""
 
 SWITCHES: Mapping[str, Any] = {
     "emulate_precision_casts": True, "pattern_matcher": False, "joint_graph_constant_folding": False, "layout_optimization": False,
@@ -54,6 +51,7 @@ SWITCHES: Mapping[str, Any] = {
     "use_pre_grad_passes": False, "use_joint_graph_passes": False, "use_post_grad_passes": False,
 }  # fmt: skip
 """Documented switches of inductor that turn something off, the cheapest first."""
+CALL_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +59,12 @@ class StageReport:
     verdicts: Mapping[str, Verdict]
     """Stage -> verdict, in the order of compiling; the last one is the repro's own backend."""
     backend: str
-    subsystem: str = ""
-    """Of inductor: without it the failure is gone. ``lowerings``, ``post_grad_passes``, ``inductor_cse``."""
-    number: int | None = None
-    """Which application of the subsystem, counted from 0, brings the failure; None for one that is on or off."""
-    detail: str = ""
-    """What the bisector says of that application: a pass, a node."""
     passes: tuple[str, ...] = ()
-    """Changes of the program with which the failure is gone: ```epilogue_fusion=False```, ``cpu``."""
+    """What the failure is gone with: a step of inductor skipped, then changes of the program (```epilogue_fusion=False```, ``one thread``)."""
+    notes: tuple[str, ...] = ()
+    """Why something could not be found out."""
     seconds: float = 0.0
     torch: str = ""
-    notes: tuple[str, ...] = field(default=())
-    """Why something could not be found out."""
 
     @property
     def guilty(self) -> str:
@@ -88,42 +80,24 @@ class StageReport:
         passed = f"{listed} pass{'es' if len(passing) == 1 else ''}" if passing else ""
         if not self.guilty:
             return f"no stage fails through torch.compile ({passed or 'none could be judged'})"
-        if self.guilty in WHAT and self.guilty != self.backend:
-            return WHAT[self.guilty] + (f"; {passed}" if passed else "")
-        fails = f"{self.guilty} fails{self._culprit()}"
+        fails = f"{self.guilty} fails" if self.guilty == self.backend else EARLIER[self.guilty]
         return f"{passed}; {fails}" if passed else fails
 
-    def _culprit(self) -> str:
-        if not self.subsystem:
-            return ""
-        if self.number is None:
-            return f", and passes with {self.subsystem} changed"
-        told = f" ({self.detail})" if self.detail else ""
-        return f", and passes when the {ordinal(self.number + 1)} of its {self.subsystem}{told} is skipped"
-
     def to_table(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"subsystem": self.subsystem, "number": self.number, "detail": self.detail}
-        table: dict[str, Any] = {"guilty": self.guilty, "backend": self.backend}
-        table |= {name: value for name, value in told.items() if value not in ("", None)}
-        table |= {"seconds": round(self.seconds, 1), "torch": self.torch}
-        table |= {
-            name: list(texts) for name, texts in (("notes", self.notes), ("passes", self.passes)) if texts
+        verdicts = {name: str(verdict) for name, verdict in self.verdicts.items()}
+        return {
+            "guilty": self.guilty,
+            **asdict(self),
+            "seconds": round(self.seconds, 1),
+            "verdicts": verdicts,
         }
-        return {**table, "verdicts": {name: str(verdict) for name, verdict in self.verdicts.items()}}
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> StageReport:
         return cls(
-            verdicts={str(name): Verdict(verdict) for name, verdict in table["verdicts"].items()},
-            backend=str(table["backend"]),
-            subsystem=str(table.get("subsystem", "")),
-            number=None if table.get("number") is None else int(table["number"]),
-            detail=str(table.get("detail", "")),
-            seconds=float(table.get("seconds", 0.0)),
-            torch=str(table.get("torch", "")),
-            notes=tuple(map(str, table.get("notes", ()))),
-            passes=tuple(map(str, table.get("passes", ()))),
-        )
+            {str(name): Verdict(verdict) for name, verdict in table["verdicts"].items()}, str(table["backend"]),
+            tuple(map(str, table["passes"])), tuple(map(str, table["notes"])), float(table["seconds"]), str(table["torch"]),
+        )  # fmt: skip
 
 
 # --- where the answer lies ---
@@ -154,144 +128,106 @@ def digest_of(path: Path) -> str:
 
 # --- how it is found out ---
 
-CALL_SECONDS = 20.0
-"""Time limit of one run."""
 
-
-class TimeIsUp(Exception):
-    """The budget ran out inside the bisection."""
-
-
+@workers.own_kernel_cache()
 def find_stages(
-    path: Path | str, *, seconds: float = 120.0, note: Callable[[str], object] = str
+    path: Path | str,
+    *,
+    seconds: float = 120.0,
+    note: Callable[[str], object] = str,
+    submit: asking.Submit = asking.submit,
 ) -> StageReport:
-    """Run the repro's graph through each stage, in child processes, for at most about ``seconds``.
+    """Run the repro's graph through each stage, in child processes, for at most about ``seconds``, its own backend in any case.
 
     ``note`` hears what is run next.
-
     Runs the script's code. Raises UnreadableRepro, NotReproduced for a graph that reaches no torch.compile (one of
     AOTAutograd's, for a compiler alone), and whatever loading the script's backend raises.
     """
-    began = time.monotonic()
-    case = repro.load(path)
+    until, case = Deadline.after(seconds), repro.load(path)
     if case.spec.level is Level.ATEN:
         raise NotReproduced(
             f"{path}: this graph is AOTAutograd's own, called with the compiler alone; there are no stages before it"
         )
-    until = Deadline.after(seconds)
-    with workers.own_kernel_cache():
-        report = in_children(case, until, note)
-    return replace(report, seconds=time.monotonic() - began)
+    own, case = case.backend.name, case.with_spec(call=CallPath.TORCH_COMPILE)
 
+    def run(case: Case, what: str = "", bisection: str = "") -> Outcome:
+        if until.is_over and what != own:
+            return Outcome(Verdict.SKIPPED, reason="the time is over")
+        if what:
+            note(f"running it with {what}")
+        return submit(case, seconds=max(5.0, min(CALL_SECONDS, until.left())), bisection=bisection)
 
-def in_children(case: Case, until: Deadline, note: Callable[[str], object]) -> StageReport:
-    def run(stage: str | None) -> Outcome:
-        note(f"running it with {stage or case.backend.name}")
-        return at_stage(case, stage, until)
-
-    report = reported(case, until, run)
-    bisectable = (
-        case.backend.expression.strip("'\"") == "inductor"
-        and not case.spec.traits.dies
-        and report.guilty == report.backend
-        and report.verdicts[report.guilty] is Verdict.REPRODUCES
-    )
-    if bisectable:
-        note("inductor's passes, lowerings and options are bisected")
-        report = bisected(case, report, until)
-    if report.guilty != report.backend:
-        return report
-    return replace(report, passes=tuple(avoided(case, until, note)))
-
-
-def reported(case: Case, until: Deadline, run: Callable[[str | None], Outcome]) -> StageReport:
-    """What each stage does, as far as there is time; ``run`` gets its name, and None for the case's own backend, which is always run."""
     verdicts: dict[str, Verdict] = {}
-    own = case.backend.name
-    for name in (*EARLIER, own):
-        if name not in verdicts and (name == own or not until.is_over):
-            verdict = run(name if name != own else None).verdict
-            late = verdict is Verdict.TIMEOUT and not case.spec.traits.endless  # slow, or a busy machine
-            verdicts[name] = Verdict.SKIPPED if late else verdict
-    return StageReport(verdicts, own, torch=torch.__version__)
+    for name in dict.fromkeys((*EARLIER, own)):
+        stage = case
+        if name != own:
+            stage = replace(case.with_spec(backend=backends.find(name)), compiler=name)
+        verdict = run(stage, name).verdict
+        late = verdict is Verdict.TIMEOUT and not case.spec.traits.endless  # slow, or a busy machine
+        verdicts[name] = Verdict.SKIPPED if late else verdict
+    report = StageReport(verdicts, own, torch=torch.__version__)
+    if report.guilty == own:
+        if own == "inductor" and verdicts[own] is Verdict.REPRODUCES and not case.spec.traits.dies:
+            note("inductor's passes, lowerings and options are bisected")
+            report = bisected(report, case, run)
+        report = replace(report, passes=(*report.passes, *avoided(case, run)))
+    return replace(report, seconds=seconds + until.clock() - until.at)
 
 
-def at_stage(case: Case, stage: str | None, until: Deadline, bisection: str = "") -> Outcome:
-    """The case through torch.compile with ``stage`` as its backend, None for its own; within the ``bisection`` of that folder."""
-    case = case.with_spec(call=CallPath.TORCH_COMPILE)
-    if stage is not None:
-        case = replace(case.with_spec(backend=backends.find(stage)), compiler=stage)
-    return asking.submit(case, seconds=max(5.0, min(CALL_SECONDS, until.left())), bisection=bisection)
-
-
-def bisected(case: Case, report: StageReport, until: Deadline) -> StageReport:
+def bisected(report: StageReport, case: Case, run: Callable[..., Outcome]) -> StageReport:
+    """With the step of inductor without which ``case`` passes, by torch's own bisector; or why none is known."""
 
     def fails(bisection: str) -> bool:
-        if until.is_over:
-            raise TimeIsUp
-        verdict = at_stage(case, None, until, bisection).verdict
-        if verdict is Verdict.TIMEOUT:
-            raise TimeIsUp
-        if verdict in (Verdict.INVALID, Verdict.SKIPPED):
-            raise RuntimeError(f"a run was {verdict}")
-        return verdict is not Verdict.GONE  # failing otherwise is not passing
+        outcome = run(case, bisection=bisection)
+        if outcome.verdict in (Verdict.TIMEOUT, Verdict.INVALID, Verdict.SKIPPED):
+            raise RuntimeError(outcome.in_words)  # a busy machine would blame whatever is switched off
+        return outcome.verdict is not Verdict.GONE  # failing otherwise is not passing
 
     try:
         found = torch_internals.bisect_inductor(fails)
-    except TimeIsUp:
-        return replace(report, notes=("the bisection of inductor ran out of time",))
-    except (RuntimeError, ImportError) as error:  # raised when answers contradict each other
+    except (RuntimeError, ImportError) as error:  # raised when answers contradict each other, too
         return replace(report, notes=(f"torch's bisector gave up: {str(error).splitlines()[0][:200]}",))
-    if found is None:
-        return replace(report, notes=("torch's bisector found no stage at fault",))
-    stage, subsystem, number, detail = found
-    if stage != report.guilty:
-        return replace(report, notes=(f"torch's bisector says {stage}",))
-    if subsystem is None:
+    if found is None or found[1] is None:
         return replace(report, notes=("no single pass, lowering or option of it is at fault",))
-    return replace(report, subsystem=subsystem, number=number, detail=detail)
+    _, subsystem, number, detail = found
+    skipped = (
+        number is not None
+        and f"the {ordinal(number + 1)} of its {subsystem}{detail and f' ({detail})'} skipped"
+    )
+    return replace(report, passes=(skipped or f"{subsystem} changed",))
 
 
-# --- what avoids it ---
+# --- what a program can change ---
 
 
-def avoided(case: Case, until: Deadline, note: Callable[[str], object]) -> Iterator[str]:
+def avoided(case: Case, run: Callable[..., Outcome]) -> Iterator[str]:
     """The changes of the program with which the failure is gone, as far as there is time."""
 
     def passes(what: str, changed: Case) -> bool:
-        if until.is_over:
-            return False
-        note(f"running it with {what}")
-        outcome = at_stage(changed, None, until)
+        outcome = run(changed, what)
         return outcome.verdict is Verdict.GONE and HANDED_BACK not in outcome.reason
 
-    options = [f"{name}={value!r}" for name, value in switches_of(case).items()]
-    if options and passes("all switches of inductor off", with_switches(case, options)):
+    def passes_with(options: Mapping[str, Any]) -> bool:
+        backend = replace(case.backend, options={**case.backend.options, **options}, mode=None)
+        return passes(in_words(options), case.with_spec(backend=backend))
+
+    options: Mapping[str, Any] = {}
+    if case.backend.name == "inductor":
+        free = {*torch_internals.inductor_option_names()}.difference(case.backend.options)
+        options = {name: value for name, value in SWITCHES.items() if name in free}
+    if options and passes_with(options):
         while len(options) > 1:
-            first, second = options[: len(options) // 2], options[len(options) // 2 :]
-            half = next(
-                (one for one in (first, second) if passes(", ".join(one), with_switches(case, one))), None
-            )
+            items, middle = [*options.items()], len(options) // 2
+            half = next(filter(passes_with, (dict(items[:middle]), dict(items[middle:]))), None)
             if half is None:
                 break
             options = half
-        yield f"`{', '.join(options)}`"
+        yield f"`{in_words(options)}`"
     yield from (what for what, changed in changes(case) if passes(what, changed))
 
 
-def switches_of(case: Case) -> dict[str, Any]:
-    """The switches that this torch has and the program has not set; none for another backend."""
-    if case.backend.name != "inductor":
-        return {}
-    free = {*torch_internals.inductor_option_names()}.difference(case.backend.options)
-    return {name: value for name, value in SWITCHES.items() if name in free}
-
-
-def with_switches(case: Case, options: Sequence[str]) -> Case:
-    values = {name: SWITCHES[name] for name in (text.partition("=")[0] for text in options)}
-    return case.with_spec(
-        backend=replace(case.backend, options={**case.backend.options, **values}, mode=None)
-    )
+def in_words(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
 def changes(case: Case) -> Iterator[tuple[str, Case]]:
@@ -327,7 +263,7 @@ def with_inputs(case: Case, method: str, *arguments: Any) -> Case:
     graph_module = copy_graph_module(case.graph_module)
     graph = graph_module.graph
     placeholders = graph.find_nodes(op="placeholder")
-    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+    with graph.inserting_after(placeholders[-1]):
         for node, value in zip(placeholders, case.inputs, strict=True):
             if isinstance(value, torch.Tensor):
                 changed = graph.call_method(method, (node, *arguments))

@@ -1,1 +1,1 @@
-"""Searches a backend for failures before a program meets them: torch's own operator samples, then random graphs."""
+"""Searches a backend for failures before a program meets them: torch's own operator samples."""

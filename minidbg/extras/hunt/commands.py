@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import logging
 import os
 import sys
 import tomllib
@@ -17,10 +17,11 @@ from minidbg.commands.ending import end_interrupted
 from minidbg.commands.output import COUNT, FILE, FOLDER, JSON, note, print_json, repro_folder
 from minidbg.words.errors import BadSetting
 from minidbg.words.files import replace_file
-from minidbg.words.text import in_one_line, printable
+from minidbg.words.text import in_one_line
 
 if TYPE_CHECKING:
-    from minidbg.extras.hunt.hunting import Hunt, Record
+    from minidbg.extras.hunt.hunting import Hunt
+    from minidbg.extras.hunt.judging import State
     from minidbg.extras.hunt.samples import Cell
 
 LETTERS = {
@@ -31,16 +32,6 @@ LETTERS = {
 def words(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """The words of an option that may be repeated, and may hold several with commas between them."""
     return tuple(word for text in given for word in text.split(",") if word)
-
-
-def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """``NAME=VALUE`` with Python literals as a dict. Raises BadParameter."""
-    try:
-        return {name: ast.literal_eval(value) for name, value in (text.split("=", 1) for text in given)}
-    except (ValueError, SyntaxError):
-        raise click.BadParameter(
-            f"{' '.join(given)}: write NAME=VALUE, where VALUE is a Python literal"
-        ) from None
 
 
 @click.command()
@@ -61,9 +52,6 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
 @click.option(
     "--jobs", "-j", type=COUNT, default=min(4, os.cpu_count() or 1), help="Processes at the same time."
 )
-@click.option(
-    "--option", "options", multiple=True, callback=literals, metavar="NAME=VALUE", help="Of the backend."
-)
 @click.option("--call-seconds", default=30.0, show_default=True, help="A sample that takes longer hangs.")
 @click.option("--expected", type=FILE, help="Expected failures to compare with; written where it is missing.")
 @click.option("--dir", "folder", type=FOLDER, help="Where the repros go.")
@@ -77,12 +65,11 @@ def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool
     Exit status 0: nothing fails; with --expected, nothing works worse than the file says. 1: something does. 125: cannot hunt.
     """
     from minidbg.extras.hunt.hunting import Hunt
-    from minidbg.words import settings
 
+    logging.getLogger("torch").setLevel(logging.ERROR)  # importing its samples speaks of CUDA
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where a backend of one's own lies, as for python -m
-    limit = settings.load().value_limit_bytes
-    hunted = Hunt(backend, (folder or repro_folder()).absolute(), limit, note, **given)
+    hunted = Hunt(backend, (folder or repro_folder()).absolute(), note, **given)
     try:
         hunted.run()
     except KeyboardInterrupt:
@@ -95,42 +82,40 @@ def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool
 
 def tell(hunted: Hunt, *, as_json: bool) -> bool:
     table, failures = hunted.table(), hunted.distinct()
-    totals = Counter(str(record["state"]) for record in table.values())
+    totals = Counter(str(state) for state, _ in table.values())
     if as_json:
-        for cell, record in table.items():
-            print_json({"cell": {**cell._asdict(), "state": record["state"], "text": record["text"]}})
+        for cell, (state, text) in table.items():
+            print_json({"cell": {**cell._asdict(), "state": state, "text": text}})
         for one in failures:
             print_json({
-                "case": one.first, "state": one.state, "message": one.text, "count": one.ops.total(), "ops": list(one.ops),
-                "repro": one.repro, "capture": one.capture, "refused": one.refused,
+                "case": str(one.sample), "state": one.state, "message": one.outcome.message, "count": one.ops.total(),
+                "ops": list(one.ops), "repro": one.repro,
             })  # fmt: skip
         print_json({"totals": totals, "backend": hunted.backend, "cells": len(hunted.cells)})
     else:
         print_table(table)
         for one in failures:
-            place = one.repro or one.capture
-            click.echo(
-                f"{one.state} x{one.ops.total()}  {', '.join([*one.ops][:3])}: {in_one_line(one.text)[:160]}"
-            )
-            click.echo(f"    {os.path.relpath(place) if place else 'no repro: ' + printable(one.refused)}")
+            said = in_one_line(one.outcome.message)[:160]
+            click.echo(f"{one.state} x{one.ops.total()}  {', '.join([*one.ops][:3])}: {said}")
+            click.echo(f"    {os.path.relpath(one.repro) if one.repro else 'not reduced'}")
         click.echo(
             ", ".join(f"{totals[state]} {state}" for state in LETTERS if totals[state]) or "nothing was tried"
         )
     for one in hunted.failures.values():
-        if one.is_refuted:
-            note(f"not counted, since no repro came of {one.capture}: {one.first}: {one.refused}")
+        if one.refused:
+            note(f"not counted, since no repro came of it: {one.sample}: {one.refused}")
     note(f"{'interrupted: ' if hunted.interrupted else ''}{hunted.standing}")
     return bool(failures)
 
 
-def print_table(table: Mapping[Cell, Record]) -> None:
+def print_table(table: Mapping[Cell, tuple[State, str]]) -> None:
     """A row for each op that does not work in every dtype, a letter for each dtype."""
     from minidbg.extras.hunt.samples import DTYPES
 
     rows: dict[str, dict[str, str]] = {}
-    for cell, record in sorted(table.items()):
+    for cell, (state, _) in sorted(table.items()):
         name = cell.op if cell.device == "cpu" else f"{cell.op} {cell.device}"
-        rows.setdefault(name, {})[cell.dtype] = LETTERS[record["state"]]
+        rows.setdefault(name, {})[cell.dtype] = LETTERS[state]
     telling = {name: row for name, row in rows.items() if not {*row.values()} <= {"·", " "}}
     if telling:
         dtypes = [one for one in DTYPES if any(one in row for row in telling.values())]
@@ -149,7 +134,7 @@ def is_worse(hunted: Hunt, expected: Path) -> bool:
     from minidbg.extras.hunt.judging import State
     from minidbg.repro.header import write_lines
 
-    states = {cell: State(record["state"]) for cell, record in sorted(hunted.table().items())}
+    states = {cell: state for cell, (state, _) in sorted(hunted.table().items())}
     known: dict[str, dict[str, str]] = {}
     if not expected.exists():
         for cell, state in states.items():

@@ -6,7 +6,7 @@ import fnmatch
 import functools
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,6 @@ from minidbg import torch_internals
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.fx.effects import tensors_in
 from minidbg.repro.cases import UsedBackend, case_of, need_grad
 from minidbg.words.errors import BadSetting, MinidbgError, nearest
 
@@ -29,10 +28,6 @@ FIXED_POINT = ("nn.functional.interpolate", "nn.functional.upsample")
 UNINITIALISED = ("empty", "new_empty", "resize_")
 
 
-class NoSamples(MinidbgError):
-    """torch's operator samples cannot be imported here, or do not say what is right."""
-
-
 class Cell(NamedTuple):
     """An operator in a dtype on a device: a letter of the table."""
 
@@ -42,24 +37,25 @@ class Cell(NamedTuple):
 
 
 class Sample(NamedTuple):
-    cell: Cell
+    op: str
+    dtype: str
+    device: str
     number: int
     """Of those that ``op_db`` has for the cell."""
 
-    @property
-    def id(self) -> str:
-        return f"{' '.join(self.cell)} {self.number}"
+    def __str__(self) -> str:
+        return " ".join(map(str, self))
 
 
 @functools.cache
 def operators() -> Mapping[str, Any]:
-    """``OpInfo`` by name, that of a variant included: ``linalg.norm.subgradients_at_zero``. Raises NoSamples."""
+    """``OpInfo`` by name, that of a variant included: ``linalg.norm.subgradients_at_zero``. Raises MinidbgError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             every = torch_internals.op_samples()
     except ImportError as error:
-        raise NoSamples(
+        raise MinidbgError(
             f"torch's operator samples cannot be imported ({error}); install what they need: pip install 'minidbg[hunt]'"
         ) from error
     return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in every}
@@ -98,49 +94,29 @@ def matching(patterns: Iterable[str], known: Iterable[str], what: str) -> list[s
     return [name for name in names if name in wanted]
 
 
-class Call:
-    """A call of an operator with a sample's arguments, as a function of the tensors among them."""
-
-    def __init__(self, function: Any, arguments: Any) -> None:
-        self.function, self.arguments = function, arguments
-
-    def run(self, *tensors: torch.Tensor) -> Any:
-        args, kwargs = with_tensors(self.arguments, iter(tensors))
-        return self.function(*args, **kwargs)
-
-
-def with_tensors(value: Any, tensors: Iterator[Any]) -> Any:
-    """``value`` with each of its tensors replaced by the next of ``tensors``."""
-    if isinstance(value, torch.Tensor):
-        return next(tensors)
-    if isinstance(value, dict):
-        return {name: with_tensors(item, tensors) for name, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)([with_tensors(item, tensors) for item in value])
-    return value
-
-
 def case_of_sample(sample: Sample, backend: UsedBackend) -> Case | None:
     """The graph that dynamo makes of the sample, as a case of which no failure is known; None past the cell's last sample.
 
     Samples of even number that can train do. Raises whatever the operator's own sample function, eager or dynamo raises.
     """
-    op, dtype = operators()[sample.cell.op], getattr(torch, sample.cell.dtype)
-    if sample.cell.op.startswith(UNINITIALISED):
-        raise NoSamples("its result is memory that nobody has written to")
-    if sample.cell.op.startswith(FIXED_POINT) and not dtype.is_floating_point:
-        raise NoSamples("eager computes it in fixed point, and torch's own tests allow a difference of one")
-    differentiable = dtype in op.supported_backward_dtypes(torch.device(sample.cell.device).type)
+    op, dtype = operators()[sample.op], getattr(torch, sample.dtype)
+    if sample.op.startswith(UNINITIALISED):
+        raise MinidbgError("its result is memory that nobody has written to")
+    if sample.op.startswith(FIXED_POINT) and not dtype.is_floating_point:
+        raise MinidbgError(
+            "eager computes it in fixed point, and torch's own tests allow a difference of one"
+        )
+    differentiable = dtype in op.supported_backward_dtypes(torch.device(sample.device).type)
     trains = sample.number % 2 == 0 and op.supports_autograd and differentiable
     torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        given = op.sample_inputs(sample.cell.device, dtype, requires_grad=trains)
-        one = next(itertools.islice(iter(given), sample.number, None), None)
+    given = op.sample_inputs(sample.device, dtype, requires_grad=trains)
+    one = next(itertools.islice(iter(given), sample.number, None), None)
     if one is None:
         return None
-    arguments = ((one.input, *one.args), dict(one.kwargs))
-    graph_module, inputs = capture_by_dynamo(Call(op.op, arguments).run, list(tensors_in(arguments)))
-    note = f"torch's own operator sample {sample.id}, found by minidbg hunt"
+    function = op.op
+    graph_module, inputs = capture_by_dynamo(
+        lambda first, args, kwargs: function(first, *args, **kwargs), (one.input, one.args, one.kwargs)
+    )
+    note = f"torch's own operator sample {sample}, found by minidbg hunt"
     case = case_of(graph_module, inputs, backend, context=current_context(inputs), notes=(note,))
     return case.with_spec(backward=trains and need_grad(inputs), dynamic=False)

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.doubles import Questions
 from torch import fx
 
 from minidbg import repro
 from minidbg.fx.case import Case
-from minidbg.report import stages
-from minidbg.report.stages import StageReport, keep_stages, kept_file, reported, stages_of
-from minidbg.words.deadline import Deadline
+from minidbg.report.stages import StageReport, find_stages, keep_stages, kept_file, stages_of
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, Provenance, RunSpec
 
@@ -22,26 +21,19 @@ GONE, REPRODUCES = Verdict.GONE, Verdict.REPRODUCES
 REPORT = StageReport(
     {"eager": GONE, "aot_eager": GONE, "aot_eager_decomp_partition": GONE, "inductor": REPRODUCES},
     "inductor",
-    subsystem="lowerings",
-    number=3,
-    detail='aten "cumsum"',
+    passes=('the 4th of its lowerings (aten "cumsum") skipped', "one thread"),
     seconds=12.34,
     torch="2.13.0+cpu",
 )
 SENTENCES = {
-    "a lowering": (
+    "inductor": (
         REPORT,
-        "eager, aot_eager and aot_eager_decomp_partition pass; inductor fails, and passes when the 4th of its "
-        'lowerings (aten "cumsum") is skipped',
-    ),
-    "an option": (
-        replace(REPORT, subsystem="inductor_layout_optimization", number=None, detail=""),
-        "eager, aot_eager and aot_eager_decomp_partition pass; inductor fails, and passes with "
-        "inductor_layout_optimization changed",
+        "eager, aot_eager and aot_eager_decomp_partition pass; inductor fails; passes with the 4th of its lowerings "
+        '(aten "cumsum") skipped; passes with one thread',
     ),
     "AOTAutograd": (
         StageReport({"eager": GONE, "aot_eager": Verdict.CHANGED, "mine": REPRODUCES}, "mine"),
-        "it fails in AOTAutograd already, before any compiler; eager passes",
+        "eager passes; it fails in AOTAutograd already, before any compiler",
     ),
     "the backend is a stage itself": (
         StageReport({"eager": GONE, "aot_eager": REPRODUCES}, "aot_eager"),
@@ -54,18 +46,19 @@ SENTENCES = {
 }
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
+def written(folder: Path, backend: str = "inductor", kind: Kind = Kind.COMPILE) -> Path:
     case = Case(
         fx.symbolic_trace(lambda x: (torch.relu(x),)),
         (torch.ones(2),),
-        RunSpec(
-            BackendRef("inductor", "'inductor'", modules=("torch",)),
-            signature=Signature(Kind.COMPILE, types=("ValueError",)),
-        ),
+        RunSpec(BackendRef(backend, repr(backend), modules=("torch",)), signature=Signature(kind)),
         provenance=Provenance(message="broken"),
     )
-    return repro.publish(case, repro.write(case, repro.drafts(tmp_path) / "draft.py"), tmp_path)
+    return repro.publish(case, repro.write(case, repro.drafts(folder) / "draft.py"), folder)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return written(tmp_path)
 
 
 @pytest.mark.parametrize(("report", "sentence"), SENTENCES.values(), ids=SENTENCES)
@@ -76,7 +69,7 @@ def test_the_sentence_names_the_first_stage_that_fails(report: StageReport, sent
 def test_a_report_is_kept_beside_a_script_that_stays_as_it_is(script: Path) -> None:
     before = script.read_bytes()
     assert stages_of(repro.read_header(script)) is None
-    keep_stages(script, replace(REPORT, number=4))
+    keep_stages(script, replace(REPORT, passes=()))
     keep_stages(script, REPORT)
     assert stages_of(repro.read_header(script)) == replace(REPORT, seconds=12.3)
     assert script.read_bytes() == before
@@ -99,106 +92,86 @@ def test_a_damaged_answer_counts_as_none(script: Path, damage: tuple[str, str]) 
 # How it is found out, with stages that answer at once
 
 
-def case_for(backend: str = "inductor", kind: Kind = Kind.COMPILE, expression: str = "'inductor'") -> Case:
-    spec = RunSpec(BackendRef(backend, expression), signature=Signature(kind))
-    return Case(fx.symbolic_trace(lambda x: torch.relu(x)), (torch.ones(2),), spec)
-
-
-def deadline(left_s: float) -> Deadline:
-    return Deadline(left_s, lambda: 0.0)
-
-
-def test_a_backend_that_is_an_earlier_stage_itself_is_run_once_and_in_its_place() -> None:
-    ran: list[str | None] = []
-    report = reported(case_for("aot_eager"), deadline(9.0), lambda stage: ran.append(stage) or Outcome(GONE))
-    assert ran == ["eager", None, "aot_eager_decomp_partition"]
-    assert list(report.verdicts) == ["eager", "aot_eager", "aot_eager_decomp_partition"]
-
-
-def test_where_the_time_is_over_the_repros_own_backend_is_run_all_the_same() -> None:
-    ran: list[str | None] = []
-    report = reported(case_for(), deadline(0.0), lambda stage: ran.append(stage) or Outcome(REPRODUCES))
-    assert ran == [None]
-    assert report.guilty == "inductor"
+@pytest.mark.parametrize(
+    ("backend", "seconds", "asked"),
+    [
+        ("aot_eager", 60.0, ["eager", "aot_eager", "aot_eager_decomp_partition"]),
+        ("inductor", 60.0, ["eager", "aot_eager", "aot_eager_decomp_partition", "inductor"]),
+        ("inductor", 0.0, ["inductor"]),
+    ],
+    ids=["a stage itself, in its place", "behind them", "no time: its own all the same"],
+)
+def test_each_stage_is_asked_once_and_named_before(
+    tmp_path: Path, backend: str, seconds: float, asked: list[str]
+) -> None:
+    said, children = list[str](), Questions(lambda case: Outcome(GONE))
+    find_stages(written(tmp_path, backend), seconds=seconds, note=said.append, submit=children)
+    assert [case.backend.name for case in children.asked] == asked
+    assert said == [f"running it with {name}" for name in asked]
 
 
 @pytest.mark.parametrize(
-    ("case", "at", "verdict", "is_bisected"),
+    ("backend", "kind", "at", "verdict", "is_bisected"),
     [
-        (case_for(), "inductor", REPRODUCES, True),
-        (case_for(), "inductor", Verdict.CHANGED, False),
-        (case_for(), "aot_eager", REPRODUCES, False),
-        (case_for(kind=Kind.CRASH), "inductor", REPRODUCES, False),
-        (case_for("mine", expression="'mine'"), "mine", REPRODUCES, False),
+        ("inductor", Kind.COMPILE, "inductor", REPRODUCES, True),
+        ("inductor", Kind.COMPILE, "inductor", Verdict.CHANGED, False),
+        ("inductor", Kind.COMPILE, "aot_eager", REPRODUCES, False),
+        ("inductor", Kind.CRASH, "inductor", REPRODUCES, False),
+        ("aot_eager", Kind.COMPILE, "aot_eager", REPRODUCES, False),
     ],
     ids=["inductor", "in another way", "an earlier stage", "a crash", "another backend"],
 )
 def test_inductor_is_bisected_where_it_fails_as_expected_and_nothing_before_it(
-    monkeypatch: pytest.MonkeyPatch, case: Case, at: str, verdict: Verdict, is_bisected: bool
+    tmp_path: Path, backend: str, kind: Kind, at: str, verdict: Verdict, is_bisected: bool
 ) -> None:
-    order = [*stages.EARLIER, case.backend.name]
+    order = ["eager", "aot_eager", "aot_eager_decomp_partition", "inductor"]
 
-    def at_stage(case: Case, stage: str | None, until: Deadline, bisection: str = "") -> Outcome:
-        return Outcome(verdict if order.index(stage or case.backend.name) >= order.index(at) else GONE)
+    def answer(case: Case) -> Outcome:
+        return Outcome(verdict if order.index(case.backend.name) >= order.index(at) else GONE)
 
-    monkeypatch.setattr(stages, "at_stage", at_stage)
-    monkeypatch.setattr(
-        stages, "bisected", lambda case, report, until: replace(report, subsystem="lowerings")
-    )
-    found = stages.in_children(case, deadline(9.0), lambda _: None)
-    assert found.guilty == at
-    assert (found.subsystem == "lowerings") is is_bisected
+    children = Questions(answer)
+    assert find_stages(written(tmp_path, backend, kind), submit=children).guilty == at
+    assert bool(children.bisections) is is_bisected
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("verdict", "note"),
     [
-        (("inductor", "lowerings", 3, "d"), {"subsystem": "lowerings", "number": 3, "detail": "d"}),
-        (None, {"notes": ("torch's bisector found no stage at fault",)}),
-        (("aot_eager", None, None, ""), {"notes": ("torch's bisector says aot_eager",)}),
-        (
-            ("inductor", None, None, ""),
-            {"notes": ("no single pass, lowering or option of it is at fault",)},
-        ),
+        (REPRODUCES, "no single pass, lowering or option of it is at fault"),
+        (Verdict.INVALID, "torch's bisector gave up: invalid"),
+        (Verdict.SKIPPED, "torch's bisector gave up: skipped"),
+        (Verdict.TIMEOUT, "torch's bisector gave up: timeout"),
     ],
 )
-def test_what_torchs_bisector_finds_is_part_of_the_report(
-    monkeypatch: pytest.MonkeyPatch, found: Any, expected: dict[str, Any]
+def test_a_run_of_the_bisection_that_judged_nothing_ends_it(
+    script: Path, verdict: Verdict, note: str
 ) -> None:
-    before = StageReport({"inductor": REPRODUCES}, "inductor")
-    monkeypatch.setattr(stages.torch_internals, "bisect_inductor", lambda fails: found)
-    assert stages.bisected(case_for(), before, deadline(9.0)) == replace(before, **expected)
+    """Else a busy machine would blame whatever was being switched off."""
+
+    def answer(case: Case) -> Outcome:
+        own = case.backend.name == "inductor"
+        return Outcome(GONE if not own else verdict if children.bisections else REPRODUCES)
+
+    children = Questions(answer)
+    assert find_stages(script, submit=children).notes == (note,)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "left_s", "note"),
+    ("is_gone", "passes"),
     [
-        (GONE, 9.0, "no single pass, lowering or option of it is at fault"),
-        (REPRODUCES, 9.0, "torch's bisector found no stage at fault"),
-        (Verdict.CHANGED, 9.0, "torch's bisector found no stage at fault"),
-        (Verdict.INVALID, 9.0, "torch's bisector gave up: a run was invalid"),
-        (Verdict.SKIPPED, 9.0, "torch's bisector gave up: a run was skipped"),
-        (Verdict.TIMEOUT, 9.0, "the bisection of inductor ran out of time"),
-        (GONE, 0.0, "the bisection of inductor ran out of time"),
+        (lambda case: case.backend.options.get("epilogue_fusion") is False, "`epilogue_fusion=False`"),
+        (lambda case: case.spec.dynamic, "`dynamic=True`"),
+        (lambda case: False, ""),
     ],
+    ids=["a switch, found by halves", "dynamic", "nothing"],
 )
-def test_a_run_of_the_bisection_counts_as_failing_unless_its_failure_is_gone(
-    monkeypatch: pytest.MonkeyPatch, verdict: Verdict, left_s: float, note: str
-) -> None:
-    monkeypatch.setattr(stages, "at_stage", lambda *_: Outcome(verdict))
-    monkeypatch.setattr(
-        stages.torch_internals,
-        "bisect_inductor",
-        lambda fails: None if fails("folder") else ("inductor", None, None, ""),
-    )
-    before = StageReport({"inductor": REPRODUCES}, "inductor")
-    assert stages.bisected(case_for(), before, deadline(left_s)).notes == (note,)
+def test_what_a_program_can_change_is_tried(script: Path, is_gone: Any, passes: str) -> None:
+    def answer(case: Case) -> Outcome:
+        return Outcome(GONE if case.backend.name != "inductor" or is_gone(case) else Verdict.CHANGED)
+
+    assert find_stages(script, submit=Questions(answer)).passes == tuple(filter(None, [passes]))
 
 
 def test_a_report_is_read_back_from_what_is_kept() -> None:
-    for report in (
-        REPORT,
-        replace(REPORT, number=0),
-        replace(REPORT, subsystem="", number=None, detail="", notes=("a",), passes=("one thread",)),
-    ):
+    for report in (REPORT, replace(REPORT, passes=(), notes=("a",))):
         assert StageReport.from_table(report.to_table()) == replace(report, seconds=12.3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from minidbg.extras.hunt import judging, samples
 from minidbg.extras.hunt.commands import is_worse
 from minidbg.extras.hunt.hunting import Hunt
 from minidbg.extras.hunt.judging import State
+from minidbg.extras.hunt.samples import Sample
 from minidbg.judge.harness import HANDED_BACK
 from minidbg.words.errors import BadSetting
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
@@ -20,17 +20,19 @@ def outcome(kind: Kind = Kind.COMPILE, message: str = "", types: tuple[str, ...]
     return Outcome(Verdict.REPRODUCES, Signature(kind, types=types, message=message), message=message)
 
 
+SAYS = {
+    State.OK: Outcome(Verdict.GONE),
+    State.UNSUPPORTED: outcome(Kind.COMPILE, "not supported"),
+    State.FAILS: outcome(Kind.COMPILE, "KeyError: 'x'", ("KeyError",)),
+    State.WRONG: outcome(Kind.ACCURACY, "output: float"),
+}
+
+
 def hunt_with(**states: State) -> Hunt:
-    """A hunt that has seen one sample of each of these operators; each failure is one of its own, with a capture."""
-    hunt = Hunt("toy", Path("."), 0, print)
+    """A hunt that has seen one sample of each of these operators."""
+    hunt = Hunt("toy", Path("."), print)
     for op, state in states.items():
-        record: dict[str, Any] = {
-            "cell": [op, "float32", "cpu"],
-            "id": f"{op} 0",
-            "state": state,
-            "text": "said",
-        }
-        hunt.take_in(record | ({"key": op, "capture": f"{op}.py"} if state.is_failure else {}))
+        hunt.take_in(Sample(op, "float32", "cpu", 0), SAYS[state])
     return hunt
 
 
@@ -73,20 +75,19 @@ def test_a_name_stands_for_its_variants_and_a_wrong_one_is_answered_with_the_nea
 
 
 def test_one_exception_is_one_failure_in_all_ops_and_a_wrong_result_is_one_for_each_op() -> None:
-    raised, wrong = outcome(Kind.COMPILE, "KeyError: 'x'"), outcome(Kind.ACCURACY, "output: float")
-    assert judging.key_of(raised, "add") == judging.key_of(raised, "mul")
-    assert judging.key_of(wrong, "add") != judging.key_of(wrong, "mul")
+    hunt = hunt_with(add=State.FAILS, mul=State.FAILS, sub=State.WRONG, div=State.WRONG)
+    assert [dict(one.ops) for one in hunt.distinct()] == [{"sub": 1}, {"div": 1}, {"add": 1, "mul": 1}]
 
 
 def test_a_cell_shows_the_worst_of_its_samples_and_nothing_that_did_not_fail_again() -> None:
     hunt = hunt_with(add=State.WRONG, sub=State.FAILS)
-    hunt.take_in({"cell": ["add", "float32", "cpu"], "id": "add 1", "state": State.OK, "text": ""})
-    hunt.failures["sub"].refused = "the case does not show its failure here: gone"
-    assert [(cell.op, record["state"]) for cell, record in hunt.table().items()] == [
+    hunt.take_in(Sample("add", "float32", "cpu", 1), Outcome(Verdict.GONE))
+    hunt.distinct()[-1].refused = "the case does not show its failure here: gone"
+    assert [(cell.op, state) for cell, (state, _) in hunt.table().items()] == [
         ("add", "wrong"),
         ("sub", "skipped"),
     ]
-    assert [one.first for one in hunt.distinct()] == ["add 0"]
+    assert [str(one.sample) for one in hunt.distinct()] == ["add float32 cpu 0"]
 
 
 def test_what_is_expected_is_written_once_and_what_works_worse_is_told(
