@@ -196,7 +196,9 @@ def is_torch_repro(path: Path) -> bool:
     return MARK in text and "load_args" in text and "# [tool.minidbg]" not in text
 
 
-def cases_of_torch_repro(path: Path, backend: str | CompilerFn | None) -> Iterator[Case]:
+def cases_of_torch_repro(
+    path: Path, backend: str | CompilerFn | None, *, seconds: float = SECONDS
+) -> Iterator[Case]:
     """The forms in which the file's failure may show, the most readable first. Executes the file, in a child.
 
     ``backend`` replaces the one in the file. Raises UnreadableTorchRepro, UnknownBackend and BackendUnreachable.
@@ -206,10 +208,10 @@ def cases_of_torch_repro(path: Path, backend: str | CompilerFn | None) -> Iterat
         done = workers.call_in_server(
             workers.Preparation(f"{__name__}:answer", warm="imports"),
             {"path": str(path.absolute()), "folder": folder, "backend": repr(wanted)},
-            seconds=SECONDS,
+            seconds=seconds,
         )
         if not done.answered:
-            how = f"ran for more than {SECONDS:g} s" if done.timed_out else f"ended by {died_by(done)}"
+            how = f"ran for more than {seconds:g} s" if done.timed_out else f"ended by {died_by(done)}"
             raise UnreadableTorchRepro(f"{path}: the process that executed it {how}")
         for said in done.value["skipped"]:
             log.warning("minidbg: %s: left out: %s", path.name, said)

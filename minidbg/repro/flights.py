@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from minidbg.repro.folder import HIDDEN, IGNORE, captures, hidden
+from minidbg.words.deadline import Clock
 from minidbg.words.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular
 from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
 from minidbg.workers.leftovers import has_ended, started_ms, this_place
@@ -104,12 +105,12 @@ def remove_if_unused(folder: Path) -> None:
             folder.rmdir()
 
 
-def dead_flights(folder: Path | str) -> list[Path]:
+def dead_flights(folder: Path | str, clock: Clock = time.time) -> list[Path]:
     """The records in repro folder ``folder`` whose process died in a backend's step, newest first.
 
     Records of living processes are left alone. What a process left behind that ended between two steps is removed.
     """
-    dead = [(path, name) for path, name in records(folder) if is_left_behind(path, name)]
+    dead = [(path, name) for path, name in records(folder) if is_left_behind(path, name, clock)]
     for path, name in dead:
         if name.step is Step.IDLE:
             remove(path)
@@ -124,10 +125,10 @@ def waited_in_vain(folder: Path | str) -> list[Path]:
     ]
 
 
-def at_work(folder: Path | str) -> Iterator[str]:
+def at_work(folder: Path | str, clock: Clock = time.time) -> Iterator[str]:
     """What the living processes are at that have been in one step for long, one line each."""
     for path, name in records(folder):
-        seconds = time.time() - modified(path)
+        seconds = clock() - modified(path)
         if name.step in DOING and seconds > LONG_S and not is_left_behind(path, name):
             yield f"{process_of(path, name)}, for {seconds:.0f} s: {DOING[name.step]}"
 
@@ -157,10 +158,10 @@ def records(folder: Path | str) -> Iterator[tuple[Path, RecordName]]:
                 yield path, name
 
 
-def is_left_behind(path: Path, name: RecordName) -> bool:
+def is_left_behind(path: Path, name: RecordName, clock: Clock = time.time) -> bool:
     """Whether the process that wrote the record has ended."""
     if name.place != this_place():
-        return time.time() - modified(path) > FOREIGN_AFTER_S
+        return clock() - modified(path) > FOREIGN_AFTER_S
     return has_ended(name.pid, name.started_ms)
 
 

@@ -25,6 +25,7 @@ def run(
     tolerances: tuple[float, float] | str | None = None,
     seconds: float = 120.0,
     fork: workers.Preparation | None = None,
+    interpreter: workers.RunPython = workers.run_python,
 ) -> Outcome:
     """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
 
@@ -43,7 +44,7 @@ def run(
     if fork is not None:
         ended = workers.run_script_in_server(fork, argv, seconds=seconds)
     else:
-        ended = _run(argv, seconds)
+        ended = _run(argv, seconds, interpreter=interpreter)
     outcome = outcome_of_run(ended, header.spec, limit_s=seconds)
     if not (outcome.reason or outcome.stderr) and outcome.verdict in (Verdict.GONE, Verdict.CHANGED):
         outcome = replace(outcome, stderr=ended.stderr_tail)  # who expected a failure asks what was said
@@ -63,11 +64,16 @@ def run_alone(
     return _run([str(path.absolute())], seconds, env=env)
 
 
-def _run(argv: list[str], seconds: float, env: Mapping[str, str | None] | None = None) -> workers.ChildResult:
+def _run(
+    argv: list[str],
+    seconds: float,
+    env: Mapping[str, str | None] | None = None,
+    interpreter: workers.RunPython = workers.run_python,
+) -> workers.ChildResult:
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
         unset = dict.fromkeys(environment.USUAL_THREADS.taken_out)
-        return workers.run_python(argv, seconds=seconds, cwd=folder, env={**unset, **(env or {})})
+        return interpreter(argv, seconds=seconds, cwd=folder, env={**unset, **(env or {})})
 
 
 def interpreter_ahead(backend: str, without: Iterable[str] = ()) -> workers.Ahead:

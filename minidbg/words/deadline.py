@@ -7,8 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Seconds that only grow. Whoever measures or waits is handed one."""
+
+    def __call__(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +23,7 @@ class Deadline:
 
     at: float = math.inf
     """In the seconds of ``clock``. Those of ``time.monotonic`` are the same in each process of a machine."""
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = time.monotonic
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:

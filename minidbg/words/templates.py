@@ -18,9 +18,9 @@ def fill(name: str, variables: Mapping[str, Any]) -> str:
 
 
 @cache
-def environment() -> jinja2.Environment:
+def environment(folders: tuple[Path, ...] = FOLDERS) -> jinja2.Environment:
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(list(map(str, FOLDERS))),
+        loader=jinja2.FileSystemLoader(list(map(str, folders))),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

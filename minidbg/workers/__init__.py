@@ -16,7 +16,7 @@ from minidbg.workers.forkserver import (
     stream_to_the_user,
     taken_ahead,
 )
-from minidbg.workers.interpreter import run_python
+from minidbg.workers.interpreter import RunPython, run_python
 from minidbg.workers.kernel_cache import own_kernel_cache, remove_unfinished, where_kernels_go
 from minidbg.workers.memory import memory_limit
 from minidbg.workers.one_question import call_in_interpreter
@@ -30,6 +30,7 @@ __all__ = [
     "prepare",
     "taken_ahead",
     "Ahead",
+    "RunPython",
     "InterpreterAhead",
     "run_script_in_server",
     "start_ahead",

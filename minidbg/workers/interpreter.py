@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self
+from typing import Protocol, Self
 
 from minidbg.words import environment
 from minidbg.workers.child import Child, ChildResult, end_of
@@ -19,6 +19,14 @@ LONGEST_OUTPUT_BYTES = 64 << 20
 FIRST_BYTES = 4096
 START_LIMIT_S = 300.0
 """For imports, and whatever else comes before the work that a time limit is for."""
+
+
+class RunPython(Protocol):
+    """What runs ``python *argv`` to its end: ``run_python``."""
+
+    def __call__(
+        self, argv: Sequence[str], *, seconds: float, cwd: str, env: Mapping[str, str | None]
+    ) -> ChildResult: ...
 
 
 def run_python(

@@ -16,7 +16,6 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -184,7 +183,7 @@ class Flight:
     def __enter__(self) -> None:
         if self.record.is_on:
             self.record.begin(self.step, self.link, self.values)
-            self.began = time.monotonic()
+            self.began = PROCESS.clock()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -196,7 +195,7 @@ class Flight:
             if error is not None and record.path is not None and devices.in_error(self.values):
                 remember(self.values, record.path)
             record.close()  # an exception can be answered
-        elif isinstance(error, KeyboardInterrupt) and time.monotonic() - self.began < flights.LONG_S:
+        elif isinstance(error, KeyboardInterrupt) and PROCESS.clock() - self.began < flights.LONG_S:
             record.close()
         elif isinstance(error, KeyboardInterrupt):
             if record.name.step is not Step.WAITING:  # it is another rank that hangs

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -123,13 +122,15 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     if why:
         story = replace(case.provenance, notes=(*case.provenance.notes, f"{NOT_AT_ONCE}: {why}"))
         case = replace(case, provenance=story)
-    started, report = time.monotonic(), None
+    started, report = PROCESS.clock(), None
     try:
         with plain_modes():
-            report = respond(case, granted, same_as=budget.repro_of(bug) if why else None)
+            report = (PROCESS.responder or respond)(
+                case, granted, same_as=budget.repro_of(bug) if why else None
+            )
     finally:
         if granted.reduce is Reduce.NOW:
-            budget.spend(time.monotonic() - started, bug, report.path if report else None)
+            budget.spend(PROCESS.clock() - started, bug, report.path if report else None)
     PROCESS.reports[key] = report
     return report
 

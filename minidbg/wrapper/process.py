@@ -5,10 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
+from minidbg.fx.case import Case
+from minidbg.words.deadline import Clock
+from minidbg.words.settings import Settings
 from minidbg.wrapper.budget import ReductionBudget
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.reports import Report
@@ -43,10 +48,21 @@ class GraphFacts:
             log.warning("minidbg: a part of a graph is not verified: %s", note)
 
 
+class Responder(Protocol):
+    """What is done about a failure that has become a case: ``handle.respond``, which writes and reduces it."""
+
+    def __call__(self, case: Case, settings: Settings, same_as: Path | None = None) -> Report: ...
+
+
 @dataclass(slots=True)
 class Process:
-    """What is remembered for as long as the process runs. ``PROCESS`` is the one in use; a test may empty it by ``__init__``."""
+    """What is remembered for as long as the process runs, and what stands at its seams. ``PROCESS`` is the one in use.
 
+    A test may empty it by ``__init__``, and hand in a responder and a clock of its own.
+    """
+
+    responder: Responder | None = None
+    clock: Clock = time.monotonic
     budget: ReductionBudget = field(default_factory=ReductionBudget)
     reports: dict[Hashable, Report] = field(default_factory=dict)
     """What was answered to failures seen before: a program may catch one and run into it again at each step."""

@@ -8,7 +8,7 @@ import pytest
 from support.new_process import Answers
 
 from minidbg.fx.case import Case
-from minidbg.wrapper import handle
+from minidbg.wrapper.process import PROCESS
 
 
 @pytest.fixture
@@ -17,8 +17,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answers:
     for name in ("WORLD_SIZE", "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MINIDBG_DIR", str(tmp_path))
-    recorded = Answers()
-    monkeypatch.setattr(handle, "respond", recorded)
+    PROCESS.responder = recorded = Answers()
     return recorded
 
 

@@ -204,9 +204,9 @@ def test_warnings_and_counters_of_the_backward_come_in_the_programs_own_backward
 
 @pytest.mark.slow
 def test_where_torch_keeps_it_elsewhere_the_graph_is_compiled_once_more(
-    donating: Donating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    donating: Donating, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(PROCESS, "said", set())
+    PROCESS.said.clear()
     torch_internals.TAKEN_AWAY.add("leave_first_backward")
     with warnings.catch_warnings(action="ignore"):
         gradient, said = outcome(kept_graph, "aot_eager")

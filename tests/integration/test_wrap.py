@@ -30,8 +30,9 @@ from minidbg.fx.case import Case
 from minidbg.words.errors import BadSetting, ConflictingOptions, UnknownBackend
 from minidbg.words.outcome import Direction, Kind
 from minidbg.words.settings import Reduce, Settings
-from minidbg.wrapper import Report, entry_point, handle, report_of, wrap
+from minidbg.wrapper import Report, entry_point, report_of, wrap
 from minidbg.wrapper.graph_stats import stats
+from minidbg.wrapper.process import PROCESS
 
 pytestmark = pytest.mark.usefixtures("answers")
 
@@ -558,11 +559,11 @@ def test_an_interrupt_passes_untouched(answers: Answers) -> None:
     assert not answers.cases
 
 
-def test_our_own_trouble_never_hides_the_users_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_trouble_never_hides_the_users_exception() -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr(handle, "respond", broken)
+    PROCESS.responder = broken
     for backend, kind in ((raises, BackendCompilerFailed), (raises_when_called, RuntimeError)):
         torch._dynamo.reset()
         error = fail(lambda backend=backend: torch.compile(double, backend=wrap(backend))(torch.ones(2)))
@@ -596,7 +597,7 @@ def test_a_wrapper_inside_a_wrapped_backend_answers_once(answers: Answers) -> No
     assert error.__notes__ == ["minidbg: report 2"]
 
 
-def test_work_on_a_failure_is_not_itself_answered(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
+def test_work_on_a_failure_is_not_itself_answered() -> None:
     """A run has the same backend; a wrapper in its way must not capture that."""
     wrapper = wrap(raises)
     inner: list[Exception] = []
@@ -605,7 +606,7 @@ def test_work_on_a_failure_is_not_itself_answered(monkeypatch: pytest.MonkeyPatc
         inner.append(fail(lambda: wrapper(case.graph_module, list(case.inputs))))
         return Report("done")
 
-    monkeypatch.setattr(handle, "respond", respond)
+    PROCESS.responder = respond
     fail(lambda: torch.compile(double, backend=wrapper)(torch.ones(2)))
     assert len(inner) == 1
     assert type(inner[0]) is Refused
@@ -881,7 +882,7 @@ def test_modes_are_read_when_the_call_fails(answers: Answers) -> None:
     assert second.spec.context.autocast == (("cpu", "torch.bfloat16", True),)
 
 
-def test_a_failure_is_answered_in_plain_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_answered_in_plain_modes() -> None:
     """Oracle calls enter the modes of their case; what they inherit would otherwise stay on."""
     seen: list[tuple[bool, bool, bool, torch.device]] = []
 
@@ -890,7 +891,7 @@ def test_a_failure_is_answered_in_plain_modes(monkeypatch: pytest.MonkeyPatch) -
         seen.append((*modes, torch.empty(1).device))
         return Report("done")
 
-    monkeypatch.setattr(handle, "respond", respond)
+    PROCESS.responder = respond
     compiled = torch.compile(double, backend=wrap(raises_when_called))
     x = torch.ones(2)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):

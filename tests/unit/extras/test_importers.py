@@ -310,13 +310,12 @@ def test_a_backend_that_is_not_here_is_refused_with_its_line_and_replaced_when_a
     ],
 )
 def test_a_file_that_does_not_come_to_its_call_is_refused_in_one_sentence(
-    statement: str, said: str, after_dynamo: Path, monkeypatch: pytest.MonkeyPatch
+    statement: str, said: str, after_dynamo: Path
 ) -> None:
-    monkeypatch.setattr(importers, "SECONDS", 5.0)
     lines = after_dynamo.read_text().replace("if __name__ ==", f"{statement}\nif __name__ ==")
     after_dynamo.write_text(lines)
     with pytest.raises(UnreadableTorchRepro, match=said):
-        next(importers.cases_of_torch_repro(after_dynamo, None))
+        next(importers.cases_of_torch_repro(after_dynamo, None, seconds=5.0))
 
 
 def test_inputs_that_this_torch_cannot_read_are_refused_with_their_line(after_dynamo: Path) -> None:

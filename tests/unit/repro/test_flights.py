@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.doubles import Hands
 
 from minidbg.repro import flights
 from minidbg.repro.flights import RecordName, Step
@@ -50,10 +51,11 @@ def test_a_process_that_ended_in_a_step_of_the_backend_is_a_death(
     assert flights.waited_in_vain(tmp_path) == ([path] if step is Step.WAITING else [])
 
 
-def test_deaths_are_told_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deaths_are_told_newest_first(tmp_path: Path) -> None:
     paths = [put(tmp_path, number, Step.RUN) for number in range(3)]
-    ages = dict(zip(paths, (20, 30, 10), strict=True))
-    monkeypatch.setattr(flights, "modified", lambda path: 1_000.0 - ages[path])
+    for older, newer in ((1, 0), (0, 2)):
+        while paths[newer].stat().st_ctime <= paths[older].stat().st_ctime:
+            paths[newer].touch()
     assert flights.dead_flights(tmp_path) == [paths[2], paths[0], paths[1]]
 
 
@@ -72,13 +74,10 @@ def test_a_death_is_said_with_the_process_its_rank_and_what_it_was_at(tmp_path: 
     assert flights.death(tmp_path / "x.py") == ""
 
 
-def test_a_step_that_takes_as_long_as_any_is_not_said_to_take_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_takes_as_long_as_any_is_not_said_to_take_long(tmp_path: Path) -> None:
     path = put(tmp_path, 1, Step.COMPILE, pid=os.getpid())
     for age_s, count in ((flights.LONG_S, 0), (flights.LONG_S + 1, 1)):
-        monkeypatch.setattr(flights.time, "time", lambda age_s=age_s: flights.modified(path) + age_s)
-        assert len(list(flights.at_work(tmp_path))) == count
+        assert len(list(flights.at_work(tmp_path, Hands(flights.modified(path) + age_s)))) == count
 
 
 def test_a_folder_that_was_made_for_records_alone_goes_and_one_in_which_something_lies_stays(

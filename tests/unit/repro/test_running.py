@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.doubles import Interpreters
 
 from minidbg import repro, workers
 from minidbg.repro import run, write
@@ -17,17 +18,13 @@ from minidbg.workers import ChildResult
 
 
 @pytest.fixture
-def ended(make_case, tmp_path, monkeypatch):
-    """Runs a script of ``kind`` whose interpreter ends as given; the command line is kept in ``ended.argv``."""
+def ended(make_case, tmp_path):
+    """Runs a script of ``kind`` whose interpreter ends as given, and is then ``ended.by``."""
 
     def answer(kind=Kind.COMPILE, arguments=None, **how):
-        def run_python(argv, **limits):
-            answer.argv, answer.limits = argv, limits
-            return ChildResult(**how)
-
-        monkeypatch.setattr(workers, "run_python", run_python)
+        answer.by = Interpreters(ChildResult(**how))
         path = write(make_case(signature=Signature(kind, message="m")), tmp_path / "r.py")
-        return run(path, seconds=5, **(arguments or {}))
+        return run(path, seconds=5, interpreter=answer.by, **(arguments or {}))
 
     return answer
 
@@ -49,14 +46,21 @@ def test_a_verdict_without_a_reason_has_what_the_run_printed(ended):
 
 def test_device_and_backend_are_passed_on(ended, tmp_path):
     outcome = ended(arguments={"device": "cuda:1", "backend": "mod:attr"}, stdout=said(verdict="skipped"))
-    assert ended.argv[1:] == [str(tmp_path / "r.py"), "--json", "--device", "cuda:1", "--backend", "mod:attr"]
+    assert ended.by.argv[1:] == [
+        str(tmp_path / "r.py"),
+        "--json",
+        "--device",
+        "cuda:1",
+        "--backend",
+        "mod:attr",
+    ]
     assert outcome.device == "cuda:1"
 
 
 def test_the_script_runs_in_an_empty_folder_elsewhere(ended, tmp_path):
     ended(stdout=said())
-    assert str(ended.limits["cwd"]) != str(tmp_path)
-    assert ended.limits["seconds"] == 5
+    assert ended.by.cwd != str(tmp_path)
+    assert ended.by.seconds == 5
 
 
 @pytest.mark.parametrize(

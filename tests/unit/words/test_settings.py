@@ -17,14 +17,14 @@ from minidbg.words.settings import OnFailure, Reduce, Settings, Verify
 def load(
     tmp_path: Path, *, user: str = "", project: str = "", environ: Any = None, **given: object
 ) -> Settings:
-    (tmp_path / "user.toml").write_text(user)
+    (tmp_path / "minidbg").mkdir(exist_ok=True)
+    (tmp_path / "minidbg" / "minidbg.toml").write_text(user)
     folder = tmp_path / "project" / "deep"
     folder.mkdir(parents=True, exist_ok=True)
     (tmp_path / "project" / "pyproject.toml").write_text(project)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(os, "environ", environ or {})
-        patch.setattr(settings, "user_settings_file", lambda: tmp_path / "user.toml")
+        patch.setattr(os, "environ", {"XDG_CONFIG_HOME": str(tmp_path), **(environ or {})})
         return settings.load(given)
 
 
@@ -64,7 +64,7 @@ IN_PYPROJECT = r"(?s)'on_failur' \(in \[tool\.minidbg\] of .*pyproject\.toml\); 
     [
         ({"project": "[tool.minidbg]\non_failur = 'raise'\n"}, IN_PYPROJECT),
         ({"environ": {"MINIDBG_SECNDS": "3"}}, r"'secnds' \(in the environment\).*'seconds'"),
-        ({"user": "seconds 3"}, r"user\.toml is no readable TOML"),
+        ({"user": "seconds 3"}, r"minidbg\.toml is no readable TOML"),
     ],
     ids=["pyproject.toml", "the environment", "no TOML"],
 )

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from minidbg.words import templates
 
 
-@pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
-    """Stand-ins for the folder in the package and the one beside it."""
-    found = tmp_path / "inside", tmp_path / "beside"
-    for folder in found:
-        folder.mkdir()
-    monkeypatch.setattr(templates, "FOLDERS", found)
-    templates.environment.cache_clear()
-    yield found
-    templates.environment.cache_clear()
-
-
-def test_templates_are_found_in_the_package_first(folders: tuple[Path, Path]) -> None:
-    inside, beside = folders
-    (inside / "note.j2").write_text("in the package")
-    (beside / "note.j2").write_text("beside")
-    (beside / "other.j2").write_text("only beside")
-    assert templates.fill("note.j2", {}) == "in the package"
-    assert templates.fill("other.j2", {}) == "only beside"
+def test_templates_are_found_in_the_package_first(tmp_path: Path) -> None:
+    inside, beside = tmp_path / "inside", tmp_path / "beside"
+    for path, text in (
+        (inside / "note.j2", "in the package"),
+        (beside / "note.j2", "beside"),
+        (beside / "other.j2", "only beside"),
+    ):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    found = templates.environment((inside, beside))
+    assert found.get_template("note.j2").render() == "in the package"
+    assert found.get_template("other.j2").render() == "only beside"

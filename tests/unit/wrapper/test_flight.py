@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from planted_backends import raises_on_relu, returns_gm_forward
+from support.doubles import Hands
 from torch import fx
 
 import minidbg
@@ -20,6 +21,7 @@ from minidbg.source.size import call_targets
 from minidbg.words.settings import Settings
 from minidbg.wrapper import flight
 from minidbg.wrapper.chain import Link
+from minidbg.wrapper.process import PROCESS
 
 
 def graph_with_an_index() -> fx.GraphModule:
@@ -91,13 +93,12 @@ def test_exception_takes_the_record_away_and_passes(record: flight.Record, repro
 
 @pytest.mark.parametrize(("waited_s", "left"), [(0.1, []), (flights.LONG_S + 1, ["interrupted"])])
 def test_ctrl_c_leaves_a_record_when_the_step_took_long(
-    record: flight.Record, repro_dir: Path, waited_s: float, left: list[str], monkeypatch: pytest.MonkeyPatch
+    record: flight.Record, repro_dir: Path, waited_s: float, left: list[str]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(flight.time, "monotonic", lambda: now[0])
+    PROCESS.clock = clock = Hands()
 
     def pressed_after_a_while() -> None:
-        now[0] = waited_s
+        clock.now = waited_s
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), record.during(Step.COMPILE, LINK, VALUES):
@@ -219,23 +220,18 @@ def test_a_rank_that_died_waiting_for_another_is_no_crash(repro_dir: Path) -> No
     assert "(rank 1 of 4) died while waiting for other ranks in a collective" in flights.death(waiting)
 
 
-def test_what_living_processes_have_been_at_for_long_is_said(
-    repro_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_living_processes_have_been_at_for_long_is_said(repro_dir: Path) -> None:
     own = put(repro_dir, flights.own_name(1, Step.COMPILE))
     put(repro_dir, flights.own_name(2, Step.IDLE))
     assert list(flights.at_work(repro_dir)) == []
-    monkeypatch.setattr(flights.time, "time", lambda: flights.modified(own) + 60)
-    assert list(flights.at_work(repro_dir)) == [f"process {os.getpid()}, for 60 s: compiling a graph"]
+    later = Hands(flights.modified(own) + 60)
+    assert list(flights.at_work(repro_dir, later)) == [f"process {os.getpid()}, for 60 s: compiling a graph"]
 
 
-def test_old_record_of_another_machine_counts_as_left_behind(
-    repro_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_record_of_another_machine_counts_as_left_behind(repro_dir: Path) -> None:
     elsewhere = put(repro_dir, dead(5, Step.RUN, "0badcafe"))
-    late = flights.modified(elsewhere) + flights.FOREIGN_AFTER_S + 1
-    monkeypatch.setattr(flights.time, "time", lambda: late)
-    assert flights.dead_flights(repro_dir) == [elsewhere]
+    late = Hands(flights.modified(elsewhere) + flights.FOREIGN_AFTER_S + 1)
+    assert flights.dead_flights(repro_dir, late) == [elsewhere]
 
 
 def test_link_is_no_record(repro_dir: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from minidbg.words.errors import AccuracyError
 from minidbg.words.kinds import Kind
 from minidbg.words.run_spec import Level
 from minidbg.words.settings import OnFailure, Settings, Verify
-from minidbg.wrapper import Report, graph_state, handle
+from minidbg.wrapper import Report, handle
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.graph_state import STALE, GraphState, state_of
@@ -229,20 +229,6 @@ def test_a_call_that_agrees_with_eager_settles_the_graph() -> None:
     assert made.settled
     assert made.facts.verified
     assert made.comparing == set()
-
-
-@pytest.mark.parametrize(("verify", "calls"), [(Verify.NEVER, 0), (Verify.FIRST, 1), (2, 2)])
-def test_so_many_first_calls_are_compared_with_eager(
-    monkeypatch: pytest.MonkeyPatch, verify: Verify | int, calls: int
-) -> None:
-    compared: list[object] = []
-    begin = graph_state.verify.begin
-    monkeypatch.setattr(graph_state.verify, "begin", lambda *args: compared.append(args) or begin(*args))
-    run = compiled(made := state(plus_one(), eager, verify=verify), torch.ones(2))
-    for _ in range(4):
-        run(torch.ones(2))
-    assert len(compared) == calls
-    assert made.settled
 
 
 def test_wrong_results_are_raised_where_nothing_is_to_go_on_with(answered: list[Failure]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.doubles import Hands
 from support.new_process import warnings_of
 from torch import fx
 
@@ -236,13 +237,11 @@ def test_an_input_is_described_without_the_values_of_its_tensor(value: Any, word
         ),
     ],
 )
-def test_our_own_trouble_becomes_a_report(
-    monkeypatch: pytest.MonkeyPatch, trouble: Exception, line: str
-) -> None:
-    def raises(*_: Any) -> Report:
+def test_our_own_trouble_becomes_a_report(trouble: Exception, line: str) -> None:
+    def raises(*_: Any, **__: Any) -> Report:
         raise trouble
 
-    monkeypatch.setattr(handle, "capture_and_reduce", raises)
+    handle.PROCESS.responder = raises
     assert re.match(line, handle.handle_quietly(failure(), Settings()).line)
 
 
@@ -253,16 +252,15 @@ def test_our_own_trouble_becomes_a_report(
 def responded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Case, Settings]]:
     """What was to be written and reduced; each takes two seconds of the budget."""
     found: list[tuple[Case, Settings]] = []
-    now = [0.0]
+    handle.PROCESS.clock = clock = Hands()
 
     def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Report:
         found.append((case, settings))
-        now[0] += 2.0
+        clock.now += 2.0
         repro = Path("r.py") if settings.reduce is Reduce.NOW else None
         return Report(f"report {len(found)}, same as {same_as}", repro)
 
-    monkeypatch.setattr(handle, "respond", respond)
-    monkeypatch.setattr(handle.time, "monotonic", lambda: now[0])
+    handle.PROCESS.responder = respond
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     return found
 
