@@ -160,7 +160,7 @@ class RoundingNoise(PerturbedEager):
     What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a
     threshold one lies. Zeros and inputs stay exact, and so do small integers, except where an op may have rounded to one:
     ``log2`` of 8 is 2.9999998 elsewhere. Attention runs by its parts, since a fused kernel would round at its end only. Long sums
-    are as far off as float32 makes them when terms are added one by one: eager adds in double precision or in a tree.
+    are as far off as float32, or float64, makes them when terms are added one by one: eager adds in double precision or in a tree.
     ``step`` is afterwards the largest error of one rounding, relative.
     """
 
@@ -211,7 +211,8 @@ class RoundingNoise(PerturbedEager):
     def shaken(self, terms: torch.Tensor, number: float) -> torch.Tensor:
         """``terms``, each off by what adding ``number`` of them leaves to each, on average."""
         up = torch.randint(2, terms.shape, generator=self.generator).to(terms.device, terms.dtype)
-        return terms + terms * (2 * up - 1) * (torch.finfo(torch.float32).eps * math.sqrt(number))
+        dtype = torch.float64 if terms.dtype is torch.float64 else torch.float32
+        return terms + terms * (2 * up - 1) * (torch.finfo(dtype).eps * math.sqrt(number))
 
 
 SUMMING = (

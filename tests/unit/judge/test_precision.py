@@ -244,6 +244,12 @@ def test_a_long_sum_may_be_as_wrong_as_adding_one_by_one_makes_it() -> None:
     assert Open("few", lambda x: x.sum(1), (few,), None, None).judged(few.sum(1) + 1e-4) is not None
 
 
+def test_a_sum_in_float64_has_errors_of_float64() -> None:
+    x = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    case = Open("double", lambda x: x - x.mean(0) + x.sum() + x.argmax(1)[:, None], (x,), None, None)
+    assert case.judged(case.program(x) * (1 + 1e-6)) is not None
+
+
 def test_rounding_excuses_no_other_dtype() -> None:
     case = DECISIONS[0]
     found = case.judged((ELSEWHERE[0].double(), ELSEWHERE[1]))
