@@ -70,7 +70,7 @@ def lived(row: dict[str, Any]) -> str:
     with taken(Path("stderr.txt")):
         try:
             runpy.run_path("program.py", run_name="__main__")
-        except Exception:  # noqa: BLE001 - the failure is what is looked at
+        except BaseException:  # noqa: BLE001 - the failure is what is looked at; a panic is no Exception
             traceback.print_exc()
     return Path("stderr.txt").read_text()
 
@@ -87,7 +87,7 @@ def answer(row: dict[str, Any]) -> dict[str, Any]:
     said = [
         line
         for line in stderr.splitlines()
-        if re.match(r"(?!Traceback|Set TORCHDYNAMO|minidbg: .* nodes after )\S", line)
+        if re.match(r"(?!Traceback|Set TORCHDYNAMO|W\d{4} |minidbg: .* nodes? after )\S", line)
     ]
     texts = {"stderr": "\n".join(said[-STDERR_LINES:])}
     scripts = sorted(Path("minidbg_repros").glob("*.py"))

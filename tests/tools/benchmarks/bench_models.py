@@ -35,7 +35,7 @@ WITHOUT_GRAPH_CACHES = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTO
 LEAST_S = 1.0
 """A difference of two runs that is smaller is taken to be noise."""
 HERE = Path(__file__).parent
-CASES = HERE.parent / "cases" / "models"
+CASES = HERE.parents[1] / "cases" / "models"
 
 
 @dataclass(frozen=True)
