@@ -95,7 +95,7 @@ def what_is_in(folder: Path, name: str) -> str:
     """Which repros and captures a repro folder holds of which no test was made, and what to do about it."""
     if repros := sum(map(is_repro, find_repros([folder]))):
         return f"{name} holds {plural(repros, 'repro')}; pytest --minidbg {name} runs them as tests"
-    from minidbg.watch.captures import unreduced  # late: most runs of pytest have no use for it
+    from minidbg.watch.repros import unreduced  # late: most runs of pytest have no use for it
 
     waiting = unreduced(folder)
     if not waiting:

@@ -94,8 +94,7 @@ def reduce(
 def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
     """Reduce the captures in ``folder`` that wait, and what processes that died have left; the exit status."""
     from minidbg.repro import flights
-    from minidbg.watch.captures import shown_by, unreduced
-    from minidbg.watch.repros import read_repros
+    from minidbg.watch.repros import read_repros, shown_by, unreduced
 
     for record in flights.dead_flights(folder):
         note(flights.death(record))

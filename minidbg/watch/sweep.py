@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import math
-import statistics
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +21,6 @@ from minidbg.watch.settings import whole_name
 from minidbg.watch.states import FAILING, Decision, Job, Purpose, Transition, decide
 from minidbg.words.outcome import Outcome, Verdict
 
-SLOW_S = 5.0
-SLOW_FACTOR = 4.0
 MOST_RUNS = 6
 """Runs of one job in one sweep; who cannot be confirmed by then keeps its state."""
 
@@ -57,8 +54,8 @@ class CanaryKey:
     device: str
 
 
-Queue: TypeAlias = tuple[Lane, str, bool]
-"""Of jobs that share a lane and a device, and are slow or not."""
+Queue: TypeAlias = tuple[Lane, str]
+"""Of jobs that share a lane and a device."""
 
 
 @dataclass(slots=True)
@@ -89,14 +86,12 @@ class Sweep:
     """What has been stored and told."""
     pending: dict[Queue, deque[tuple[int, Job]]] = field(default_factory=lambda: defaultdict(deque))
     """The jobs that wait, each with its place in the order."""
-    confirmations: dict[tuple[Lane, str], deque[Run]] = field(default_factory=lambda: defaultdict(deque))
-    """By lane and device."""
+    confirmations: dict[Queue, deque[Run]] = field(default_factory=lambda: defaultdict(deque))
     running: set[Run] = field(default_factory=set)
     runs: dict[Job, list[Observation]] = field(default_factory=dict)
     canaries: dict[CanaryKey, Outcome | None] = field(default_factory=dict)
     """What a program of a single op has shown: gone where the backend handles it. None while it runs."""
     held: dict[CanaryKey, list[tuple[Job, Decision | Unconfirmed]]] = field(default_factory=dict)
-    slow: frozenset[Job] = field(init=False)
     backends: dict[str, str] = field(init=False)
     """The key of each repro's backend."""
     backendless: set[Job] = field(default_factory=set)
@@ -105,7 +100,6 @@ class Sweep:
     """Jobs without a decision because their backend is broken."""
 
     def __post_init__(self) -> None:
-        self.slow = slow_jobs(self.jobs, self.states)
         self.backends = {name: self.repros[name].backend_key for name in {job.repro for job in self.jobs}}
         for number, job in enumerate(self.jobs):
             self.pending[self.queue(job)].append((number, job))
@@ -115,7 +109,7 @@ class Sweep:
         return not (any(self.pending.values()) or any(self.confirmations.values()) or self.running)
 
     def waits(self, lane: Lane) -> bool:
-        return any(jobs for (one, _, _), jobs in self.pending.items() if one is lane)
+        return any(jobs for (one, _), jobs in self.pending.items() if one is lane)
 
     def canary(self, job: Job) -> CanaryKey:
         return CanaryKey(self.backends[job.repro], job.device)
@@ -129,7 +123,7 @@ class Sweep:
             lane = Lane.LONG
         elif state is not None and state.fresh and state.script == repro.digest:
             lane = Lane.FRESH
-        return lane, whole_name(job.device), bool(self.slow) and job in self.slow
+        return lane, whole_name(job.device)
 
     def next_run(self) -> Run | None:
         run = self.choose()
@@ -150,7 +144,7 @@ class Sweep:
         # Warm runs would keep a device of a few slots full to the end; of a single slot they get all.
         if (run := self.next_confirmation(room, busy, among=lambda slots: 1 < slots < math.inf)) is not None:
             return run
-        if warm and running[Lane.WARM] < self.slots and (job := self.next_warm(busy)) is not None:
+        if running[Lane.WARM] < self.slots and (job := self.first(Lane.WARM, busy)) is not None:
             return self.start(job)
         if (run := self.next_confirmation(room, busy)) is not None:
             return run
@@ -168,12 +162,12 @@ class Sweep:
                 return waiting.popleft()
         return None
 
-    def first(self, lane: Lane, busy: Mapping[str, int], *, quick: bool = False) -> Job | None:
-        """The first of a lane's jobs whose device has room; with ``quick`` none that is slow."""
+    def first(self, lane: Lane, busy: Mapping[str, int]) -> Job | None:
+        """The first of a lane's jobs whose device has room."""
         heads = [
             jobs[0]
-            for (one, device, slow), jobs in self.pending.items()
-            if jobs and one is lane and not (quick and slow) and self.has_room(device, busy)
+            for (one, device), jobs in self.pending.items()
+            if jobs and one is lane and self.has_room(device, busy)
         ]
         return min(heads)[1] if heads else None
 
@@ -192,12 +186,6 @@ class Sweep:
         self.pending[queue].popleft()
         lane = queue[0]
         return Run(Purpose.RUN, job, lane is Lane.FRESH, lane)
-
-    def next_warm(self, busy: Mapping[str, int]) -> Job | None:
-        """The first pending job whose device has room; slow ones leave one worker for the others."""
-        crowded = sum(run.job in self.slow for run in self.running) >= max(1, self.slots - 1)
-        quick = self.first(Lane.WARM, busy, quick=True) if crowded else None
-        return quick or self.first(Lane.WARM, busy)
 
     def saw_canary(self, run: Run, shown: Outcome) -> list[Decision | Unconfirmed]:
         """A canary has reported. Returns what waited for it, or what it decides itself."""
@@ -307,14 +295,6 @@ def rank(state: State | None, changed: frozenset[str], modules: Collection[str],
     if failing and any(module in modules for module in repro.failing_modules):
         return 0
     return (1 if failing else 3) + (0 if touched else 1)
-
-
-def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], State]) -> frozenset[Job]:
-    """Jobs that took so much longer than the others that they must not occupy every worker at once."""
-    known = ((job, states.get((job.repro, job.device))) for job in jobs)
-    seconds = [(job, state.seconds) for job, state in known if state is not None]
-    limit = max(SLOW_S, SLOW_FACTOR * statistics.median([took for _, took in seconds] or [0.0]))
-    return frozenset(job for job, took in seconds if took > limit)
 
 
 def count_standings(decisions: Iterable[Decision]) -> dict[str, int]:

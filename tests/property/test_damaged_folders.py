@@ -74,8 +74,7 @@ def check_reads(folder: Path) -> object:
 def watch_reads(folder: Path) -> object:
     from minidbg.history import open_or_begin_anew
     from minidbg.watch import settings
-    from minidbg.watch.captures import read_capture
-    from minidbg.watch.repros import find_repros, hidden_path, read_repros
+    from minidbg.watch.repros import find_repros, hidden_path, read_capture, read_repros
 
     settings.load({})
     repros = read_repros([folder], folder)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.watch.captures import shown_by, unreduced
-from minidbg.watch.repros import read_repros
+from minidbg.watch.repros import read_repros, shown_by, unreduced
 
 SCRIPT = """# /// script
 # [tool.minidbg]

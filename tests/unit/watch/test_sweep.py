@@ -188,20 +188,6 @@ def test_a_change_during_the_sweep_drops_what_was_not_vouched_for() -> None:
     assert sweep.finished
 
 
-def test_slow_repros_leave_a_worker_for_the_quick_ones() -> None:
-    slow = [state(f"slow{number}.py", seconds=60.0) for number in range(3)]
-    quick = [state(f"quick{number}.py", GONE, seconds=0.2) for number in range(4)]
-    sweep = sweep_over(*slow, *quick)
-    sweep.canaries[sweep.canary(Job("slow0.py", "cpu"))] = PASSES
-    tasks = started(sweep, 2)
-    names = [tasks[-1].job.repro]
-    while names[-1].startswith("quick"):
-        report(sweep, tasks.pop(), GONE)
-        tasks += started(sweep, 1)
-        names.append(tasks[-1].job.repro)
-    assert names == ["quick0.py", "quick1.py", "quick2.py", "quick3.py", "slow1.py"]
-
-
 def test_a_repro_that_warm_workers_misjudge_is_asked_fresh_until_its_script_changes() -> None:
     known = state("a.py", disagreements=2)
     assert started(sweep_over(known), 2)[1].fresh
