@@ -7,6 +7,7 @@ backends and repros. How a daemon gets there (runs, confirmations, sweeps that w
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import signal
 import time
@@ -69,6 +70,26 @@ def told_of(events: list[Event]) -> list[str]:
     return sorted([*verdicts.values(), *others])
 
 
+MOMENTS = {"at", "seconds", "since", "sweep", "last_before_sweep", "runs", "last_before", "first_after"}
+
+
+def in_full(events: list[Event], *, flips_alone: bool) -> list[str]:
+    """The events that ``told_of`` tells of as their JSON, but for what is a matter of moments."""
+    told = {"flip"} if flips_alone else {"flip", "unexpected", *ABOUT_REPROS, *ABOUT_BACKENDS}
+    chosen = [event for event in events if event["event"] in told]
+    if not flips_alone:
+        chosen += {event["repro"]: event for event in events if event["event"] == "result"}.values()
+    masked = MOMENTS | {"files"} if flips_alone else MOMENTS
+    return sorted(
+        json.dumps({
+            # of a crash the rest of the message is a stack
+            key: "-" if key in masked else value.partition("\n")[0] if key == "message" else value
+            for key, value in event.items()
+        })
+        for event in chosen
+    )  # fmt: skip
+
+
 class Desk(Checkout):
     """A toy backend, its repros, and the daemon that looks after them."""
 
@@ -79,6 +100,8 @@ class Desk(Checkout):
         self.commit(ignored="*.log")
         (folder / "runs").mkdir()
         self.mark = 0
+        self.json: list[str] = []
+        """What was told in each step, ``in_full``."""
 
     def start(self, *arguments: str) -> None:
         self.running = WatchProcess(self.folder, "--jobs", "2", *arguments, env=self.env)
@@ -136,7 +159,8 @@ class Step:
     def differences(self, desk: Desk) -> list[str]:
         """Do it; what is told and must not be, or must be and is not."""
         self.do(desk)
-        told = desk.told()
+        told, events = desk.told(), desk.running.events[desk.mark :]
+        desk.json += ["", *in_full(events, flips_alone=self.flips_alone)]
         if self.flips_alone:
             told = [line.partition(" by ")[0] for line in told if line.startswith("flip")]
         return [line for line in difflib.ndiff(sorted(self.told), told) if line[0] in "+-"]

@@ -26,8 +26,8 @@ VOLATILE = (
 
 
 def texts_after(desk: Desk) -> str:
-    """What the commands print, without what differs from run to run."""
-    printed = []
+    """What the daemon and the commands print, without what differs from run to run."""
+    printed = ["$ minidbg watch --json", *desk.json[1:], ""]
     for words in COMMANDS:
         done = cli(*words, cwd=desk.folder, env=desk.env)
         lines = done.stdout.splitlines()
