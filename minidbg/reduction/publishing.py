@@ -19,7 +19,7 @@ from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.result import ReductionResult
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness
-from minidbg.source import describing, tensors
+from minidbg.source.inputs import materialise, write_inputs
 from minidbg.source.origins import user_line
 from minidbg.source.size import call_nodes, call_targets
 from minidbg.torch_internals.devices import devices_of
@@ -149,9 +149,8 @@ def seeded_values_suffice(form: ScriptForm, session: Session) -> bool:
     if next(tensors_in(form.case.inputs), None) is None:
         return True  # there are none
     names = [node.name for node in form.case.graph_module.graph.find_nodes(op="placeholder")]
-    specs = describing.describe(form.case.inputs, names, form.exactness)
-    seeded = replace(form.case, inputs=tuple(tensors.materialise(specs)))
-    return session.fails_the_same(seeded)
+    made = materialise(write_inputs(form.case.inputs, names, form.exactness))
+    return session.fails_the_same(replace(form.case, inputs=tuple(made)))
 
 
 def with_story(

@@ -18,7 +18,7 @@ from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, Ow
 from minidbg.reduction.edits import merge_alike_inputs
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.result import UNLIMITED
-from minidbg.source.specs import is_constructed, plain_stand_in
+from minidbg.source.subclasses import is_constructed, plain_stand_in
 
 # --- candidates ---
 

@@ -20,7 +20,7 @@ from minidbg.repro.loading import load
 from minidbg.repro.render import Form, Script, render
 from minidbg.repro.running import interpreter_ahead, run, run_alone
 from minidbg.repro.selfcheck import NoShortForm
-from minidbg.source.specs import Exactness
+from minidbg.source.inputs import Exactness
 
 __all__ = [
     "Exactness",

@@ -23,9 +23,8 @@ from minidbg.fx.case import Case
 from minidbg.repro.header import read_header
 from minidbg.repro.render import Form, Script, render
 from minidbg.repro.wording import telling_op
-from minidbg.source import describing
+from minidbg.source.inputs import Exactness, bytes_to_store
 from minidbg.source.size import canonical_text
-from minidbg.source.specs import Exactness
 from minidbg.words import script_header
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import for_its_owner, read_regular, replace_file, sync_folder
@@ -69,7 +68,7 @@ def keep_capture(
     Values beyond the limit are replaced by seeded ones.
     """
     case = to_keep(case)
-    if describing.bytes_to_store(case.inputs, exactness) > value_limit_bytes:
+    if bytes_to_store(case.inputs, exactness) > value_limit_bytes:
         exactness = Exactness.SEEDED
 
     def put(path: Path) -> Path:

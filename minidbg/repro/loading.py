@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from torch import Tensor, fx
+from torch import fx
 
 from minidbg import backends
 from minidbg.backends.definitions import OF_SCRIPTS
 from minidbg.backends.statements import first_line
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
+from minidbg.fx.effects import walk
 from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.render import ANNOTATIONS, EMBEDDED_MARK, KERNELS_MARK, SCRIPT_IMPORTS
-from minidbg.source import origins, tensors
+from minidbg.source.inputs import as_scripts_do, write_inputs
 from minidbg.source.module_text import by_name, write_graph_builder, write_module
 from minidbg.source.origins import comments_by_line, stack_trace
 from minidbg.source.parse import NotOurForm, read_module
-from minidbg.source.specs import all_imports_of
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import open_regular
 from minidbg.words.records import damage_in_words
@@ -39,7 +39,7 @@ def inputs_on(path: Path, device: str) -> tuple[Any, ...]:
     header = header_of(text, path)
     parts = read_parts(text, header)
     namespace = _namespace(path, parts)
-    with stored_tensors(path), tensors.as_scripts_do([device]):
+    with stored_tensors(path), as_scripts_do([device]):
         return tuple(namespace["inputs"](device))
 
 
@@ -72,11 +72,10 @@ def load(path: Path | str) -> Case:
     parts = read_parts(text, header)
     compiler = backends.resolve(parts.backend)
     namespace = _namespace(path, parts)
-    with stored_tensors(path), tensors.as_scripts_do([header.spec.device]):
+    with stored_tensors(path), as_scripts_do([header.spec.device]):
         values = tuple(namespace["inputs"](header.spec.device))
-    with stored_tensors(path), tensors.as_scripts_do():
+    with stored_tensors(path), as_scripts_do():
         graph_module, inputs = _graph(parts, header, namespace, values)
-    _remember_constants(parts.model, graph_module)
     setup = _without_model(parts.backend.setup, graph_module, inputs, header.spec.call)
     spec = replace(header.spec, backend=replace(parts.backend, setup=setup))
     return Case(graph_module, inputs, spec, header.provenance, compiler)
@@ -94,6 +93,7 @@ def _graph(
 ) -> tuple[fx.GraphModule, tuple[Any, ...]]:
     if header.spec.call is CallPath.DIRECT:
         graph_module: fx.GraphModule = namespace["graph"]()
+        _remember_locations(ast.parse(parts.model).body[0], comments_by_line(parts.model), graph_module)
     else:
         try:
             graph_module = read_module(parts.model, namespace)
@@ -104,94 +104,24 @@ def _graph(
         raise UnreadableRepro(
             f"{header.path}: inputs() gives {len(values)} values, the model takes {len(names)}"
         )
-    _remember_inputs(parts.inputs, names, values)
     return graph_module, values
 
 
-def _remember_inputs(function: str, names: Sequence[str], values: Sequence[Any]) -> None:
-    made = origins.read_recipes(function, names)
-    seen: set[int] = set()
-    for name, value in zip(names, values, strict=True):
-        recipe = made.get(name)
-        if (
-            isinstance(value, Tensor)
-            and recipe is not None
-            and id(value) not in seen
-            # the file lies beside that script; what is written next has a file of its own, or none
-            and not any("stored(" in text for text in recipe.statements)
-        ):
-            origins.remember(value, recipe)
-        seen.add(id(value))
-
-
-def _remember_constants(model: str, graph_module: fx.GraphModule) -> None:
-    """Keep the expressions by which ``__init__``, or ``graph()``, makes tensors; and of ``graph()`` the comments."""
-    definition = ast.parse(model).body[0]
-    comments = comments_by_line(model)
-    for prefix, maker, builds in _makers(definition, ""):
-        owner = _attribute(graph_module, prefix)
-        if isinstance(owner, fx.GraphModule) and isinstance(definition, ast.FunctionDef):
-            _remember_locations(maker, comments, owner)
-        for name, expression, column in builds:
-            value, text = _attribute(owner, name), origins.dedented(model, expression, column)
-            if isinstance(value, Tensor) and "stored(" not in text:
-                origins.remember(value, origins.Recipe("value", (f"value = {text}",)))
-
-
-def _attribute(owner: Any, path: str) -> Any:
-    for part in path.split(".") if path else ():
-        owner = getattr(owner, part, None)
-    return owner
-
-
-def _remember_locations(
-    maker: ast.FunctionDef, comments: Mapping[int, str], graph_module: fx.GraphModule
-) -> None:
-    """Nodes that were built line by line know again which line of the user's they came from."""
+def _remember_locations(maker: ast.stmt, comments: Mapping[int, str], graph_module: object) -> None:
+    """Nodes that ``graph()`` has built line by line, and those of nested graphs, know again which line of the user's they came from."""
+    if not (isinstance(maker, ast.FunctionDef) and isinstance(graph_module, fx.GraphModule)):
+        return
+    inner = {node.name: node for node in maker.body if isinstance(node, ast.FunctionDef)}
     nodes = {node.name: node for node in graph_module.graph.nodes}
     for statement in maker.body:
-        call = getattr(statement, "value", None)
-        name = call.args[-1] if isinstance(call, ast.Call) and call.args else None
-        trace = stack_trace(comments.get(statement.end_lineno or 0, ""))
-        if trace and isinstance(name, ast.Constant) and name.value in nodes:
-            nodes[name.value].meta["stack_trace"] = trace
-
-
-_Build = tuple[str, ast.expr, int]
-"""Attribute path, the expression that makes it, and the column of its statement."""
-
-
-def _makers(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.FunctionDef, list[_Build]]]:
-    """For a class or a builder, and those nested in it: the path to its module, and the function that makes its parts.
-
-    Parts are made by ``self.a.b = value`` or ``self.a.register_buffer("b", value)``; in a builder ``root`` stands for ``self``.
-    """
-    body = definition.body if isinstance(definition, ast.ClassDef | ast.FunctionDef) else []
-    nested = {node.name: node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    maker = nested.get("__init__", definition)
-    if not isinstance(maker, ast.FunctionDef):
-        return
-    builds: list[_Build] = []
-    for statement in maker.body:
         match statement:
-            case ast.Assign([ast.Attribute(owner, str(key)), *_], value):
-                pass
-            case ast.Expr(ast.Call(ast.Attribute(owner, "register_buffer"), [ast.Constant(str(key)), value])):
-                pass
-            case _:
-                continue
-        root, _, name = f"{ast.unparse(owner)}.{key}".partition(".")
-        if root not in ("self", "root"):
-            continue
-        called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
-        inner = nested.get(called.rpartition(".")[2])
-        if inner is not None:
-            yield from _makers(inner, f"{prefix}.{name}".strip("."))
-            continue
-        if isinstance(value, ast.Call) and called == "torch.nn.Parameter" and value.args:
-            value = value.args[0]
-        builds.append((name, value, statement.col_offset))
-    yield prefix, maker, builds
+            case ast.Assign([ast.Attribute() as target], ast.Call(ast.Name(called))) if called in inner:
+                module = walk(graph_module, ast.unparse(target).partition(".")[2])
+                _remember_locations(inner[called], comments, module)
+            case ast.Assign(value=ast.Call(args=[*_, ast.Constant(name)])) | ast.Expr(
+                ast.Call(args=[*_, ast.Constant(name)])
+            ) if name in nodes and (trace := stack_trace(comments.get(statement.end_lineno or 0, ""))):
+                nodes[name].meta["stack_trace"] = trace
 
 
 def _without_model(
@@ -199,7 +129,11 @@ def _without_model(
 ) -> tuple[str, ...]:
     """``setup`` without the imports above it that the text of model and inputs asks for, each once."""
     write = write_graph_builder if call is CallPath.DIRECT else write_module
-    needed = {*write(graph_module, constant_expression=by_name).imports, *all_imports_of(inputs)}
+    names = [f"x{index}" for index in range(len(inputs))]
+    needed = {
+        *write(graph_module, constant_expression=by_name).imports,
+        *write_inputs(inputs, names, raw=True).imports,
+    }
     left = list(setup)
     for line in needed & set(setup):
         left.remove(line)

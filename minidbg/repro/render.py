@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from minidbg import torch_internals
@@ -27,12 +26,18 @@ from minidbg.fx.ranks import with_group
 from minidbg.repro import near, selfcheck
 from minidbg.repro.header import Header, header_of, without_half_pairs, write_header
 from minidbg.repro.wording import beyond_title, docstring, lines_to_keep, shown_lines
-from minidbg.source import describing, module_text, origins, tensors
-from minidbg.source.contents import EXACT_READER, ValueReader
+from minidbg.source import module_text
 from minidbg.source.expressions import quoted
-from minidbg.source.fills import FillKind
+from minidbg.source.inputs import (
+    Exactness,
+    InputsText,
+    bytes_to_store,
+    keeps_strides,
+    write_constant,
+    write_inputs,
+)
+from minidbg.source.layouts import layout_of
 from minidbg.source.module_text import write_graph_builder
-from minidbg.source.specs import Exactness, InputSpec
 from minidbg.words.errors import CannotWrite
 from minidbg.words.kinds import Kind
 from minidbg.words.literals import write_literal
@@ -82,12 +87,12 @@ def render(
     *,
     exactness: Exactness = Exactness.SEEDED,
     value_limit_bytes: int = VALUE_LIMIT_BYTES,
-    contents: ValueReader = EXACT_READER,
+    raw: bool = False,
     kind: Kind | None = None,
     remark: str = "",
     folder: str | None = None,
 ) -> Script:
-    """The script of ``case``; ``contents`` is how its inputs are looked at, with care or at a glance.
+    """The script of ``case``; ``raw``: nobody reads it, and its inputs are stored without a look, or drawn.
 
     ``kind`` is the one to expect of a case that has not failed yet; ``remark`` is one more sentence for the docstring.
     ``folder`` is the repro folder that the script is for:
@@ -106,15 +111,9 @@ def render(
     model = _model(case, exactness, stored, explicit=explicit)
     if clashing := sorted({"backend", *OF_SCRIPTS} & model.kernels.keys()):
         raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the script uses that name itself")
-    specs = describing.describe(
-        case.inputs,
-        model.input_names,
-        exactness,
-        stored,
-        dynamic_dims=case.spec.dynamic_dims,
-        contents=contents,
-    )
-    device = tensors.main_device(specs)
+    inputs = write_inputs(case.inputs, model.input_names, exactness, explicit=explicit, raw=raw)
+    stored |= inputs.stored
+    device = inputs.device
     told = docstring(case, values=values_line(stored), remark=remark)
     header = write_header(
         case,
@@ -128,7 +127,7 @@ def render(
     embedded, setup = _embedded(case), list(case.backend.setup)
     kernels = f"{KERNELS_MARK}\n{joined(list(model.kernels.values()))}\n\n\n" if model.kernels else ""
     of_paths = ["import pathlib, sys"] if paths else []
-    imports = tuple(dict.fromkeys([*of_paths, "import torch", *model.imports, *tensors.imports_for(specs)]))
+    imports = tuple(dict.fromkeys([*of_paths, "import torch", *model.imports, *inputs.imports]))
     variables: dict[str, Any] = {
         "docstring": told,
         "imports": imports,
@@ -142,7 +141,7 @@ def render(
         "setup": setup,
         "backend": assignment(case.backend),
         "model": f"{kernels}{model.text}".rstrip("\n"),
-        "inputs": inputs_function(specs, device, explicit=explicit),
+        "inputs": inputs_function(inputs, case.spec.dynamic_dims),
         "stored": STORED.rstrip("\n") if stored else "",
         "device": device,
         "header": header,
@@ -152,14 +151,14 @@ def render(
         read = header_of(f'"""{told}"""\n{header}', Path("the header"))
         variables |= _lines_of(form, case, read, model.text)
     text = fill(form.value, variables)
-    if contents is EXACT_READER:  # not for a record of a flight: the check takes longer than all the rest
+    if not raw:  # not for a record of a flight: the check takes longer than all the rest
         _check(text)
     return Script(text, stored)
 
 
 def check_size(case: Case, exactness: Exactness, limit_bytes: int) -> None:
     """Raise CannotWrite where a script of ``case`` would store more than ``limit_bytes`` of values."""
-    size = describing.bytes_to_store(case.inputs, exactness)
+    size = bytes_to_store(case.inputs, exactness)
     if size > limit_bytes:
         why = f"they take {size:,} bytes, and value_limit_bytes allows {limit_bytes:,}"
         raise CannotWrite("the values of the inputs", why)
@@ -204,12 +203,9 @@ def lies_oddly(values: Sequence[Any]) -> bool:
         id(one): one for one in tensors_in(list(values)) if torch_internals.has_plain_memory(one)
     }.values()
     shared = len({storage_key(one) for one in plain}) < len(plain)
-    return shared or any(storage_bytes(one) != one.nbytes or not keeps_strides(one) for one in plain)
-
-
-def keeps_strides(value: Tensor) -> bool:
-    like = torch.empty_strided(value.shape, value.stride(), device="meta")
-    return like.clone().stride() == like.stride()
+    return shared or any(
+        storage_bytes(one) != one.nbytes or not keeps_strides(layout_of(one)) for one in plain
+    )
 
 
 def values_line(stored: Mapping[str, Tensor]) -> str:
@@ -221,15 +217,16 @@ def values_line(stored: Mapping[str, Tensor]) -> str:
     return f"The .safetensors file of the same name belongs to this script: {amount} of values."
 
 
-def inputs_function(specs: Sequence[InputSpec], device: str, *, explicit: bool) -> str:
-    """``def inputs(device=...)`` for ``specs``; ``explicit`` writes float32 out, for another default dtype."""
-    body = "\n".join(tensors.statements(specs, main=device, explicit=explicit))
-    names = [spec.name for spec in specs]
+def inputs_function(inputs: InputsText, dynamic_dims: Sequence[Sequence[int]] = ()) -> str:
+    """``def inputs(device=...)``; ``dynamic_dims`` has for each value the dimensions to mark."""
+    marked = [(name, dim) for name, dims in zip(inputs.names, dynamic_dims, strict=False) for dim in dims]
+    marks = (f"torch._dynamo.maybe_mark_dynamic({name}, {dim})" for name, dim in marked)
+    names = inputs.names
     returned = f"({names[0]},)" if len(names) == 1 else ", ".join(names) if names else "()"
     if len(f"return {returned}") > 100:
         returned = f"(\n{module_text.listed(names)},\n)"
-    lines = "\n".join(filter(None, (body, f"return {returned}")))
-    return f'def inputs(device="{device}"):\n' + textwrap.indent(lines, "    ")
+    lines = "\n".join([*inputs.lines, *marks, f"return {returned}"])
+    return f'def inputs(device="{inputs.device}"):\n' + textwrap.indent(lines, "    ")
 
 
 def _model(
@@ -238,36 +235,11 @@ def _model(
     seeds = itertools.count(1)
 
     def expression(name: str, value: Tensor) -> str:
-        return constant_expression(name, value, exactness, stored, seed=next(seeds), explicit=explicit)
+        return write_constant(f"Repro.{name}", value, exactness, stored, seed=next(seeds), explicit=explicit)
 
     if case.spec.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module, constant_expression=expression)
     return module_text.write_module(case.graph_module, "Repro", constant_expression=expression)
-
-
-def constant_expression(
-    name: str, value: Tensor, exactness: Exactness, stored: dict[str, Tensor], *, seed: int, explicit: bool
-) -> str:
-    """The expression by which ``__init__`` makes a tensor that the graph owns; no device, the module is moved as a whole.
-
-    Integers and small tensors are part of the program, so they are exact even where inputs are seeded. Random ones are
-    the same in each instance of the module. What the text reads from the file is put into ``stored``.
-    """
-    recipe, plain = origins.recall(value), value.detach()
-    if recipe is not None and len(recipe.statements) == 1:
-        origins.remember(plain, recipe)
-    faithful = Exactness.SMALL if exactness is Exactness.SEEDED else exactness
-    (spec,) = describing.describe([plain], ["value"], faithful)
-    if spec.places or spec.is_inference:
-        (spec,) = describing.describe([plain.clone()], ["value"], Exactness.EXACT)
-    if spec.fill.kind is FillKind.WRITTEN:
-        return spec.fill.text.removeprefix("value = ")
-    text = tensors.expression(spec, device="", explicit=explicit)
-    if spec.stored:
-        key = f"Repro.{name}"
-        stored[key] = spec.stored["value"]
-        return text.replace('stored("value"', f"stored({quoted(key)}", 1)
-    return tensors.with_generator(text, seed)
 
 
 def _embedded(case: Case) -> str:

@@ -1,20 +1,19 @@
-"""How the values of an input are made: a distribution fitted to real values, and its text.
+"""The expression by which a script makes the values of a tensor: a rule that gives them exactly, or numbers drawn like them.
 
-A ``Fill`` is small and says nothing about single values, so that a script need not carry the weights of a
-private model. What must be kept for the failure to come back is kept: the range of integers, the sign of
-non-negative values, masks, constants, counting sequences.
+Drawn numbers say nothing about single values, so that a script need not carry the weights of a private model. What a
+failure may depend on is kept: the range of integers, whether any comes twice, the sign of values that all have one.
 """
 
 from __future__ import annotations
 
-import enum
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from minidbg.source.expressions import tensor_literal
+from minidbg.source.expressions import number, rounded, tensor_literal
 
 FEW = 8
 """Integers and booleans up to this number are written one by one."""
@@ -28,222 +27,257 @@ SAMPLE = 1 << 16
 _OPAQUE_NAMES = ("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2")
 _OPAQUE = {getattr(torch, name) for name in _OPAQUE_NAMES if hasattr(torch, name)}
 """Dtypes without numbers: made from bytes."""
-
-
-class FillKind(enum.StrEnum):
-    NORMAL = "normal"
-    """mean, standard deviation"""
-    UNIFORM = "uniform"
-    """low, high"""
-    MAGNITUDE = "magnitude"
-    """root mean square; all values have its sign"""
-    RECTIFIED = "rectified"
-    """root mean square of the values that are not zero: a normal one cut at 0"""
-    PROBABILITIES = "probabilities"
-    """the dimension that sums to 1"""
-    TWO_VALUES = "two_values"
-    """share of the first, first, second"""
-    LOWER = "lower"
-    """diagonal, value on and under it; 0 above"""
-    UPPER = "upper"
-    """diagonal, value on and above it; 0 under"""
-    INTEGERS = "integers"
-    """low, high (exclusive)"""
-    BOOLS = "bools"
-    """share of True"""
-    FULL = "full"
-    """value"""
-    NO_MEMORY = "no_memory"
-    """zeros that are not in memory: a ZeroTensor"""
-    CONSTRUCTED = "constructed"
-    """by the text, from the parts of a tensor subclass"""
-    COUNT = "count"
-    """start, step, along the last dimension"""
-    PERMUTATION = "permutation"
-    DISTINCT = "distinct"
-    """low, high (exclusive): integers, none of them twice"""
-    BYTES = "bytes"
-    """random bytes seen as the dtype"""
-    LITERAL = "literal"
-    """text: nested lists"""
-    STORED = "stored"
-    """text: the key in the .safetensors file"""
-    PYTHON = "python"
-    """text: an expression; the input is no tensor"""
-    WRITTEN = "written"
-    """text: the statements of the script it was read from"""
-
-
-@dataclass(frozen=True, slots=True)
-class Fill:
-    kind: FillKind
-    numbers: tuple[complex, ...] = ()
-    text: str = ""
+_HAVE_RANDOM = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex64, torch.complex128),
+)
 
 
 def is_opaque(dtype: torch.dtype) -> bool:
     return dtype in _OPAQUE
 
 
-def literal_fill(value: Tensor) -> Fill:
-    return Fill(FillKind.LITERAL, text=tensor_literal(value))
+def is_index(value: Tensor) -> bool:
+    return not (value.is_floating_point() or value.is_complex())
 
 
-@torch.no_grad()
-def fit(value: Tensor, *, structured: bool = True, literal: bool = True) -> Fill:
-    """The fill that makes values like those of ``value``: ``[*S]``, real data, no NaN or inf needed.
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Expressions that make a contiguous tensor ``[*size]``.
 
-    NaN and infinities are left out of the fit. Integers keep their exact range. A tensor of one value, or of few
-    integers, is a literal. Not ``structured``: only what holds for the values in any order, such as their range. Not ``literal``: no single values.
+    ``device`` is the text of an expression; empty: none is written. ``explicit`` writes the dtype out also where it is
+    float32, for scripts whose default dtype is another.
     """
-    value = value.detach()
-    if value.dtype in _OPAQUE:
-        return Fill(FillKind.BYTES)
-    if value.numel() == 0:
-        return Fill(FillKind.FULL, (False if value.dtype is torch.bool else 0,))
-    if value.numel() == 1:
-        return Fill(FillKind.FULL, (value.item(),)) if value.ndim or not literal else literal_fill(value)
-    if literal and value.numel() <= FEW and not value.is_floating_point() and not value.is_complex():
-        first = value.flatten()[0]
-        return literal_fill(value) if bool((value != first).any()) else Fill(FillKind.FULL, (first.item(),))
-    if value.dtype is torch.bool:
-        return _fit_bools(value, structured)
-    if value.is_complex():
-        return Fill(FillKind.NORMAL, (0.0, _simple(_root_mean_square(_sample(value).abs()))))
-    return (_fit_floats if value.is_floating_point() else _fit_integers)(value, structured)
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    explicit: bool = False
+
+    # --- exact ---
+
+    @torch.no_grad()
+    def exact(self, value: Tensor, most: int = 0) -> str | None:
+        """The first expression that makes ``value`` ``[*size]`` bit for bit, of NaN any; None where none of ours does.
+
+        Up to ``most`` elements may be written one by one, integers and booleans up to ``FEW``.
+        """
+        return next((text for text in self._rules(value, most) if self._makes(text, value)), None)
+
+    def _rules(self, value: Tensor, most: int) -> Iterator[str]:
+        if is_opaque(self.dtype):
+            return
+        if not value.numel():
+            yield self.full(0)
+            return
+        sample = _sample(value)[:4096]
+        if bool(sample.isnan().all()) or bool((sample == sample[0]).all()):
+            yield self.full(value[(0,) * value.ndim].item())
+        if is_index(value) and value.numel() <= FEW:
+            yield self.tensor(tensor_literal(value))
+        if is_index(value) and value.dtype is not torch.bool:
+            yield from self._counts(value)
+        if not value.is_complex() and value.ndim > 1:
+            yield from self._triangles(torch.unique(sample).tolist())
+        if value.numel() <= most:
+            yield self.tensor(tensor_literal(value))
+
+    def _counts(self, value: Tensor) -> Iterator[str]:
+        """A sequence along the last dimension, the same in each row."""
+        *repeats, length = self.size or (1,)
+        first = value.reshape(-1, length)[0, :2].tolist()
+        step = first[-1] - first[0]
+        if not step:
+            return
+        start, stop = first[0], first[0] + step * length
+        bounds = [stop] if (start, step) == (0, 1) else [start, stop] if step == 1 else [start, stop, step]
+        text = f"torch.arange({', '.join(map(str, bounds))}{self.place})"
+        if set(repeats) <= {1}:
+            text += ".unsqueeze(0)" * len(repeats)
+        else:
+            text += f".repeat({', '.join(map(str, [*repeats, 1]))})"
+        yield self.cast(text, torch.int64)
+
+    def _triangles(self, values: list[float]) -> Iterator[str]:
+        """A causal mask: one value on one side of one of the usual diagonals, 0 on the other."""
+        if len(values) != 2 or 0 not in values:
+            return
+        inside = sum(values) if self.dtype.is_floating_point else int(sum(values))
+        offset = self.size[-1] - self.size[-2]
+        for diagonal in dict.fromkeys((0, 1, -1, offset, offset + 1)):
+            for side in ("tril", "triu"):
+                yield f"{self.full(inside)}.{side}({diagonal or ''})"
+
+    def _makes(self, text: str, value: Tensor) -> bool:
+        made: Tensor = eval(text, {"torch": torch, "device": value.device}).to(value.device)
+        if (made.shape, made.dtype) != (value.shape, value.dtype):
+            return False
+        one, other = (torch.view_as_real(wide(x)) if x.is_complex() else wide(x) for x in (made, value))
+        if not one.is_floating_point():
+            return torch.equal(one, other)
+        same = (one == other) & (one.signbit() == other.signbit())
+        return bool((same | (one.isnan() & other.isnan())).all())
+
+    # --- drawn ---
+
+    def unseen(self) -> str:
+        """For a tensor without values: standard normal numbers, integers 0 and 1 (a safe index)."""
+        if is_opaque(self.dtype):
+            return self.bytes()
+        if self.dtype is torch.bool:
+            return self.mask(0.5)
+        return (
+            self.scaled(1) if self.dtype.is_floating_point or self.dtype.is_complex else self.integers(0, 2)
+        )
+
+    @torch.no_grad()
+    def like(self, value: Tensor) -> str:
+        """Numbers like those of ``value``, which may have another shape; NaN and infinities count for nothing."""
+        if is_opaque(self.dtype):
+            return self.bytes()
+        if not value.numel():
+            return self.full(0)
+        if self.dtype is torch.bool:
+            share = value.float().mean().item()
+            return self.full(share == 1) if share in (0, 1) else self.mask(min(max(share, 0.01), 0.99))
+        if value.is_complex():
+            return self.scaled(_simple(_root_mean_square(_sample(value).abs())))
+        return self._floats_like(_sample(value)) if value.is_floating_point() else self._integers_like(value)
+
+    def _integers_like(self, value: Tensor) -> str:
+        value = value if value.dtype in (torch.int32, torch.int64) else value.to(torch.int64)
+        low, high = (int(bound) for bound in value.aminmax())
+        if self.dtype is torch.uint64 and low < 0:
+            return self.integers(0, 2**63 - 1)
+        if low == high:
+            return self.full(low)
+        count, choices = value.numel(), high - low + 1
+        # so many of so few choices are hardly all different by chance
+        may_be = math.prod(self.size) <= choices <= MOST_DISTINCT and count * count >= 6 * choices
+        is_distinct = may_be and torch.unique(value).numel() == count
+        return (self.distinct if is_distinct else self.integers)(low, high + 1)
+
+    def _floats_like(self, sample: Tensor) -> str:
+        sample = sample[sample.isfinite()]
+        if not sample.numel():
+            return self.full(0.0)
+        low, high = sample.min().item(), sample.max().item()
+        if low == high:
+            return self.full(low)
+        is_flat = sample.numel() >= ENOUGH and _kurtosis(sample) < 2.2
+        if low < 0 < high:
+            if is_flat:
+                return self.uniform(low, high)
+            mean, deviation = sample.mean().item(), sample.std(correction=0).item()
+            if abs(mean) <= max(0.1, 3 / math.sqrt(sample.numel())) * deviation:
+                mean = 0.0
+            return self.scaled(_simple(deviation, 3 / math.sqrt(2 * sample.numel())), mean=mean)
+        size = sample.abs()
+        if low >= 0 and low < 0.2 and 0.8 < high <= 1 and _kurtosis(sample) < 2.2:
+            return self.cast(self.floats("rand"))
+        if is_flat or size.min() > 0.2 * size.max():
+            return self.uniform(low, high)
+        return self.scaled(math.copysign(_simple(_root_mean_square(size)), low + high), ".abs()")
+
+    # --- torch's factories ---
+
+    def call(
+        self, function: str, arguments: str, dtype: torch.dtype, usual: torch.dtype = torch.float32
+    ) -> str:
+        explicit = dtype is not usual or (self.explicit and usual is torch.float32)
+        return f"torch.{function}({arguments}{f', dtype={dtype}' if explicit else ''}{self.place})"
+
+    def sized(self, function: str, dtype: torch.dtype | None = None) -> str:
+        return self.call(function, ", ".join(map(str, self.size)) or "()", dtype or self.dtype)
+
+    @property
+    def place(self) -> str:
+        return f", device={self.device}" if self.device else ""
+
+    def cast(self, text: str, dtype: torch.dtype | None = None) -> str:
+        is_it = self.dtype is dtype if dtype else self.dtype in _HAVE_RANDOM
+        return text if is_it else f"{grouped(text)}.to({self.dtype})"
+
+    def floats(self, function: str) -> str:
+        if self.dtype is torch.complex32:  # it has random numbers, and no arithmetic to scale them with
+            return self.sized(function, torch.complex64)
+        return self.sized(function, self.dtype if self.dtype in _HAVE_RANDOM else torch.float32)
+
+    def scaled(self, scale: float, method: str = "", mean: float = 0) -> str:
+        text = self.floats("randn") + method + (f" * {rounded(scale)}" if scale != 1 else "")
+        return self.cast(f"{text} {'-' if mean < 0 else '+'} {rounded(abs(mean))}" if mean else text)
+
+    def uniform(self, low: float, high: float) -> str:
+        # + 0.0: no end of a range is -0.0
+        return self.cast(f"{self.floats('empty')}.uniform_({rounded(low + 0.0)}, {rounded(high + 0.0)})")
+
+    def mask(self, share: float) -> str:
+        return f"{self.sized('rand', torch.float32)} < {rounded(share)}"
+
+    def full(self, value: complex) -> str:
+        if self.dtype is torch.bool:
+            return self.sized("ones" if value else "zeros")
+        if not self.size:
+            return self.tensor(number(value, self.dtype))
+        if value == 0 and not isinstance(value, complex) and math.copysign(1, value) > 0:
+            return self.sized("zeros")
+        if value == 1:
+            return self.sized("ones")
+        usual = torch.int64 if isinstance(value, int) else torch.float32
+        return self.call("full", f"{self.size}, {number(value, self.dtype)}", self.dtype, usual)
+
+    def tensor(self, items: str) -> str:
+        usual = self.dtype if self.dtype in (torch.bool, torch.int64) else torch.float32
+        return self.call("tensor", items, self.dtype, usual)
+
+    def integers(self, low: int, high: int) -> str:
+        return self.call("randint", f"{low}, {high}, {self.size}", self.dtype, torch.int64)
+
+    def distinct(self, low: int, high: int) -> str:
+        """As many of the integers from ``low`` to below ``high`` as there are elements, in any order."""
+        count = math.prod(self.size)
+        text = f"torch.randperm({high - low}{self.place})" + (f"[:{count}]" if count < high - low else "")
+        text = f"{text} + {low}" if low else text
+        if len(self.size) != 1:
+            text = f"{grouped(text)}.view({', '.join(map(str, self.size))})"
+        return self.cast(text, torch.int64)
+
+    def bytes(self) -> str:
+        *outer, last = self.size or (1,)
+        size = (*outer, last * self.dtype.itemsize)
+        text = f"torch.randint(0, 256, {size}, dtype=torch.uint8{self.place}).view({self.dtype})"
+        return text if self.size else f"{text}.view(())"
 
 
-def _fit_bools(value: Tensor, structured: bool) -> Fill:
-    share = value.float().mean().item()
-    if share in (0.0, 1.0):
-        return Fill(FillKind.FULL, (share == 1.0,))
-    return (_triangle(value, True) if structured else None) or Fill(FillKind.BOOLS, (_share(share),))
+def grouped(text: str) -> str:
+    """``text`` in parentheses, unless a method can be called on it as it stands."""
+    depth = 0
+    for character in text:
+        depth += character in "([{"
+        depth -= character in ")]}"
+        if depth == 0 and character in " <":
+            return f"({text})"
+    return text if not text.startswith("-") else f"({text})"
 
 
-def _share(share: float) -> float:
-    return _two_digits(min(max(share, 0.01), 0.99))
+def wide(value: Tensor) -> Tensor:
+    """``value`` in a dtype that torch computes with."""
+    if value.dtype is torch.complex32:
+        return value.to(torch.complex64)
+    return value.float() if value.is_floating_point() and value.dtype.itemsize == 1 else value
 
 
-def _fit_integers(value: Tensor, structured: bool) -> Fill:
-    wide = value if value.dtype in (torch.int32, torch.int64) else value.to(torch.int64)
-    low, high = (int(bound) for bound in wide.aminmax())
-    if value.dtype is torch.uint64 and low < 0:
-        return Fill(FillKind.INTEGERS, (0, 2**63 - 1))
-    if low == high:
-        return Fill(FillKind.FULL, (low,))
-    found = (_count(wide) or _permutation(wide, low, high)) if structured else None
-    if found is None and _are_distinct_on_purpose(wide, high - low + 1):
-        found = Fill(FillKind.DISTINCT, (low, high + 1))
-    return found or Fill(FillKind.INTEGERS, (low, high + 1))
-
-
-def _are_distinct_on_purpose(value: Tensor, choices: int) -> bool:
-    count = value.numel()
-    if not count <= choices <= MOST_DISTINCT or count * count < 6 * choices:
-        return False
-    return int(torch.unique(value).numel()) == count
-
-
-def _count(value: Tensor) -> Fill | None:
-    steps = value.diff(dim=-1) if value.shape[-1] > 1 else None
-    if steps is None or not bool((steps == steps.flatten()[0]).all()):
-        return None
-    rows = value.reshape(-1, value.shape[-1])
-    if not bool((rows == rows[0]).all()) or int(steps.flatten()[0]) == 0:
-        return None
-    return Fill(FillKind.COUNT, (int(rows[0, 0]), int(steps.flatten()[0])))
-
-
-def _permutation(value: Tensor, low: int, high: int) -> Fill | None:
-    if value.ndim != 1 or low != 0 or high != value.numel() - 1:
-        return None
-    return Fill(FillKind.PERMUTATION) if torch.unique(value).numel() == value.numel() else None
-
-
-def _fit_floats(value: Tensor, structured: bool) -> Fill:
-    sample = _sample(value)
-    if torch.unique(sample[:4096]).numel() <= 2 or bool(sample.isnan().all()):
-        found = _fit_few_values(value if value.dtype.itemsize > 1 else value.float(), structured)
-        if found is not None:
-            return found
-    sample = sample[sample.isfinite()]
-    if sample.numel() == 0 or bool((sample == sample[0]).all()):
-        return Fill(FillKind.FULL, (sample[0].item() if sample.numel() else 0.0,))
-    return (_probabilities(value, sample) if structured else None) or _distribution(sample)
-
-
-def _fit_few_values(value: Tensor, structured: bool) -> Fill | None:
-    if bool(value.isnan().all()):
-        return Fill(FillKind.FULL, (math.nan,))
-    distinct = _few_values(value)
-    if len(distinct) == 1:
-        return Fill(FillKind.FULL, (distinct[0],))
-    if len(distinct) != 2:
-        return None
-    first, second = distinct
-    if structured and 0 in distinct and (found := _triangle(value, second if first == 0 else first)):
-        return found
-    if value.numel() < 16 or not (math.isfinite(first) and math.isfinite(second)):
-        return None
-    return Fill(FillKind.TWO_VALUES, (_share((value == first).double().mean().item()), first, second))
-
-
-def _few_values(value: Tensor) -> list[float]:
-    low, high = torch.aminmax(value)  # sorting a large tensor takes seconds
-    has_others = low.isnan() or not ((value == low) | (value == high)).all()
-    return [] if has_others else [bound.item() for bound in (low, high)][: 1 if low == high else 2]
-
-
-def _triangle(value: Tensor, inside: complex) -> Fill | None:
-    """A causal mask, ``tril`` or ``triu`` of one value with one of the usual diagonals; None for other tensors."""
-    if value.ndim < 2 or value.shape[-1] < 2 or value.shape[-2] < 2:
-        return None
-    full = torch.full(value.shape, inside, dtype=value.dtype, device=value.device)
-    offset = value.shape[-1] - value.shape[-2]
-    for diagonal in dict.fromkeys((0, 1, -1, offset, offset + 1)):
-        if torch.equal(full.tril(diagonal), value):
-            return Fill(FillKind.LOWER, (diagonal, inside))
-        if torch.equal(full.triu(diagonal), value):
-            return Fill(FillKind.UPPER, (diagonal, inside))
-    return None
-
-
-def _probabilities(value: Tensor, sample: Tensor) -> Fill | None:
-    if value.ndim == 0 or sample.min() < 0 or sample.max() > 1 or sample.numel() < 8:
-        return None
-    for dim in (-1, 1):
-        if -value.ndim <= dim < value.ndim and value.shape[dim] > 1:
-            sums = value.select(0, 0).unsqueeze(0).double() if dim != 0 and value.ndim > 1 else value.double()
-            sums = sums.sum(dim)
-            if bool((sums - 1).abs().max() < max(1e-3, 4 * torch.finfo(value.dtype).eps)):
-                return Fill(FillKind.PROBABILITIES, (dim,))
-    return None
-
-
-def _distribution(sample: Tensor) -> Fill:
-    n = sample.numel()
-    low, high = sample.min().item(), sample.max().item()
-    if low >= 0 or high <= 0:
-        return _fit_one_sign(sample, low, high)
-    mean, deviation = sample.mean().item(), sample.std(correction=0).item()
-    if n >= ENOUGH and _kurtosis(sample) < 2.2:
-        return Fill(FillKind.UNIFORM, (_two_digits(low), _two_digits(high)))
-    if abs(mean) <= max(0.1, 3 / math.sqrt(n)) * deviation:
-        mean = 0.0
-    return Fill(FillKind.NORMAL, (_two_digits(mean), _simple(deviation, 3 / math.sqrt(2 * n))))
-
-
-def _fit_one_sign(sample: Tensor, low: float, high: float) -> Fill:
-    sign = 1.0 if low >= 0 else -1.0
-    size = sample.abs()
-    zeros = (size == 0).double().mean().item()
-    if sign > 0 and 0.2 < zeros < 0.8:
-        return Fill(FillKind.RECTIFIED, (_simple(_root_mean_square(size[size > 0])),))
-    if sign > 0 and high <= 1 and high > 0.8 and low < 0.2 and _kurtosis(sample) < 2.2:
-        return Fill(FillKind.UNIFORM, (0.0, 1.0))
-    if size.min() > 0.2 * size.max() or (_kurtosis(sample) < 2.2 and sample.numel() >= ENOUGH):
-        return Fill(FillKind.UNIFORM, (_two_digits(low), _two_digits(high)))
-    return Fill(FillKind.MAGNITUDE, (sign * _simple(_root_mean_square(size)),))
+def all_finite(value: Tensor) -> bool:
+    """Whether ``value`` holds neither NaN nor infinity; one pass without a mask when it does not."""
+    if not value.numel() or is_index(value) or is_opaque(value.dtype):
+        return True
+    for dimension, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True)):
+        if step == 0 and size > 1:
+            value = value.narrow(dimension, 0, 1)
+    value = wide(value)
+    # The sum of float16 values may overflow where none of them is infinite; it is taken in float32.
+    total = value.sum(dtype=torch.float32) if value.dtype.itemsize == 2 else value.sum()
+    return bool(total.isfinite()) or bool(value.isfinite().all())
 
 
 def _kurtosis(sample: Tensor) -> float:
@@ -257,16 +291,11 @@ def _root_mean_square(sample: Tensor) -> float:
     return sample.double().square().mean().sqrt().item()
 
 
-def _two_digits(value: float) -> float:
-    return float(f"{value:.1e}")
-
-
 def _simple(value: float, tolerance: float = 0.1) -> float:
-    short = float(f"{value:.0e}")
-    for candidate in (1.0, short):
+    for candidate in (1.0, float(f"{value:.0e}")):
         if abs(candidate - value) <= max(0.1, tolerance) * abs(value):
             return candidate
-    return _two_digits(value)
+    return float(f"{value:.1e}")
 
 
 def _sample(value: Tensor) -> Tensor:

@@ -9,13 +9,10 @@ from __future__ import annotations
 import builtins
 import itertools
 import keyword
-import pkgutil
 import re
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -117,36 +114,30 @@ def numbered(name: str, used: Set[str]) -> str:
     return next(one for one in itertools.chain([name], further) if one not in used)
 
 
-_PUBLIC_HOMES = (
+_HOMES = (
     *("builtins", "operator", "math", "torch", "torch.nn.functional", "torch.linalg", "torch.fft"),
-    *(
-        "torch.special",
-        "torch.sparse",
-        "torch.nested",
-        "torch.Tensor",
-        "torch.nn",
-        "torch._C._nn",
-        "torch._C",
-    ),
+    *("torch.special", "torch.sparse", "torch.nested", "torch.Tensor", "torch.nn"),
 )
-"""Where functions are looked for by identity, the best name first."""
+"""Where a function is looked for by its own name, the best place first."""
 
 LOADED_WITH_TORCH = frozenset(
     {
+        *(home for home in _HOMES if home.startswith("torch")),
         *(
-            "torch",
             "torch._C",
+            "torch._C._nn",
             "torch.functional",
-            "torch.nn",
-            "torch.nn.functional",
             "torch.utils.checkpoint",
+            "torch.amp",
+            "torch.amp.autocast_mode",
         ),
-        *("torch.amp", "torch.amp.autocast_mode"),
         *("torch.autograd", "torch.autograd.function", "torch.autograd.grad_mode"),
-        *("torch.fft", "torch.linalg", "torch.nested", "torch.special", "torch.sparse"),
     }
 )
 """Modules that ``import torch`` brings; any other is imported by name."""
+
+_KNOWN: dict[int, tuple[Any, Reference]] = {}
+"""By identity what Python or torch itself brings, which stays where it is, and how it is named."""
 
 _HIGHER_ORDER = "torch.ops.higher_order."
 
@@ -169,13 +160,16 @@ def reference_to(value: Any) -> Reference:
     """
     if (operator_path := torch_internals.operator_path(value)) is not None:
         return _operator_reference(operator_path, value)
-    if (known := _index().get(id(value))) is not None:
-        return _with_import(known)
+    if id(value) in _KNOWN:
+        return _KNOWN[id(value)][1]
     for module, path in _places(value):
+        if walk(sys.modules.get(module) or _attribute_module(module), path) is not value:
+            continue
         if module != "__main__" and all(map(is_plain_identifier, [*module.split("."), *path.split(".")])):
-            found = walk(sys.modules.get(module) or _attribute_module(module), path)
-            if found is value:
-                return _with_import(f"{module}.{path}", module)
+            reference = _with_import(f"{module}.{path}", module)
+            if not reference.imports:
+                _KNOWN[id(value)] = value, reference
+            return reference
     # dynamo's closures for DTensors in torch 2.11
     is_torchs = str(getattr(value, "__module__", "")).startswith("torch.")
     why = "torch made it for this graph" if is_torchs else "define it in a module, by a global name"
@@ -199,6 +193,11 @@ def _attribute_module(name: str) -> Any:
 
 
 def _places(value: Any) -> Iterator[tuple[str, str]]:
+    own_name = str(getattr(value, "__name__", ""))
+    yield from ((home, own_name) for home in _HOMES)
+    torchs_name = str(torch.overrides.resolve_name(value) if callable(value) else "")
+    yield torchs_name.rpartition(".")[0], torchs_name.rpartition(".")[2]
+    yield from (("torch._C._nn", own_name), ("torch._C", own_name))
     kind, home = type(value).__qualname__, type(value).__module__
     if hasattr(type(value), "__members__"):  # an enum of Python or of pybind11
         name = getattr(value, "name", "")
@@ -212,32 +211,12 @@ def _places(value: Any) -> Iterator[tuple[str, str]]:
     yield from ((home, name) for name, found in globals_of_home.items() if found is value)
 
 
-def _with_import(text: str, module: str = "") -> Reference:
-    if text.startswith("builtins."):
+def _with_import(text: str, module: str) -> Reference:
+    if module == "builtins":
         return Reference(text.removeprefix("builtins."))
-    if not module:
-        root = text.partition(".")[0]
-        return Reference(text, "" if root == "torch" else f"import {root}")
     if module in LOADED_WITH_TORCH:
         return Reference(text)
     return Reference(text, f"import {module if module in sys.modules else module.partition('.')[0]}")
-
-
-@cache
-def _index() -> dict[int, str]:
-    """Identity of each public function to its name. The functions live as long as their modules: ids stay valid."""
-    names: dict[int, str] = {}
-    with warnings.catch_warnings(action="ignore"):  # deprecated names warn when they are looked at
-        for home in _PUBLIC_HOMES:
-            owner = pkgutil.resolve_name(home)
-            for name in dir(owner):
-                if name.startswith("__"):
-                    continue  # operator.__add__ is operator.add
-                value = getattr(owner, name, None)
-                # a name that is bound anew at each look-up leads to no lasting object
-                if callable(value) and is_plain_identifier(name) and getattr(owner, name) is value:
-                    names.setdefault(id(value), f"{home}.{name}")
-    return names
 
 
 def _describe(value: Any) -> str:

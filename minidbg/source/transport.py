@@ -17,11 +17,10 @@ from minidbg import torch_internals
 from minidbg.backends import run_as_module
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import with_group
-from minidbg.source import describing, origins, tensors
-from minidbg.source.contents import EXACT_READER, IN_PLACE
+from minidbg.source import origins
+from minidbg.source.inputs import Exactness, as_scripts_do, bytes_to_store, write_inputs
 from minidbg.source.module_text import by_name, write_graph_builder
 from minidbg.source.names import identifier
-from minidbg.source.specs import Exactness
 from minidbg.words.errors import CannotWrite
 from minidbg.words.literals import read_literal, write_literal
 from minidbg.words.run_spec import Provenance, RunSpec, plain
@@ -59,30 +58,22 @@ def pack(case: Case, *, room_bytes: int = UNLIMITED) -> Parcel:
     # a constant and an input may share their memory
     values = [*case.inputs, *(value.detach() for value in graph.constants.values())]
     names = [*graph.input_names, *map(identifier, graph.constants)]
-    whole = describing.bytes_to_store(values, Exactness.EXACT)
-    exactness = next(
-        (one for one in reversed(Exactness) if describing.bytes_to_store(values, one) <= room_bytes),
-        Exactness.SEEDED,
-    )
+    whole = bytes_to_store(values, Exactness.EXACT)
+    fitting = (one for one in reversed(Exactness) if bytes_to_store(values, one) <= room_bytes)
+    exactness = next(fitting, Exactness.SEEDED)
     sent = exactness is Exactness.EXACT
-    storages: dict[str, Tensor] = {}
-    specs = describing.describe(
-        values, names, exactness, storages, contents=IN_PLACE if sent else EXACT_READER
-    )
-    owners = owners_of(storages, [*case.inputs, *graph.constants.values()])
-    device = tensors.main_device(specs)
+    inputs = write_inputs(values, names, exactness, raw=sent)
+    owners = owners_of(inputs.stored, [*case.inputs, *graph.constants.values()])
     table = {
-        "spec": case.with_spec(device=device).spec.to_literal(),
+        "spec": case.with_spec(device=inputs.device).spec.to_literal(),
         "provenance": write_literal(plain(case.provenance)),
         "graph": "\n".join([*graph.imports, "", *graph.kernels.values(), "", graph.text]),
-        "values": "\n".join(
-            [*tensors.imports_for(specs), *tensors.statements(specs, main=device, mark=False)]
-        ),
-        "names": [spec.name for spec in specs],
+        "values": "\n".join([*inputs.imports, *inputs.lines]),
+        "names": list(inputs.names),
         "constants": list(graph.constants),
         "traces": origins.traces_of(case.graph_module),
     }
-    return Parcel(table, storages, owners, 0 if sent else whole)
+    return Parcel(table, inputs.stored, owners, 0 if sent else whole)
 
 
 def owners_of(storages: Mapping[str, Tensor], values: Iterable[Any]) -> dict[str, Tensor]:
@@ -107,12 +98,12 @@ def unpack(table: Mapping[str, Any], stored: Stored) -> Case:
     spec = spec_of(table)
     # the module of classes that the text makes
     made: dict[str, Any] = {"__name__": "__main__", "torch": torch, "device": spec.device, "stored": stored}
-    with tensors.as_scripts_do([spec.device]):
+    with as_scripts_do([spec.device]):
         exec(compile(table["values"], "<values>", "exec", dont_inherit=True), made)
     values = [made[name] for name in table["names"]]
     inputs = values[: len(values) - len(table["constants"])]
     constants = dict(zip(table["constants"], values[len(inputs) :], strict=True))
-    with tensors.as_scripts_do():
+    with as_scripts_do():
         graph_module = run_as_module(
             f"minidbg_case_{next(_numbers)}",
             table["graph"],

@@ -34,7 +34,7 @@ from minidbg.repro import Exactness, Form, flights, render
 from minidbg.repro.flights import RecordName, Step
 from minidbg.repro.folder import as_safetensors
 from minidbg.repro.loading import inputs_on
-from minidbg.source.contents import RESCUED_VALUES, SAMPLED_READER
+from minidbg.source.inputs import RESCUED_VALUES
 from minidbg.torch_internals import devices
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import for_its_owner
@@ -93,7 +93,7 @@ class Record:
                 Form.CAPTURE,
                 exactness=Exactness.SMALL,
                 value_limit_bytes=VALUE_LIMIT_BYTES,
-                contents=SAMPLED_READER,
+                raw=True,
                 kind=Kind.CRASH,
             )
         number = next(NUMBERS)

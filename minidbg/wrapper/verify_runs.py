@@ -22,7 +22,7 @@ from minidbg.judge.arithmetic import are_close
 from minidbg.judge.compare import Comparison
 from minidbg.judge.harness import Change, left_behind, left_by_run, needs_gradient, unchanged
 from minidbg.judge.randomness import Derandomized, draws_alone
-from minidbg.source.specs import is_constructed
+from minidbg.source.subclasses import is_constructed
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Settings

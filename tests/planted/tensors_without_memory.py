@@ -17,8 +17,8 @@ from minidbg.fx.runs import StorageSerials
 from minidbg.judge import arithmetic, compare, precision, undefined
 from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.snapshot import CannotCompare, _are_plain, snapshot
-from minidbg.source import describing, size
-from minidbg.source.tensors import materialise
+from minidbg.source import size
+from minidbg.source.inputs import materialise, write_inputs
 from minidbg.words.errors import MinidbgError
 from minidbg.wrapper import rollback
 from minidbg.wrapper.capture import real_value
@@ -78,8 +78,7 @@ def odd_tensors() -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def described(value: torch.Tensor) -> None:
-    (spec,) = describing.describe([value], ["value"])
-    (made,) = materialise([spec])
+    (made,) = materialise(write_inputs([value], ["value"]))
     assert made._is_zerotensor() == value._is_zerotensor()
     assert (made.dtype, made.is_conj()) == (value.dtype, value.is_conj())
     assert value.is_nested or made.shape == value.shape
@@ -115,7 +114,6 @@ def in_modes(value: torch.Tensor) -> None:
 LOOKS: dict[str, Callable[[Any], Any]] = {
     "has_plain_memory": torch_internals.has_plain_memory,
     "in_memory": torch_internals.in_memory,
-    "other rounding": precision.RoundingNoise(1).stored,
     "has_few_bits": precision.has_few_bits,
     "float64": lambda value: precision.to_float64((value,)),
     "modes": in_modes,

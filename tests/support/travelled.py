@@ -19,7 +19,7 @@ from minidbg.fx.ranks import with_group
 from minidbg.source import transport
 from minidbg.source.origins import location
 from minidbg.source.size import canonical_text
-from minidbg.source.specs import construction_of, is_constructed
+from minidbg.source.subclasses import construction_of, is_constructed
 from minidbg.words.run_spec import RunSpec
 
 

@@ -19,10 +19,9 @@ from minidbg.fx.case import Case
 from minidbg.reduction import minimize
 from minidbg.reduction.publishing import Reduced, forms
 from minidbg.repro import Form, render
-from minidbg.source import describing, tensors
+from minidbg.source.inputs import Exactness, materialise, write_inputs
 from minidbg.source.module_text import write_module
 from minidbg.source.parse import read_module
-from minidbg.source.specs import Exactness
 from minidbg.words.errors import CannotWrite
 from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Settings
@@ -39,9 +38,8 @@ def mesh() -> Iterator[DeviceMesh]:
 
 def made_again(value: Any, exactness: Exactness = Exactness.EXACT) -> tuple[Any, str]:
     """What a script would make of ``value``, and its text."""
-    specs = describing.describe([value], ["x"], exactness)
-    lines = [*tensors.imports_for(specs), *tensors.statements(specs)]
-    return tensors.materialise(specs)[0], "\n".join(lines)
+    text = write_inputs([value], ["x"], exactness)
+    return materialise(text)[0], "\n".join([*text.imports, *text.lines])
 
 
 # ---- values
@@ -82,8 +80,7 @@ def test_a_subclass_is_written_by_its_own_constructor() -> None:
 
 def test_nested_tensors_that_share_their_offsets_still_do() -> None:
     one = torch.nested.nested_tensor_from_jagged(torch.randn(6, 3), torch.tensor([0, 2, 6]))
-    specs = describing.describe([one, one.sin()], ["a", "b"], Exactness.SEEDED)
-    first, second = tensors.materialise(specs)
+    first, second = materialise(write_inputs([one, one.sin()], ["a", "b"]))
     assert (first + second).is_nested  # eager refuses to add those of other offsets
     assert first.offsets().tolist() == [0, 2, 6]
 
@@ -109,8 +106,7 @@ def test_a_subclass_that_cannot_be_taken_apart_is_refused_by_its_name() -> None:
 
 def test_a_mesh_among_other_inputs_leaves_their_shared_storage_alone(mesh: DeviceMesh) -> None:
     whole = torch.zeros(4)
-    specs = describing.describe([mesh, whole, whole[:2]], ["mesh", "x", "y"])
-    made, x, y = tensors.materialise(specs)
+    made, x, y = materialise(write_inputs([mesh, whole, whole[:2]], ["mesh", "x", "y"]))
     assert made == mesh
     assert x.data_ptr() == y.data_ptr()
 

@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from minidbg.repro.folder import write
 from minidbg.repro.loading import inputs_on, load
-from minidbg.source.specs import Exactness
+from minidbg.source.inputs import Exactness
 from minidbg.words.errors import UnreadableRepro
 
 

@@ -68,7 +68,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("exactness", Exactness)
+@pytest.mark.parametrize("exactness", [Exactness.SMALL, Exactness.EXACT])  # drawn values are fitted anew
 @pytest.mark.parametrize(
     ("program", "call"),
     [*((program, CallPath.TORCH_COMPILE) for program in PROGRAMS), ("state", CallPath.DIRECT)],
@@ -174,13 +174,6 @@ class TestEdited:
             text = text.replace(old, new)
         path.write_text(text)
         return path
-
-    def test_values_written_by_hand_stay_as_written(self, make_case, tmp_path):
-        line = "x = torch.linspace(0, 1, 32, device=device).view(4, 8)"
-        path = self.edited(make_case, tmp_path, ("x = torch.randn(4, 8, device=device)", line))
-        loaded = load(path)
-        assert torch.equal(loaded.inputs[0], torch.linspace(0, 1, 32).view(4, 8))
-        assert line in render(loaded).text
 
     def test_a_model_beyond_our_form_is_captured(self, make_case, tmp_path):
         forward = "        relu = x.relu()\n        return (relu,)"

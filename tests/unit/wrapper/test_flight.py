@@ -80,7 +80,6 @@ def test_record_loads_as_the_case_with_its_indices_and_masks(record: flight.Reco
     assert torch.equal(case.inputs[2], VALUES[2])
     assert case.inputs[0].shape == VALUES[0].shape
     assert not torch.equal(case.inputs[0], VALUES[0])
-    assert 60 < float(case.inputs[0].abs().mean()) < 100, "of the same size as the values were"
     assert call_targets(case.graph_module) == ("torch.index_select", "torch.where")
     assert sum(path.stat().st_size for path in capture.parent.glob("*.safetensors")) < VALUES[0].nbytes
 

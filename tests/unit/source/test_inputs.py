@@ -1,7 +1,6 @@
-"""Inputs described, written as code and made again."""
+"""Inputs written as code and made again."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidbg.fx.copying import clone_values
-from minidbg.source.describing import describe
-from minidbg.source.specs import Exactness
-from minidbg.source.tensors import as_scripts_do, main_device, materialise, statements
+from minidbg.source.inputs import Exactness, as_scripts_do, materialise, write_inputs
 from minidbg.words.errors import CannotWrite
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
@@ -25,12 +22,12 @@ NUMBERS = [
 
 def text_of(value, exactness=Exactness.SEEDED):
     """The statement for one input called x, without the device and the seed."""
-    lines = statements(describe([value], ["x"], exactness))
+    lines = write_inputs([value], ["x"], exactness).lines
     return "\n".join(line for line in lines if "manual_seed" not in line).replace(", device=device", "")
 
 
 def remade(*values, exactness=Exactness.SEEDED):
-    return materialise(describe(values, [f"x{i}" for i in range(len(values))], exactness))
+    return materialise(write_inputs(values, [f"x{i}" for i in range(len(values))], exactness))
 
 
 def bits(value):
@@ -111,36 +108,36 @@ class TestText:
         torch.manual_seed(3)
         assert text_of(make()) == text
 
-    def test_integers_keep_their_range_and_masks_their_two_values(self):
+    def test_integers_keep_their_range(self):
         value = torch.randint(0, 50257, (2, 100))
         assert text_of(value) == f"x = torch.randint({value.min()}, {value.max() + 1}, (2, 100))"
-        text = text_of(torch.where(torch.rand(20, 20) < 0.3, -1e9, 0.0))
-        assert text.startswith("x = torch.where(torch.rand(20, 20) < 0.")
-        assert text.endswith(", -1000000000.0, 0.0)")
 
     def test_plain_values_are_literals(self):
         values = [5, -2.5, True, None, 'a"b', 1 + 2j, float("inf"), (1, [2])]
         values += [torch.float16, torch.device("cuda", 1)]
         names = [f"v{i}" for i in range(len(values))]
         namespace = {"torch": torch}
-        exec("\n".join(statements(describe(values, names))), namespace)
+        exec("\n".join(write_inputs(values, names).lines), namespace)
         assert [namespace[name] for name in names] == values
 
     def test_nothing_is_seeded_where_nothing_is_random(self):
-        assert not any("seed" in line for line in statements(describe([torch.zeros(3), 4], ["x", "n"])))
+        assert not any("seed" in line for line in write_inputs([torch.zeros(3), 4], ["x", "n"]).lines)
 
     def test_names_that_the_text_uses_itself_are_changed(self):
-        specs = describe([torch.randn(3), 1, 2], ["torch", "device", "lambda"])
-        assert [spec.name for spec in specs] == ["torch_", "device_", "lambda_"]
-        assert len(materialise(specs)) == 3
+        text = write_inputs([torch.randn(3), 1, 2], ["torch", "device", "lambda"])
+        assert text.names == ("torch_", "device_", "lambda_")
+        assert len(materialise(text)) == 3
 
     def test_the_accelerator_is_the_main_device(self):
-        (meta,) = describe([torch.empty(3, device="meta")], ["x"])
-        specs = [replace(meta, device=name) for name in ("cpu", "meta", "cuda:1")]
-        assert main_device(specs) == "cuda:1"
-        lines = statements(specs)
-        assert 'device="cpu"' in lines[1]
-        assert "device=device" in "".join(lines)
+        from torch._subclasses import FakeTensorMode
+
+        with FakeTensorMode():
+            values = [torch.empty(3, device=name) for name in ("cpu", "meta", "cuda:1")]
+        text = write_inputs(values, ["x", "y", "z"])
+        assert text.device == "cuda:1"
+        assert text.lines[1:] == [
+            'x = torch.randn(3, device="cpu")', 'y = torch.randn(3, device="meta")', "z = torch.randn(3, device=device)",
+        ]  # fmt: skip
 
 
 class TestSeeded:
@@ -195,14 +192,6 @@ class TestSeeded:
         assert (remade(variance)[0] > 0).all()
         assert (remade(torch.randn(200).abs() * 5)[0] >= 0).all()
         assert (remade(-torch.randn(200).abs())[0] <= 0).all()
-        activations = torch.randn(2000).relu()
-        made = remade(activations)[0]
-        assert (made >= 0).all()
-        assert 0.4 < (made == 0).float().mean() < 0.6
-
-    def test_keeps_probabilities(self):
-        (made,) = remade(torch.randn(6, 9).softmax(-1))
-        torch.testing.assert_close(made.sum(-1), torch.ones(6))
 
     def test_keeps_the_bounds_of_inverse_functions(self):
         """acos and atanh need values within [-1, 1]; tanh makes such."""
@@ -221,10 +210,9 @@ class TestSeeded:
     def test_keeps_many_places_of_nan(self):
         value = torch.randn(30, 30)
         value[torch.rand(30, 30) < 0.3] = math.nan
-        sink = {}
-        specs = describe([value], ["x"], Exactness.SEEDED, sink)
-        assert list(sink) == ["x is nan"]
-        assert torch.equal(materialise(specs)[0].isnan(), value.isnan())
+        text = write_inputs([value], ["x"])
+        assert list(text.stored) == ["x"]
+        assert torch.equal(materialise(text)[0].isnan(), value.isnan())
 
     def test_keeps_places_in_views_and_parameters(self):
         value = torch.randn(6, 5)
@@ -242,8 +230,8 @@ class TestSeeded:
     def test_the_gigabytes_before_a_view_are_left_out(self):
         far = torch.arange((1 << 20) + 7, dtype=torch.uint8)[1 << 20 :]
         farther = torch.arange((1 << 21) + 10, dtype=torch.uint8)[(1 << 21) + 3 :]
-        assert describe([far], ["x"])[0].storage_offset == 1 << 20
-        assert describe([farther], ["x"])[0].storage_offset == 3
+        assert remade(far)[0].storage_offset() == 1 << 20
+        assert remade(farther)[0].storage_offset() == 3
         assert "torch.randint(0, 7, (1048583,)" in text_of(far)
 
     def test_fake_tensors_get_plain_values(self):
@@ -289,10 +277,9 @@ class TestSharing:
     def test_the_rest_of_a_storage_is_not_told(self):
         secret = torch.full((20,), 12345.0)
         secret[4:8] = torch.tensor([1.0, 2.0, 3.5, 4.0])
-        sink = {}
-        specs = describe([secret[4:8], secret[5:7]], ["x", "y"], Exactness.EXACT, sink)
-        assert "12345" not in "".join(statements(specs))
-        assert not sink
+        text = write_inputs([secret[4:8], secret[5:7]], ["x", "y"], Exactness.EXACT)
+        assert "12345" not in "".join(text.lines)
+        assert not text.stored
 
 
 class TestExact:
@@ -334,11 +321,10 @@ class TestExact:
 
     def test_stored_bytes_are_what_the_text_reads(self):
         value = torch.randn(30, 30).t()
-        sink = {}
-        specs = describe([value], ["x"], Exactness.EXACT, sink)
-        assert 'stored("x", torch.float32, device)' in statements(specs)[0]
-        assert sink["x"].dtype is torch.uint8
-        assert sink["x"].numel() == 3600
+        text = write_inputs([value], ["x"], Exactness.EXACT)
+        assert text.lines == ['x = stored("x", torch.float32, device).view(30, 30).t()']
+        assert text.stored["x"].dtype is torch.uint8
+        assert text.stored["x"].numel() == 3600
 
 
 class TestRefusals:
@@ -356,7 +342,7 @@ class TestRefusals:
     )
     def test_names_the_input(self, value, why):
         with pytest.raises(CannotWrite, match=why) as caught:
-            describe([1, value], ["n", "bad"])
+            write_inputs([1, value], ["n", "bad"])
         assert caught.value.part == "input bad"
 
 
@@ -366,45 +352,31 @@ class TestMaterialise:
     def test_is_what_the_text_makes(self):
         torch.manual_seed(1)
         values = [torch.randn(40, 50), torch.randint(0, 9, (30,)), torch.rand(30), torch.randn(20).half()]
-        specs = describe(values, list("abcd"))
+        text = write_inputs(values, list("abcd"))
         namespace = {"torch": torch, "device": "cpu"}
-        exec("\n".join(statements(specs)), namespace)
-        made = materialise(specs)
-        assert all(torch.equal(namespace[spec.name], value) for spec, value in zip(specs, made, strict=True))
+        exec("\n".join(text.lines), namespace)
+        made = materialise(text)
+        assert all(torch.equal(namespace[name], value) for name, value in zip(text.names, made, strict=True))
 
     def test_leaves_random_streams_and_modes_alone(self):
-        specs = describe([torch.randn(9)], ["x"])
+        text = write_inputs([torch.randn(9)], ["x"])
         torch.manual_seed(4)
         before = torch.get_rng_state()
         with torch.inference_mode():
-            (value,) = materialise(specs)
+            (value,) = materialise(text)
         assert torch.equal(torch.get_rng_state(), before)
         assert not value.is_inference()
 
     def test_does_not_depend_on_the_default_dtype(self, request):
-        specs = describe([torch.randn(9)], ["x"])
-        (expected,) = materialise(specs)
+        text = write_inputs([torch.randn(9)], ["x"])
+        (expected,) = materialise(text)
         request.getfixturevalue("in_float64")
-        assert torch.equal(materialise(specs)[0], expected)
+        assert torch.equal(materialise(text)[0], expected)
 
-    def test_what_was_made_is_written_as_it_was_made(self):
-        specs = describe([torch.randn(9), torch.randn(9, 9).t()], ["x", "y"])
-        again = describe(materialise(specs), ["x", "y"])
-        assert statements(again) == statements(specs)
-
-    def test_what_was_written_to_is_fitted_anew(self):
-        values = materialise(describe([torch.randn(900)], ["x"]))
-        values[0].mul_(30)
-        assert statements(describe(values, ["x"]))[1] == "x = torch.randn(900, device=device) * 30"
-
-    def test_a_renamed_input_keeps_its_recipe(self):
-        values = materialise(describe([torch.randn(900) * 0.5], ["x"]))
-        assert statements(describe(values, ["weight"]))[1] == "weight = torch.randn(900, device=device) * 0.5"
-
-    def test_describing_leaves_values_alone(self):
+    def test_writing_leaves_values_alone(self):
         value = torch.randn(5, 5, requires_grad=True)
         version = value._version
-        describe([value, value.t()], ["x", "y"], Exactness.EXACT)
+        write_inputs([value, value.t()], ["x", "y"], Exactness.EXACT)
         assert value._version == version
         assert value.grad is None
 
@@ -436,15 +408,12 @@ def test_every_layout_comes_back(values, exactness):
     assert [facts(value) for value in made] == [facts(value) for value in values]
     if exactness is Exactness.EXACT:
         assert [bits(value) for value in made] == [bits(value) for value in values]
-    names = [f"x{i}" for i in range(len(values))]
-    assert statements(describe(made, names, exactness)) == statements(describe(values, names, exactness))
+        names = [f"x{i}" for i in range(len(values))]
+        assert write_inputs(made, names, exactness).lines == write_inputs(values, names, exactness).lines
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int64, torch.bool])
 @pytest.mark.parametrize("exactness", list(Exactness))
 def test_a_tensor_without_elements_keeps_its_shape(dtype, exactness):
-    (made,) = materialise(describe([torch.empty(0, 0, dtype=dtype)], ["x"], exactness))
-    assert (tuple(made.shape), made.dtype) == ((0, 0), dtype)
-    namespace = {"torch": torch, "device": "cpu"}
-    exec("\n".join(statements(describe([torch.empty(0, 3, 0, dtype=dtype)], ["x"], exactness))), namespace)
-    assert tuple(namespace["x"].shape) == (0, 3, 0)
+    made = remade(torch.empty(0, 0, dtype=dtype), torch.empty(0, 3, 0, dtype=dtype), exactness=exactness)
+    assert [(tuple(value.shape), value.dtype) for value in made] == [((0, 0), dtype), ((0, 3, 0), dtype)]

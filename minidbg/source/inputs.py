@@ -1,0 +1,520 @@
+"""The text of a script's ``inputs()``: one object that writes it, value by value, and the values that the text makes.
+
+``materialise`` runs the very lines that a script has: script and judge cannot have different inputs.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import enum
+import keyword
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minidbg import torch_internals
+from minidbg.backends.statements import edited
+from minidbg.fx.ranks import imports_of, shared_text
+from minidbg.source.expressions import literal, number, quoted
+from minidbg.source.fills import Fill, all_finite, grouped, is_index, is_opaque, wide
+from minidbg.source.layouts import (
+    CROP_BYTES,
+    StridedLayout,
+    contiguous_stride,
+    cropped,
+    layout_of,
+    view_into,
+    view_of,
+)
+from minidbg.source.names import numbered
+from minidbg.source.subclasses import construction_of, is_constructed
+from minidbg.torch_internals.devices import BROKEN, generators_put_back, in_use
+from minidbg.words.errors import CannotWrite
+
+SEED = 0
+SMALL_ELEMENTS = 64
+"""A tensor of this many elements or fewer is small: its values may stand in the text."""
+FEW_PLACES = 8
+"""NaN and infinities up to this number are written one by one; a tensor with more of them is stored."""
+RESERVED = ("torch", "device", "stored", "inputs", "float", "complex")
+"""Names that the text of ``inputs()`` uses itself."""
+RESCUED_VALUES: dict[int, Tensor] = {}
+"""Values on the CPU for tensors of a device in error, by the identity of their storage, as a flight record holds them from before the error."""
+
+
+class Exactness(enum.StrEnum):
+    """How faithful the values of a script's inputs are. Seeded first: weights of a private model stay where they are."""
+
+    SEEDED = "seeded"
+    """Random values of the same distribution and range."""
+    SMALL = "small"
+    """Integers, booleans and small tensors as they were, the rest seeded."""
+    EXACT = "exact"
+    """All values as they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A flat tensor in the text, which several inputs show parts of."""
+
+    name: str
+    size: int
+    dtype: torch.dtype
+    start: int
+    """Bytes of the storage before it that are left out."""
+
+
+@dataclass(slots=True)
+class InputsText:
+    """Statements that make values again under ``names``, the imports they need, and what they read from the .safetensors file.
+
+    Names used: ``torch``, ``device`` (which stands for ``device``), ``stored(key, dtype, device)``. A value is written in the
+    first of these ways that fits: as the same object as an earlier one, as a view of a storage that several share, by the
+    constructor of its subclass (its parts first), as a view of a base that is stored, literal or drawn. ``raw``: nobody reads
+    the text, and values that are wanted exactly are stored without being looked at, in their own memory where that is plain.
+    """
+
+    exactness: Exactness = Exactness.SEEDED
+    device: str = ""
+    explicit: bool = False
+    raw: bool = False
+    names: tuple[str, ...] = ()
+    lines: list[str] = field(default_factory=list)
+    imports: dict[str, None] = field(default_factory=dict)
+    stored: dict[str, Tensor] = field(default_factory=dict)
+    """By key: uint8 ``[n]`` on the cpu."""
+    made: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    """By identity what was written, so that its id stays its own, and its name."""
+    bases: dict[int, Base] = field(default_factory=dict)
+    """By storage."""
+    taken: set[str] = field(default_factory=lambda: {*RESERVED})
+
+    def free(self, name: str) -> str:
+        while keyword.iskeyword(name) or name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+    def value(self, name: str, value: Any, *, is_part: bool = False) -> None:
+        """Write ``name = ...``. Raises CannotWrite for what has no form in a script: it is never silently replaced by another."""
+        if id(value) in self.made:
+            self.lines.append(f"{name} = {self.made[id(value)][1]}")
+            return
+        if not isinstance(value, Tensor):
+            try:
+                text = known[0] if (known := shared_text(value)) else literal(value)
+            except CannotWrite as refusal:
+                raise CannotWrite(f"input {name}", f"it holds {refusal.part}") from refusal
+            self.imports |= dict.fromkeys(imports_of([value]))
+            self.lines.append(f"{name} = {text}")
+            if not known:
+                return
+        elif is_constructed(value):
+            self.constructed(name, value)
+        elif not is_strided(value):
+            kind = "nested" if value.is_nested else f"of layout {value.layout}"
+            raise CannotWrite(f"input {name}", f"the tensor is {'quantized' if value.is_quantized else kind}")
+        elif (base := self.bases.get(storage_of(value))) is not None:
+            layout = layout_of(value, base.start)
+            typed = f".view({value.dtype})" if value.dtype is not base.dtype else ""
+            length = base.size * base.dtype.itemsize // value.dtype.itemsize
+            view = typed + view_into(length, layout)
+            self.emit(value, name, finished(value, base.name, view, layout, is_new=False))
+        else:
+            # offsets and indices hold the form of the whole; codes of 8 bits are values like others
+            is_form = is_part and is_index(value) and value.dtype.itemsize > 1
+            is_exact = is_form or wanted_exact(value, self.exactness)
+            layout = cropped(layout_of(value), value.dtype.itemsize)
+            size, view = view_of(layout)
+            text = self.base(name, value, size, in_base(layout, view), is_exact=is_exact)
+            self.emit(value, name, finished(value, text, view, layout, is_new=True))
+        self.made[id(value)] = value, name
+
+    def emit(self, value: Tensor, name: str, text: str, *more: str) -> None:
+        if text != name:
+            lines = "\n".join([f"{name} = {text}", *more])
+            is_inference = value.is_inference()
+            self.lines += (
+                [f"with torch.inference_mode():\n{textwrap.indent(lines, '    ')}"]
+                if is_inference
+                else lines.split("\n")
+            )
+
+    def constructed(self, name: str, value: Tensor) -> None:
+        construction = construction_of(value, f"input {name}")
+        variables: dict[str, str] = {}
+        for part, inner in construction.parts.items():
+            if id(inner) not in self.made:  # nested tensors share their offsets
+                self.value(self.free(f"{name}_{part}"), inner, is_part=True)
+            variables[part] = self.made[id(inner)][1]
+        self.imports |= dict.fromkeys(construction.imports)
+        text = construction.text.format(**variables)
+        self.lines.append(f"{name} = {finished(value, text, '', None, is_new=True)}")
+
+    def storages(self, values: Iterable[Any]) -> None:
+        """Write the bases of the storages that several of ``values`` lie in."""
+        groups: dict[int, dict[int, Tensor]] = {}
+        for value in values:
+            if isinstance(value, Tensor) and not is_constructed(value) and is_strided(value):
+                groups.setdefault(storage_of(value), {})[id(value)] = value
+        for storage, group in groups.items():
+            if len(group) > 1:
+                self.storage(storage, list(group.values()))
+
+    def storage(self, storage: int, group: Sequence[Tensor]) -> None:
+        name = numbered("storage", self.taken)
+        self.taken.add(name)
+        largest = max(group, key=lambda value: value.numel() * value.dtype.itemsize)
+        dtype, unit = largest.dtype, max(value.dtype.itemsize for value in group)
+        start = min(layout_of(value).offset * value.dtype.itemsize for value in group)
+        # 1024: a multiple of what any dtype and kernel wants aligned. What lies far before all of them is left out.
+        start = start // 1024 * 1024 if start > CROP_BYTES else 0
+        stop = max(layout_of(value, start).span * value.dtype.itemsize for value in group)
+        size = -(-stop // unit) * unit // dtype.itemsize
+        self.bases[storage] = Base(name, size, dtype, start)
+        is_exact = any(wanted_exact(value, self.exactness) for value in group)
+        if is_exact and readable(largest) is not None:
+            flat = torch.zeros(size, dtype=dtype, device=largest.device)
+            for value in group:
+                put(flat.view(value.dtype), plain(value), layout_of(value, start))
+            text = self.exact(name, self.fill(largest, (size,)), flat)
+        else:
+            text = self.base(name, largest, (size,), layout_of(largest, start), is_exact=False)
+        self.emit(largest, name, text)
+
+    # --- the values of a base ---
+
+    def fill(self, value: Tensor, size: tuple[int, ...]) -> Fill:
+        # The first device of a kind goes by the kind's name, as in hand-written code.
+        device = device_name(value)
+        text = "device" if device == self.device else quoted(device)
+        return Fill(size, value.dtype, text if self.device else "", self.explicit)
+
+    def base(
+        self, name: str, value: Tensor, size: tuple[int, ...], layout: StridedLayout, *, is_exact: bool
+    ) -> str:
+        """An expression of the base ``[*size]`` that shows ``value`` by ``layout``; ``name`` where it had to be written before."""
+        fill = self.fill(value, size)
+        if torch_internals.is_zero_tensor(value):
+            return fill.call("_efficientzerotensor", str(size), value.dtype)
+        seen = readable(value)
+        if seen is None or (self.raw and not is_exact):
+            return fill.unseen()
+        try:
+            return self.seen(name, fill, plain(seen), layout, is_exact=is_exact)
+        except torch.OutOfMemoryError:  # where the failure is that its device is full, it is read elsewhere
+            if value.device.type == "cpu":
+                raise
+            return self.seen(name, fill, plain(seen).cpu(), layout, is_exact=is_exact)
+
+    def seen(self, name: str, fill: Fill, value: Tensor, layout: StridedLayout, *, is_exact: bool) -> str:
+        is_finite = is_exact or all_finite(value)
+        # of few values NaN, or an index, is not told apart from the others
+        is_tiny = value.numel() <= FEW_PLACES and math.prod(fill.size) <= SMALL_ELEMENTS
+        if is_exact or (is_tiny and (is_index(value) or not is_finite)):
+            return self.exact(name, fill, base_data(value, fill.size, layout))
+        if layout.shows_all and math.prod(fill.size) == layout.span:
+            text = fill.exact(base_data(value, fill.size, layout))
+            if text is not None:
+                return text
+        if is_finite:
+            return fill.like(value)
+        data = base_data(value, fill.size, layout)
+        places = (~wide(data).isfinite()).nonzero().tolist()
+        if len(places) > FEW_PLACES:
+            return self.exact(name, fill, data)
+        put_in = (
+            f"{name}[{', '.join(map(str, place)) or '()'}] = {number(wide(data)[tuple(place)].item())}"
+            for place in places
+        )
+        self.emit(value, name, fill.like(value), *put_in)
+        return name
+
+    def exact(self, name: str, fill: Fill, data: Tensor) -> str:
+        """The values of ``data``, the whole base: in the text when they are few or follow a rule, else stored under ``name``."""
+        text = None if self.raw else fill.exact(data, SMALL_ELEMENTS)
+        if text is None:
+            self.stored[name] = as_bytes(data, in_place=self.raw)
+            place = [fill.device] if fill.device else []
+            text = f"stored({', '.join([quoted(name), str(data.dtype), *place])})"
+            text += f".view({', '.join(map(str, fill.size)) or '()'})" if len(fill.size) != 1 else ""
+        return text
+
+
+def write_inputs(
+    values: Sequence[Any],
+    names: Sequence[str],
+    exactness: Exactness = Exactness.SEEDED,
+    *,
+    explicit: bool = False,
+    raw: bool = False,
+) -> InputsText:
+    """The text of ``values``, which are only read; ``explicit`` writes float32 out, for scripts with another default dtype.
+
+    Raises CannotWrite, naming the input, for a value that has no form in a script.
+    """
+    # A warning of torch's about a dtype, turned into an error by the user's filters, would take the place of the failure.
+    with torch.no_grad(), torch_internals.without_modes(), torch_internals.in_silence():
+        hints = [torch_internals.hint(value) for value in values]
+        text = InputsText(exactness, main_device(hints), explicit, raw)
+        text.names = tuple(map(text.free, names))
+        text.storages(hints)
+        for name, value in zip(text.names, hints, strict=True):
+            text.value(name, value)
+    if any(map(draws, text.lines)):
+        text.lines.insert(0, f"torch.manual_seed({SEED})")
+    return text
+
+
+def write_constant(
+    key: str, value: Tensor, exactness: Exactness, stored: dict[str, Tensor], *, seed: int, explicit: bool
+) -> str:
+    """The expression by which ``__init__`` makes a tensor that the graph owns; no device, the module is moved as a whole.
+
+    Integers and small tensors are part of the program, so they are exact even where inputs are seeded. Random ones are
+    the same in each instance of the module. What the text reads from the file is put into ``stored``.
+    """
+    faithful = Exactness.SMALL if exactness is Exactness.SEEDED else exactness
+    with torch.no_grad(), torch_internals.without_modes(), torch_internals.in_silence():
+        value = value.detach()
+        if is_constructed(value) or not is_strided(value):
+            raise CannotWrite(
+                f"the constant {key!r}", f"a {type(value).__name__} of {value.layout} has no literal form"
+            )
+        text = InputsText(faithful, explicit=explicit, stored=stored)
+        layout = cropped(layout_of(value), value.dtype.itemsize)
+        size, view = view_of(layout)
+        is_exact, shown = wanted_exact(value, faithful), in_base(layout, view)
+        made = text.base(key, value, size, shown, is_exact=is_exact)
+        if text.lines:  # NaN in its place takes a statement
+            made = text.base(key, value, size, shown, is_exact=True)
+        return with_generator(finished(value, made, view, layout, is_new=True), seed)
+
+
+def bytes_to_store(values: Sequence[Any], exactness: Exactness) -> int:
+    """About how many bytes of ``values`` a script of that exactness stores, before any is copied."""
+    sizes: dict[int, int] = {}
+    for value in values:
+        if is_constructed(value):
+            with suppress(CannotWrite):  # which write_inputs() says, by the input's name
+                parts = construction_of(value, "an input").parts
+                sizes[id(value)] = bytes_to_store(list(parts.values()), exactness)
+        elif isinstance(value, Tensor) and is_strided(value) and wanted_exact(value, exactness):
+            size = value.numel() * value.dtype.itemsize if value.numel() > SMALL_ELEMENTS else 0
+            sizes[storage_of(value)] = max(sizes.get(storage_of(value), 0), size)
+    return sum(sizes.values())
+
+
+def main_device(values: Iterable[Any]) -> str:
+    """The device that ``inputs(device=...)`` stands for: the accelerator when there is one, the most common if several."""
+    devices = Counter(
+        device_name(value) for value in values if isinstance(value, Tensor) and not value.is_meta
+    )
+    ranked = sorted(devices, key=lambda device: (device == "cpu", -devices[device]))
+    return ranked[0] if ranked else "cpu"
+
+
+def wanted_exact(value: Tensor, exactness: Exactness) -> bool:
+    is_small = is_index(value) or value.numel() <= SMALL_ELEMENTS
+    return exactness is Exactness.EXACT or (exactness is Exactness.SMALL and is_small)
+
+
+def device_name(value: Tensor) -> str:
+    return str(value.device) if value.device.index else value.device.type
+
+
+def is_strided(value: Tensor) -> bool:
+    return value.layout is torch.strided and not (value.is_quantized or value.is_nested)
+
+
+def storage_of(value: Tensor) -> int:
+    return torch_internals.storage_identity(value) if not torch_internals.is_zero_tensor(value) else id(value)
+
+
+# --- flags ---
+
+
+def finished(value: Tensor, text: str, view: str, layout: StridedLayout | None, *, is_new: bool) -> str:
+    """The base's ``text`` seen as ``value``: its view, its lazy bits, Parameter, requires_grad, leafness.
+
+    ``is_new``: the base is nobody else's, so it may be made to require grad itself.
+    """
+    is_lazy = layout is not None and value.is_conj()
+    view += ".conj()" if is_lazy else ""
+    if value.requires_grad and not value.is_leaf:
+        if not is_new:  # a view of a leaf, in the memory that it shares
+            sizes = ", ".join(map(str, value.shape)) or "()"
+            return f"{_with_grad(f'{text}.detach()')}{view or f'.view({sizes})'}"
+        if layout is not None and view and (is_lazy or layout.offset or not keeps_strides(layout)):
+            return f"{grouped(_with_grad(text))}{view}"  # a view of a leaf: eager writes to none
+        return f"{_with_grad(grouped(text) + view if view else text)} * 1"  # the plainest op that keeps values and strides
+    text = grouped(text) + view if view else text
+    if layout is not None and value.is_neg():
+        text = f"torch._neg_view({text})"
+    if isinstance(value, torch.nn.Parameter):
+        return f"torch.nn.Parameter({text}{'' if value.requires_grad else ', requires_grad=False'})"
+    if not value.requires_grad:
+        return text
+    return _with_grad(text if is_new or view else f"{text}.detach()")
+
+
+def keeps_strides(layout: StridedLayout) -> bool:
+    """Whether an op on a tensor of that layout gives one of the same strides."""
+    like = torch.empty_strided(layout.shape, layout.stride, device="meta")
+    return like.clone().stride() == layout.stride
+
+
+_FACTORIES = tuple(f"torch.{name}(" for name in ("randn", "rand", "zeros", "ones", "full", "tensor"))
+
+
+def _with_grad(text: str) -> str:
+    is_one_call = text.endswith(")") and text == grouped(text) and ")." not in text
+    is_factory = is_one_call and text.startswith(_FACTORIES)
+    return f"{text[:-1]}, requires_grad=True)" if is_factory else f"{grouped(text)}.requires_grad_()"
+
+
+# --- memory ---
+
+
+def has_data(value: Tensor) -> bool:
+    """Whether ``value`` holds numbers that can be read: not those of fake and meta tensors, of freed memory, nor of a device in error."""
+    return not (
+        value.device.type == "meta"
+        or torch_internals.is_fake(value)
+        or value.device in BROKEN
+        or torch_internals.is_freed(value)
+    )
+
+
+def readable(value: Tensor) -> Tensor | None:
+    """A tensor of the same layout that can be read: ``value``, or what was seen of it; None where there is none."""
+    if has_data(value):
+        return value
+    seen = RESCUED_VALUES.get(storage_of(value)) if value.device in BROKEN else None
+    fits = seen is not None and (seen.shape, seen.stride()) == (value.shape, value.stride())
+    return seen if fits else None
+
+
+def plain(value: Tensor) -> Tensor:
+    value = value.detach()
+    value = value.conj() if value.is_conj() else value
+    return torch_internals.negated_view(value) if value.is_neg() else value
+
+
+def base_data(value: Tensor, size: tuple[int, ...], layout: StridedLayout) -> Tensor:
+    """The base ``[*size]`` that shows ``value`` by ``layout``; zeros where ``value`` does not look.
+
+    The rest of the user's storage is none of a script's business.
+    """
+    if size == layout.shape and layout.is_contiguous:
+        return value.contiguous()
+    if layout.shows_all and math.prod(size) == layout.span and value.stride() == layout.stride:
+        return value.as_strided(size, contiguous_stride(size), int(value.storage_offset()))
+    flat = torch.zeros(math.prod(size), dtype=value.dtype, device=value.device)
+    put(flat, value, layout)
+    return flat.view(size)
+
+
+def in_base(layout: StridedLayout, view: str) -> StridedLayout:
+    """How a value of that ``layout`` lies in its base, whose elements are in order also where the value has channels last."""
+    copies = view.startswith(".to(")
+    return StridedLayout(layout.shape, contiguous_stride(layout.shape)) if copies else layout
+
+
+def put(flat: Tensor, value: Tensor, layout: StridedLayout) -> None:
+    if value.numel() == 0:
+        return
+    # By index: copy_ refuses a target in which two elements share their memory.
+    numbers = torch.arange(flat.numel(), device=flat.device)
+    places = numbers.as_strided(layout.shape, layout.stride, layout.offset)
+    target, source = flat, value
+    if flat.dtype.itemsize == 1 or is_opaque(flat.dtype):
+        target, source = flat.view(torch.uint8), value.contiguous().view(torch.uint8)
+        if flat.dtype.itemsize != 1:
+            target = target.view(-1, flat.dtype.itemsize)
+            source = source.reshape(-1, flat.dtype.itemsize)
+    target[places.reshape(-1)] = source.reshape(-1, *target.shape[1:])
+
+
+def as_bytes(data: Tensor, *, in_place: bool = False) -> Tensor:
+    """The bytes of ``data``; ``in_place`` its own memory where that can be, for who reads it before anybody writes to it."""
+    if not data.numel():
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    is_own = (
+        in_place
+        and data.device.type == "cpu"
+        and data.is_contiguous()
+        and torch_internals.has_plain_memory(data)
+    )
+    flat = data.detach().reshape(-1) if is_own else torch.empty(data.numel(), dtype=data.dtype, device="cpu")
+    if not is_own:
+        flat.copy_(data.detach().reshape(-1))
+    return flat.view(torch.uint8)
+
+
+# --- random numbers, and from text to tensors ---
+
+
+_RANDOM = ("rand", "randn", "randint", "randperm", "normal_", "uniform_")
+
+
+def draws(text: str) -> bool:
+    return any(name in text for name in _RANDOM) and any(_drawing_calls(text))
+
+
+def with_generator(text: str, seed: int) -> str:
+    """The expression ``text`` with random numbers of its own: the same at each evaluation, whatever came before."""
+    ends = ((call.end_lineno or 1, (call.end_col_offset or 0) - 1) for call in _drawing_calls(text))
+    generator = f", generator=torch.Generator().manual_seed({seed})"
+    return edited(text, ((line, end, end, generator) for line, end in ends))
+
+
+def _drawing_calls(text: str) -> Iterator[ast.Call]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _RANDOM:
+            yield node
+
+
+def materialise(text: InputsText) -> list[Any]:
+    """The very values that the script's ``inputs(device)`` makes. The RNG states are left as they were."""
+
+    def stored(key: str, dtype: torch.dtype, device: str = "cpu") -> Tensor:
+        return text.stored[key].clone().view(dtype).to(device)
+
+    # "__main__": the module of classes that the text makes
+    namespace = {"__name__": "__main__", "torch": torch, "device": text.device, "stored": stored}
+    with as_scripts_do([text.device]):
+        exec("\n".join([*text.imports, *text.lines]), namespace)
+    return [namespace[name] for name in text.names]
+
+
+@contextlib.contextmanager
+def as_scripts_do(devices: Iterable[str] = ("cpu",)) -> Iterator[None]:
+    """torch as it is when a script begins: no mode, default dtype, the scripts' seed. What was before comes back after.
+
+    ``devices`` are those whose random numbers may be drawn.
+    """
+    dtype = torch.get_default_dtype()
+    kinds = {torch.device(name).type for name in devices} - {"cpu", "meta"}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch_internals.in_silence())
+        stack.enter_context(torch_internals.without_modes())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        # manual_seed seeds every accelerator in use, also where none of its numbers is drawn.
+        used = kinds | ({kind} if (kind := in_use()) is not None else set())
+        count = {kind: torch.get_device_module(kind).device_count() for kind in used}
+        names = [f"{kind}:{index}" for kind in used for index in range(count[kind])]
+        stack.enter_context(generators_put_back(names))
+        stack.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        torch.manual_seed(SEED)
+        yield

@@ -1,0 +1,138 @@
+"""Shape, stride and offset of a tensor as a contiguous base and a view of it, as a person would write it."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minidbg import torch_internals
+
+CROP_BYTES = 1 << 20
+"""A view that starts this far into a much larger storage is moved to its beginning, keeping its alignment."""
+ALIGNMENT = 64
+"""Elements; an offset is moved by multiples of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class StridedLayout:
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def span(self) -> int:
+        """Elements of storage from its beginning to the last one used."""
+        if 0 in self.shape:
+            return self.offset
+        last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        return self.offset + last + 1
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.offset == 0 and self.stride == contiguous_stride(self.shape)
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether each element from the storage's beginning to the last one used is seen, by one index but for expanded dims."""
+        steps = (
+            (step, size) for size, step in zip(self.shape, self.stride, strict=True) if step and size > 1
+        )
+        expected = 1
+        for step, size in sorted(steps):
+            if step != expected:
+                return False
+            expected *= size
+        return self.offset == 0 and 0 not in self.shape
+
+
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = (max(size, 1) for size in reversed(shape[1:]))
+    return tuple(itertools.accumulate(sizes, operator.mul, initial=1))[::-1] if shape else ()
+
+
+def layout_of(value: Tensor, moved_bytes: int = 0) -> StridedLayout:
+    """The layout of ``value``, with the numbers that symbolic sizes stand for, in a storage that begins ``moved_bytes`` later."""
+    numbers = ([int(torch_internals.hint(one)) for one in many] for many in (value.shape, value.stride()))
+    shape, stride = map(tuple, numbers)
+    offset = int(torch_internals.hint(value.storage_offset())) - moved_bytes // value.dtype.itemsize
+    return StridedLayout(shape, stride, offset)
+
+
+def cropped(layout: StridedLayout, itemsize: int) -> StridedLayout:
+    """``layout`` without the unused gigabytes before it."""
+    is_near = layout.offset * itemsize <= CROP_BYTES or layout.offset < 4 * (layout.span - layout.offset)
+    return layout if is_near else StridedLayout(layout.shape, layout.stride, layout.offset % ALIGNMENT)
+
+
+def view_of(layout: StridedLayout) -> tuple[tuple[int, ...], str]:
+    """The shape of a contiguous base, and the text of a view that gives ``layout`` on it: the first that does on meta."""
+    if layout.is_contiguous:
+        return layout.shape, ""
+    flat = layout.span if 0 in layout.shape else max(layout.span, 1)
+    return next(found for found in _candidates(layout, flat) if _gives(*found, layout))
+
+
+def view_into(size: int, layout: StridedLayout) -> str:
+    """The text of a view that gives ``layout`` on a flat base ``[size]`` that other tensors share."""
+    sizes = ", ".join(map(str, layout.shape)) or "()"
+    part = f"[{layout.offset or ''}:{layout.span if layout.span < size else ''}]"
+    texts = ("", part, f".view({sizes})", f"{part}.view({sizes})", _strided(layout))
+    return next(text for text in texts if _gives((size,), text, layout))
+
+
+def _strided(layout: StridedLayout) -> str:
+    offset = f", {layout.offset}" if layout.offset else ""
+    return f".as_strided({layout.shape}, {layout.stride}{offset})"
+
+
+def _gives(base: tuple[int, ...], text: str, layout: StridedLayout) -> bool:
+    try:
+        found: Tensor = eval(f"base{text}", {"torch": torch, "base": torch.empty(base, device="meta")})
+    except (RuntimeError, IndexError):
+        return False
+    return StridedLayout(tuple(found.shape), found.stride(), int(found.storage_offset())) == layout
+
+
+def _candidates(layout: StridedLayout, flat: int) -> Iterator[tuple[tuple[int, ...], str]]:
+    shape, stride = layout.shape, layout.stride
+    yield shape, ""
+    if len(shape) in (4, 5):
+        yield shape, f".to(memory_format=torch.channels_last{'_3d' if len(shape) == 5 else ''})"
+    if len(shape) > 1:
+        yield _permuted(layout)
+    if 0 in stride:
+        base = tuple(1 if step == 0 else size for size, step in zip(shape, stride, strict=True))
+        yield base, f".expand({', '.join(map(str, shape))})"
+    elif shape and 0 not in shape and stride[-1] == 1:
+        yield _sliced(layout)
+    yield (flat,), _strided(layout)
+
+
+def _permuted(layout: StridedLayout) -> tuple[tuple[int, ...], str]:
+    dims = range(len(layout.shape))
+    order = sorted(dims, key=lambda dim: (-layout.stride[dim], dim))
+    base = tuple(layout.shape[dim] for dim in order)
+    inverse = [order.index(dim) for dim in dims]
+    moved = [str(dim) for dim in dims if inverse[dim] != dim]
+    if len(dims) == 2:
+        return base, ".t()"
+    swapped = len(moved) == 2
+    return base, f".transpose({', '.join(moved)})" if swapped else f".permute({', '.join(map(str, inverse))})"
+
+
+def _sliced(layout: StridedLayout) -> tuple[tuple[int, ...], str]:
+    ratios = [outer // inner for outer, inner in itertools.pairwise(layout.stride)]
+    base = (layout.offset // layout.stride[0] + layout.shape[0], *ratios)
+    parts, rest = [], layout.offset
+    for size, whole, step in zip(layout.shape, base, contiguous_stride(base), strict=True):
+        start, rest = divmod(rest, step)
+        stop = "" if start + size == whole else start + size
+        parts.append(f"{start or ''}:{stop}")
+    while len(parts) > 1 and parts[-1] == ":":
+        parts.pop()
+    return base, f"[{', '.join(parts)}]"

@@ -1,0 +1,161 @@
+"""Tensors of a subclass: the constructor of their class, called with the tensors that they are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minidbg import torch_internals
+from minidbg.fx.effects import walk
+from minidbg.fx.ranks import TENSOR, imports_of
+from minidbg.source.expressions import Expressions
+from minidbg.source.names import reference_to
+from minidbg.words.errors import CannotWrite
+
+
+@dataclass(frozen=True, slots=True)
+class Construction:
+    """``parts`` are the tensors (and a mesh) inside, by a name; ``text`` is the expression, with ``{name}`` for each part."""
+
+    parts: Mapping[str, Any]
+    text: str
+    imports: tuple[str, ...] = ()
+
+
+def is_constructed(value: Any) -> bool:
+    is_plain = type(value) in (Tensor, torch.nn.Parameter)
+    return isinstance(value, Tensor) and not is_plain and not torch_internals.is_fake(value)
+
+
+def construction_of(value: Tensor, part: str) -> Construction:
+    """How to make ``value`` again, a tensor of a subclass. Raises CannotWrite, with ``part``, that names the class."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    try:
+        return CONSTRUCTORS.get(kind, _by_unflatten)(value)
+    except CannotWrite as refusal:
+        raise CannotWrite(part, f"{refusal.part}: {refusal.why}") from refusal
+    except (AttributeError, NotImplementedError, TypeError) as error:
+        raise CannotWrite(
+            part,
+            f"a {kind} is a tensor subclass that cannot be taken apart "
+            f"({type(error).__name__}: {error}); __tensor_flatten__ and __tensor_unflatten__ would let it be written",
+        ) from error
+
+
+def _dtensor(value: Any) -> Construction:
+    from torch.distributed.tensor import DTensor
+
+    local = value.to_local().detach()
+    plain = DTensor.from_local(local, value.device_mesh, value.placements, run_check=False)
+    write = _Values()
+    keywords = ["run_check=False"]
+    if plain.shape != value.shape or plain.stride() != value.stride():  # shards of unequal size
+        keywords += [f"shape=torch.Size({list(value.shape)})", f"stride={tuple(value.stride())}"]
+    given = ", ".join(["{local}", "{mesh}", write.value(list(value.placements)), *keywords])
+    text = f"{TENSOR}.DTensor.from_local({given})"
+    imports = (f"import {TENSOR}", *imports_of([value.device_mesh, *value.placements]))
+    return Construction({"local": local, "mesh": value.device_mesh}, text, imports)
+
+
+def _jagged(value: Any) -> Construction:
+    names, context = value.__tensor_flatten__()
+    known = {name.strip("_"): getattr(value, name) for name in names}
+    parts = {name: part for name, part in known.items() if name in ("values", "offsets", "lengths")}
+    given = ["{values}", "{offsets}", *(["lengths={lengths}"] if "lengths" in parts else [])]
+    given.append(f"jagged_dim={context.get('ragged_idx', 1)}")
+    for name in ("min_seqlen", "max_seqlen"):
+        if f"{name}_tensor" in known:  # its first size is the number
+            given.append(f"{name}={known[f'{name}_tensor'].shape[0]}")
+    text = f"torch.nested.nested_tensor_from_jagged({', '.join(given)})"
+    return Construction(parts, text, ())
+
+
+def _masked(value: Any) -> Construction:
+    parts = {"data": value.get_data().detach(), "mask": value.get_mask()}
+    return Construction(parts, "torch.masked.masked_tensor({data}, {mask})", ("import torch.masked",))
+
+
+def _by_unflatten(value: Any) -> Construction:
+    """By the class's own ``__tensor_unflatten__``, with what its ``__tensor_flatten__`` gives; one without parts by ``as_subclass``."""
+    if not hasattr(value, "__tensor_flatten__") and _holds_its_data(type(value)):
+        return _as_subclass(value)
+    names, context = value.__tensor_flatten__()
+    write = _Values()
+    kind = write.reference(type(value))
+    parts = {name.strip("_") or name: getattr(value, name) for name in names}
+    inner = ", ".join(f'"{name}": {{{name.strip("_") or name}}}' for name in names)
+    known = write.value(context).replace("{", "{{").replace("}", "}}")
+    size, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
+    text = f"{kind}.__tensor_unflatten__({{{{{inner}}}}}, {known}, torch.Size({list(size)}), {stride})"
+    return Construction(parts, text, tuple(sorted(write.imports)))
+
+
+def _holds_its_data(kind: type) -> bool:
+    """Whether tensors of ``kind`` are plain ones of another type, and no wrappers around others."""
+    inherited = (getattr(kind, name) is getattr(Tensor, name) for name in ("__torch_dispatch__", "__new__"))
+    return all(inherited)
+
+
+SAID_BY_EVERY_CLASS = {"__module__", "__doc__", "__dict__", "__static_attributes__", "__firstlineno__"}
+
+
+def _as_subclass(value: Any) -> Construction:
+    kind, write = type(value), _Values()
+    says_nothing = kind.__bases__ == (Tensor,) and not vars(kind).keys() - SAID_BY_EVERY_CLASS
+    # its module may lie where no script finds it
+    written = f'type("{kind.__name__}", (torch.Tensor,), {{{{}}}})'
+    name = written if says_nothing else write.reference(kind)
+    data = value.detach().as_subclass(Tensor)
+    return Construction({"data": data}, f"{{data}}.as_subclass({name})", tuple(sorted(write.imports)))
+
+
+CONSTRUCTORS: Mapping[str, Callable[[Any], Construction]] = {
+    "torch.distributed.tensor.DTensor": _dtensor,
+    "torch.distributed.tensor._api.DTensor": _dtensor,
+    "torch.nested._internal.nested_tensor.NestedTensor": _jagged,
+    "torch.masked.maskedtensor.core.MaskedTensor": _masked,
+}
+"""Classes whose public constructor says more than ``__tensor_unflatten__``."""
+
+
+class _Values(Expressions):
+    """Writes what a subclass keeps beside its tensors; plain dataclasses by their constructor."""
+
+    def reference(self, value: Any) -> str:
+        found = reference_to(value)
+        module = found.imports.removeprefix("import ")
+        if module and walk(sys.modules.get(found.root), found.text.partition(".")[2]) is not value:
+            name = found.text.removeprefix(f"{module}.")
+            self.imports.add(f"from {module} import {name.partition('.')[0]}")
+            return name
+        return super().reference(value)
+
+    def _torch_value(self, value: Any) -> str:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            given = {one.name: getattr(value, one.name) for one in dataclasses.fields(value) if one.init}
+            inside = ", ".join(f"{name}={self.value(one)}" for name, one in given.items())
+            return f"{self.reference(type(value))}({inside})"
+        return super()._torch_value(value)
+
+
+def plain_stand_in(value: Tensor) -> Tensor | None:
+    """A plain tensor for one of a subclass: a DTensor's local shard, what a quantised one stands for, a bare one's data; None where nothing does."""
+    for way in ("to_local", "dequantize", "values"):
+        if hasattr(type(value), way) and way != ("values" if not value.is_nested else ""):
+            try:
+                found = getattr(value.detach(), way)()
+            except (RuntimeError, NotImplementedError, TypeError):
+                continue
+            if type(found) is Tensor:
+                return found.detach().clone()
+    if not hasattr(value, "__tensor_flatten__"):
+        return value.detach().as_subclass(Tensor).clone() if _holds_its_data(type(value)) else None
+    names, _ = value.__tensor_flatten__()
+    plain = (one for one in (getattr(value, name) for name in names) if type(one) is Tensor)
+    return next((one.detach().clone() for one in plain if one.shape == value.shape), None)
