@@ -22,8 +22,9 @@ from minidbg.fx.effects import walk
 from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.render import ANNOTATIONS, EMBEDDED_MARK, KERNELS_MARK, SCRIPT_IMPORTS
+from minidbg.source.attributes import by_name
 from minidbg.source.inputs import as_scripts_do, write_inputs
-from minidbg.source.module_text import by_name, write_graph_builder, write_module
+from minidbg.source.module_text import write_graph_builder, write_module
 from minidbg.source.origins import comments_by_line, stack_trace
 from minidbg.source.parse import NotOurForm, read_module
 from minidbg.words.errors import UnreadableRepro

@@ -10,34 +10,12 @@ from torch import Tensor, fx, nn
 
 from minidbg import torch_internals
 from minidbg.fx.effects import lookup
-from minidbg.source.expressions import attribute_path, literal, tensor_literal
+from minidbg.source.expressions import attribute_path, literal
 from minidbg.source.names import is_plain_identifier
 from minidbg.words.errors import CannotWrite
 
 ConstantExpression = Callable[[str, Tensor], str]
 """Dotted name and tensor -> the expression that ``__init__`` evaluates to make it."""
-
-LARGEST_LITERAL = 64
-"""Elements of the largest constant written as a literal."""
-
-
-def exact_literal(name: str, value: Tensor) -> str:
-    """``torch.tensor([...], dtype=...)`` for a constant of at most ``LARGEST_LITERAL`` elements.
-
-    Raises CannotWrite for larger ones and for tensors that are not plain strided ones with data.
-    """
-    part = f"the constant {name!r}"
-    if not is_plain(value):
-        raise CannotWrite(part, f"a {type(value).__name__} of this layout has no literal form")
-    if value.numel() > LARGEST_LITERAL:
-        raise CannotWrite(part, f"its {value.numel()} elements are too many for a literal")
-    kind = f"dtype={value.dtype}" + (f", device={str(value.device)!r}" if value.device.type != "cpu" else "")
-    if value.numel() == 0 or value.is_meta:
-        return f"torch.empty({tuple(value.shape)}, {kind})"
-    literal = f"torch.tensor({tensor_literal(value)}, {kind})"
-    if value.is_contiguous():
-        return literal
-    return f"torch.empty_strided({tuple(value.shape)}, {value.stride()}, {kind}).copy_({literal})"
 
 
 def is_plain(value: Tensor) -> bool:

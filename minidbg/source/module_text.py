@@ -17,13 +17,11 @@ from torch import Tensor, fx, nn
 
 from minidbg.backends import run_as_module
 from minidbg.fx.effects import op_name, paired
-from minidbg.source.attributes import Attributes, ConstantExpression, by_name, exact_literal, used_targets
+from minidbg.source.attributes import Attributes, ConstantExpression, by_name, used_targets
 from minidbg.source.expressions import Expressions
 from minidbg.source.names import Names, class_name
 from minidbg.source.origins import location
 from minidbg.words.errors import CannotWrite
-
-__all__ = ["ModuleSource", "by_name", "exact_literal", "instantiate", "write_module"]
 
 LINE_LENGTH = 100
 """Longest ``def forward`` line; with more inputs they stand on lines of their own."""
@@ -53,7 +51,7 @@ def write_module(
     gm: fx.GraphModule,
     name: str = "Repro",
     *,
-    constant_expression: ConstantExpression = exact_literal,
+    constant_expression: ConstantExpression = by_name,
 ) -> ModuleSource:
     """Source of a plain ``class name(torch.nn.Module)`` that computes what ``gm`` does, one statement a node.
 
@@ -263,7 +261,7 @@ _OWN_NAMES = ("root", "g", "graph_module")
 
 
 def write_graph_builder(
-    gm: fx.GraphModule, *, constant_expression: ConstantExpression = exact_literal, own_names: bool = False
+    gm: fx.GraphModule, *, constant_expression: ConstantExpression = by_name, own_names: bool = False
 ) -> ModuleSource:
     """Source of ``def graph()``, which gives a GraphModule with exactly the nodes of ``gm``, called as in ``write_module``.
 

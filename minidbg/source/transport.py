@@ -18,8 +18,9 @@ from minidbg.backends import run_as_module
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import with_group
 from minidbg.source import origins
+from minidbg.source.attributes import by_name
 from minidbg.source.inputs import Exactness, as_scripts_do, bytes_to_store, write_inputs
-from minidbg.source.module_text import by_name, write_graph_builder
+from minidbg.source.module_text import write_graph_builder
 from minidbg.source.names import identifier
 from minidbg.words.errors import CannotWrite
 from minidbg.words.literals import read_literal, write_literal
