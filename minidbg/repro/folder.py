@@ -240,8 +240,8 @@ def tensors_of(path: Path) -> Path:
 
 
 def as_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """The file's bytes; equal for equal tensors."""
-    return save({key: tensors[key] for key in sorted(tensors)})
+    """The file's bytes; equal for equal tensors, which may share their memory: it is copied, since safetensors refuses that."""
+    return save({key: tensors[key].clone() for key in sorted(tensors)})
 
 
 def make_folder(folder: Path, mode: int = SHARED) -> None:

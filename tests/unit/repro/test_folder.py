@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 from torch import fx
 
@@ -25,6 +26,7 @@ from minidbg.repro import (
     write,
 )
 from minidbg.repro import publish as publish_draft
+from minidbg.repro.folder import as_safetensors
 from minidbg.watch.recorder import rows_of
 from minidbg.watch.repros import write_in_header
 from minidbg.words.errors import CannotWrite
@@ -253,3 +255,10 @@ def test_a_capture_has_seeded_values_in_place_of_those_beyond_the_limit(make_cas
         path = keep_capture(case, tmp_path / str(limit), value_limit_bytes=limit)
         assert path.with_suffix(".safetensors").exists() is stored
         assert torch.equal(load(path).inputs[0], values) is stored
+
+
+def test_tensors_that_share_their_memory_are_stored_each():
+    base = torch.arange(8, dtype=torch.uint8)
+    found = load_tensors(as_safetensors({"all": base, "end": base[2:]}))
+    assert torch.equal(found["all"], base)
+    assert torch.equal(found["end"], base[2:])
