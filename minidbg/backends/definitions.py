@@ -81,8 +81,8 @@ class Copy:
         return vars(sys.modules[self.module])
 
     def text(self, known: Set[str] = frozenset()) -> str:
-        """All that was copied, beyond the statements with a ``known`` text."""
-        pieces = [piece for text, piece in self.pieces.items() if text not in known]
+        """All that was copied, beyond the statements with a ``known`` text and what every script imports."""
+        pieces = [piece for text, piece in self.pieces.items() if text not in {*known, "import torch"}]
         pieces.sort(key=lambda piece: (piece.order, piece.statement.text if piece.order[0] == 0 else ""))
         return joined([piece.statement.text for piece in pieces])
 

@@ -218,10 +218,6 @@ def _call(
 
 
 def _argument(value: object, part: str, builder: RefBuilder) -> str:
-    table = torch_internals.decompositions_expression(value)
-    if table is not None:
-        builder.setup[table[0]] = None
-        return table[1]
     try:
         return write_literal(value)
     except NotALiteral as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,16 @@ from packaging.version import InvalidVersion, Version
 from minidbg.fx.case import Case
 from minidbg.repro import near
 from minidbg.source.size import call_nodes
-from minidbg.words import run_spec, script_header
+from minidbg.words import run_spec
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import read_regular
 from minidbg.words.kinds import Kind
 from minidbg.words.records import damage_in_words, texts
 from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
 from minidbg.words.script_header import (
-    ABOVE,
     HANG_LIMIT_S,
     SCHEMA,
     SCRIPT_LIMIT_BYTES,
-    TORCH_WAS,
     expected_in,
     metadata_of,
     nodes_in,
@@ -58,7 +57,7 @@ def write_header(
 ) -> str:
     """The block as comment lines, ready to stand in a script. ``kind`` is for a case that shows no failure yet.
 
-    ``message`` is what the header holds of the failure's message, where that is not all of it: ``ABOVE``, mostly.
+    ``message`` is what the header holds of the failure's message, where that is not all of it.
     ``folder`` is the repro folder that the script is for, where that is known.
     """
     version, remarks = case.provenance.torch_version, list(case.backend.remarks)
@@ -66,17 +65,17 @@ def write_header(
         case = replace(case, provenance=replace(case.provenance, message=message))
     if folder is not None:
         case = case.with_spec(backend=near.for_header(case.backend, folder))
-    plain = ["".join(one if one.isprintable() else " " for one in remark) for remark in remarks]
-    if remarks and not any(remark.startswith(TORCH_WAS) for remark in remarks) and plain == remarks:
-        case = case.with_spec(backend=replace(case.backend, remarks=(ABOVE,)))
     if torch_requirement(version) == "torch":
-        plain.insert(0, f"{TORCH_WAS}{version}, which no index keeps")
+        remarks.insert(0, f"torch was {version}, which no index keeps")
+    details = json.dumps(details_of(case, device=device, kind=kind))
+    for one in ("'", "\x7f"):  # which cannot stand in a literal of TOML
+        details = details.replace(one, f"\\u{ord(one):04x}")
     lines = [
-        *write_wrapped("dependencies", dependencies(case, has_tensors=has_tensors)),
-        *(f"# {remark}" for remark in plain),
+        f"dependencies = {json.dumps(dependencies(case, has_tensors=has_tensors))}",
+        *("# " + "".join(one if one.isprintable() else " " for one in remark) for remark in remarks),
         "[tool.minidbg]",
-        *write_lines({"expect": "reproduces"}),
-        *write_wrapped("details", details_of(case, device=device, kind=kind)),
+        'expect = "reproduces"',
+        f"details = '{details}'",
     ]
     body = "\n".join(f"# {line}" for line in lines)
     return f"# /// script\n{body}\n# ///"
@@ -157,104 +156,3 @@ def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> 
         provenance=Provenance.from_table(table),
         dependencies=required,
     )
-
-
-# --- TOML ---
-
-
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
-
-
-def write_lines(table: Mapping[str, Any]) -> Iterator[str]:
-    """A line ``key = value`` for each value of ``table``, without the table's own name.
-
-    Values: bool, int, float, str, lists and mappings of these. Half surrogates, which TOML cannot hold, become U+FFFD.
-    No line holds a character that any reader takes for a line break.
-    """
-    for key, value in table.items():
-        yield f"{_key(key)} = {write_value(value)}"
-
-
-WIDTH = 198
-"""Most characters of a line, which is a comment of the script."""
-
-
-def write_wrapped(key: str, value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
-    """``key = value`` in one line, or in several: a list an item a line, a mapping as the list of its ``pieces``."""
-    begin = f"{key} = "
-    if len(begin) + len(write_value(value)) <= WIDTH:
-        yield begin + write_value(value)
-        return
-    begin += "["
-    items = pieces(value, WIDTH - len(begin) - 1) if isinstance(value, Mapping) else value
-    *parts, last = map(write_value, items)
-    for part in parts:
-        yield f"{begin}{part},"
-        begin = "  "
-    yield f"{begin}{last}]"
-
-
-def pieces(table: Mapping[str, Any], width: int) -> Iterator[Mapping[str, Any]]:
-    """``table`` in parts of at most ``width`` characters each, which ``script_header.whole`` puts together again.
-
-    A TOML table of one line cannot be broken; a list of such tables can.
-    """
-    piece: dict[str, Any] = {}
-    for atom in _atoms(table, width):
-        longer = script_header.merged(piece, atom)
-        if piece and len(write_value(longer)) > width:
-            yield piece
-            longer = atom
-        piece = longer
-    yield piece
-
-
-def _atoms(value: Any, width: int) -> Iterator[Any]:
-    if len(write_value(value)) <= width // 2 or not isinstance(value, str | Mapping | Sequence):
-        yield value
-    elif isinstance(value, str):
-        yield from re.findall(r"\S{1,15}\s?|\s", value)
-    elif isinstance(value, Mapping):
-        yield from ({key: atom} for key, item in value.items() for atom in _atoms(item, width))
-    elif any(len(write_value(item)) > width // 2 for item in value):
-        yield from _atoms(script_header.numbered(value), width)
-    else:
-        yield from ([item] for item in value)
-
-
-def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _string(key)
-
-
-def write_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(int(value))
-    if isinstance(value, float):
-        return repr(float(value))  # that of Python is TOML's, of nan and inf too
-    if isinstance(value, str):
-        return _string(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(key)} = {write_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, Sequence):
-        return "[" + ", ".join(map(write_value, value)) + "]"
-    raise TypeError(f"TOML has no form for a {type(value).__name__}: {value!r}")
-
-
-def _string(text: str) -> str:
-    return '"' + "".join(map(_character, without_half_pairs(text))) + '"'
-
-
-def without_half_pairs(text: str) -> str:
-    return re.sub("[\ud800-\udfff]", "\ufffd", text)
-
-
-def _character(character: str) -> str:
-    if character in _SHORT_ESCAPES:
-        return _SHORT_ESCAPES[character]
-    if character.isprintable():
-        return character
-    code = ord(character)
-    return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"

@@ -24,8 +24,8 @@ from minidbg.fx.effects import tensors_in
 from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.ranks import with_group
 from minidbg.repro import near, selfcheck
-from minidbg.repro.header import Header, header_of, without_half_pairs, write_header
-from minidbg.repro.wording import beyond_title, docstring, lines_to_keep, shown_lines
+from minidbg.repro.header import Header, header_of, write_header
+from minidbg.repro.wording import beyond_title, docstring, lines_to_keep
 from minidbg.source import module_text
 from minidbg.source.expressions import quoted
 from minidbg.source.inputs import (
@@ -42,7 +42,6 @@ from minidbg.words.errors import CannotWrite
 from minidbg.words.kinds import Kind
 from minidbg.words.literals import write_literal
 from minidbg.words.run_spec import CallPath
-from minidbg.words.script_header import ABOVE, message_in
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 from minidbg.words.templates import fill
 
@@ -120,7 +119,7 @@ def render(
         device=device,
         has_tensors=bool(stored),
         kind=kind,
-        message=message_to_keep(case, told) if runs else None,
+        message=message_to_keep(case) if runs else None,
         folder=folder,
     )
     paths = list(near.path_lines(case.backend, folder))
@@ -164,17 +163,10 @@ def check_size(case: Case, exactness: Exactness, limit_bytes: int) -> None:
         raise CannotWrite("the values of the inputs", why)
 
 
-def message_to_keep(case: Case, told: str) -> str:
-    """What the header of a published script holds of the failure's message, which its docstring ``told`` quotes.
-
-    ``ABOVE`` where that is enough to recognise the failure by; else the lines that are, or all of it.
-    """
-    message = without_half_pairs(beyond_title(case))
-    pattern = selfcheck.text_pattern(message)
-    shown, kept = (without_half_pairs("\n".join(lines(case))) for lines in (shown_lines, lines_to_keep))
-    if message_in(f'"""{told}"""') == shown and selfcheck.text_pattern(shown) == pattern:
-        return ABOVE if shown else ""
-    return kept if selfcheck.text_pattern(kept) == pattern else message
+def message_to_keep(case: Case) -> str:
+    """What the header of a published script holds of the failure's message: the first lines, where the failure is recognised by them."""
+    message, kept = beyond_title(case), "\n".join(lines_to_keep(case))
+    return kept if selfcheck.text_pattern(kept) == selfcheck.text_pattern(message) else message
 
 
 def _lines_of(form: Form, case: Case, read: Header, model: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from torch import fx
 from minidbg.fx.case import Case
 from minidbg.fx.nested import holders, levels
 from minidbg.judge.signature import meaningful_lines
-from minidbg.repro.header import without_half_pairs
 from minidbg.source.size import call_nodes, call_targets
 from minidbg.words.literals import write_literal
 from minidbg.words.run_spec import Context
@@ -147,7 +146,7 @@ def beyond_title(case: Case) -> str:
 
 def escaped(text: str) -> str:
     """``text`` such that it cannot end the string it stands in, nor show as something else than it is."""
-    quoted = without_half_pairs(text).replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    quoted = re.sub("[\ud800-\udfff]", "\ufffd", text).replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     shown = "".join(one if one.isprintable() or one == "\n" else escape(one) for one in quoted)
     return HEADER_MARK.sub(" # ///", shown)  # at the start of a line it would be a second header
 

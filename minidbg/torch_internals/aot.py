@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import sys
 import traceback
@@ -164,39 +163,3 @@ def aot_autograd_arguments(backend: object) -> dict[str, Any] | None:
         if arguments.get(name) is arguments.get("fw_compiler"):
             arguments.pop(name, None)
     return arguments
-
-
-@private
-def decompositions_expression(table: object) -> tuple[str, str] | None:
-    """The import and the expression that make an equal table of decompositions, or None.
-
-    The functions that make such tables are private.
-    """
-    if not isinstance(table, dict) or not table:
-        return None
-    for module, function in (
-        ("torch._decomp", "core_aten_decompositions"),
-        ("torch._inductor.decomposition", "select_decomp_table"),
-    ):
-        make = getattr(sys.modules.get(module), function, None)
-        if make is not None and _same_table(make(), table):
-            return f"import {module}", f"{module}.{function}()"
-    from torch._decomp import get_decompositions
-
-    operators = list(table)
-    if not all(isinstance(one, torch._ops.OpOverload) for one in operators):
-        return None
-    if not _same_table(get_decompositions(operators), table):
-        return None
-    listed = ", ".join(f"torch.ops.{one}" for one in operators)
-    return "import torch._decomp", f"torch._decomp.get_decompositions([{listed}])"
-
-
-def _same_table(known: Any, table: Any) -> bool:
-    if type(known) is not type(table) or known.keys() != table.keys():
-        return False
-    return all(
-        known[one] is table[one]
-        or (isinstance(known[one], functools.partial) and isinstance(table[one], functools.partial))
-        for one in known
-    )

@@ -17,7 +17,7 @@ from minidbg.words.kinds import UNSEEN, Kind, Traits
 from minidbg.words.literals import read_literal, write_literal
 from minidbg.words.outcome import Signature
 from minidbg.words.records import check_kinds, mapping, texts
-from minidbg.words.script_header import ABOVE, HANG_LIMIT_S
+from minidbg.words.script_header import HANG_LIMIT_S
 from minidbg.words.text import display_path
 
 DAMAGE = (
@@ -427,19 +427,11 @@ class RunSpec:
 
 
 def table_of(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the script ``text`` at ``path``: with the texts that its header only refers to, and absolute paths.
+    """``[tool.minidbg]`` of the script ``text`` at ``path``: with absolute paths.
 
     Raises ValueError when there is no such table.
     """
     table = script_header.table_in(script_header.metadata_of(text))
-    origin, reference = table.get("origin"), table.get("reference")
-    referred = (
-        (origin, "message", ABOVE, script_header.message_in),
-        (reference, "remarks", [ABOVE], script_header.remarks_in),
-    )
-    for owner, key, written, texts_in in referred:
-        if isinstance(owner, dict) and owner.get(key) == written:
-            owner[key] = texts_in(text)
     home = script_header.folder_of(os.path.abspath(path))
     given = table.get("paths")
     if isinstance(given, list) and all(isinstance(one, str) for one in given):

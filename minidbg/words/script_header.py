@@ -5,12 +5,11 @@ And whether two failures' messages, as headers hold them, say the same.
 
 from __future__ import annotations
 
-import ast
+import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
-from functools import reduce
+from collections.abc import Mapping
 from typing import Any
 
 BLOCK = re.compile(
@@ -24,8 +23,6 @@ SCRIPT_LIMIT_BYTES = 16 << 20
 """Of a script. A capture of 20,000 nodes has two megabytes."""
 BLOCK_LIMIT = 1 << 20
 """Characters of a header, of which some hundred are usual."""
-ABOVE = "see above"
-"""In place of a text that stands in the script already: of the message, in the docstring; of the remarks, in the header's comments."""
 HIDDEN = ".minidbg"
 """The folder in a repro folder for all that is no verified repro."""
 HANG_LIMIT_S = 120.0  # seconds that a script of the kind hang gets when its header names no limit
@@ -63,66 +60,16 @@ def table_in(metadata: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ValueError("the '# /// script' block has no [tool.minidbg] table")
     details = table.pop("details", None)  # what stands on a line of its own was put there by a person
-    details = whole(details) if isinstance(details, list) else details
-    table = {**details, **table} if isinstance(details, dict) else table
+    try:
+        told = json.loads(details) if isinstance(details, str) else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its details are no JSON: {error}") from error
+    table = {**told, **table} if isinstance(told, dict) else table
     if table.get("schema") != SCHEMA:
         raise ValueError(
             f"its header has schema {table.get('schema')!r:.40}, this minidbg reads {SCHEMA}; a newer minidbg reads newer ones"
         )
     return table
-
-
-def whole(pieces: list[Any]) -> Any:
-    """The table that was written in ``pieces``. Raises ValueError where they are none of one table."""
-    return _listed(reduce(merged, pieces, {}))
-
-
-def merged(one: Any, more: Any) -> Any:
-    if isinstance(one, dict) and isinstance(more, dict):
-        return {**one, **{key: merged(one[key], more[key]) if key in one else more[key] for key in more}}
-    if type(one) is type(more) and isinstance(one, str | list):
-        return one + more
-    raise ValueError(f"details has a piece {more!r:.80}, which does not go with {one!r:.80}")
-
-
-def _listed(value: Any) -> Any:
-    """``value`` with a list in place of each table whose keys are those of ``numbered``."""
-    if not isinstance(value, dict):
-        return value
-    table = {key: _listed(item) for key, item in value.items()}
-    return list(table.values()) if table and list(table) == list(numbered(table)) else table
-
-
-def numbered(items: Iterable[Any]) -> dict[str, Any]:
-    """A table in place of a list, so that each item can be in several pieces."""
-    return {f"[{index}]": item for index, item in enumerate(items)}
-
-
-DOCSTRING = re.compile(r'''\A(?:[ \t]*(?:#[^\n]*)?\n)*"""((?:[^"\\]|\\[\s\S]|"(?!""))*)"""''')
-
-
-def message_in(text: str) -> str:
-    """What a script's docstring quotes of its failure: what follows the title on the first line, and the indented lines below."""
-    found = DOCSTRING.match(text)
-    try:
-        said = str(ast.literal_eval(f'"""{found[1]}"""')) if found else ""
-    except (SyntaxError, ValueError):
-        return ""
-    headline, _, rest = said.partition("\n")
-    first = headline.partition(": ")[2]
-    block = rest.partition("\n\n")[0] if rest.startswith("\n    ") else ""
-    lines = [line[4:] for line in block.split("\n") if line]
-    return "\n".join([first, *lines] if first else lines)
-
-
-TORCH_WAS = "torch was "
-"""Begins a comment of the header that is no remark on the backend."""
-
-
-def remarks_in(text: str) -> list[str]:
-    block = BLOCK.search(text)
-    comments = (line[4:] for line in block["content"].split("\n") if line.startswith("# # ")) if block else ()
-    return [line for line in comments if not line.startswith(TORCH_WAS)]
 
 
 def folder_of(path: str) -> str:

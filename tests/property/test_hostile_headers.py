@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minidbg.repro import Header, read_header
-from minidbg.repro.header import header_of, write_lines
+from minidbg.repro.header import header_of
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.text import in_one_line, printable
 
@@ -30,7 +31,8 @@ tables: st.SearchStrategy[Any] = st.recursive(
 
 
 def tool_table(table):
-    return "\n".join(["[tool.minidbg]", *write_lines(table)])
+    details = json.dumps(table).replace("'", "\\u0027").replace("\x7f", "\\u007f")
+    return f"[tool.minidbg]\ndetails = '{details}'"
 
 
 def script(body: str) -> str:

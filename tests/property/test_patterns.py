@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from minidbg.judge.harness import first_lines
 from minidbg.judge.signature import signature_of
 from minidbg.repro import selfcheck
-from minidbg.repro.header import Header, header_of, write_lines
+from minidbg.repro.header import Header, header_of
 
 PIECES = st.sampled_from(
     ["error: ", "x.cpp:3:7: ", "Fehler: ", "'", "\u2018", "\u00ab\u00a0", "\x1b[31m", "\x1b[m", "\x1b", "\x00", "\t", "\n", "\r\n", "  ",
@@ -24,8 +25,8 @@ MESSAGES = st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join)
 def header_of_failure(error: BaseException, message: str) -> Header:
     signature = signature_of(error, "compile")
     table = {"schema": 1, "kind": "compile", "backend": "x", "signature": signature.to_table()}
-    text = "\n".join(f"# {line}" for line in ["[tool.minidbg]", *write_lines(table)])
-    header = header_of(f"# /// script\n{text}\n# ///\n", "x.py")
+    details = json.dumps(table).replace("'", "\\u0027").replace("\x7f", "\\u007f")
+    header = header_of(f"# /// script\n# [tool.minidbg]\n# details = '{details}'\n# ///\n", "x.py")
     object.__setattr__(header.provenance, "message", message)
     return header
 
@@ -42,6 +43,6 @@ def test_a_pattern_is_found_in_the_text_that_it_was_made_of(kind: type[Exception
     header = header_of_failure(error, first_lines(error))
     judged = selfcheck._ScriptJudge(header, "", '"x"', has_numbers=False)
     pattern = eval(selfcheck.written_pattern(judged.pattern()))
-    names = {"re": re, "said": eval(judged.said(), {"re": re, "error": error})}
+    names = {"re": re, "_said": eval(judged.said(), {"re": re, "_error": error})}
     searched = eval(judged.searched, names)
     assert re.search(pattern, searched), (pattern, searched)

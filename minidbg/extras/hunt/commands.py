@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -132,7 +133,6 @@ def print_table(table: Mapping[Cell, tuple[State, str]]) -> None:
 def is_worse(hunted: Hunt, expected: Path) -> bool:
     """Whether something that was tried works worse than the file says; a file that is missing is written. Raises BadSetting."""
     from minidbg.extras.hunt.judging import State
-    from minidbg.repro.header import write_lines
 
     states = {cell: state for cell, (state, _) in sorted(hunted.table().items())}
     known: dict[str, dict[str, str]] = {}
@@ -141,7 +141,12 @@ def is_worse(hunted: Hunt, expected: Path) -> bool:
             if state.rank > State.OK.rank:
                 known.setdefault(cell.op, {})[f"{cell.dtype} {cell.device}"] = str(state)
         head = "# What does not work, by minidbg hunt. To compare: minidbg hunt BACKEND --expected THIS"
-        replace_file(expected, "\n".join([head, "[ops]", *write_lines(known), ""]).encode())
+        quoted = {
+            op: [f"{json.dumps(cell)} = {json.dumps(state)}" for cell, state in row.items()]
+            for op, row in known.items()
+        }
+        lines = [f"{json.dumps(op)} = {{{', '.join(cells)}}}" for op, cells in quoted.items()]
+        replace_file(expected, "\n".join([head, "[ops]", *lines, ""]).encode())
         note(f"written: {expected}, what is expected from now on")
         return False
     try:

@@ -92,17 +92,6 @@ def test_two_functions_of_one_name_stay_apart(tmp_path: Path, monkeypatch: pytes
     assert set(found.paths) == {str(HERE.parent), str(tmp_path)}
 
 
-@pytest.mark.parametrize(
-    "table",
-    [torch._decomp.core_aten_decompositions(), torch._decomp.get_decompositions([torch.ops.aten.gelu])],
-    ids=["core", "some"],
-)
-def test_table_of_decompositions_is_made_again(table: Any) -> None:
-    again = resolve(find(aot_autograd(fw_compiler=compiles, decompositions=table)))
-
-    assert again.kwargs["decompositions"].keys() == table.keys()  # type: ignore[union-attr]
-
-
 def test_annotations_of_copied_source_are_values_as_in_its_script() -> None:
     """Those of our own modules are text."""
     backend: Any = resolve(BackendRef("b", "mine", embedded="def mine(gm: int): ..."))

@@ -1,19 +1,15 @@
-"""What a script says about itself, read without running it; what is written as TOML is read back, whatever it holds."""
+"""What a script says about itself, read without running it."""
 
-import tomllib
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minidbg.repro import Exactness, Form, load, read_header, write
-from minidbg.repro.header import torch_requirement, write_lines, write_value, write_wrapped
+from minidbg.repro.header import torch_requirement
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.outcome import Direction, Kind, Signature
 from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance
-from minidbg.words.script_header import metadata_of, table_in, whole
 
 CONTEXT = Context(
     grad=False,
@@ -52,52 +48,21 @@ def test_everything_written_is_read_back(make_case, tmp_path):
     assert header.nodes == 1
 
 
-def test_no_line_of_a_header_is_longer_than_200_characters(make_case, tmp_path):
-    dump = "\n".join(f"  buf{number}: " + "SchedulerNode " * 30 for number in range(40))
-    other = Signature(Kind.COMPILE, types=("a" * 60, "b" * 60), message="m" * 300)
-    signature = Signature(
-        Kind.COMPILE, types=("t" * 90,) * 3, frames=("f" * 120,) * 4, message="w " * 200, others=(other,) * 2
-    )
-    backend = BackendRef("inductor", '"inductor"', options={"a": "o" * 400}, requirements=("r" * 60,) * 4)
-    story = Provenance(message=dump, notes=("note " * 60,), torch_version="2.13.0", suspects=("add",) * 99)
-    case = make_case(signature=signature, context=CONTEXT, backend=backend, provenance=story)
-    for form in (Form.SHORT, Form.CAPTURE):
-        path = write(case, tmp_path / "r.py", form)
-        assert max(map(len, path.read_text().partition("# /// script")[2].splitlines())) <= 200
-        header = read_header(path)
-        assert header.spec.signature == signature
-        assert header.spec.backend.options == backend.options
-        assert header.provenance.notes == story.notes
-        assert (header.provenance.message == dump) is (form is Form.CAPTURE)
-
-
-def test_the_message_of_a_failure_stands_once_in_its_script(make_case, tmp_path):
+def test_a_published_header_holds_of_a_long_message_what_the_failure_is_recognised_by(make_case, tmp_path):
     said = "ValueError: no relu here, in any of the tiles\n  of the first kernel\n" + "    ops.load\n" * 50
     path = write(make_case(provenance=Provenance(message=said)), tmp_path / "r.py")
-    text = path.read_text()
-    assert text.count("in any of the tiles") == 2, "in the docstring, and in the pattern of the judge"
-    assert text.count("of the first kernel") == 1
     lines = read_header(path).provenance.message.splitlines()
     assert lines[:2] == said.splitlines()[:2]
     assert lines[3:] == ["    ops.load ... (and 48 more lines)"]
     case = load(path)
     assert case.provenance.message.splitlines() == lines
-    assert write(case, tmp_path / "again.py").read_text() == text
-
-
-def test_what_the_docstring_does_not_tell_well_enough_stays_in_the_header(make_case, tmp_path):
-    """The docstring leaves out addresses, around which the message is recognised."""
-    said = "ValueError: the kernel at 0x7f6be17ec590 has no relu"
-    text = write(make_case(provenance=Provenance(message=said)), tmp_path / "r.py").read_text()
-    assert read_header(tmp_path / "r.py").provenance.message == said
-    assert '"ValueError: the kernel at .* has no relu"' in text
-
-
-def test_remarks_stand_once(make_case, tmp_path):
-    remarks = ("my_pkg is an editable install of my-pkg", "b.py is loaded by its path")
-    path = write(make_case(backend=BackendRef("b", '"b"', remarks=remarks)), tmp_path / "r.py")
-    assert [path.read_text().count(remark) for remark in remarks] == [1, 1]
-    assert read_header(path).spec.backend.remarks == remarks
+    assert write(case, tmp_path / "again.py").read_text() == path.read_text()
+    assert (
+        read_header(
+            write(make_case(provenance=Provenance(message=said)), path, Form.CAPTURE)
+        ).provenance.message
+        == said
+    )
 
 
 def test_reading_executes_nothing(make_case, tmp_path):
@@ -131,14 +96,15 @@ def test_an_edited_script_is_still_read(make_case, tmp_path, edit):
     [
         (lambda text: "print(1)\n", "no '# /// script' block"),
         (lambda text: text[: text.index("# details")], "no '# /// script' block"),
-        (lambda text: text.replace('kind = "compile"', "kind = compile"), "no TOML"),
-        (lambda text: text.replace('kind = "compile"', 'kind = "mystery"', 1), "mystery"),
+        (lambda text: text.replace("expect =", "expect"), "no TOML"),
+        (lambda text: text.replace('"kind": ', '"kind" '), "no JSON"),
+        (lambda text: text.replace('"kind": "compile"', '"kind": "mystery"', 1), "mystery"),
         (lambda text: text.replace("tool.minidbg", "tool.other"), r"no \[tool.minidbg\]"),
-        (lambda text: text.replace("schema = 1", "schema = 9"), "schema 9"),
-        (lambda text: text.replace("schema = 1, ", ""), "schema"),
+        (lambda text: text.replace('"schema": 1', '"schema": 9'), "schema 9"),
+        (lambda text: text.replace('"schema": 1, ', ""), "schema"),
         (lambda text: text.replace('expect = "reproduces"', 'expect = "perhaps"'), "perhaps"),
         (lambda text: text + text, "2 '# /// script' blocks"),
-        (lambda text: text.replace("types = [", "types = 3 # ["), "damaged"),
+        (lambda text: text.replace('"types": [', '"types": 3, "x": ['), "damaged"),
         (lambda text: "", "no '# /// script' block"),
     ],
 )
@@ -197,52 +163,12 @@ def test_what_a_person_adds_on_a_line_of_its_own_counts(make_case, tmp_path):
     assert (header.spec.device, header.nodes) == ("cuda:1", 1)
 
 
-def test_a_header_with_a_line_for_each_value_is_read_as_before(make_case, tmp_path):
-    path = write(make_case(), tmp_path / "r.py")
-    now = read_header(path)
-    text = path.read_text()
-    table = table_in(metadata_of(text))
-    start, end = text.index("# details"), text.index("# ///\n", text.index("# details"))
-    lines = "".join(f"# {key} = {write_value(value)}\n" for key, value in table.items() if key != "expect")
-    path.write_text(text[:start] + lines + text[end:])
-    assert read_header(path) == now
+HOSTILE = ['"""', "\\", "\\u0041", "'''", "\x00\x1b\x7f\x85\u2028\r\n", "# ///", "\ud800", "\U0001f600"]
 
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]))
-VALUES = st.recursive(
-    st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@given(st.dictionaries(TEXT, VALUES, max_size=5))
-def test_every_table_is_read_back(table):
-    lines = "\n".join(write_lines({"x": table, "signature": table}))
-    assert tomllib.loads(lines).get("x") == tomllib.loads(lines).get("signature") == table
-
-
-@given(st.dictionaries(TEXT, VALUES, max_size=5))
-def test_every_table_is_read_back_from_its_pieces(table):
-    read = tomllib.loads("\n".join(write_wrapped("details", table)))["details"]
-    assert (whole(read) if isinstance(read, list) else read) == table
-
-
-@given(st.text())
-def test_a_string_stays_on_one_line_for_every_reader(text):
-    written = write_value(text)
-    assert written.splitlines() == [written]
-    written.encode()
-
-
-@pytest.mark.parametrize(
-    "hostile", ['"""', "\\", "\\u0041", "'''", "\x00\x1b\x7f\x85\u2028\r\n", "# ///", "\ud800"]
-)
-def test_hostile_strings_are_read_back(hostile):
-    read = tomllib.loads(f"message = {write_value(hostile)}")["message"]
-    assert read == hostile.replace("\ud800", "\ufffd")
-
-
-def test_a_value_without_a_form_is_an_error():
-    with pytest.raises(TypeError, match="NoneType"):
-        write_value(None)
+@pytest.mark.parametrize("text", HOSTILE)
+def test_any_text_is_read_back_from_one_line(make_case, tmp_path, text):
+    path = write(make_case(signature=Signature(Kind.COMPILE, message=text)), tmp_path / "r.py")
+    header = path.read_text().partition("# /// script\n")[2]
+    assert all(line.startswith("#") for line in header.splitlines())
+    assert read_header(path).spec.signature.message == text
