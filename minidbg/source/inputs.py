@@ -43,7 +43,8 @@ SEED = 0
 SMALL_ELEMENTS = 64
 """A tensor of this many elements or fewer is small: its values may stand in the text."""
 FEW_PLACES = 8
-"""NaN and infinities up to this number are written one by one; a tensor with more of them is stored."""
+"""NaN and infinities up to this number are written one by one; more of them come where a drawn mask says."""
+SPECIAL = (math.nan, math.inf, -math.inf)
 RESERVED = ("torch", "device", "stored", "inputs", "float", "complex")
 """Names that the text of ``inputs()`` uses itself."""
 RESCUED_VALUES: dict[int, Tensor] = {}
@@ -227,14 +228,15 @@ class InputsText:
                 return text
         if is_finite:
             return fill.like(value)
-        data = base_data(value, fill.size, layout)
-        places = (~wide(data).isfinite()).nonzero().tolist()
-        if len(places) > FEW_PLACES:
-            return self.exact(name, fill, data)
-        put_in = (
-            f"{name}[{', '.join(map(str, place)) or '()'}] = {number(wide(data)[tuple(place)].item())}"
-            for place in places
-        )
+        data = wide(base_data(value, fill.size, layout))
+        places = (~data.isfinite()).nonzero().tolist()
+        put_in = [
+            f"{name}[{', '.join(map(str, at)) or '()'}] = {number(data[tuple(at)].item())}" for at in places
+        ]
+        if len(places) > FEW_PLACES:  # so many as there were, and nobody's weights beside them
+            parts = [(one, data.isnan() if one != one else data == one) for one in SPECIAL]
+            shares = [(one, part.float().mean().item()) for one, part in parts if part.any()]
+            put_in = [f"{name}[{fill.mask(share)}] = {number(one)}" for one, share in shares]
         self.emit(value, name, fill.like(value), *put_in)
         return name
 
