@@ -224,6 +224,7 @@ def test_a_question_whose_child_cannot_unpickle_it_has_no_answer(
         asking.submit(case, seconds=60)
 
 
+@pytest.mark.slow
 def test_it_is_unpickled_in_the_fork_of_each_question_and_never_in_the_server(
     tmp_path: Path, cases: list[Case]
 ) -> None:

@@ -65,6 +65,7 @@ def compiled(name: str, backend: Any, **more: Any) -> Callable[[Tensor], Any]:
     return torch.compile(PROGRAMS[name], backend=minidbg.wrap(backend, **more))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_random_numbers_are_found(
     what: str, answers: Answers, capfd: pytest.CaptureFixture[str]

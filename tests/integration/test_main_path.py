@@ -176,6 +176,7 @@ def test_save_repro_writes_an_unreduced_script_that_fails(
     assert len([node for node in minidbg.load(path).graph_module.graph.nodes if "call" in node.op]) == 3
 
 
+@pytest.mark.slow
 def test_save_repro_of_what_does_not_fail_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotReproduced, match="does not fail on this graph: gone"):
         minidbg.save_repro(torch.sin, (torch.ones(3),), "eager", tmp_path / "none.py")

@@ -172,6 +172,7 @@ def test_wrap(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     assert (len(alone.started), alone.calls) == (1, 0)
 
 
+@pytest.mark.slow
 def test_run(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     """The program without a change: one interpreter more than with ``wrap``, and the same script."""
     journey = travel("-m", "minidbg", "run", "model.py", program=BARE)
@@ -285,6 +286,7 @@ def test_hunt(travel: Callable[..., Journey]) -> None:
     assert len(journey.script.splitlines()) <= MOST_LINES
 
 
+@pytest.mark.slow
 def test_pytest(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     """A repro is a test, which fails while the bug is there."""
     journey = travel(

@@ -135,7 +135,7 @@ def a_nested_graph(draw: st.DrawFn, graph: fx.Graph, *more: Any) -> fx.Node:
 KINDS = [a_call, an_operator, a_method, an_assignment, a_constant, a_block, a_nested_graph]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graph_modules())
 def test_what_is_written_is_read_back_exactly_and_its_builder_builds_it(gm: fx.GraphModule) -> None:
     assert_round_trip(gm)
@@ -198,7 +198,7 @@ STEPS = {
 
 
 # no shrinking: each example takes two captures
-@settings(max_examples=12, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=6, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(st.data(), st.sampled_from([False, True]))
 def test_dynamo_gives_a_written_graph_back_and_it_computes_the_same(
     data: st.DataObject, dynamic: bool

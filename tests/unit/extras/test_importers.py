@@ -221,6 +221,7 @@ def test_training_is_tried_too_and_the_values_are_torchs_random_ones(after_dynam
     assert any("random values stand in" in note for note in forward.provenance.notes)
 
 
+@pytest.mark.slow
 def test_stored_values_are_found_beside_a_file_that_was_moved(after_dynamo: Path) -> None:
     values = torch.arange(6.0)
     storages = after_dynamo.parent / "checkpoints" / "storages"

@@ -253,6 +253,7 @@ def test_note_hears_each_part_before_it_begins(case_of: CaseOf) -> None:
     assert heard == ["eager", "compile forward", "runtime backward"]
 
 
+@pytest.mark.slow
 def test_many_runs_leave_nothing_behind(case_of: CaseOf) -> None:
     import gc
     import linecache

@@ -98,6 +98,7 @@ def nested(x: Tensor) -> Any:
     return torch.cond(x.sum() > 0, one, lambda a, b: a.cos() + b, (x.sinh(), x.exp())).exp()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [carries_three, carries_a_ring])
 def test_a_loop_keeps_nothing_that_nothing_needs(program: Program) -> None:
     result = reduced(program, "while_loop")

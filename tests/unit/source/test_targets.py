@@ -49,6 +49,7 @@ def test_what_is_not_reachable_is_refused() -> None:
             reference_to(value)
 
 
+@pytest.mark.slow
 def test_import_torch_alone_brings_the_modules_that_are_taken_for_granted() -> None:
     asked = f"import torch\nfor name in {sorted(LOADED_WITH_TORCH)}: eval(name)"
     subprocess.run([sys.executable, "-c", asked], check=True, timeout=120)
