@@ -17,6 +17,7 @@ import torch
 
 from minidbg import torch_internals
 from minidbg.backends.reference import NEEDS
+from minidbg.backends.statements import ANNOTATIONS
 from minidbg.words.errors import UnknownBackend
 from minidbg.words.run_spec import BackendRef, CompilerFn
 
@@ -92,7 +93,8 @@ def namespace_of(ref: BackendRef) -> dict[str, Any]:
     The module's name is one that signatures take for a script's.
     """
     sys.path.extend(folder for folder in ref.paths if folder not in sys.path)
-    text = "\n\n".join([*ref.setup, ref.embedded])
+    # annotations as text, as in a script: they may name what a program imports for a type checker alone
+    text = "\n\n".join([ANNOTATIONS, *ref.setup, ref.embedded])
     name = f"minidbg_backend_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return vars(sys.modules[name]) if name in sys.modules else run_as_module(name, text, torch=torch)
 

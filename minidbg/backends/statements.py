@@ -13,6 +13,8 @@ from functools import cached_property, lru_cache
 
 from minidbg.backends.modules import file_of, source_of
 
+ANNOTATIONS = "from __future__ import annotations"
+
 
 @dataclass(frozen=True)
 class Statement:

@@ -21,7 +21,7 @@ from minidbg.fx.copying import capture_by_dynamo
 from minidbg.fx.effects import walk
 from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
-from minidbg.repro.render import ANNOTATIONS, EMBEDDED_MARK, KERNELS_MARK, SCRIPT_IMPORTS
+from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, SCRIPT_IMPORTS
 from minidbg.source.attributes import by_name
 from minidbg.source.inputs import as_scripts_do, write_inputs
 from minidbg.source.module_text import write_graph_builder, write_module
@@ -178,7 +178,6 @@ def read_parts(text: str, header: Header) -> Parts:
     added = [node for node in top if node not in setup and not (copied and copied < first_line(node) < end)]
     embedded = ["\n".join(lines[copied : end - 1]).strip("\n")] if copied else []
     embedded += [source_of(text, node) for node in added]
-    future = [ANNOTATIONS] if embedded and ANNOTATIONS in lines else []
     plain = header.spec.backend
     # a definition called backend, where nothing is assigned
     expression = (
@@ -187,7 +186,7 @@ def read_parts(text: str, header: Header) -> Parts:
     found = replace(
         plain,
         setup=tuple(source_of(text, node) for node in setup),
-        embedded="\n\n\n".join([*future, *embedded]),
+        embedded="\n\n\n".join(embedded),
         expression=expression or "",
     )
     lacks_it = found.is_to_be_filled_in or backends.is_pickled(found)

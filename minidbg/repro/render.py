@@ -17,7 +17,7 @@ from torch import Tensor
 from minidbg import torch_internals
 from minidbg.backends import assignment
 from minidbg.backends.definitions import OF_SCRIPTS
-from minidbg.backends.statements import joined, read_statements
+from minidbg.backends.statements import ANNOTATIONS, joined, read_statements
 from minidbg.fx.case import Case
 from minidbg.fx.copying import storage_bytes, storage_key
 from minidbg.fx.effects import tensors_in
@@ -45,7 +45,6 @@ from minidbg.words.run_spec import CallPath
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 from minidbg.words.templates import fill
 
-ANNOTATIONS = "from __future__ import annotations"
 SCRIPT_IMPORTS = (ANNOTATIONS, "import pathlib, sys", "import torch")
 """Imports that a script has for itself."""
 NO_CACHES = 'TORCHINDUCTOR_FX_GRAPH_CACHE="0", TORCHINDUCTOR_AUTOGRAD_CACHE="0"'
