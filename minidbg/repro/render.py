@@ -235,17 +235,14 @@ def _model(
 
 def _embedded(case: Case) -> str:
     text = case.backend.embedded
-    ours = {
-        node.lineno for node in ast.parse(text).body if ast.unparse(node) in (ANNOTATIONS, "import torch")
-    }
+    imports = (ANNOTATIONS, "import torch")
+    ours = {node.lineno for node in ast.parse(text).body if ast.unparse(node) in imports}
     return "\n".join(line for at, line in enumerate(text.split("\n"), 1) if at not in ours).strip("\n")
 
 
 def _has_annotations(text: str) -> bool:
-    return any(
-        getattr(node, "annotation", None) is not None or getattr(node, "returns", None) is not None
-        for node in ast.walk(ast.parse(text))
-    )
+    nodes = ast.walk(ast.parse(text))
+    return any(getattr(node, "annotation", None) or getattr(node, "returns", None) for node in nodes)
 
 
 def imports_more_than_torch(text: str) -> bool:

@@ -109,7 +109,10 @@ class Fill:
                 yield f"{self.full(inside)}.{side}({diagonal or ''})"
 
     def _makes(self, text: str, value: Tensor) -> bool:
-        made: Tensor = eval(text, {"torch": torch, "device": value.device}).to(value.device)
+        try:
+            made: Tensor = eval(text, {"torch": torch, "device": value.device}).to(value.device)
+        except NotImplementedError:  # an op that does not take this dtype
+            return False
         if (made.shape, made.dtype) != (value.shape, value.dtype):
             return False
         one, other = (torch.view_as_real(wide(x)) if x.is_complex() else wide(x) for x in (made, value))

@@ -164,6 +164,7 @@ class TestSeeded:
             lambda: torch.randn(3, 3, dtype=torch.complex64).conj(),
             lambda: torch.randn(3, 3, dtype=torch.complex64).conj().imag,
             lambda: torch.empty_strided((3, 4), (1, 3)).normal_(),
+            lambda: torch.eye(3).to(torch.float8_e4m3fn),
         ],
     )
     def test_keeps_dtype_shape_layout_and_autograd_facts(self, make):
