@@ -20,17 +20,21 @@ from minidbg import repro
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = """
-import pathlib, time, torch, minidbg
+BACKEND = """
+import pathlib, time, torch
 
 
 def slow_and_broken(gm, example_inputs):
     with pathlib.Path(__file__).with_name("asked.txt").open("a") as file:
-        file.write(f"{{len(gm.graph.nodes)}}\\n")
+        file.write(f"{len(gm.graph.nodes)}\\n")
     time.sleep(0.4)
     if any(node.target is torch.relu for node in gm.graph.nodes):
         raise ValueError("no kernel")
     return gm.forward
+"""
+PROGRAM = """
+import torch, minidbg
+from slow_backend import slow_and_broken
 
 
 def model(x):
@@ -43,6 +47,11 @@ def model(x):
 if __name__ == "__main__":
     torch.compile(model, backend=minidbg.wrap(slow_and_broken, reduce={reduce!r}))(torch.randn(3, 4))
 """
+
+
+def write_program(folder: Path, reduce: str) -> None:
+    (folder / "slow_backend.py").write_text(BACKEND)
+    (folder / "train.py").write_text(PROGRAM.format(reduce=reduce))
 
 
 def asked(folder: Path) -> list[int]:
@@ -61,7 +70,7 @@ def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> Non
 
 def capture_in(folder: Path) -> Path:
     """The capture of a program that has failed in ``folder``."""
-    (folder / "train.py").write_text(PROGRAM.format(reduce="later"))
+    write_program(folder, "later")
     python("train.py", cwd=folder, timeout=120)
     (folder / "asked.txt").unlink()
     (capture,) = (folder / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
@@ -75,7 +84,7 @@ def started(command: list[str], folder: Path) -> subprocess.Popen[str]:
 
 
 def test_ctrl_c_while_the_repro_is_verified_lets_that_end(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM.format(reduce="now"))
+    write_program(tmp_path, "now")
     process = started([sys.executable, "train.py"], tmp_path)
     wait_until(lambda: any(tmp_path.glob("minidbg_repros/.minidbg/drafts/*/draft.py")), process)
     os.kill(process.pid, signal.SIGINT)
@@ -85,7 +94,7 @@ def test_ctrl_c_while_the_repro_is_verified_lets_that_end(tmp_path: Path) -> Non
 
 
 def test_ctrl_c_in_the_users_program_writes_the_best_and_raises_the_programs_error(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM.format(reduce="now"))
+    write_program(tmp_path, "now")
     process = started([sys.executable, "train.py"], tmp_path)
     wait_until(lambda: len(asked(tmp_path)) > 3, process)
     os.kill(process.pid, signal.SIGINT)
