@@ -229,14 +229,14 @@ class InputsText:
         if is_finite:
             return fill.like(value)
         data = wide(base_data(value, fill.size, layout))
-        places = (~data.isfinite()).nonzero().tolist()
-        put_in = [
-            f"{name}[{', '.join(map(str, at)) or '()'}] = {number(data[tuple(at)].item())}" for at in places
-        ]
-        if len(places) > FEW_PLACES:  # so many as there were, and nobody's weights beside them
+        odd = ~data.isfinite()
+        if int(odd.sum()) > FEW_PLACES:  # so many as there were, and nobody's weights beside them
             parts = [(one, data.isnan() if one != one else data == one) for one in SPECIAL]
             shares = [(one, part.float().mean().item()) for one, part in parts if part.any()]
             put_in = [f"{name}[{fill.mask(share)}] = {number(one)}" for one, share in shares]
+        else:
+            places = zip(odd.nonzero().tolist(), data[odd].tolist(), strict=True)
+            put_in = [f"{name}[{', '.join(map(str, at)) or '()'}] = {number(one)}" for at, one in places]
         self.emit(value, name, fill.like(value), *put_in)
         return name
 

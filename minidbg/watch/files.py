@@ -108,7 +108,7 @@ def changes(before: Snapshot, now: Snapshot) -> tuple[str, ...]:
 def scan(roots: Iterable[Root], before: Snapshot, ignore: Sequence[str] = ()) -> Snapshot:
     """Look at every file below ``roots``, and at those that runs have loaded. What looks the same as ``before`` is not read again."""
     roots = tuple(roots)
-    paths = dict.fromkeys([*(path for path in below(roots, ignore)), *before.loaded])
+    paths = dict.fromkeys([*below(roots, ignore), *before.loaded])
     entries = {path: look(path, before.files.get(path)) for path in paths}
     files = {path: entry for path, entry in entries.items() if entry is not None}
     return Snapshot(files, roots, before.loaded)
