@@ -149,35 +149,6 @@ def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, st
     return backend, None, None
 
 
-@private
-def asked_in_place_of(backend: object) -> Any:
-    """What the program has asked for, where torch calls ``backend`` instead because an override variable says so; else None.
-
-    It is as ``torch.compile`` made it. The variable is ``TORCH_COMPILE_OVERRIDE_BACKENDS``; the graph that is being compiled, the
-    filter of the variable and ``DDPOptimizer``'s field are private.
-    """
-    from torch._dynamo import config
-    from torch._dynamo.backends.distributed import DDPOptimizer
-    from torch._dynamo.graph_id_filter import get_backend_override_for_compile_id
-    from torch._dynamo.symbolic_convert import tls
-
-    translator = getattr(tls, "current_tx", None)  # none in a thread that compiles nothing
-    if translator is None or not config.debug_backend_override:
-        return None
-    output = translator.output
-    chosen = get_backend_override_for_compile_id(output.dynamo_compile_id, config.debug_backend_override)
-    if chosen is not backend:
-        return None
-    asked: Any = output.compiler_fn
-    while True:
-        if isinstance(owner := getattr(asked, "__self__", None), DDPOptimizer):
-            asked = owner.backend_compile_fn
-        elif (inner := getattr(asked, "_torchdynamo_orig_backend", None)) is not None:
-            asked = inner
-        else:
-            return asked
-
-
 def is_called_by_torch(frame: FrameType | None) -> bool:
     """Whether the caller is torch.compile's machinery, so that exceptions are dynamo's to wrap."""
     name = frame.f_globals.get("__name__", "") if frame is not None else ""

@@ -11,13 +11,13 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, cast, get_type_hints
+from typing import Any, Unpack, get_type_hints
 
 from torch import fx
 
 from minidbg import backends, torch_internals
 from minidbg.words import environment, settings
-from minidbg.words.errors import BadSetting, TorchNameMissing, UnknownBackend, nearest
+from minidbg.words.errors import BadSetting, UnknownBackend, nearest
 from minidbg.words.run_spec import CompiledFn, CompilerFn, Level
 from minidbg.words.settings import CompilerSettings, Settings, WrapSettings
 from minidbg.wrapper.chain import Backend, Link, backend_hash, merged, name_of, same_backend
@@ -246,18 +246,17 @@ class EntryPoint:
         options: Mapping[str, Any] | None = None,
     ) -> CompiledFn:
         """As the wrapped backend. Raises BadSetting and UnknownBackend inside dynamo's BackendCompilerFailed."""
-        by_torch = torch_internals.is_called_by_torch(sys._getframe(1))
-        if by_torch and (asked := asked_in_place_of_minidbg(self)) is not None:
-            compiler, options, mode = torch_internals.as_given_to_compile(asked)
-            if isinstance(compiler, WrappedBackend) or not torch_internals.is_backend_of_a_program(asked):
-                return cast(CompiledFn, asked(gm, example_inputs))
-            if compiler is not self:
-                options = {"backend": compiler, **({"options": options} if options else {})}
+        if OWN_NAME in os.environ.get(OVERRIDE, ""):
+            raise BadSetting(
+                f"{OVERRIDE} names minidbg, which is not told there what the program asked for; start the program "
+                f"with 'minidbg run' instead"
+            )
         given = dict(options or {})
         if mode is not None and "mode" not in given:
             given["mode"] = mode
         wrapped = self.wrapped(given)
         if isinstance(wrapped, WrappedBackend):
+            by_torch = torch_internals.is_called_by_torch(sys._getframe(1))
             return wrapped.compiled(gm, example_inputs, None, {}, by_torch)
         return wrapped(gm, example_inputs)
 
@@ -278,24 +277,6 @@ class EntryPoint:
 
 
 entry_point = EntryPoint()
-
-
-def asked_in_place_of_minidbg(entry: EntryPoint) -> Any:
-    """What the program asked for, where ``TORCH_COMPILE_OVERRIDE_BACKENDS`` has torch call minidbg instead; None where the program names minidbg.
-
-    What torch does not say, ``MINIDBG_BACKEND`` does. Raises BadSetting without both.
-    """
-    try:
-        return torch_internals.asked_in_place_of(entry)
-    except TorchNameMissing as missing:
-        if OWN_NAME not in os.environ.get(OVERRIDE, ""):
-            return None
-        if backend := os.environ.get("MINIDBG_BACKEND"):
-            return backends.named(backend)
-        raise BadSetting(
-            f"{OVERRIDE} names minidbg, which cannot see what the program asked for ({missing}); "
-            f"MINIDBG_BACKEND=NAME, or MODULE:ATTRIBUTE, says it"
-        ) from None
 
 
 OVERRIDE = "TORCH_COMPILE_OVERRIDE_BACKENDS"

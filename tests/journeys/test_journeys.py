@@ -49,21 +49,18 @@ def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Journey:
 
 RUN = ("-m", "minidbg", "run")
 WRAP = "minidbg.wrap, by name"
-OVERRIDE = {"TORCH_COMPILE_OVERRIDE_BACKENDS": ">=0:minidbg"}
-CALL_BY: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
-    way: (more + CALL.format(how=how), words, env)
-    for way, more, how, words, env in (
-        (WRAP, "import minidbg\n", 'backend=minidbg.wrap("my_backend")', (), {}),
-        ("minidbg.wrap", "import minidbg\n", "backend=minidbg.wrap(my_backend)", (), {}),
-        ("options, by name", "", 'backend="minidbg", options={"backend": "my_backend"}', (), {}),
-        ("options", "", 'backend="minidbg", options={"backend": my_backend}', (), {}),
-        ("torch's override variable, by name", "", 'backend="my_backend"', (), OVERRIDE),
-        ("torch's override variable", "", "backend=my_backend", (), OVERRIDE),
-        ("minidbg run, by name", "", 'backend="my_backend"', RUN, {}),
-        ("minidbg run", "", "backend=my_backend", RUN, {}),
+CALL_BY: dict[str, tuple[str, tuple[str, ...]]] = {
+    way: (more + CALL.format(how=how), words)
+    for way, more, how, words in (
+        (WRAP, "import minidbg\n", 'backend=minidbg.wrap("my_backend")', ()),
+        ("minidbg.wrap", "import minidbg\n", "backend=minidbg.wrap(my_backend)", ()),
+        ("options, by name", "", 'backend="minidbg", options={"backend": "my_backend"}', ()),
+        ("options", "", 'backend="minidbg", options={"backend": my_backend}', ()),
+        ("minidbg run, by name", "", 'backend="my_backend"', RUN),
+        ("minidbg run", "", "backend=my_backend", RUN),
     )
 }
-"""By the way in which the backend is named: the last lines of the program, what stands before its name, and the environment."""
+"""By the way in which the backend is named: the last lines of the program and what stands before its name."""
 IN_A_NOTEBOOK = """
 import nbclient, nbformat
 cells = [nbformat.v4.new_code_cell(open(name).read()) for name in ("toy.py", "call.py")]
@@ -88,7 +85,7 @@ ROWS = [
 def test_every_way_to_name_a_backend_is_as_quick_as_wrap_and_gives_its_script(
     form: str, way: str, wrapped: Journey, travel: Callable[..., Journey], tmp_path: Path
 ) -> None:
-    call, words, env = CALL_BY[way]
+    call, words = CALL_BY[way]
     (tmp_path / "toy.py").write_text(BACKEND)
     (tmp_path / "call.py").write_text(call)
     guarded = 'if __name__ == "__main__":\n' + textwrap.indent(call, "    ")
@@ -96,12 +93,12 @@ def test_every_way_to_name_a_backend_is_as_quick_as_wrap_and_gives_its_script(
     text = program.get(form, BACKEND + call)
     if form == "notebook":
         pytest.importorskip("ipykernel")
-        journey = travel("-W", "ignore", "-c", IN_A_NOTEBOOK, folder=tmp_path, env=env)
+        journey = travel("-W", "ignore", "-c", IN_A_NOTEBOOK, folder=tmp_path)
     elif form in TYPED:
         said = [text] if form == "command" else []
-        journey = travel(*TYPED[form], *said, typed=text, folder=tmp_path, env=env)
+        journey = travel(*TYPED[form], *said, typed=text, folder=tmp_path)
     else:
-        journey = travel(*words, "model.py", program=text, folder=tmp_path, env=env)
+        journey = travel(*words, "model.py", program=text, folder=tmp_path)
     assert journey.status == 1, journey.stderr
     assert "3 -> 1 nodes" in journey.stderr
     if form in TYPED:
