@@ -147,6 +147,7 @@ def in_one_interpreter(asked: Iterable[Row], python: str, folder: Path) -> Itera
 # ---- what is written down
 
 VARIABLE: tuple[tuple[str, str], ...] = (
+    (r"\bprocess \d+\b", "process #"),
     (r"\b\d+ runs?\b", "# runs"),
     (r"\b\d+(\.\d+)? (s|ms|min)\b", "# s"),
     (r"\b0x[0-9a-f]+\b", "0x#"),
