@@ -158,12 +158,16 @@ def check_screen(journey: Journey) -> None:
 
 
 def test_wrap(wrapped: Journey, travel: Callable[..., Journey]) -> None:
-    """Three interpreters; the script does what the line says."""
+    """Three interpreters; the script does what the line says, from anywhere and without minidbg."""
     assert wrapped.status == 1
+    assert "BackendCompilerFailed: backend='my_backend' raised:" in wrapped.stderr
     assert sorted(roles(wrapped)) == ONE_REDUCTION
     check_screen(wrapped)
     assert LINE.fullmatch(wrapped.last_line())
-    alone = travel(wrapped.scripts[0], folder=wrapped.folder)
+    (path,) = wrapped.scripts
+    assert {one.name for one in path.parent.iterdir()} == {path.name, ".minidbg"}
+    assert "import minidbg" not in wrapped.script
+    alone = travel(path)
     assert (alone.status, alone.stdout.splitlines()[-1]) == (1, "reproduces")
     assert "NotImplementedError: my_backend: no kernel for relu" in alone.stderr
     assert (len(alone.started), alone.calls) == (1, 0)
