@@ -31,7 +31,7 @@ if os.environ.get("CI"):
 TESTS = Path(__file__).parent
 DOOMED = """
 unit/backends:   embedding installed locations pickled renaming source_text
-unit/reduction:  candidate core deadline foresight hints publishing reducing result session whole_cases
+unit/reduction:  candidate deadline publishing reducing result session whole_cases
 unit/source:     parse tensors
 unit/watch:      columns hostile_folders watch_parts
 unit/workers:    ahead packing run_python server
@@ -57,7 +57,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 SHARED = (
     "journeys/test_journeys",
-    "integration/test_deaths",
     "integration/test_main_path",
     "integration/test_package",
     "integration/test_readme",
