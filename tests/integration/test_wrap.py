@@ -182,7 +182,7 @@ def train(backend: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], to
     return losses, {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_training_is_the_same_bit_for_bit(backend: str, answers: Answers) -> None:
     losses, state, rng = train(backend)
     wrapped_losses, wrapped_state, wrapped_rng = train(wrap(backend))
@@ -197,10 +197,9 @@ def test_training_is_the_same_bit_for_bit(backend: str, answers: Answers) -> Non
 @pytest.mark.parametrize("backend", HEALTHY.values(), ids=HEALTHY)
 def test_every_form_of_compiled_function_works(backend: Any, answers: Answers) -> None:
     x = torch.randn(4, 6)
-    model = Net().eval()
-    compiled = torch.compile(model, backend=wrap(backend))
-    assert torch.equal(compiled(x), model(x))
-    assert torch.equal(compiled(x), model(x))
+    compiled = torch.compile(double, backend=wrap(backend))
+    assert torch.equal(compiled(x), double(x))
+    assert torch.equal(compiled(x), double(x))
     assert not answers.cases
 
 
@@ -653,7 +652,7 @@ def bn_step(backend: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.
 
 @pytest.mark.parametrize(
     "backend",
-    [raises, raises_when_called, writes_then_raises, writes_while_compiling_then_raises],
+    [raises, writes_then_raises, writes_while_compiling_then_raises],
     ids=lambda backend: backend.__name__,
 )
 def test_fallback_is_eager_with_gradients_and_no_mutation_twice(
@@ -828,8 +827,10 @@ def test_a_link_that_dies_inside_aot_autograd_leaves_nothing_to_the_next(
 
 
 def test_a_chain_that_breaks_in_the_first_run_raises_when_nothing_is_left(answers: Answers) -> None:
-    error = fail(lambda: torch.compile(double, backend=wrap([raises_when_called, raises]))(torch.ones(2)))
-    assert str(error) == "kernel failed"
+    """The next call begins with the first link again."""
+    compiled = torch.compile(double, backend=wrap([raises_when_called, raises]))
+    for _ in range(2):
+        assert str(fail(lambda: compiled(torch.ones(2)))) == "kernel failed"
     assert len(answers.cases) == 2
 
 

@@ -17,9 +17,11 @@ NOBODY = 2**22 + 5
 """A process number that no process has."""
 
 
-def put(folder: Path, number: int, step: Step, *, pid: int = NOBODY, text: str = "a record") -> Path:
+def put(
+    folder: Path, number: int, step: Step, *, pid: int = NOBODY, text: str = "a record", place: str = HERE
+) -> Path:
     started = flights.started_ms(pid) if pid != NOBODY else 1_000
-    path = flights.make_flight_folder(folder) / str(RecordName(HERE, pid, started, number, step))
+    path = flights.make_flight_folder(folder) / str(RecordName(place, pid, started, number, step))
     path.write_text(text)
     return path
 
@@ -71,13 +73,52 @@ def test_a_death_is_said_with_the_process_its_rank_and_what_it_was_at(tmp_path: 
     assert flights.death(path) == f"process {NOBODY} (rank 1 of 4) died while compiling a graph"
     idle = put(tmp_path, 2, Step.IDLE)
     assert flights.death(idle) == f"process {NOBODY} died while at rest"
+    waiting = put(tmp_path, 3, Step.WAITING)
+    assert "died while waiting for other ranks in a collective" in flights.death(waiting)
     assert flights.death(tmp_path / "x.py") == ""
 
 
-def test_a_step_that_takes_as_long_as_any_is_not_said_to_take_long(tmp_path: Path) -> None:
+def test_what_living_processes_have_been_at_for_long_is_said(tmp_path: Path) -> None:
     path = put(tmp_path, 1, Step.COMPILE, pid=os.getpid())
-    for age_s, count in ((flights.LONG_S, 0), (flights.LONG_S + 1, 1)):
-        assert len(list(flights.at_work(tmp_path, Hands(flights.modified(path) + age_s)))) == count
+    put(tmp_path, 2, Step.IDLE, pid=os.getpid())
+    said = [f"process {os.getpid()}, for {flights.LONG_S + 1:.0f} s: compiling a graph"]
+    for age_s, expected in ((flights.LONG_S, []), (flights.LONG_S + 1, said)):
+        assert list(flights.at_work(tmp_path, Hands(flights.modified(path) + age_s))) == expected
+
+
+def test_a_process_that_got_the_number_of_a_dead_one_is_told_by_its_start(tmp_path: Path) -> None:
+    own = flights.own_name(4, Step.COMPILE)
+    before = RecordName(own.place, own.pid, own.started_ms - 60_000, 4, own.step)
+    path = flights.make_flight_folder(tmp_path) / str(before)
+    path.write_text("a record")
+    assert flights.dead_flights(tmp_path) == [path]
+
+
+def test_a_record_of_another_machine_counts_as_left_behind_when_it_is_old(tmp_path: Path) -> None:
+    path = put(tmp_path, 5, Step.RUN, place="0badcafe")
+    assert flights.dead_flights(tmp_path) == []
+    late = Hands(flights.modified(path) + flights.FOREIGN_AFTER_S + 1)
+    assert flights.dead_flights(tmp_path, late) == [path]
+
+
+def test_a_link_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("mine")
+    os.symlink(tmp_path / "secret", put(tmp_path, 1, Step.RUN).with_name(f"{HERE}-{NOBODY}-1000-2.run.py"))
+    (path,) = flights.dead_flights(tmp_path)
+    assert not path.is_symlink()
+
+
+def test_the_same_record_of_two_ranks_becomes_one_capture(tmp_path: Path) -> None:
+    captures = {flights.as_capture(put(tmp_path, number, Step.RUN)) for number in (1, 2)}
+    assert len(captures) == 1
+    assert flights.dead_flights(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["x.py", "a-1-2-3.sleep.py", "a-1-2-3.py", "a-1-2-3.run.py.bak", "a-1-2-3.run.safetensors"]
+)
+def test_other_names_are_no_records(name: str) -> None:
+    assert flights.read_name(Path(name)) is None
 
 
 def test_a_folder_that_was_made_for_records_alone_goes_and_one_in_which_something_lies_stays(

@@ -21,7 +21,6 @@ from minidbg.repro import (
     file_name,
     folder_of,
     keep_capture,
-    load,
     read_header,
     write,
 )
@@ -246,15 +245,6 @@ def test_discarded_drafts_leave_nothing(make_case, tmp_path):
     discard(path)
     assert os.listdir(place.parent) == []
     discard(path)
-
-
-def test_a_capture_has_seeded_values_in_place_of_those_beyond_the_limit(make_case, tmp_path):
-    values = torch.randint(50, (1000,), generator=torch.Generator().manual_seed(7))
-    case = make_case(inputs=(values,))
-    for limit, stored in ((7_999, False), (8_000, True)):
-        path = keep_capture(case, tmp_path / str(limit), value_limit_bytes=limit)
-        assert path.with_suffix(".safetensors").exists() is stored
-        assert torch.equal(load(path).inputs[0], values) is stored
 
 
 def test_tensors_that_share_their_memory_are_stored_each():

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg import torch_internals
 from minidbg.words.outcome import Direction, Kind
 from minidbg.wrapper import dynamo_graph
 from minidbg.wrapper.chain import Link
@@ -31,19 +30,6 @@ def raised_below(name: str | None) -> Exception:
     raise AssertionError("it did not fail")
 
 
-def test_the_stack_tells_the_phase_of_a_compiled_backward() -> None:
-    assert torch_internals.backward_phase(raised_below("get_or_compile")) == "compile"
-    assert torch_internals.backward_phase(raised_below("call_func_at_runtime_with_args")) == "runtime"
-
-
-def test_what_aot_autograd_checks_itself_is_nobodys_failure() -> None:
-    """A second backward, or one that donated buffers forbid."""
-    assert torch_internals.backward_phase(raised_below(None)) is None
-    heard: list[Exception] = []
-    dynamo_graph.heard(raised_below(None), lambda error, phase: heard.append(error))
-    assert not heard
-
-
 def test_a_bug_of_ours_does_not_take_the_place_of_the_users_exception() -> None:
     def broken(error: Exception, phase: str) -> None:
         raise ZeroDivisionError
@@ -61,12 +47,6 @@ def test_what_a_signal_handler_raises_while_a_failure_is_handled_reaches_the_pro
             dynamo_graph.heard(raised_below("get_or_compile"), lambda *_: signal.raise_signal(signal.SIGUSR1))
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-def test_a_result_without_compiled_backward_has_nothing_to_guard() -> None:
-    x = torch.ones(2, requires_grad=True)
-    assert not dynamo_graph.guard((x * 2, 3, None), lambda error, phase: None)
-    assert not dynamo_graph.guard(x, lambda error, phase: None)
 
 
 def test_a_remembered_call_keeps_no_tensor_alive() -> None:

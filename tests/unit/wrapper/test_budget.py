@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -29,25 +27,6 @@ def grant(
 ) -> tuple[Reduce | None, str]:
     settings, why = budget.grant(signature, error or ValueError(), Settings(**changes))
     return settings.reduce, why
-
-
-def test_a_first_failure_is_reduced_with_all_seconds() -> None:
-    settings, why = ReductionBudget().grant(ONE, ValueError(), Settings(seconds=10))
-    assert (settings.reduce, settings.seconds, why) == (Reduce.NOW, 10, "")
-
-
-def test_a_signature_is_reduced_once() -> None:
-    budget = ReductionBudget()
-    assert grant(budget)[0] is Reduce.NOW
-    reduce, why = grant(budget)
-    assert reduce is Reduce.LATER
-    assert "same failure" in why
-    assert budget.repro_of(ONE) is None, "nothing came of it yet"
-    budget.spend(1, ONE, Path("compile_one.py"))
-    assert "compile_one.py" in grant(budget)[1]
-    assert budget.repro_of(ONE) == Path("compile_one.py")
-    assert grant(budget, OTHER)[0] is Reduce.NOW
-    assert (budget.repro_of(OTHER), budget.repro_of(None)) == (None, None)
 
 
 def test_failures_without_signature_are_each_their_own() -> None:
@@ -106,12 +85,6 @@ def test_out_of_memory_is_found_inside_what_wraps_it() -> None:
     assert not is_out_of_memory(ValueError("out of memory"))
     assert not is_out_of_memory(RuntimeError("shapes do not match"))
     assert not is_out_of_memory(None)
-
-
-def test_several_ranks_wait_unless_told_to_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert grant(ReductionBudget())[0] is Reduce.LATER
-    assert grant(ReductionBudget(), reduce=Reduce.NOW)[0] is Reduce.NOW
 
 
 @pytest.mark.parametrize(("size", "several"), [("1", False), ("2", True), ("", False), ("many", False)])

@@ -15,8 +15,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from minidbg.source.origins import short_path, user_line
 from minidbg.words.errors import AccuracyError, BackendUnreachable
-from minidbg.words.outcome import Direction, Kind
-from minidbg.words.run_spec import STAND_INS, CallPath, Context, Level
+from minidbg.words.outcome import Kind
+from minidbg.words.run_spec import STAND_INS, CallPath, Level
 from minidbg.words.settings import Settings
 from minidbg.wrapper.capture import (
     MESSAGE_CHARACTERS,
@@ -41,20 +41,6 @@ def failing(graph: fx.GraphModule, inputs: tuple[object, ...], **changes: object
         raise ValueError("relu of this is not known\nsecond line")
     except ValueError as error:
         return Failure(graph, inputs, Link("eager"), Kind.COMPILE, error, **changes)
-
-
-def test_a_case_holds_graph_inputs_backend_and_signature() -> None:
-    graph, x = small_graph(), torch.ones(2)
-    case = case_of(failing(graph, (x,), notes=("a remark",)), Settings())
-    assert case.graph_module is graph
-    assert case.inputs[0] is x
-    assert case.backend.expression == "'eager'"
-    assert case.compiler == "eager"  # without options bound to it: reduction may drop them
-    assert (case.signature.kind, case.signature.direction) == (Kind.COMPILE, Direction.FORWARD)
-    assert case.signature.types == ("ValueError",)
-    assert case.provenance.notes == ("a remark",)
-    assert case.provenance.message == "relu of this is not known\nsecond line"
-    assert (case.provenance.nodes, case.provenance.inputs) == (2, 1)
 
 
 def test_a_case_says_which_nodes_the_frames_of_its_failure_held() -> None:
@@ -88,15 +74,6 @@ def test_a_case_says_which_nodes_take_the_input_that_is_wrong_after_the_call() -
         error = AccuracyError("", {"signature": {}, "where": where, "category": "float"})
         failure = Failure(graph, (torch.ones(2),) * 2, Link("eager"), Kind.ACCURACY, error)
         assert case_of(failure, Settings()).provenance.suspects == expected
-
-
-def test_a_backend_that_nothing_leads_to_is_to_be_filled_in() -> None:
-    hidden = Link((lambda secret: lambda gm, inputs: secret)(object()), options={"level": 2})
-    failure = replace(failing(small_graph(), (torch.ones(2),)), link=hidden)
-    case = case_of(failure, Settings())
-    assert case.compiler is hidden.backend
-    assert (case.backend.expression, case.backend.options) == ("...", {"level": 2})
-    assert case.backend.fill_in.startswith("a closure of test_case_capture.py:")
 
 
 def test_what_the_user_says_of_a_backend_is_refused_where_it_leads_nowhere() -> None:
@@ -139,11 +116,6 @@ def test_symbolic_numbers_become_those_of_this_run_without_a_guard() -> None:
     assert type(real_value(fake.shape[0], 0)) is int
     assert tuple(real_value(fake, 0).shape) == (7, 5)
     assert not environment.guards
-
-
-def test_plain_values_stay_the_very_objects() -> None:
-    for value in (torch.ones(2), 3, 2.5, None, "text", [torch.ones(1)]):
-        assert real_value(value, 0) is value
 
 
 def test_the_users_line_is_the_one_the_message_names() -> None:
@@ -248,15 +220,6 @@ def test_a_graph_of_aot_autograd_is_called_by_itself_without_gradients_and_autoc
     )
     assert (dynamo.spec.call, dynamo.spec.context.grad) == (CallPath.TORCH_COMPILE, True)
     assert dynamo.spec.context.autocast != ()
-
-
-def test_a_failing_backward_is_a_case_with_one_and_has_the_modes_of_the_forward() -> None:
-    modes = Context(deterministic=True)
-    failed = failing(small_graph(), (torch.ones(2),), direction=Direction.BACKWARD, context=modes)
-    case = case_of(failed, Settings())
-    assert case.spec.backward
-    assert case.spec.context.deterministic
-    assert not case_of(failing(small_graph(), (torch.ones(2),)), Settings()).spec.backward
 
 
 def test_a_backend_is_looked_for_once_and_filled_in_only_while_it_is_asked_for() -> None:

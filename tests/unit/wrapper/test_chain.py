@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import fx
 
-from minidbg.words.errors import ConflictingOptions
 from minidbg.words.run_spec import Level
 from minidbg.wrapper import chain
 from minidbg.wrapper.chain import (
@@ -19,39 +17,8 @@ from minidbg.wrapper.chain import (
     backend_hash,
     compile_at_run_time,
     merged,
-    name_of,
     same_backend,
 )
-
-
-@pytest.mark.parametrize(
-    ("wrapped", "given", "together"),
-    [
-        (({}, None), ({}, None), ({}, None)),
-        (({"a": 1}, "m"), ({"b": 2}, None), ({"a": 1, "b": 2}, "m")),
-        (({"a": 1}, "default"), ({"a": 1}, "m"), ({"a": 1}, "m")),
-        (({}, "m"), ({}, "m"), ({}, "m")),
-        (({}, "default"), ({}, None), ({}, None)),
-    ],
-)
-def test_options_and_mode_of_both_places_go_together(
-    wrapped: tuple[Mapping[str, Any], str | None],
-    given: tuple[Mapping[str, Any], str | None],
-    together: tuple[dict[str, Any], str | None],
-) -> None:
-    assert merged(*wrapped, *given) == together
-
-
-@pytest.mark.parametrize(
-    ("wrapped", "given", "said"),
-    [
-        (({"a": 1}, None), ({"a": 2}, None), "option 'a' is 1 in minidbg.wrap and 2 in torch.compile"),
-        (({}, "m"), ({}, "n"), "mode is 'm' in minidbg.wrap and 'n' in torch.compile"),
-    ],
-)
-def test_two_values_for_one_thing_are_refused(wrapped: Any, given: Any, said: str) -> None:
-    with pytest.raises(ConflictingOptions, match=said):
-        merged(*wrapped, *given)
 
 
 def test_a_value_that_is_unlike_itself_is_no_conflict() -> None:
@@ -61,24 +28,6 @@ def test_a_value_that_is_unlike_itself_is_no_conflict() -> None:
 
 def backend(gm: fx.GraphModule, inputs: Sequence[Any], level: int = 0) -> Callable[..., Any]:
     return gm.forward
-
-
-@pytest.mark.parametrize(
-    ("other", "same"),
-    [
-        (partial(backend, level=2), True),
-        (partial(partial(backend), level=2), True),
-        (partial(backend, level=3), False),
-        (partial(backend, None, level=2), False),
-        (partial(print, level=2), False),
-        (backend, False),
-    ],
-)
-def test_partials_are_the_same_backend_when_their_parts_are(other: Any, same: bool) -> None:
-    one = partial(backend, level=2)
-    assert same_backend(one, other) is same_backend(other, one) is same
-    if same:
-        assert backend_hash(one) == backend_hash(other)
 
 
 class Unhashable:
@@ -92,13 +41,6 @@ def test_backends_that_are_equal_as_values_are_the_same_although_nothing_hashes_
     assert same_backend(Unhashable(), Unhashable())
     assert not same_backend(Unhashable(), backend)
     assert backend_hash(Unhashable()) == backend_hash(Unhashable())
-
-
-def test_a_backend_is_called_as_torch_calls_it() -> None:
-    assert [name_of(one) for one in ("inductor", backend)] == ["inductor", "backend"]
-    assert name_of(partial(backend, level=2)).startswith("functools.partial(")
-    link = Link(backend)
-    assert (link.name, link.__name__) == ("backend", "backend")
 
 
 def test_an_aot_autograd_backend_is_named_after_its_compiler_for_people() -> None:

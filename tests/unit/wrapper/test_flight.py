@@ -16,7 +16,7 @@ from torch import fx
 
 import minidbg
 from minidbg.repro import flights, load, read_header
-from minidbg.repro.flights import RecordName, Step
+from minidbg.repro.flights import Step
 from minidbg.source.size import call_targets
 from minidbg.words.settings import Settings
 from minidbg.wrapper import flight
@@ -184,69 +184,3 @@ def test_healthy_program_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mo
     flight.clear_up()
     assert seen == [["compile"]]
     assert list(tmp_path.iterdir()) == []
-
-
-# ---- reading
-
-
-def put(repro_dir: Path, name: RecordName) -> Path:
-    path = flights.make_flight_folder(repro_dir) / str(name)
-    path.write_text("a record")
-    return path
-
-
-def dead(number: int, step: Step, place: str | None = None) -> RecordName:
-    return RecordName(place or flights.this_place(), 2**22 + 5, 1_000, number, step)
-
-
-def test_records_of_dead_processes_are_found_and_those_of_the_living_left(repro_dir: Path) -> None:
-    left = put(repro_dir, dead(1, Step.RUN))
-    idle = put(repro_dir, dead(2, Step.IDLE))
-    own = put(repro_dir, flights.own_name(3, Step.COMPILE))
-    reused = flights.own_name(4, Step.COMPILE)
-    before = RecordName(reused.place, reused.pid, reused.started_ms - 60_000, 4, reused.step)
-    reused_pid = put(repro_dir, before)
-    elsewhere = put(repro_dir, dead(5, Step.RUN, "0badcafe"))
-    assert set(flights.dead_flights(repro_dir)) == {left, reused_pid}
-    assert [path.exists() for path in (left, idle, own, elsewhere)] == [True, False, True, True]
-
-
-def test_a_rank_that_died_waiting_for_another_is_no_crash(repro_dir: Path) -> None:
-    waiting = put(repro_dir, dead(1, Step.WAITING))
-    waiting.write_text("# Seen on rank 1 of 4.")
-    assert flights.dead_flights(repro_dir) == []
-    assert flights.waited_in_vain(repro_dir) == [waiting]
-    assert "(rank 1 of 4) died while waiting for other ranks in a collective" in flights.death(waiting)
-
-
-def test_what_living_processes_have_been_at_for_long_is_said(repro_dir: Path) -> None:
-    own = put(repro_dir, flights.own_name(1, Step.COMPILE))
-    put(repro_dir, flights.own_name(2, Step.IDLE))
-    assert list(flights.at_work(repro_dir)) == []
-    later = Hands(flights.modified(own) + 60)
-    assert list(flights.at_work(repro_dir, later)) == [f"process {os.getpid()}, for 60 s: compiling a graph"]
-
-
-def test_old_record_of_another_machine_counts_as_left_behind(repro_dir: Path) -> None:
-    elsewhere = put(repro_dir, dead(5, Step.RUN, "0badcafe"))
-    late = Hands(flights.modified(elsewhere) + flights.FOREIGN_AFTER_S + 1)
-    assert flights.dead_flights(repro_dir, late) == [elsewhere]
-
-
-def test_link_is_no_record(repro_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("mine")
-    os.symlink(tmp_path / "secret", flights.make_flight_folder(repro_dir) / str(dead(1, Step.RUN)))
-    assert flights.dead_flights(repro_dir) == []
-
-
-def test_same_record_of_two_ranks_becomes_one_capture(repro_dir: Path) -> None:
-    captures = {flights.as_capture(put(repro_dir, dead(number, Step.RUN))) for number in (1, 2)}
-    assert len(captures) == 1
-    assert flights.dead_flights(repro_dir) == []
-
-
-@pytest.mark.parametrize(
-    "name", ["x.py", "a-1-2-3.sleep.py", "a-1-2-3.py", "a-1-2-3.run.py.bak", "a-1-2-3.run.safetensors"]
-)
-def test_other_names_are_no_records(name: str) -> None:
-    assert flights.read_name(Path(name)) is None

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from support.doubles import Hands
-from support.new_process import warnings_of
 from torch import fx
 
 from minidbg import workers
@@ -35,12 +34,6 @@ def captured_in(folder: Path, value: torch.Tensor = ONES, **more: Any) -> Report
     graph_module, inputs = capture_by_dynamo(torch.relu, (value,))
     case = Case(graph_module, inputs, RunSpec(BackendRef("b", "b"), signature=Signature(Kind.COMPILE)))
     return handle.respond(case, Settings(repro_dir=folder, reduce=Reduce.LATER, **more))
-
-
-def test_a_folder_that_can_be_written_stays(tmp_path: Path) -> None:
-    report = captured_in(tmp_path / "repros")
-    assert report.capture.is_relative_to(tmp_path / "repros")
-    assert not list((tmp_path / "repros" / ".minidbg" / "drafts").iterdir())
 
 
 def test_a_capture_holds_no_more_values_than_the_setting_allows(tmp_path: Path) -> None:
@@ -113,17 +106,6 @@ def failure(error: Exception | None = None, kind: Kind = Kind.COMPILE, **more: A
     )
 
 
-def test_a_program_that_goes_on_hears_what_failed_and_with_what_it_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    handle.warn_going_on(failure(), Report("a line"), "inductor")
-    handle.warn_going_on(failure(ValueError("x" * 300), Kind.RUNTIME), Report("a line"), "eager")
-    assert warnings_of(caplog) == [
-        "minidbg: eager failed to compile a graph (ValueError: no kernel); going on with inductor. a line",
-        f"minidbg: eager failed to run a graph (ValueError: {'x' * 200}); going on with eager. a line",
-    ]
-
-
 def wrong_value(op: str) -> AccuracyError:
     return AccuracyError("wrong", {"signature": {}, "where": "output 0", "category": "float"}, op)
 
@@ -136,8 +118,6 @@ def test_wrong_results_of_another_backend_or_op_are_another_bug() -> None:
     relu, sin = wrong_value("relu"), wrong_value("sin")
     found = [handle.bug_of(case, relu), handle.bug_of(case, sin), handle.bug_of(other, relu)]
     assert len(set(found)) == 3
-    assert handle.bug_of(case, ValueError()) == spec.signature
-    assert handle.bug_of(case.with_spec(signature=None), relu) is None
 
 
 # ---- whether the backend is to blame
@@ -176,22 +156,6 @@ def test_what_eager_runs_is_the_backends_failure_and_the_history_of_its_inputs_s
 # ---- what no script can hold
 
 
-def hidden() -> Any:
-    """A backend to which no import leads."""
-    return (lambda secret: lambda gm, inputs: secret)(object())
-
-
-@pytest.mark.slow
-def test_the_graph_of_a_backend_that_nothing_leads_to_is_kept_for_its_backend_to_be_filled_in(
-    tmp_path: Path,
-) -> None:
-    report = handle.handle_quietly(failure(backend=hidden()), Settings(repro_dir=tmp_path))
-    assert report.capture is not None
-    assert report.capture.suffix == ".py"
-    assert "edit `backend = ...` in" in report.line
-    assert report.line.endswith(f"minidbg reduce {report.capture} --backend MODULE:EXPRESSION")
-
-
 def test_what_is_known_of_a_failure_that_no_script_can_hold_is_kept_in_words(tmp_path: Path) -> None:
     settings = Settings(repro_dir=tmp_path)
     failed = failure(inputs=(torch.ones(3, requires_grad=True),))
@@ -214,34 +178,12 @@ def test_where_not_even_the_text_can_be_written_the_reason_is_said_alone(tmp_pat
     assert (report.line, report.capture) == ("not captured: odd", None)
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (3, "builtins.int 3"),
-        (None, "builtins.NoneType None"),
-        (object(), "builtins.object"),
-        (ONES, "torch.Tensor torch.float32 of shape (3,), torch.strided, on cpu"),
-    ],
-)
-def test_an_input_is_described_without_the_values_of_its_tensor(value: Any, words: str) -> None:
-    assert handle.in_words(value) == words
-
-
-@pytest.mark.parametrize(
-    ("trouble", "line"),
-    [
-        (OSError(28, "full"), r"not captured, the file system refused: .*full; repro_dir= names another"),
-        (
-            ZeroDivisionError("ours"),
-            r"could not capture this failure \(ZeroDivisionError: ours\); that is a bug",
-        ),
-    ],
-)
-def test_our_own_trouble_becomes_a_report(trouble: Exception, line: str) -> None:
+def test_what_the_file_system_refuses_becomes_a_report() -> None:
     def raises(*_: Any, **__: Any) -> Report:
-        raise trouble
+        raise OSError(28, "full")
 
     handle.PROCESS.responder = raises
+    line = r"not captured, the file system refused: .*full; repro_dir= names another"
     assert re.match(line, handle.handle_quietly(failure(), Settings()).line)
 
 
@@ -263,28 +205,6 @@ def responded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Case, Settings]]:
     handle.PROCESS.responder = respond
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     return found
-
-
-def test_the_same_failure_of_the_same_graph_has_one_answer(
-    responded: list[tuple[Case, Settings]],
-) -> None:
-    """A program may catch it and run into it again at each step."""
-    lines = [handle.capture_and_reduce(failure(), Settings()).line for _ in range(3)]
-    assert lines == ["report 1, same as None"] * 3
-    assert len(responded) == 1
-
-
-def test_the_same_bug_in_another_graph_is_captured_with_the_reason_why_it_is_not_reduced(
-    responded: list[tuple[Case, Settings]],
-) -> None:
-    handle.capture_and_reduce(failure(), Settings())
-    another = replace(failure(), graph_module=fx.symbolic_trace(lambda x: (torch.relu(x),)))
-    report = handle.capture_and_reduce(another, Settings())
-    (first, now), (second, later) = responded
-    assert (now.reduce, later.reduce) == (Reduce.NOW, Reduce.LATER)
-    assert first.provenance.notes == ()
-    assert second.provenance.notes[-1] == "not reduced at once: same failure as r.py"
-    assert report.line == "report 2, same as r.py"
 
 
 def test_reductions_spend_the_seconds_of_the_process_and_captures_spend_none(

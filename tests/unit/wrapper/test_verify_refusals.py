@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg.words.settings import Settings, Verify
-from minidbg.wrapper.verify import calls_compared, is_settled
+from minidbg.words.settings import Settings
 from minidbg.wrapper.verify_refusals import bytes_of_a_run, declared_otherwise, free_bytes, refusal
 
 
@@ -86,18 +85,3 @@ def test_values_count_until_their_last_use_or_until_backward(grad: bool, values:
     graph = graph_of(torch.sin, torch.cos, torch.tan, values=torch.empty(10, device="meta"))
     with torch.set_grad_enabled(grad):
         assert bytes_of_a_run(graph) == values * 40
-
-
-@pytest.mark.parametrize(
-    ("verify", "calls", "settled_after"), [(Verify.FIRST, 1, 1), (Verify.NEVER, 0, 1), (3, 3, 3)], ids=str
-)
-def test_a_graph_settles_after_the_calls_that_are_compared(
-    verify: Verify | int, calls: int, settled_after: int
-) -> None:
-    assert calls_compared(verify) == calls
-    assert [is_settled(good, verify) for good in (settled_after - 1, settled_after)] == [False, True]
-
-
-def test_always_never_settles() -> None:
-    assert calls_compared(Verify.ALWAYS) is None
-    assert not is_settled(1000, Verify.ALWAYS)
