@@ -66,10 +66,8 @@ class Row:
 
     @property
     def sitting(self) -> str:
-        """The rows of one fail in one interpreter, one after the other; what is asked by default is in two, one for each worker."""
-        if not self.quick:
-            return self.group
-        return "quick-accuracy" if self.group == "accuracy" else "quick"
+        """The rows of one fail in one interpreter, one after the other."""
+        return "quick" if self.quick else self.group
 
     @property
     def answers(self) -> Path:

@@ -8,7 +8,6 @@ from corpus import running
 
 ROWS = running.rows()
 SITTINGS = sorted({row.sitting for row in ROWS})
-QUICK = [sitting for sitting in SITTINGS if sitting.startswith("quick")]
 
 
 def ask(sitting: str) -> None:
@@ -21,14 +20,13 @@ def ask(sitting: str) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("sitting", QUICK)
-def test_what_comes_of_a_failing_program(sitting: str) -> None:
-    ask(sitting)
+def test_what_comes_of_a_failing_program() -> None:
+    ask("quick")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("sitting", [one for one in SITTINGS if one not in QUICK])
+@pytest.mark.parametrize("sitting", [one for one in SITTINGS if one != "quick"])
 def test_what_comes_of_every_failing_program(sitting: str) -> None:
     ask(sitting)
 

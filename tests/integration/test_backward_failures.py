@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import planted_backends as planted
@@ -15,8 +14,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
-import minidbg
-from minidbg import asking, backends, repro, torch_internals
+from minidbg import asking, backends, torch_internals
 from minidbg.fx.case import Case
 from minidbg.reduction import context_passes
 from minidbg.words.outcome import Direction, Kind, Verdict
@@ -115,22 +113,3 @@ def test_what_needs_neither_backward_nor_gradients_loses_them() -> None:
     simple = context_passes.simplify(case, fails, lambda: 60.0)
     assert not simple.spec.backward
     assert not simple.inputs[0].requires_grad
-
-
-@pytest.mark.slow
-def test_a_backward_failure_becomes_a_script_that_runs_backward(tmp_path: Path) -> None:
-    backend = minidbg.wrap(planted.raises_in_backward_of_relu, repro_dir=tmp_path)
-
-    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        for _ in range(3):
-            x = torch.tanh(x @ w)
-        return torch.relu(x).exp().sum()
-
-    with pytest.raises(planted.ReluNotSupported) as caught:
-        torch.compile(function, backend=backend)(torch.randn(4, 4), torch.eye(4).requires_grad_()).backward()
-    report = minidbg.report_of(caught.value)
-    assert report.path is not None, report.line
-    header = repro.read_header(report.path)
-    assert header.spec.backward is True
-    assert header.nodes == 1
-    assert header.spec.backend.name == "planted_backends.raises_in_backward_of_relu"

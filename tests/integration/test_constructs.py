@@ -27,12 +27,12 @@ from minidbg.source.module_text import instantiate, write_module
 from minidbg.source.size import call_targets
 
 QUICK = {
-    "dynamic_not_needed", "checkpoint", "no_grad_around", "write_through_a_view", "tied_weights",
+    "dynamic_not_needed", "checkpoint", "write_through_a_view",
 }  # fmt: skip
 LATER = {
     "item", "in_a_branch", "graph_break", "conjugated", "float8_e5m2",
     "all_dynamic", "alone_in_a_branch", "in_a_map", "in_an_autocast_block", "grad_mode_block", "aliased_inputs", "no_leaf", "expanded",
-    "several_outputs", "uint64",
+    "several_outputs", "uint64", "no_grad_around", "tied_weights",
 }  # fmt: skip
 """With ``QUICK`` at least one of each kind; the others are as quick, but there are many."""
 

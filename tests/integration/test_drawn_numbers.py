@@ -36,6 +36,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "log_normal": lambda x: torch.empty(16).log_normal_() + x,
     "few bits": lambda x: torch.randint_like(x.bfloat16(), 1000) + x,
 }
+QUICK = ("dropout", "normal", "attention", "few bits")
 WRONG: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
     "another number of dimensions": ("dropout", lambda r: r.expand(3, 16), "shape"),
     "another dtype": ("normal", lambda r: torch.randn(16).double(), "dtype"),
@@ -80,7 +81,9 @@ def other_numbers(r: Tensor) -> Tensor:
     return r[torch.randperm(16)] if r.numel() == 16 else r
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in PROGRAMS]
+)
 @pytest.mark.parametrize("backend", [pytest.param("aot_eager", marks=pytest.mark.slow), "other numbers"])
 def test_healthy_random_numbers_pass(
     name: str, backend: str, answers: Answers, caplog: pytest.LogCaptureFixture

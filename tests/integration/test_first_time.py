@@ -143,7 +143,9 @@ def wrapped(backend: Any, folder: Path, verify: Any = "first") -> Any:
 
 
 @pytest.mark.parametrize("verify", ["first", pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("job", [*JOBS[:2], *(pytest.param(job, marks=pytest.mark.slow) for job in JOBS[2:])])
+@pytest.mark.parametrize(
+    "job", [pytest.param(job, marks=[pytest.mark.slow] * (job is not kept_graph)) for job in JOBS]
+)
 def test_the_programs_first_backward_decides_what_is_donated(
     job: Job, verify: Any, donating: Donating, tmp_path: Path
 ) -> None:

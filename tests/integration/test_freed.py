@@ -84,7 +84,9 @@ def reachable(start: object) -> Iterator[object]:
 @pytest.mark.parametrize(
     "backward", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["backward", "no backward"]
 )
-@pytest.mark.parametrize("fails", ["", "compile", "accuracy"])
+@pytest.mark.parametrize(
+    "fails", ["accuracy", *(pytest.param(fails, marks=pytest.mark.slow) for fails in ("", "compile"))]
+)
 def test_a_backend_and_its_weights_are_freed_when_the_program_lets_go_of_them(
     fails: str, backward: bool, by_name: bool, tmp_path: Path
 ) -> None:

@@ -61,12 +61,6 @@ def only_repro(folder: Path) -> Path:
     return path
 
 
-def test_the_same_failure_again_gives_no_second_file(folder: Path) -> None:
-    before = only_repro(folder).read_text()
-    assert python("train.py", cwd=folder).returncode == 1
-    assert only_repro(folder).read_text() == before
-
-
 def test_check_prints_one_object_a_line_and_exits_with_the_worst_status(folder: Path) -> None:
     done = cli("check", "--json", "minidbg_repros", cwd=folder)
     assert done.returncode == 1, done.stderr
@@ -75,12 +69,6 @@ def test_check_prints_one_object_a_line_and_exits_with_the_worst_status(folder: 
     assert found["verdict"] == "reproduces"
     assert found["signature"]["types"] == ["ValueError"]
     assert {"repro", "device", "seconds"} <= set(found)
-
-
-def test_check_with_another_backend_finds_the_failure_gone(folder: Path) -> None:
-    done = cli("check", "--backend", "eager", "minidbg_repros", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("gone")
 
 
 def test_accept_says_that_a_repro_still_reproduces_and_changes_nothing(folder: Path) -> None:

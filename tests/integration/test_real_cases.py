@@ -1,5 +1,6 @@
 """Real failures of torch, alone and inside large models: from the user's program to a repro that runs anywhere.
 
+Ten more are programs of the corpus, under ``real``.
 Each case runs in a process of its own, as a user's program would; its repro runs from another folder.
 """
 
@@ -51,23 +52,13 @@ class Expected:
 
 
 SINGLE = [
-    Expected("compile_193265_cumsum_0dim", 2, "IndexError"),
-    Expected("compile_188218_fractional_pool_kernel_zero", 1, "max not supported"),
-    Expected("compile_188231_bool_relational", 4, "TypeError"),
-    Expected("runtime_143579_custom_op_fake_stride", 1, "stride"),
-    Expected("runtime_own_extern_kernel_dtype", 5, "same dtype"),
     Expected("runtime_own_bare_subclass", 1, "Multiple dispatch failed"),
-    Expected("accuracy_187027_flip_repeat_interleave", 4, "output 0 differs"),
-    Expected("accuracy_189518_cumsum_dtype", 2, "has dtype int64, eager gives bfloat16"),
-    Expected("accuracy_197895_float_floor_divide", 1, "output 0 differs"),
-    Expected("accuracy_own_grid_sample_nan", 1, "eager gives nan"),
     Expected("accuracy_own_any_uint8", 1, "has dtype bool, eager gives uint8"),
     Expected("accuracy_own_remainder_inf", 1, "output 0"),
     Expected("compile_own_sum_bool", 2, "CppCompileError"),
     Expected("compile_own_prod_bool", 2, "AssertionError"),
     Expected("compile_own_add_complex_empty", 1, "stride(-1) must be 1"),
     Expected("compile_own_view_copy_transposed", 1, "Cannot view a tensor"),
-    Expected("compile_own_lerp_complex", 1, "not supported between instances of 'complex'"),
 ]
 IN_MODELS = [
     Expected("compile_193265_gpt2_step_schedule", 2, "IndexError"),

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from support.command_line import python
 
-from minidbg import asking, backends
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.command import JUDGE_SCRIPT
-from minidbg.repro import Exactness, Form, run, run_alone, write
+from minidbg.repro import Exactness, Form, run, write
 from minidbg.words.outcome import Kind, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 
 pytestmark = pytest.mark.slow
 
-CASES = Path(__file__).parents[1] / "cases"
 RAISES = """\
 def raises_on_relu(gm, example_inputs):
     for node in gm.graph.nodes:
@@ -67,23 +63,6 @@ def test_a_script_shows_the_traceback_says_its_verdict_and_exits_with_it(tmp_pat
     status, said, erred = ended(script, cwd=elsewhere)
     assert (status, said) == (1, "reproduces\n")
     assert "raise ValueError" in erred
-
-
-def test_the_oracle_answers_for_programs_on_one_line(tmp_path, elsewhere):
-    script = write(relu_case(), tmp_path / "r.py")
-    status, answer = judged(script, cwd=elsewhere)
-    assert status == 1
-    assert (answer["verdict"], answer["backend"], answer["torch"]) == (
-        "reproduces",
-        "raises_on_relu",
-        torch.__version__,
-    )
-    assert answer["repro"] == str(script)
-
-
-def test_another_backend_can_be_asked(tmp_path, elsewhere):
-    script = write(relu_case(), tmp_path / "r.py")
-    assert judged(script, "--backend", "eager", cwd=elsewhere)[1]["verdict"] == "gone"
 
 
 def test_another_failure_is_told_apart_and_skipped_by_git_bisect(tmp_path, elsewhere):
@@ -193,19 +172,3 @@ def test_modes_of_the_call_do_not_change_the_inputs(tmp_path):
     )
     outcome = run(script)
     assert "saw [(torch.float32, True, False, False), (torch.float32, True, True, False)]" in outcome.message
-
-
-@pytest.mark.parametrize("name", ["compile_own_add_complex_empty", "runtime_143579_custom_op_fake_stride"])
-def test_a_real_failure_of_inductor_is_shown_elsewhere(tmp_path, name, monkeypatch):
-    monkeypatch.syspath_prepend(str(CASES))
-    module = importlib.import_module(name)
-    function, values = module.make()
-    graph_module, inputs = capture_by_dynamo(function, values)
-    backend = backends.with_operators(backends.find(module.BACKEND), graph_module)
-    case = Case(graph_module, inputs, RunSpec(backend, Context(grad=False)))
-    seen = asking.submit(case, seconds=100)
-    script = write(case.with_spec(signature=seen.signature), tmp_path / "r.py")
-    outcome = run(script)
-    assert outcome.verdict is Verdict.REPRODUCES
-    assert outcome.signature == seen.signature
-    assert run_alone(script, seconds=100).exit_status == 1

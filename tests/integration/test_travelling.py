@@ -14,8 +14,6 @@ from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 
 CASES = sorted((Path(__file__).parents[1] / "cases").glob("*_*.py"))
-JUDGED = ("accuracy_own_remainder_inf",)
-"""What is judged also where only quick tests run."""
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +42,11 @@ def test_a_real_case_is_the_same_in_the_child(path: Path) -> None:
     assert_same_case(case, travelled(case))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=() if path.stem in JUDGED else pytest.mark.slow, id=path.stem)
+        pytest.param(path, id=path.stem)
         for path in CASES
         # an operator that the file alone defines is nothing that these cases' backend brings along
         if not path.stem.startswith("crash") and "custom_op" not in path.stem

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,14 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from support.quick_path import failing_program, judge_in_fork, take_the_quick_path
+from support.quick_path import failing_program, take_the_quick_path
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 import minidbg
 from minidbg.fx.case import Case
 from minidbg.repro import Exactness, Form, render
-from minidbg.words.outcome import Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
-from minidbg.wrapper.process import PROCESS
 
 
 @pytest.fixture(autouse=True)
@@ -147,54 +144,6 @@ def test_a_wrong_gradient_is_not_explained_by_an_input_without_one(tmp_path: Pat
     assert "in backward" in said
     assert "It passes when" not in said
     assert "plainer values" not in said
-
-
-class Counts:
-    """A backend with a state, which no name leads to."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        self.calls += 1
-        return refuses_sin(gm, example_inputs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "what"),
-    [
-        (lambda gm, inputs: refuses_sin(gm, inputs), "a lambda of test_what_scripts_say.py:"),
-        (Counts(), "an object of the class Counts of test_what_scripts_say.py:"),
-    ],
-)
-def test_a_backend_that_nothing_leads_to_leaves_a_reduced_script_to_fill_in(
-    backend: Any, what: str, tmp_path: Path
-) -> None:
-    torch._dynamo.reset()
-    PROCESS.__init__()
-    wrapped = minidbg.wrap(backend, repro_dir=tmp_path)
-    with pytest.raises(Exception, match="no kernel") as caught:
-        torch.compile(program, backend=wrapped)(torch.randn(3))
-    report = minidbg.report_of(caught.value)
-    assert report is not None
-    assert report.path is None
-    assert report.to_fill_in is not None, report.line
-    assert list(tmp_path.glob("*.py")) == []
-    assert "2 -> 1 nodes" in report.line
-    assert f"a reduced graph whose backend is to be filled in, {what}" in report.line
-    assert "run: python" not in report.line
-    text = report.to_fill_in.read_text()
-    assert "x.sin()" in text
-    assert "unpickled" not in text
-    (unfilled,) = re.findall(r"    return \.\.\.  # fill in: .*\n", text)
-    outcome = judge_in_fork(report.to_fill_in)
-    assert outcome.verdict is Verdict.SKIPPED
-    assert f"its backend is to be filled in: {what}" in outcome.reason
-    report.to_fill_in.write_text(
-        text.replace(unfilled, f"    import {__name__} as own\n\n    return own.refuses_sin\n")
-    )
-    assert judge_in_fork(report.to_fill_in).verdict is Verdict.REPRODUCES
 
 
 def mapped(x: torch.Tensor) -> Any:

@@ -15,8 +15,6 @@ from support.new_process import Answers, as_in_a_new_process  # noqa: F401 - a f
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 
-import minidbg
-from minidbg import repro
 from minidbg.fx.case import Case
 from minidbg.words.errors import AccuracyError, BadSetting
 from minidbg.words.outcome import Kind, Verdict
@@ -212,45 +210,6 @@ def test_compilers_of_every_form_are_found_again(compiler: Any, told: str, answe
         torch.compile(lambda x: torch.relu(x) + 1, backend=backend)(torch.ones(3))
     (case,) = answers.cases
     assert told in case.backend.expression
-
-
-@pytest.mark.slow
-def test_a_failure_becomes_a_verified_script_of_one_aten_call(tmp_path: Path) -> None:
-    """Two graphs and a chain of other calls around it; no stub."""
-    compiler = minidbg.wrap_compiler(planted.raises_on_relu, repro_dir=tmp_path)
-
-    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        for _ in range(4):
-            x = torch.tanh(x @ w)
-        return torch.relu(x).exp()
-
-    with pytest.raises(BackendCompilerFailed) as caught:
-        trained(aot_autograd(fw_compiler=compiler, bw_compiler=planted.works_boxed), function)
-    report = minidbg.report_of(caught.value)
-    assert report.path is not None, report
-    case = minidbg.load(report.path)
-    calls = [node.target for node in case.graph_module.graph.nodes if node.op == "call_function"]
-    assert calls == [torch.ops.aten.relu.default]
-    assert case.spec.level is Level.ATEN
-    assert len(case.inputs) == 1
-    assert "relu" in report.path.name
-    assert "import minidbg" not in report.path.read_text()
-    assert repro.run(report.path).verdict is Verdict.REPRODUCES
-
-
-@pytest.mark.slow
-def test_a_failure_that_needs_symbolic_sizes_keeps_them(tmp_path: Path) -> None:
-    compiler = minidbg.wrap_compiler(planted.raises_on_symbolic_relu, repro_dir=tmp_path)
-    backend = aot_autograd(fw_compiler=compiler)
-    compiled = torch.compile(lambda x: torch.relu(torch.sin(x) * 2).exp(), backend=backend, dynamic=True)
-    with pytest.raises(BackendCompilerFailed) as caught:
-        compiled(torch.ones(5, 3))
-    report = minidbg.report_of(caught.value)
-    assert report.path is not None, report
-    case = minidbg.load(report.path)
-    assert case.spec.dynamic
-    assert any(case.spec.dynamic_dims)
-    assert len([node for node in case.graph_module.graph.nodes if node.op == "call_function"]) == 1
 
 
 def test_a_judged_run_of_a_wrapped_backend_answers_nothing(answers: Answers) -> None:

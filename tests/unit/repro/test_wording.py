@@ -10,7 +10,7 @@ from torch import fx
 
 from minidbg.repro.render import render
 from minidbg.repro.wording import docstring, escaped, mode_phrases, op_names, ops_phrase, title
-from minidbg.words.outcome import Direction, Kind, Signature
+from minidbg.words.outcome import Kind, Signature
 from minidbg.words.run_spec import BackendRef, Context, Provenance
 
 
@@ -21,21 +21,6 @@ def graph_of(*calls):
         value = graph.create_node(op, target, (value,))
     graph.output((value,))
     return fx.GraphModule(torch.nn.Module(), graph)
-
-
-@pytest.mark.parametrize(
-    ("signature", "text"),
-    [
-        (Signature(Kind.COMPILE), "eager fails to compile relu."),
-        (Signature(Kind.RUNTIME), "The code that eager makes of relu fails."),
-        (Signature(Kind.RUNTIME, Direction.BACKWARD), "The code that eager makes of relu fails in backward."),
-        (Signature(Kind.ACCURACY), "eager gives wrong results for relu."),
-        (Signature(Kind.CRASH), "The process dies in eager with relu."),
-        (Signature(Kind.HANG), "eager does not come back from relu."),
-    ],
-)
-def test_the_title_says_backend_kind_op_and_direction(make_case, signature, text):
-    assert title(make_case(signature=signature)) == text
 
 
 def test_ops_have_short_names(make_case):
