@@ -35,7 +35,7 @@ def test_a_request_that_cannot_be_met_ends_in_two_lines_and_status_125(
 ) -> None:
     script = tmp_path / "no_repro.py"
     script.write_text("x = 1\n")
-    assert status_of("reduce", str(script)) == 125
+    assert status_of("show", str(script)) == 125
     said = capsys.readouterr()
     assert said.out == ""
     what, todo = said.err.splitlines()

@@ -84,7 +84,6 @@ def run_here(path: Path, *arguments: str) -> int:
         return int(str(end.code))
 
 
-@pytest.mark.parametrize("call", list(CallPath))
 @pytest.mark.parametrize(
     ("backend", "status", "first_words"),
     [
@@ -104,9 +103,9 @@ def run_here(path: Path, *arguments: str) -> int:
     ],
 )
 def test_first_line_is_the_verdict_and_the_status_fits(
-    write_script: WriteScript, capfd: Any, call: str, backend: str, status: int, first_words: str
+    write_script: WriteScript, capfd: Any, backend: str, status: int, first_words: str
 ) -> None:
-    assert run_here(write_script(backend, call=call)) == status
+    assert run_here(write_script(backend, call=CallPath.DIRECT)) == status
     assert capfd.readouterr().out.splitlines()[0].startswith(first_words)
 
 
@@ -299,10 +298,3 @@ def test_model_that_dies_in_eager_is_invalid(write_script: WriteScript) -> None:
     done = run_there(command.JUDGE_SCRIPT, write_script("segfaults_on_relu", kind="crash", model=model))
     assert done.returncode == 125
     assert done.stdout.startswith("invalid: eager itself died (SIGSEGV)")
-
-
-@pytest.mark.slow
-def test_script_runs_under_pytest(write_script: WriteScript) -> None:
-    done = run_there("-m", "pytest", "-q", "-p", "no:cacheprovider", write_script("raises_on_relu"))
-    assert done.returncode == 1
-    assert "reproduces: " in done.stdout

@@ -58,20 +58,6 @@ def is_silent(*runs: Any, **more: Any) -> bool:
 # ---- labels ----------------------------------------------------------------------------------------------
 
 
-def test_snapshot_labels_outputs_inputs_and_gradients() -> None:
-    x = torch.ones(2)
-    left = snapshot([x, {"a": (x, 3)}], {"x": x, "n": 4}, [None, x])
-    assert list(left) == [
-        "output 0",
-        "output 1['a'][0]",
-        "output 1['a'][1]",
-        "input x after the call",
-        "input n after the call",
-        "gradient of input 0",
-        "gradient of input 1",
-    ]
-
-
 def test_snapshot_of_a_bare_tensor_is_output_0_and_copies_nothing() -> None:
     x = torch.ones(2, requires_grad=True)
     leaf = snapshot(x)["output 0"]
@@ -175,7 +161,7 @@ def test_a_compiled_result_nearer_to_float64_than_eager_is_no_difference() -> No
     assert found(eager, compiled, exact)["category"] == "float"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_sum_in_another_order_is_no_difference(seed: int) -> None:
     x = random(300_000, seed=seed)
     one_by_one = torch.from_numpy(x.numpy().reshape(-1, 16).cumsum(0, dtype="float32"))[-1].sum()

@@ -102,19 +102,6 @@ def test_a_backend_that_exits_has_ended_the_process_whatever_its_status() -> Non
         )  # fmt: skip
 
 
-def test_a_script_that_was_not_asked_for_phases_counts_by_how_it_died() -> None:
-    spec = spec_for(Kind.COMPILE, direction=Direction.BACKWARD)
-    found = outcome_of_run(died(), spec, limit_s=5)
-    assert (found.verdict, found.reason) == (Verdict.CRASHED, "died of SIGSEGV")
-    assert found.message == STACK
-    assert found.signature is not None
-    assert found.signature.direction is Direction.BACKWARD
-    large = outcome_of_run(died(out_of_memory=True), spec, limit_s=5)
-    assert (large.verdict, large.reason) == (Verdict.CRASHED, "ended, for it took more memory than it may")
-    late = outcome_of_run(died(timed_out=True), spec, limit_s=5)
-    assert (late.verdict, late.reason) == (Verdict.TIMEOUT, "no answer within 5 s")
-
-
 def test_a_script_that_printed_its_outcome_and_died_in_its_exit_has_answered() -> None:
     said = '{"verdict": "gone", "signature": null}\n'
     for fields in ({"stdout": said}, {"stdout": said, "timed_out": True}):

@@ -22,17 +22,23 @@ CaseOf = Callable[..., Case]
 BOTH_PATHS = pytest.mark.parametrize("call", list(CallPath))
 
 
-@BOTH_PATHS
+RAISES = [
+    (planted.raises_on_relu, Kind.COMPILE, "raises_on_relu"),
+    (planted.raises_in_run_on_relu, Kind.RUNTIME, "raises_in_run_on_relu.compiled_fn"),
+    (planted.asks_for_fallback_on_relu, Kind.COMPILE, "asks_for_fallback_on_relu"),
+    (planted.raises_without_a_message_on_relu, Kind.COMPILE, "raises_without_a_message_on_relu"),
+    (planted.mutates_its_graph, Kind.COMPILE, "mutates_its_graph"),
+    (planted.raises_a_panic_on_relu, Kind.COMPILE, "raises_a_panic_on_relu"),
+    (planted.ends_the_program_on_relu, Kind.COMPILE, "ends_the_program_on_relu"),
+]
+"""The last four through ``torch.compile`` are programs of the corpus."""
+
+
 @pytest.mark.parametrize(
-    ("backend", "kind", "innermost"),
+    ("backend", "kind", "innermost", "call"),
     [
-        (planted.raises_on_relu, Kind.COMPILE, "raises_on_relu"),
-        (planted.raises_without_a_message_on_relu, Kind.COMPILE, "raises_without_a_message_on_relu"),
-        (planted.mutates_its_graph, Kind.COMPILE, "mutates_its_graph"),
-        (planted.raises_a_panic_on_relu, Kind.COMPILE, "raises_a_panic_on_relu"),
-        (planted.ends_the_program_on_relu, Kind.COMPILE, "ends_the_program_on_relu"),
-        (planted.asks_for_fallback_on_relu, Kind.COMPILE, "asks_for_fallback_on_relu"),
-        (planted.raises_in_run_on_relu, Kind.RUNTIME, "raises_in_run_on_relu.compiled_fn"),
+        *((*row, CallPath.DIRECT) for row in RAISES),
+        *((*row, CallPath.TORCH_COMPILE) for row in RAISES[:3]),
     ],
 )
 def test_what_a_backend_raises_is_told_by_kind_and_place(
@@ -63,14 +69,13 @@ def test_backward_is_told_from_forward(case_of: CaseOf, call: CallPath, backend:
 
 
 @BOTH_PATHS
-@pytest.mark.parametrize("backend", [planted.returns_gm_forward, "eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [planted.returns_gm_forward, "aot_eager"])
 def test_healthy_backend_is_gone(case_of: CaseOf, call: CallPath, backend: Any) -> None:
     assert execute(case_of(backend, call=call)).verdict is Verdict.GONE
 
 
-@BOTH_PATHS
-def test_wrong_values_are_an_accuracy_failure(case_of: CaseOf, call: CallPath) -> None:
-    outcome = execute(case_of(planted.adds_one_to_relu, call=call))
+def test_wrong_values_are_an_accuracy_failure(case_of: CaseOf) -> None:
+    outcome = execute(case_of(planted.adds_one_to_relu, call=CallPath.DIRECT))
     assert outcome.signature.kind is Kind.ACCURACY
     assert outcome.figures["max_abs"] == pytest.approx(1.0)
 

@@ -6,17 +6,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from minidbg.judge.harness import (
     brief,
     compared,
     cotangent_for,
-    failure,
     first_lines,
     gradients_of,
-    leaves_of,
     left_behind,
     patched_config,
 )
@@ -30,22 +27,6 @@ def spec(**more: Any) -> RunSpec:
     return RunSpec(BackendRef("b", "b"), signature=EXPECTED, **more)
 
 
-@pytest.mark.parametrize(
-    ("match", "found", "verdict"),
-    [
-        (None, EXPECTED, Verdict.REPRODUCES),
-        (None, Signature(Kind.COMPILE, types=("KeyError",)), Verdict.CHANGED),
-        (None, Signature(Kind.CRASH), Verdict.CRASHED),
-        ("stride", EXPECTED, Verdict.REPRODUCES),
-        ("shape", EXPECTED, Verdict.CHANGED),
-    ],
-)
-def test_a_failure_is_the_expected_one_when_signature_and_text_match(
-    match: str | None, found: Signature, verdict: Verdict
-) -> None:
-    assert failure(found, spec(match=match), "a wrong stride").verdict is verdict
-
-
 def compared_with(difference: Callable[[list[str]], Any]) -> Outcome | None:
     return compared(SimpleNamespace(difference=difference, spec=spec()), [])
 
@@ -57,14 +38,6 @@ def test_results_that_cannot_be_compared_prove_nothing() -> None:
     found = compared_with(refuse)
     assert found == Outcome(Verdict.INVALID, reason="cannot be compared with eager: quantized")
     assert compared_with(lambda notes: None) is None
-
-
-def test_figures_of_a_difference_go_beside_its_signature_and_message() -> None:
-    difference = {"signature": {"message": "output: float"}, "message": "off", "max_abs": 2.0}
-    found = compared_with(lambda notes: difference)
-    assert found is not None
-    assert (found.verdict, found.message, found.figures) == (Verdict.CHANGED, "off", {"max_abs": 2.0})
-    assert found.signature == Signature(Kind.ACCURACY, message="output: float")
 
 
 def test_what_a_backend_says_is_told_without_dynamos_advice() -> None:
@@ -84,11 +57,6 @@ def test_options_that_this_torch_lacks_are_left_out_and_the_others_are_put_back(
         assert config.epilogue_fusion is not before
         assert not config.fx_graph_cache
     assert config.epilogue_fusion is before
-
-
-def test_leaves_of_nested_results_are_found_in_order() -> None:
-    assert leaves_of({"a": 1, "b": [2, (3,)]}) == [1, 2, 3]
-    assert leaves_of(4) == [4]
 
 
 def test_without_a_way_from_a_result_to_an_input_there_is_no_gradient() -> None:

@@ -134,12 +134,11 @@ def masked_in_place(scores: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("backend", "verdict"), [("aot_eager", Verdict.GONE), (planted.wrong_gradient, Verdict.REPRODUCES)]
 )
-@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[:, 1:3].t()], ids=["whole", "slice"])
 def test_the_gradient_of_an_activation_that_the_graph_writes_to_is_that_from_before(
-    backend: Any, verdict: Verdict, view: Callable[[torch.Tensor], torch.Tensor]
+    backend: Any, verdict: Verdict
 ) -> None:
     """Longformer: after ``+=`` eager's is that of the new value, which AOTAutograd's graph does not know."""
-    scores = view(torch.randn(4, 5, requires_grad=True) * 1)
+    scores = (torch.randn(4, 5, requires_grad=True) * 1)[:, 1:3].t()
     graph, inputs = capture_by_dynamo(masked_in_place, (scores, torch.ones(scores.shape, requires_grad=True)))
     signature = Signature(Kind.ACCURACY, Direction.BACKWARD, message="gradient: float")
     case = Case(

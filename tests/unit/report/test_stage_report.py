@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ SENTENCES = {
 }
 
 
+@cache
 def written(folder: Path, backend: str = "inductor", kind: Kind = Kind.COMPILE) -> Path:
     case = Case(
         fx.symbolic_trace(lambda x: (torch.relu(x),)),
@@ -59,6 +61,12 @@ def written(folder: Path, backend: str = "inductor", kind: Kind = Kind.COMPILE) 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     return written(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of scripts that nobody changes."""
+    return tmp_path_factory.mktemp("stages")
 
 
 @pytest.mark.parametrize(("report", "sentence"), SENTENCES.values(), ids=SENTENCES)
@@ -102,10 +110,10 @@ def test_a_damaged_answer_counts_as_none(script: Path, damage: tuple[str, str]) 
     ids=["a stage itself, in its place", "behind them", "no time: its own all the same"],
 )
 def test_each_stage_is_asked_once_and_named_before(
-    tmp_path: Path, backend: str, seconds: float, asked: list[str]
+    folder: Path, backend: str, seconds: float, asked: list[str]
 ) -> None:
     said, children = list[str](), Questions(lambda case: Outcome(GONE))
-    find_stages(written(tmp_path, backend), seconds=seconds, note=said.append, submit=children)
+    find_stages(written(folder, backend), seconds=seconds, note=said.append, submit=children)
     assert [case.backend.name for case in children.asked] == asked
     assert said == [f"running it with {name}" for name in asked]
 
@@ -122,7 +130,7 @@ def test_each_stage_is_asked_once_and_named_before(
     ids=["inductor", "in another way", "an earlier stage", "a crash", "another backend"],
 )
 def test_inductor_is_bisected_where_it_fails_as_expected_and_nothing_before_it(
-    tmp_path: Path, backend: str, kind: Kind, at: str, verdict: Verdict, is_bisected: bool
+    folder: Path, backend: str, kind: Kind, at: str, verdict: Verdict, is_bisected: bool
 ) -> None:
     order = ["eager", "aot_eager", "aot_eager_decomp_partition", "inductor"]
 
@@ -130,7 +138,7 @@ def test_inductor_is_bisected_where_it_fails_as_expected_and_nothing_before_it(
         return Outcome(verdict if order.index(case.backend.name) >= order.index(at) else GONE)
 
     children = Questions(answer)
-    assert find_stages(written(tmp_path, backend, kind), submit=children).guilty == at
+    assert find_stages(written(folder, backend, kind), submit=children).guilty == at
     assert bool(children.bisections) is is_bisected
 
 
@@ -144,7 +152,7 @@ def test_inductor_is_bisected_where_it_fails_as_expected_and_nothing_before_it(
     ],
 )
 def test_a_run_of_the_bisection_that_judged_nothing_ends_it(
-    script: Path, verdict: Verdict, note: str
+    folder: Path, verdict: Verdict, note: str
 ) -> None:
     """Else a busy machine would blame whatever was being switched off."""
 
@@ -153,7 +161,7 @@ def test_a_run_of_the_bisection_that_judged_nothing_ends_it(
         return Outcome(GONE if not own else verdict if children.bisections else REPRODUCES)
 
     children = Questions(answer)
-    assert find_stages(script, submit=children).notes == (note,)
+    assert find_stages(written(folder), submit=children).notes == (note,)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +173,11 @@ def test_a_run_of_the_bisection_that_judged_nothing_ends_it(
     ],
     ids=["a switch, found by halves", "dynamic", "nothing"],
 )
-def test_what_a_program_can_change_is_tried(script: Path, is_gone: Any, passes: str) -> None:
+def test_what_a_program_can_change_is_tried(folder: Path, is_gone: Any, passes: str) -> None:
     def answer(case: Case) -> Outcome:
         return Outcome(GONE if case.backend.name != "inductor" or is_gone(case) else Verdict.CHANGED)
 
-    assert find_stages(script, submit=Questions(answer)).passes == tuple(filter(None, [passes]))
+    assert find_stages(written(folder), submit=Questions(answer)).passes == tuple(filter(None, [passes]))
 
 
 def test_a_report_is_read_back_from_what_is_kept() -> None:

@@ -68,10 +68,12 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("exactness", [Exactness.SMALL, Exactness.EXACT])  # drawn values are fitted anew
-@pytest.mark.parametrize(
-    ("program", "call"),
-    [*((program, CallPath.TORCH_COMPILE) for program in PROGRAMS), ("state", CallPath.DIRECT)],
+@pytest.mark.parametrize(  # drawn values are fitted anew
+    ("program", "call", "exactness"),
+    [
+        *((program, CallPath.TORCH_COMPILE, Exactness.SMALL) for program in PROGRAMS),
+        ("state", CallPath.DIRECT, Exactness.EXACT),
+    ],
 )
 def test_write_load_write_is_the_identity(make_case, tmp_path, program, call, exactness):
     function, inputs = PROGRAMS[program]
@@ -144,13 +146,6 @@ def test_every_field_of_a_case_comes_back(make_case, tmp_path):
     assert replace(loaded.spec, backend=backend) == case.spec
     assert loaded.provenance == replace(case.provenance, oracle_calls=0, seconds=0.0)
     assert callable(loaded.compiler)
-
-
-def test_exact_values_come_back_bit_for_bit(make_case, tmp_path):
-    values = (torch.randn(50, 50).t(),)
-    loaded = load(write(make_case(inputs=values), tmp_path / "r.py", exactness=Exactness.EXACT))
-    assert torch.equal(loaded.inputs[0], values[0])
-    assert loaded.inputs[0].stride() == values[0].stride()
 
 
 def test_loading_leaves_random_streams_and_modes_alone(make_case, tmp_path):

@@ -80,6 +80,14 @@ def test_a_death_is_a_crash_and_no_answer_in_time_a_hang(ended, kind, died, time
     assert (outcome.verdict, outcome.reason) == (timed_out, "no answer within 5 s")
 
 
+def test_a_run_that_took_too_much_memory_says_so(ended):
+    outcome = ended(out_of_memory=True, signal=signal.SIGKILL)
+    assert (outcome.verdict, outcome.reason) == (
+        Verdict.CRASHED,
+        "ended, for it took more memory than it may",
+    )
+
+
 @pytest.mark.parametrize("stdout", ["", "\n", "Traceback\n", "[1, 2]\n", '{"verdict": "odd"}\n', "null\n"])
 def test_an_end_without_a_verdict_judges_nothing(ended, stdout):
     outcome = ended(stdout=stdout, exit_status=1, stderr_tail="x\nSyntaxError: invalid syntax\n")
