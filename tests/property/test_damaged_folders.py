@@ -25,7 +25,7 @@ from damaged_folders import SOUND, damaged_folder, write_folder
 
 SECONDS = 10
 MORE_BYTES = 200 << 20
-FILES = 80
+FILES = 40
 MANY_FILES = 1300
 """Of each commit, others than those of the one before."""
 

@@ -78,7 +78,7 @@ stories = st.builds(
     st.sampled_from([Exactness.SMALL, Exactness.EXACT]),  # drawn values are fitted anew
 )
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate],

@@ -198,7 +198,7 @@ STEPS = {
 
 
 # no shrinking: each example takes two captures
-@settings(max_examples=6, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=3, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(st.data(), st.sampled_from([False, True]))
 def test_dynamo_gives_a_written_graph_back_and_it_computes_the_same(
     data: st.DataObject, dynamic: bool
