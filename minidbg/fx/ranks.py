@@ -230,11 +230,6 @@ def _placement(name: str, value: Any) -> tuple[str, str] | None:
     return (f"{TENSOR}.{name}()", TENSOR) if name == "Replicate" else None
 
 
-def is_maker(maker: Any) -> bool:
-    """Whether ``maker`` is the class of a placement or a mesh, which an argument may call."""
-    return getattr(maker, "__module__", "") in (PLACEMENTS, MESH) and isinstance(maker, type)
-
-
 def imports_of(values: Iterable[Any]) -> tuple[str, ...]:
     texts = (shared_text(value) for value in values)
     return tuple(sorted({f"import {text[1]}" for text in texts if text and text[1]}))

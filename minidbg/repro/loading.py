@@ -26,7 +26,7 @@ from minidbg.source.attributes import by_name
 from minidbg.source.inputs import as_scripts_do, write_inputs
 from minidbg.source.module_text import write_graph_builder, write_module
 from minidbg.source.origins import comments_by_line, stack_trace
-from minidbg.source.parse import NotOurForm, read_module
+from minidbg.source.parse import read_module
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import open_regular
 from minidbg.words.records import damage_in_words
@@ -90,16 +90,16 @@ def _namespace(path: Path, parts: Parts) -> dict[str, Any]:
 
 
 def _graph(
-    parts: Parts, header: Header, namespace: Mapping[str, Any], values: tuple[Any, ...]
+    parts: Parts, header: Header, namespace: dict[str, Any], values: tuple[Any, ...]
 ) -> tuple[fx.GraphModule, tuple[Any, ...]]:
     if header.spec.call is CallPath.DIRECT:
         graph_module: fx.GraphModule = namespace["graph"]()
         _remember_locations(ast.parse(parts.model).body[0], comments_by_line(parts.model), graph_module)
     else:
-        try:
-            graph_module = read_module(parts.model, namespace)
-        except NotOurForm:
+        read = read_module(parts.model, namespace)
+        if read is None:
             return capture_by_dynamo(namespace["Repro"](), values, dynamic=header.spec.dynamic)
+        graph_module = read
     names = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
     if len(names) != len(values):
         raise UnreadableRepro(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.source.attributes import by_name
-from minidbg.source.module_text import ModuleSource, write_graph_builder, write_module
+from minidbg.source.module_text import ModuleSource, instantiate, write_graph_builder, write_module
 from minidbg.source.parse import read_module
 from minidbg.source.size import canonical_text
 
@@ -44,10 +45,17 @@ def forward_of(source: ModuleSource) -> list[str]:
     return [line.strip() for line in body if line.startswith("        ") and not line.strip().startswith("#")]
 
 
+def read(source: ModuleSource) -> fx.GraphModule:
+    module = instantiate(source)
+    back = read_module(source.text, vars(sys.modules[type(module).__module__]))
+    assert back is not None, source.text
+    return back
+
+
 def assert_round_trip(gm: fx.GraphModule) -> ModuleSource:
     """Written, read and written again: the same text and the same graph, as a class and as a builder."""
     source = write_module(gm, constant_expression=by_name)
-    back = read_module(source.text, namespace_of(source))
+    back = read(source)
     back.graph.lint()
     assert write_module(back, constant_expression=by_name).text == source.text
     assert canonical_text(back) == canonical_text(gm)

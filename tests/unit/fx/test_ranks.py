@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.graphs_to_write import read
 from torch import distributed, fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -21,7 +22,6 @@ from minidbg.reduction.publishing import Reduced, forms
 from minidbg.repro import Form, render
 from minidbg.source.inputs import Exactness, materialise, write_inputs
 from minidbg.source.module_text import write_module
-from minidbg.source.parse import read_module
 from minidbg.words.errors import CannotWrite
 from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Settings
@@ -137,12 +137,7 @@ def case_of(graph_module: fx.GraphModule, value: Any) -> Case:
 @pytest.mark.usefixtures("mesh")
 def test_placements_in_arguments_are_read_back_as_they_were_written() -> None:
     graph_module = graph_of((redistribute, ((Shard(-1), Replicate()),)))
-    source = write_module(graph_module)
-    namespace: dict[str, Any] = {"torch": torch, __name__.partition(".")[0]: __import__(__name__)}
-    for line in source.imports:
-        exec(line, namespace)
-    read = read_module(source.text, namespace)
-    (call,) = read.graph.find_nodes(op="call_function", target=redistribute)
+    (call,) = read(write_module(graph_module)).graph.find_nodes(op="call_function", target=redistribute)
     assert call.args[1] == (Shard(-1), Replicate())
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import linecache
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.graphs_to_write import read
 from torch import fx
 
 from minidbg import torch_internals
@@ -20,7 +20,6 @@ from minidbg.fx.nested import shorter_arguments, simpler_constants
 from minidbg.fx.pieces import CannotExtract, without_arguments
 from minidbg.repro import Form, load, render
 from minidbg.source.module_text import ModuleSource, instantiate, write_graph_builder, write_module
-from minidbg.source.parse import read_module
 from minidbg.source.size import canonical_text
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Kind, Signature
@@ -77,10 +76,6 @@ def without_comments(source: ModuleSource) -> str:
     return "\n".join(line.partition("  # ")[0] for line in source.text.splitlines())
 
 
-def namespace_of(module: torch.nn.Module) -> dict[str, Any]:
-    return vars(sys.modules[type(module).__module__])
-
-
 def test_a_launch_is_written_as_a_user_writes_it() -> None:
     source = write_module(graph_of(launches))
     float32 = "triton.language.core.float32"
@@ -109,7 +104,7 @@ def has_launch_kwargs() -> bool:
 def test_it_is_read_back_exactly() -> None:
     gm = graph_of(launches)
     source = write_module(gm)
-    again = read_module(source.text, namespace_of(instantiate(source)))
+    again = read(source)
     assert canonical_text(again) == canonical_text(gm)
     assert write_module(again).text == source.text
     assert write_module(again).kernels == source.kernels
@@ -125,7 +120,7 @@ def test_dynamo_traces_the_text_into_the_same_graph() -> None:
 
 def test_constants_come_back() -> None:
     gm = graph_of(launches)
-    again = read_module(write_module(gm).text, namespace_of(instantiate(write_module(gm))))
+    again = read(write_module(gm))
     nodes = (filter(torch_internals.is_kernel_launch, one.graph.nodes) for one in (gm, again))
     for old, new in zip(*nodes, strict=True):
         assert torch_internals.kernel_and_constants(old)[1] == torch_internals.kernel_and_constants(new)[1]

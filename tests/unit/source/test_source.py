@@ -12,10 +12,11 @@ import typing
 
 import pytest
 import torch
-from support.graphs_to_write import assert_round_trip, forward_of, graph_of, module_of
+from support.graphs_to_write import assert_round_trip, forward_of, graph_of, module_of, read
 from torch import fx, nn
 
 from minidbg.source.module_text import instantiate, write_module
+from minidbg.source.parse import read_module
 from minidbg.words.errors import CannotWrite
 
 
@@ -376,3 +377,62 @@ def test_a_module_in_a_graph_made_by_hand_is_refused_by_name() -> None:
     gm = graph_of(lambda g, x: g.call_module("inner", (x,)), root={"inner": nn.Linear(2, 2)})
     with pytest.raises(CannotWrite, match=r"'inner' of type Linear.*give the model instead"):
         write_module(gm)
+
+
+EDITED = """
+y = x
+y = 3
+y = torch.relu(torch.relu(x))
+y = x.relu().relu()
+y = x + 1 + 2
+y = x < 1 < 2
+y = x; y = torch.relu(y)
+x += 1; y = x
+y, z = x.max(0)
+y = z.relu()
+y = torch.no_such_function(x)
+y = torch.pi(x)
+y = torch.relu(*x)
+y = torch.relu(**x)
+y = self.missing
+y = self
+y = [a for a in x]
+y = torch.add(x, lambda: 1)
+y = torch.add(x, f'{x}')
+y = torch.add(x, x.name)
+y = torch.add(x, x == 1)
+y = torch.add(x, isinstance(x, torch.Tensor))
+y = torch.add(x, torch.ones(2))
+y = torch.add(x, 2 ** 3)
+"""
+
+
+def test_what_a_person_has_edited_is_not_taken_for_ours() -> None:
+    form = "class Repro(torch.nn.Module):\n    def forward(self, {}):\n        {}\n        return y\n"
+    texts = [form.format("x", line) for line in EDITED.strip().splitlines()]
+    texts += [form.format(one, "y = torch.relu(x)") for one in ("*x", "**x", "*, x", "x, /")]
+    one = form.format("x", "y = torch.relu(x)")
+    block, helper = (
+        "with torch.no_grad():\n            y = torch.relu(x)",
+        "    def helper(self):\n        return 1\n",
+    )
+    texts += [f"@torch.no_grad\n{one}", one + helper, form.format("x", block), one.replace("return y", "y")]
+
+    def is_taken(text: str) -> bool:
+        names: dict[str, object] = {"torch": torch}
+        exec(text, names)
+        return read_module(text, names) is not None
+
+    assert not list(filter(is_taken, texts))
+    assert is_taken(one)
+    assert is_taken(one.replace("(x)", "(  x )  # relu"))
+    assert is_taken(form.format("x", "y = torch.ones(-1)")), "nothing of it is run"
+
+
+def test_a_result_without_a_name_takes_no_name_that_comes_later() -> None:
+    def build(g: fx.Graph, x: fx.Node) -> fx.Node:
+        g.create_node("call_function", torch.relu, (x,), name="other")
+        return g.create_node("call_function", torch.relu, (x,), name="relu")
+
+    again = read(write_module(graph_of(build)))
+    assert [node.name for node in again.graph.nodes][1:3] == ["relu_1", "relu"]
