@@ -17,7 +17,6 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import clone_values
 from minidbg.judge import harness
 from minidbg.judge.suspects import Suspects, renamed, suspects_of
-from minidbg.source.attributes import by_name
 from minidbg.source.module_text import ModuleSource, instantiate, write_graph_builder, write_module
 from minidbg.torch_internals.devices import devices_of, generators_put_back
 from minidbg.words.errors import CannotWrite, MinidbgError
@@ -146,8 +145,8 @@ def named_in_case(
 def written(case: Case) -> ModuleSource:
     """The case's graph as a repro script will hold it, so that script and judge run the same program."""
     if case.spec.call is CallPath.DIRECT:
-        return write_graph_builder(case.graph_module, constant_expression=by_name)
-    return write_module(case.graph_module, constant_expression=by_name)
+        return write_graph_builder(case.graph_module)
+    return write_module(case.graph_module)
 
 
 def fresh(source: ModuleSource) -> dict[str, torch.Tensor]:

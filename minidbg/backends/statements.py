@@ -7,7 +7,7 @@ import linecache
 import symtable
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -112,14 +112,6 @@ def is_registration(node: ast.expr) -> bool:
     """Whether an expression is, or calls, what registers a backend."""
     last = last_name(node.func if isinstance(node, ast.Call) else node)
     return last.startswith("register_") and last.endswith("backend")
-
-
-def edited(text: str, changes: Iterable[tuple[int, int, int, str]]) -> str:
-    """``text`` after the changes: each a line, first and last column as ``ast`` counts them, and what stands there instead."""
-    lines = text.encode().split(b"\n")
-    for line, start, end, new in sorted(changes, reverse=True):  # backwards: columns before a change stay
-        lines[line - 1] = lines[line - 1][:start] + new.encode() + lines[line - 1][end:]
-    return b"\n".join(lines).decode()
 
 
 def first_line(node: ast.stmt) -> int:

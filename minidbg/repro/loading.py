@@ -22,7 +22,6 @@ from minidbg.fx.effects import walk
 from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, SCRIPT_IMPORTS
-from minidbg.source.attributes import by_name
 from minidbg.source.inputs import as_scripts_do, write_inputs
 from minidbg.source.module_text import write_graph_builder, write_module
 from minidbg.source.origins import comments_by_line, stack_trace
@@ -132,7 +131,7 @@ def _without_model(
     write = write_graph_builder if call is CallPath.DIRECT else write_module
     names = [f"x{index}" for index in range(len(inputs))]
     needed = {
-        *write(graph_module, constant_expression=by_name).imports,
+        *write(graph_module).imports,
         *write_inputs(inputs, names, raw=True).imports,
     }
     left = list(setup)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import math
 import operator
-import struct
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, fx
 
@@ -20,7 +19,6 @@ from minidbg.source.kernels import Definitions
 from minidbg.source.names import is_plain_identifier, reference_to
 from minidbg.words.errors import CannotWrite
 
-FLOAT32 = struct.Struct("f")
 LINE = 88
 """Characters in a line of numbers, its margin included."""
 
@@ -42,18 +40,9 @@ def number(value: complex, dtype: torch.dtype = torch.float64) -> str:
         return 'float("nan")'
     if math.isinf(value):
         return 'float("inf")' if value > 0 else 'float("-inf")'
-    if dtype is torch.float32:
-        value = _shortest_float32(value)
+    if dtype is torch.float32:  # its shortest digits; str() of it may be set to another form
+        value = float(numpy.format_float_scientific(numpy.float32(value)))
     return repr(value)
-
-
-def _shortest_float32(value: float) -> float:
-    for digits in range(1, 10):
-        short = float(f"{value:.{digits}g}")
-        with contextlib.suppress(OverflowError):  # rounded up, the largest numbers are none of float32
-            if FLOAT32.unpack(FLOAT32.pack(short))[0] == value:
-                return short
-    return value
 
 
 def rounded(value: float) -> str:
@@ -67,28 +56,22 @@ def tensor_literal(value: Tensor) -> str:
 
     ``value`` is ``[*S]`` of any dtype that has numbers; its stride is not kept.
     """
-    items, dtype = value.detach().tolist(), value.dtype
-    text = _nested(items, dtype)
-    return text if len(text) <= LINE else _wrapped(items, dtype, 0)
+    return _nested(value.detach().tolist(), value.dtype, "")
 
 
-def _nested(items: Any, dtype: torch.dtype) -> str:
-    if isinstance(items, list):
-        return "[" + ", ".join(_nested(item, dtype) for item in items) + "]"
-    return number(items, dtype)
-
-
-def _wrapped(items: Any, dtype: torch.dtype, depth: int) -> str:
-    margin, inner = "    " * depth, "    " * (depth + 1)
-    text = _nested(items, dtype)
-    if not isinstance(items, list) or len(text) + len(inner) <= LINE:
-        return text
-    if items and isinstance(items[0], list):
-        rows = [f"{inner}{_wrapped(item, dtype, depth + 1)},\n" for item in items]
-        return f"[\n{''.join(rows)}{margin}]"
-    words = ", ".join(number(item, dtype) for item in items)
-    lines = textwrap.wrap(words, LINE - len(inner), break_long_words=False, break_on_hyphens=False)
-    return "[\n" + "".join(f"{inner}{line.rstrip(',')},\n" for line in lines) + f"{margin}]"
+def _nested(items: Any, dtype: torch.dtype, margin: str) -> str:
+    if not isinstance(items, list):
+        return number(items, dtype)
+    inner = margin + "    "
+    parts = [_nested(item, dtype, inner) for item in items]
+    text = ", ".join(parts)
+    if len(f"{margin}[{text}]") <= LINE:
+        return f"[{text}]"
+    if isinstance(items[0], list):
+        lines = [f"{part}," for part in parts]
+    else:
+        lines = textwrap.wrap(f"{text},", LINE - len(inner), break_long_words=False, break_on_hyphens=False)
+    return "[\n" + "".join(f"{inner}{line}\n" for line in lines) + f"{margin}]"
 
 
 BINARY: Mapping[Callable[..., Any], str] = {

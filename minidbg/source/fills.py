@@ -53,6 +53,8 @@ class Fill:
     dtype: torch.dtype
     device: str
     explicit: bool = False
+    generator: str = ""
+    """A last argument for what draws."""
 
     # --- exact ---
 
@@ -188,7 +190,8 @@ class Fill:
         self, function: str, arguments: str, dtype: torch.dtype, usual: torch.dtype = torch.float32
     ) -> str:
         explicit = dtype is not usual or (self.explicit and usual is torch.float32)
-        return f"torch.{function}({arguments}{f', dtype={dtype}' if explicit else ''}{self.place})"
+        place = self.place + (self.generator if function.startswith("rand") else "")
+        return f"torch.{function}({arguments}{f', dtype={dtype}' if explicit else ''}{place})"
 
     def sized(self, function: str, dtype: torch.dtype | None = None) -> str:
         return self.call(function, ", ".join(map(str, self.size)) or "()", dtype or self.dtype)
@@ -212,7 +215,9 @@ class Fill:
 
     def uniform(self, low: float, high: float) -> str:
         # + 0.0: no end of a range is -0.0
-        return self.cast(f"{self.floats('empty')}.uniform_({rounded(low + 0.0)}, {rounded(high + 0.0)})")
+        return self.cast(
+            f"{self.floats('empty')}.uniform_({rounded(low + 0.0)}, {rounded(high + 0.0)}{self.generator})"
+        )
 
     def mask(self, share: float) -> str:
         return f"{self.sized('rand', torch.float32)} < {rounded(share)}"
@@ -239,7 +244,9 @@ class Fill:
     def distinct(self, low: int, high: int) -> str:
         """As many of the integers from ``low`` to below ``high`` as there are elements, in any order."""
         count = math.prod(self.size)
-        text = f"torch.randperm({high - low}{self.place})" + (f"[:{count}]" if count < high - low else "")
+        text = f"torch.randperm({high - low}{self.place}{self.generator})" + (
+            f"[:{count}]" if count < high - low else ""
+        )
         text = f"{text} + {low}" if low else text
         if len(self.size) != 1:
             text = f"{grouped(text)}.view({', '.join(map(str, self.size))})"
@@ -248,7 +255,9 @@ class Fill:
     def bytes(self) -> str:
         *outer, last = self.size or (1,)
         size = (*outer, last * self.dtype.itemsize)
-        text = f"torch.randint(0, 256, {size}, dtype=torch.uint8{self.place}).view({self.dtype})"
+        text = (
+            f"torch.randint(0, 256, {size}, dtype=torch.uint8{self.place}{self.generator}).view({self.dtype})"
+        )
         return text if self.size else f"{text}.view(())"
 
 

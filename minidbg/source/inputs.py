@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import enum
 import keyword
 import math
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,16 +21,14 @@ import torch
 from torch import Tensor
 
 from minidbg import torch_internals
-from minidbg.backends.statements import edited
 from minidbg.fx.ranks import imports_of, shared_text
 from minidbg.source.expressions import literal, number, quoted
-from minidbg.source.fills import Fill, all_finite, grouped, is_index, is_opaque, wide
+from minidbg.source.fills import Fill, all_finite, grouped, is_index, wide
 from minidbg.source.layouts import (
-    CROP_BYTES,
     StridedLayout,
     contiguous_stride,
-    cropped,
     layout_of,
+    start_of,
     view_into,
     view_of,
 )
@@ -47,6 +45,7 @@ FEW_PLACES = 8
 SPECIAL = (math.nan, math.inf, -math.inf)
 RESERVED = ("torch", "device", "stored", "inputs", "float", "complex")
 """Names that the text of ``inputs()`` uses itself."""
+DRAWS = re.compile(r"\b(rand|randn|randint|randperm|uniform_)\(")
 RESCUED_VALUES: dict[int, Tensor] = {}
 """Values on the CPU for tensors of a device in error, by the identity of their storage, as a flight record holds them from before the error."""
 
@@ -87,6 +86,7 @@ class InputsText:
     device: str = ""
     explicit: bool = False
     raw: bool = False
+    generator: str = ""
     names: tuple[str, ...] = ()
     lines: list[str] = field(default_factory=list)
     imports: dict[str, None] = field(default_factory=dict)
@@ -133,21 +133,25 @@ class InputsText:
             # offsets and indices hold the form of the whole; codes of 8 bits are values like others
             is_form = is_part and is_index(value) and value.dtype.itemsize > 1
             is_exact = is_form or wanted_exact(value, self.exactness)
-            layout = cropped(layout_of(value), value.dtype.itemsize)
-            size, view = view_of(layout)
-            text = self.base(name, value, size, in_base(layout, view), is_exact=is_exact)
-            self.emit(value, name, finished(value, text, view, layout, is_new=True))
+            self.emit(value, name, self.alone(name, value, is_exact=is_exact))
         self.made[id(value)] = value, name
+
+    def alone(self, name: str, value: Tensor, *, is_exact: bool) -> str:
+        """An expression of ``value``, whose storage nobody shares; its values may have been written before as ``name``."""
+        layout = layout_of(value, start_of([value]))
+        size, view = view_of(layout)
+        # a copy with channels last is one of a base whose elements are in order
+        copies = view.startswith(".to(")
+        shown = StridedLayout(layout.shape, contiguous_stride(layout.shape)) if copies else layout
+        text = self.base(name, value, size, shown, is_exact=is_exact)
+        return finished(value, text, view, layout, is_new=True)
 
     def emit(self, value: Tensor, name: str, text: str, *more: str) -> None:
         if text != name:
-            lines = "\n".join([f"{name} = {text}", *more])
-            is_inference = value.is_inference()
-            self.lines += (
-                [f"with torch.inference_mode():\n{textwrap.indent(lines, '    ')}"]
-                if is_inference
-                else lines.split("\n")
-            )
+            lines = [f"{name} = {text}", *more]
+            if value.is_inference():
+                lines = ["with torch.inference_mode():", *(textwrap.indent(line, "    ") for line in lines)]
+            self.lines += lines
 
     def constructed(self, name: str, value: Tensor) -> None:
         construction = construction_of(value, f"input {name}")
@@ -175,9 +179,7 @@ class InputsText:
         self.taken.add(name)
         largest = max(group, key=lambda value: value.numel() * value.dtype.itemsize)
         dtype, unit = largest.dtype, max(value.dtype.itemsize for value in group)
-        start = min(layout_of(value).offset * value.dtype.itemsize for value in group)
-        # 1024: a multiple of what any dtype and kernel wants aligned. What lies far before all of them is left out.
-        start = start // 1024 * 1024 if start > CROP_BYTES else 0
+        start = start_of(group)
         stop = max(layout_of(value, start).span * value.dtype.itemsize for value in group)
         size = -(-stop // unit) * unit // dtype.itemsize
         self.bases[storage] = Base(name, size, dtype, start)
@@ -197,7 +199,7 @@ class InputsText:
         # The first device of a kind goes by the kind's name, as in hand-written code.
         device = device_name(value)
         text = "device" if device == self.device else quoted(device)
-        return Fill(size, value.dtype, text if self.device else "", self.explicit)
+        return Fill(size, value.dtype, text if self.device else "", self.explicit, self.generator)
 
     def base(
         self, name: str, value: Tensor, size: tuple[int, ...], layout: StridedLayout, *, is_exact: bool
@@ -271,7 +273,7 @@ def write_inputs(
         text.storages(hints)
         for name, value in zip(text.names, hints, strict=True):
             text.value(name, value)
-    if any(map(draws, text.lines)):
+    if any(map(DRAWS.search, text.lines)):
         text.lines.insert(0, f"torch.manual_seed({SEED})")
     return text
 
@@ -291,14 +293,11 @@ def write_constant(
             raise CannotWrite(
                 f"the constant {key!r}", f"a {type(value).__name__} of {value.layout} has no literal form"
             )
-        text = InputsText(faithful, explicit=explicit, stored=stored)
-        layout = cropped(layout_of(value), value.dtype.itemsize)
-        size, view = view_of(layout)
-        is_exact, shown = wanted_exact(value, faithful), in_base(layout, view)
-        made = text.base(key, value, size, shown, is_exact=is_exact)
-        if text.lines:  # NaN in its place takes a statement
-            made = text.base(key, value, size, shown, is_exact=True)
-        return with_generator(finished(value, made, view, layout, is_new=True), seed)
+        generator = f", generator=torch.Generator().manual_seed({seed})"
+        text = InputsText(faithful, explicit=explicit, stored=stored, generator=generator)
+        made = text.alone(key, value, is_exact=wanted_exact(value, faithful))
+        # NaN in its place takes a statement
+        return text.alone(key, value, is_exact=True) if text.lines else made
 
 
 def bytes_to_store(values: Sequence[Any], exactness: Exactness) -> int:
@@ -351,36 +350,27 @@ def finished(value: Tensor, text: str, view: str, layout: StridedLayout | None, 
     """
     is_lazy = layout is not None and value.is_conj()
     view += ".conj()" if is_lazy else ""
+    seen = grouped(text) + view if view else text
     if value.requires_grad and not value.is_leaf:
-        if not is_new:  # a view of a leaf, in the memory that it shares
-            sizes = ", ".join(map(str, value.shape)) or "()"
-            return f"{_with_grad(f'{text}.detach()')}{view or f'.view({sizes})'}"
-        if layout is not None and view and (is_lazy or layout.offset or not keeps_strides(layout)):
-            return f"{grouped(_with_grad(text))}{view}"  # a view of a leaf: eager writes to none
-        return f"{_with_grad(grouped(text) + view if view else text)} * 1"  # the plainest op that keeps values and strides
-    text = grouped(text) + view if view else text
+        is_kept = layout is None or not view or not (is_lazy or layout.offset or not keeps_strides(layout))
+        if is_new and is_kept:  # the plainest op that keeps values and strides
+            return f"{grouped(seen)}.requires_grad_() * 1"
+        # a view of a leaf, in memory that it may share: eager writes to none
+        leaf = grouped(text) if is_new else f"{text}.detach()"
+        return f"{leaf}.requires_grad_(){view or f'.view({tuple(value.shape)})'}"
     if layout is not None and value.is_neg():
-        text = f"torch._neg_view({text})"
+        seen = f"torch._neg_view({seen})"
     if isinstance(value, torch.nn.Parameter):
-        return f"torch.nn.Parameter({text}{'' if value.requires_grad else ', requires_grad=False'})"
+        return f"torch.nn.Parameter({seen}{'' if value.requires_grad else ', requires_grad=False'})"
     if not value.requires_grad:
-        return text
-    return _with_grad(text if is_new or view else f"{text}.detach()")
+        return seen
+    return f"{grouped(seen if is_new or view else f'{text}.detach()')}.requires_grad_()"
 
 
 def keeps_strides(layout: StridedLayout) -> bool:
     """Whether an op on a tensor of that layout gives one of the same strides."""
     like = torch.empty_strided(layout.shape, layout.stride, device="meta")
     return like.clone().stride() == layout.stride
-
-
-_FACTORIES = tuple(f"torch.{name}(" for name in ("randn", "rand", "zeros", "ones", "full", "tensor"))
-
-
-def _with_grad(text: str) -> str:
-    is_one_call = text.endswith(")") and text == grouped(text) and ")." not in text
-    is_factory = is_one_call and text.startswith(_FACTORIES)
-    return f"{text[:-1]}, requires_grad=True)" if is_factory else f"{grouped(text)}.requires_grad_()"
 
 
 # --- memory ---
@@ -425,64 +415,25 @@ def base_data(value: Tensor, size: tuple[int, ...], layout: StridedLayout) -> Te
     return flat.view(size)
 
 
-def in_base(layout: StridedLayout, view: str) -> StridedLayout:
-    """How a value of that ``layout`` lies in its base, whose elements are in order also where the value has channels last."""
-    copies = view.startswith(".to(")
-    return StridedLayout(layout.shape, contiguous_stride(layout.shape)) if copies else layout
-
-
 def put(flat: Tensor, value: Tensor, layout: StridedLayout) -> None:
-    if value.numel() == 0:
-        return
-    # By index: copy_ refuses a target in which two elements share their memory.
-    numbers = torch.arange(flat.numel(), device=flat.device)
-    places = numbers.as_strided(layout.shape, layout.stride, layout.offset)
-    target, source = flat, value
-    if flat.dtype.itemsize == 1 or is_opaque(flat.dtype):
-        target, source = flat.view(torch.uint8), value.contiguous().view(torch.uint8)
-        if flat.dtype.itemsize != 1:
-            target = target.view(-1, flat.dtype.itemsize)
-            source = source.reshape(-1, flat.dtype.itemsize)
-    target[places.reshape(-1)] = source.reshape(-1, *target.shape[1:])
+    # By index: copy_ refuses a target in which two elements share their memory. As bytes: not all dtypes can be put.
+    places = torch.arange(flat.numel(), device=flat.device).as_strided(
+        layout.shape, layout.stride, layout.offset
+    )
+    if value.numel():
+        elements = value.reshape(-1).contiguous().view(torch.uint8).view(value.numel(), -1)
+        flat.view(torch.uint8).view(flat.numel(), -1)[places.reshape(-1)] = elements
 
 
 def as_bytes(data: Tensor, *, in_place: bool = False) -> Tensor:
-    """The bytes of ``data``; ``in_place`` its own memory where that can be, for who reads it before anybody writes to it."""
-    if not data.numel():
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    is_own = (
-        in_place
-        and data.device.type == "cpu"
-        and data.is_contiguous()
-        and torch_internals.has_plain_memory(data)
-    )
-    flat = data.detach().reshape(-1) if is_own else torch.empty(data.numel(), dtype=data.dtype, device="cpu")
-    if not is_own:
-        flat.copy_(data.detach().reshape(-1))
+    """The bytes of ``data``, which lies in order; ``in_place`` its own memory where that can be, for who reads it before anybody writes to it."""
+    flat = data.detach().reshape(-1)
+    if not (in_place and flat.device.type == "cpu" and torch_internals.has_plain_memory(flat)):
+        flat = torch.empty(flat.numel(), dtype=flat.dtype, device="cpu").copy_(flat)
     return flat.view(torch.uint8)
 
 
-# --- random numbers, and from text to tensors ---
-
-
-_RANDOM = ("rand", "randn", "randint", "randperm", "normal_", "uniform_")
-
-
-def draws(text: str) -> bool:
-    return any(name in text for name in _RANDOM) and any(_drawing_calls(text))
-
-
-def with_generator(text: str, seed: int) -> str:
-    """The expression ``text`` with random numbers of its own: the same at each evaluation, whatever came before."""
-    ends = ((call.end_lineno or 1, (call.end_col_offset or 0) - 1) for call in _drawing_calls(text))
-    generator = f", generator=torch.Generator().manual_seed({seed})"
-    return edited(text, ((line, end, end, generator) for line, end in ends))
-
-
-def _drawing_calls(text: str) -> Iterator[ast.Call]:
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _RANDOM:
-            yield node
+# --- from text to tensors ---
 
 
 def materialise(text: InputsText) -> list[Any]:

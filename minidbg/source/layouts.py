@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +13,7 @@ from torch import Tensor
 from minidbg import torch_internals
 
 CROP_BYTES = 1 << 20
-"""A view that starts this far into a much larger storage is moved to its beginning, keeping its alignment."""
-ALIGNMENT = 64
-"""Elements; an offset is moved by multiples of this."""
+"""Values that begin this far into their storage are moved to its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +61,10 @@ def layout_of(value: Tensor, moved_bytes: int = 0) -> StridedLayout:
     return StridedLayout(shape, stride, offset)
 
 
-def cropped(layout: StridedLayout, itemsize: int) -> StridedLayout:
-    """``layout`` without the unused gigabytes before it."""
-    is_near = layout.offset * itemsize <= CROP_BYTES or layout.offset < 4 * (layout.span - layout.offset)
-    return layout if is_near else StridedLayout(layout.shape, layout.stride, layout.offset % ALIGNMENT)
+def start_of(values: Sequence[Tensor]) -> int:
+    """The bytes of a storage before all of ``values`` that a script leaves out: a multiple of what any dtype and kernel wants aligned."""
+    start = min(layout_of(value).offset * value.dtype.itemsize for value in values)
+    return start // 1024 * 1024 if start > CROP_BYTES else 0
 
 
 def view_of(layout: StridedLayout) -> tuple[tuple[int, ...], str]:

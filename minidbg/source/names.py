@@ -123,23 +123,14 @@ _HOMES = (
 LOADED_WITH_TORCH = frozenset(
     {
         *(home for home in _HOMES if home.startswith("torch")),
-        *(
-            "torch._C",
-            "torch._C._nn",
-            "torch.functional",
-            "torch.utils.checkpoint",
-            "torch.amp",
-            "torch.amp.autocast_mode",
-        ),
-        *("torch.autograd", "torch.autograd.function", "torch.autograd.grad_mode"),
+        *("torch._C", "torch._C._nn", "torch.functional", "torch.utils.checkpoint", "torch.amp"),
+        *("torch.amp.autocast_mode", "torch.autograd", "torch.autograd.function", "torch.autograd.grad_mode"),
     }
 )
 """Modules that ``import torch`` brings; any other is imported by name."""
 
 _KNOWN: dict[int, tuple[Any, Reference]] = {}
 """By identity what Python or torch itself brings, which stays where it is, and how it is named."""
-
-_HIGHER_ORDER = "torch.ops.higher_order."
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,38 +149,28 @@ def reference_to(value: Any) -> Reference:
     Every answer was looked up again and gave ``value`` itself. Raises CannotWrite for what no name reaches:
     lambdas, local functions, functions of ``__main__``.
     """
-    if (operator_path := torch_internals.operator_path(value)) is not None:
-        return _operator_reference(operator_path, value)
     if id(value) in _KNOWN:
         return _KNOWN[id(value)][1]
-    for module, path in _places(value):
-        if walk(sys.modules.get(module) or _attribute_module(module), path) is not value:
+    operator_path = torch_internals.operator_path(value)
+    places = _places(value) if operator_path is None else [("torch", operator_path.removeprefix("torch."))]
+    for module, path in places:
+        root, _, inside = module.partition(".")
+        # of torch._C._functorch the name is no module's, but an attribute's
+        home = sys.modules.get(module) or (walk(sys.modules.get(root), inside) if inside else None)
+        if walk(home, path) is not value or module == "__main__":
             continue
-        if module != "__main__" and all(map(is_plain_identifier, [*module.split("."), *path.split(".")])):
-            reference = _with_import(f"{module}.{path}", module)
-            if not reference.imports:
-                _KNOWN[id(value)] = value, reference
-            return reference
+        if not all(map(is_plain_identifier, [*module.split("."), *path.split(".")])):
+            continue
+        # what defines a custom operator is known to the backend's reference
+        is_foreign = path.startswith("ops.higher_order.") and not type(value).__module__.startswith("torch.")
+        reference = _with_import(f"{module}.{path}", type(value).__module__ if is_foreign else module)
+        if operator_path is None and not reference.imports:
+            _KNOWN[id(value)] = value, reference
+        return reference
     # dynamo's closures for DTensors in torch 2.11
     is_torchs = str(getattr(value, "__module__", "")).startswith("torch.")
     why = "torch made it for this graph" if is_torchs else "define it in a module, by a global name"
     raise CannotWrite(_describe(value), f"no import leads to it; {why}")
-
-
-def _operator_reference(text: str, value: Any) -> Reference:
-    parts = text.split(".")
-    if not all(map(is_plain_identifier, parts)) or walk(torch, ".".join(parts[1:])) is not value:
-        raise CannotWrite(_describe(value), f"{text} does not lead to it")
-    if not text.startswith(_HIGHER_ORDER):
-        return Reference(text)  # what defines a custom operator is known to the backend's reference
-    home = type(value).__module__
-    return Reference(text, "" if home.startswith("torch.") else f"import {home}")
-
-
-def _attribute_module(name: str) -> Any:
-    """The module ``name`` where only attributes lead to it: ``torch._C._functorch``."""
-    root, _, path = name.partition(".")
-    return walk(sys.modules.get(root), path) if path else None
 
 
 def _places(value: Any) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,6 @@ import sys
 import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx
@@ -66,36 +65,26 @@ def stack_trace(comment: str) -> str | None:
     return f'  File "{match[1]}", line {match[2]}, in forward\n' if match else None
 
 
-def traces_of(graph_module: fx.GraphModule) -> dict[str, Any]:
-    """Of each call the stack trace that ends in the user's line, as ``location`` names it, for another process.
+def traces_of(graph_module: fx.GraphModule) -> dict[str, dict[str, str]]:
+    """By the path of each graph and the name of each node the stack trace that ends in the user's line, as ``location`` names it."""
+    return {
+        path: {node.name: trace for node in graph.nodes if (trace := _users_frame(node))}
+        for path, graph in _graphs(graph_module).items()
+    }
 
-    ``texts`` are the traces, each once; ``graphs`` has, by the path of each graph, the number of every node's.
-    """
-    texts = {"": 0}
-    cut: dict[Any, int] = {}
-    graphs: dict[str, list[int]] = {}
+
+def put_traces(graph_module: fx.GraphModule, traces: Mapping[str, Mapping[str, str]]) -> None:
     for path, graph in _graphs(graph_module).items():
-        numbers = graphs[path] = []
         for node in graph.nodes:
-            known = str(node.meta.get("stack_trace")) if node.op not in ("placeholder", "output") else ""
-            if known not in cut:
-                cut[known] = texts.setdefault(_users_frame(node) if known else "", len(texts))
-            numbers.append(cut[known])
-    return {"texts": list(texts), "graphs": graphs}
-
-
-def put_traces(graph_module: fx.GraphModule, table: Mapping[str, Any]) -> None:
-    found = _graphs(graph_module)
-    for path in found.keys() & table["graphs"].keys():
-        for node, number in zip(found[path].nodes, table["graphs"][path], strict=True):
-            if number:
-                node.meta["stack_trace"] = table["texts"][number]
+            if trace := traces[path].get(node.name):
+                node.meta["stack_trace"] = trace
 
 
 def _users_frame(node: fx.Node) -> str:
-    place = location(node)
-    text = next((text for _, _, text in user_frames(node)), "")
-    return (stack_trace(place) or "") + (f"    {text}\n" if text else "") if place else ""
+    if node.op in ("placeholder", "output") or not (place := location(node)):
+        return ""
+    text = next(text for _, _, text in user_frames(node))
+    return (stack_trace(place) or "") + (f"    {text}\n" if text else "")
 
 
 def _graphs(graph_module: fx.GraphModule) -> dict[str, fx.Graph]:

@@ -16,9 +16,8 @@ from torch import fx, nn
 
 from minidbg import torch_internals
 from minidbg.fx.effects import FORMS
-from minidbg.source.attributes import used_targets
 from minidbg.source.expressions import BINARY, GET_DATA, UNARY
-from minidbg.source.module_text import write_module
+from minidbg.source.module_text import used_targets, write_module
 from minidbg.source.names import Names
 from minidbg.source.origins import comments_by_line, stack_trace
 

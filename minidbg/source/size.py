@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from minidbg import torch_internals
 from minidbg.fx.effects import is_call, lookup
-from minidbg.source.attributes import is_plain
-from minidbg.source.expressions import Expressions
+from minidbg.source.expressions import Expressions, literal
 from minidbg.source.names import reference_to
 from minidbg.words.errors import CannotWrite
 
@@ -47,53 +46,62 @@ def _calls(gm: fx.GraphModule, seen: set[int]) -> Iterator[fx.Node | str]:
 
 def canonical_text(gm: fx.GraphModule) -> str:
     """A text that is the same in every process and for every naming of nodes, inputs and attributes."""
-    return "\n".join(_lines(gm, ""))
-
-
-def _lines(gm: fx.GraphModule, indent: str) -> Iterator[str]:
-    numbers: dict[fx.Node, str] = {}
+    names: dict[fx.Node, str] = {}
     attributes: dict[int, str] = {}
-    write = Expressions(numbers.__getitem__)
+    lines = []
     for node in gm.graph.nodes:
-        numbers[node] = f"%{len(numbers)}"
-        arguments = _text(write, node.args)
-        keywords = ", ".join(f"{key}={_text(write, value)}" for key, value in sorted(node.kwargs.items()))
-        if torch_internals.is_kernel_launch(node):
-            keywords = _launch_text(write, node)
+        names[node] = f"%{len(names)}"
         target = ""
         if node.op in ("get_attr", "call_module"):
             value = lookup(gm, str(node.target))
-            known = attributes.get(id(value))
-            if known is None:
-                known = attributes[id(value)] = f"@{len(attributes)}"
-                yield from _attribute_lines(value, known, indent)
-            target = known
+            if id(value) not in attributes:
+                attributes[id(value)] = f"@{len(attributes)}"
+                lines.append(f"{attributes[id(value)]}: {_held(value)}")
+            target = attributes[id(value)]
         elif node.op in ("call_function", "call_method"):
             target = _target(node)
-        yield f"{indent}{numbers[node]} = {node.op} {target} {arguments} {{{keywords}}}"
+        lines.append(f"{names[node]} = {node.op} {target} {_given(node, Expressions(names.__getitem__))}")
+    return "\n".join(lines)
 
 
-def _attribute_lines(value: Any, known: str, indent: str) -> Iterator[str]:
+def _held(value: Any) -> str:
     if isinstance(value, fx.GraphModule):
-        yield f"{indent}{known}:"
-        yield from _lines(value, indent + "  ")
-    elif isinstance(value, Tensor):
-        yield f"{indent}{known}: {_tensor_text(value)}"
-    elif isinstance(value, nn.Module):
-        yield f"{indent}{known}: {type(value).__module__}.{value!r}".replace("\n", " ")
-        for name, tensor in value.state_dict().items():
-            yield f"{indent}  {name}: {_tensor_text(tensor)}"
-    else:
-        yield f"{indent}{known}: {_text(Expressions(), value)}"
-
-
-def _tensor_text(value: Tensor) -> str:
+        return f"{{{canonical_text(value)}}}"
+    if isinstance(value, nn.Module):
+        held = (f"{name}: {_held(tensor)}" for name, tensor in value.state_dict().items())
+        return "\n".join([f"{type(value).__module__}.{value!r}", *held])
+    if not isinstance(value, Tensor):
+        return _text(literal, value)
     kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
     head = f"{kind} {value.dtype} {tuple(value.shape)} {value.requires_grad}"
-    if not is_plain(value) or value.is_meta or value.numel() > LARGEST_HASHED:
+    if not _is_plain(value) or value.is_meta or value.numel() > LARGEST_HASHED:
         return head
-    listed = repr(value.detach().tolist())
-    return f"{head} {hashlib.sha256(listed.encode()).hexdigest()[:16]}"
+    return f"{head} {value.detach().tolist()}"
+
+
+def _is_plain(value: Tensor) -> bool:
+    is_known = type(value) in (Tensor, nn.Parameter, nn.Buffer)
+    if not is_known or value.layout is not torch.strided or value.is_quantized or value.is_nested:
+        return False
+    return not (
+        torch_internals.is_wrapped(value)
+        or torch_internals.is_zero_tensor(value)
+        or torch_internals.is_freed(value)
+    )
+
+
+def _given(node: fx.Node, write: Expressions) -> str:
+    if torch_internals.is_kernel_launch(node):
+        return f"{_text(write.keywords, node)} {write.kernels.texts}"
+    keywords = [f"{name}={_text(write.value, value)}" for name, value in sorted(node.kwargs.items())]
+    return ", ".join([*(_text(write.value, one) for one in node.args), *keywords])
+
+
+def _text(write: Callable[[Any], str], value: Any) -> str:
+    try:
+        return write(value)
+    except CannotWrite as refusal:
+        return f"<{refusal.part}>"
 
 
 def _target(node: fx.Node) -> str:
@@ -106,17 +114,3 @@ def _target(node: fx.Node) -> str:
     except CannotWrite:
         # a local function has no name that another process knows, but one to compare by
         return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
-
-
-def _launch_text(write: Expressions, node: fx.Node) -> str:
-    try:
-        return f"{write.keywords(node)} {write.kernels.texts}"
-    except CannotWrite:
-        return "<a Triton kernel>"
-
-
-def _text(write: Expressions, value: Any) -> str:
-    try:
-        return write.value(value)
-    except CannotWrite:
-        return f"<{type(value).__qualname__}>"

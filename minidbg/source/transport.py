@@ -18,7 +18,6 @@ from minidbg.backends import run_as_module
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import with_group
 from minidbg.source import origins
-from minidbg.source.attributes import by_name
 from minidbg.source.inputs import Exactness, as_scripts_do, bytes_to_store, write_inputs
 from minidbg.source.module_text import write_graph_builder
 from minidbg.source.names import identifier
@@ -53,7 +52,7 @@ def pack(case: Case, *, room_bytes: int = UNLIMITED) -> Parcel:
     Raises CannotWrite naming the part of the case that has no text.
     """
     case = with_group(case)
-    graph = write_graph_builder(case.graph_module, constant_expression=by_name, own_names=True)
+    graph = write_graph_builder(case.graph_module, own_names=True)
     if clashing := sorted(NAMES & graph.kernels.keys()):
         raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the text uses that name itself")
     # a constant and an input may share their memory

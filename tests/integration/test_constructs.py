@@ -22,7 +22,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import minidbg
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.source.attributes import by_name
 from minidbg.source.module_text import instantiate, write_module
 from minidbg.source.size import call_targets
 
@@ -95,7 +94,7 @@ def test_dynamo_traces_what_is_written_of_it_as_it_was(construct: Construct) -> 
     dynamic = construct.given.get("dynamic")
     with construct.around():
         gm, inputs = capture_by_dynamo(construct.function, construct.args(), dynamic=dynamic)
-        module = instantiate(write_module(gm, constant_expression=by_name))
+        module = instantiate(write_module(gm))
         again, _ = capture_by_dynamo(module, inputs, dynamic=dynamic)
     # From 2.14 on dynamo writes arithmetic on sizes in an order of its own.
     compared = sorted if dynamic else list

@@ -19,7 +19,6 @@ from torch.ao.nn.intrinsic import qat
 
 import minidbg
 from minidbg.judge import harness
-from minidbg.source.attributes import by_name
 from minidbg.source.module_text import instantiate, write_module
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Kind
@@ -155,7 +154,7 @@ def fake_quantize() -> torch.nn.Module:
 
 def written(module: torch.nn.Module) -> tuple[str, torch.nn.Module]:
     """The source of a graph that calls ``module``, and what it builds."""
-    source = write_module(calling(module), constant_expression=by_name)
+    source = write_module(calling(module))
     return "\n".join([*source.imports, source.text]), instantiate(
         source, {name: value.clone() for name, value in source.constants.items()}
     )

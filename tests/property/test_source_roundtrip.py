@@ -15,7 +15,6 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.fx.mutation import mutated_placeholders
-from minidbg.source.attributes import by_name
 from minidbg.source.expressions import BINARY, UNARY
 from minidbg.source.module_text import instantiate, write_module
 from minidbg.source.size import call_targets
@@ -206,7 +205,7 @@ def test_dynamo_gives_a_written_graph_back_and_it_computes_the_same(
     function = square_steps(data.draw)
     torch._dynamo.reset()
     gm, inputs = capture_by_dynamo(function, (torch.randn(4, 4), torch.randn(4, 4)), dynamic=dynamic)
-    module = instantiate(write_module(gm, constant_expression=by_name))
+    module = instantiate(write_module(gm))
     again, _ = capture_by_dynamo(module, inputs, dynamic=dynamic)
     assert without_switches(call_targets(again)) == without_switches(call_targets(gm))
     before = copies(inputs)

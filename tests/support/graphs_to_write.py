@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.source.attributes import by_name
 from minidbg.source.module_text import ModuleSource, instantiate, write_graph_builder, write_module
 from minidbg.source.parse import read_module
 from minidbg.source.size import canonical_text
@@ -54,12 +53,12 @@ def read(source: ModuleSource) -> fx.GraphModule:
 
 def assert_round_trip(gm: fx.GraphModule) -> ModuleSource:
     """Written, read and written again: the same text and the same graph, as a class and as a builder."""
-    source = write_module(gm, constant_expression=by_name)
+    source = write_module(gm)
     back = read(source)
     back.graph.lint()
-    assert write_module(back, constant_expression=by_name).text == source.text
+    assert write_module(back).text == source.text
     assert canonical_text(back) == canonical_text(gm)
-    builder = write_graph_builder(gm, constant_expression=by_name)
+    builder = write_graph_builder(gm)
     names = namespace_of(builder) | {"lazy": torch_internals.lazy_graph_module}
     # GraphModule would compile fx's own text, which cannot say all that ours can
     exec(builder.text.replace("torch.fx.GraphModule(root, g)", "lazy(root, g)"), names)

@@ -20,13 +20,25 @@ from minidbg.source import transport
 from minidbg.source.origins import location
 from minidbg.source.size import canonical_text
 from minidbg.source.subclasses import construction_of, is_constructed
-from minidbg.words.run_spec import RunSpec
+from minidbg.words.run_spec import BackendRef, RunSpec
 
 
 def case_of_program(function: Any, args: Any, backend: str, dynamic: bool | None = None) -> Case:
     graph_module, inputs = capture_by_dynamo(function, args, dynamic=dynamic)
     spec = RunSpec(backends.find(backend), current_context(inputs), dynamic=dynamic)
     return Case(graph_module, tuple(inputs), spec, compiler=backend)
+
+
+def case_over(*inputs: Any) -> Case:
+    """A graph that adds its inputs, in nodes of all kinds of names."""
+    graph = fx.Graph()
+    placeholders = [graph.placeholder(f"L_x_{number}_") for number in range(len(inputs))]
+    value: Any = 1
+    for node in placeholders:
+        value = graph.call_function(torch.add, (value, node))
+        value.meta["stack_trace"] = '  File "/home/me/train.py", line 7, in forward\n    y = x + 1\n'
+    graph.output((value,))
+    return Case(fx.GraphModule({}, graph), inputs, RunSpec(BackendRef("eager", '"eager"')))
 
 
 def travelled(case: Case, **how: Any) -> Case:
@@ -84,7 +96,7 @@ def described(value: Any) -> Any:
     if torch_internals.is_zero_tensor(value):
         return *facts, "no memory"
     plain = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return *facts, plain.view(torch.uint8).tolist()
+    return *facts, plain.view(torch.uint8).tolist() if plain.numel() else []
 
 
 def shared(values: Sequence[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ import enum
 import gc
 import math
 import operator
+import subprocess
 import sys
 import typing
 
@@ -16,6 +17,7 @@ from support.graphs_to_write import assert_round_trip, forward_of, graph_of, mod
 from torch import fx, nn
 
 from minidbg.source.module_text import instantiate, write_module
+from minidbg.source.names import LOADED_WITH_TORCH, Reference, reference_to
 from minidbg.source.parse import read_module
 from minidbg.words.errors import CannotWrite
 
@@ -142,29 +144,22 @@ enter, exit = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._
 def test_autocast_is_a_block_where_it_nests() -> None:
     def build(g: fx.Graph, x: fx.Node) -> fx.Node:
         outer = g.call_function(enter, ("cpu", torch.bfloat16, True, None))
+        outer.meta["stack_trace"] = '  File "/home/me/train.py", line 41, in f\n'
         inner = g.call_function(enter, ("cpu", torch.bfloat16, False, None))
         g.call_function(exit, (inner,))
         y = g.call_function(torch.relu, (x,))
         g.call_function(exit, (outer,))
         return y
 
-    assert forward_of(assert_round_trip(graph_of(build))) == [
+    source = assert_round_trip(graph_of(build))
+    assert "torch.bfloat16, True, None):  # train.py:41\n" in source.text
+    assert forward_of(source) == [
         "with torch.autocast('cpu', torch.bfloat16, True, None):",
         "with torch.autocast('cpu', torch.bfloat16, False, None):",
         "pass",
         "relu = torch.relu(x)",
         "return relu",
     ]
-
-
-def test_an_empty_block_with_a_source_line_is_still_a_block() -> None:
-    def build(g: fx.Graph, x: fx.Node) -> fx.Node:
-        opened = g.call_function(enter, ("cpu", None, True, None))
-        opened.meta["stack_trace"] = '  File "/home/me/train.py", line 41, in f\n'
-        g.call_function(exit, (opened,))
-        return x
-
-    assert "True, None):  # train.py:41\n            pass\n" in assert_round_trip(graph_of(build)).text
 
 
 def test_a_nested_class_takes_no_name_of_an_attribute() -> None:
@@ -262,15 +257,6 @@ def test_hostile_strings_stay_strings() -> None:
     instantiate(source)
 
 
-@pytest.mark.parametrize("name", ["", "1x", "class", "print", "__dunder", "émile", "self", "torch", "device"])
-def test_any_node_name_becomes_one_that_can_be_read_back(name: str) -> None:
-    graph = fx.Graph()
-    x = graph.placeholder(name or "x")
-    y = graph.create_node("call_function", torch.relu, (x,), {}, name=name)
-    graph.output(graph.call_function(torch.relu, (y,)))
-    assert_round_trip(module_of(graph))
-
-
 @pytest.mark.parametrize(
     ("target", "args", "part"),
     [
@@ -301,13 +287,6 @@ def test_defaults_of_inputs_are_kept() -> None:
     assert "def forward(self, x, y=2):" in assert_round_trip(module_of(graph)).text
 
 
-def test_an_instance_computes_what_the_graph_computes() -> None:
-    gm = graph_of(lambda g, x: {"a": g.call_method("relu", (x,)), "b": [x]})
-    x = torch.randn(3)
-    found = instantiate(write_module(gm))(x)
-    torch.testing.assert_close(found, {"a": x.relu(), "b": [x]})
-
-
 def test_instances_do_not_pile_up() -> None:
     source = write_module(graph_of(lambda g, x: g.call_method("relu", (x,))))
 
@@ -336,41 +315,15 @@ def test_nested_graphs_are_nested_classes_and_stay_one_object() -> None:
     assert source.text.count(".relu()") == 1
 
 
-class WithConstants(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.free = nn.Parameter(torch.ones(4), requires_grad=False)
-        self.register_buffer("table", torch.tensor([1.0, math.inf, math.nan, -0.0]))
-        self.blocks = nn.ModuleList([nn.Linear(4, 4)])
-
-
-def with_constants() -> fx.GraphModule:
-    graph = fx.Graph()
-    y = graph.call_function(operator.mul, (graph.placeholder("x"), graph.get_attr("free")))
-    graph.output((y, graph.get_attr("table"), graph.get_attr("blocks.0.weight")))
-    return fx.GraphModule(WithConstants(), graph)
-
-
-def test_constants_are_made_in_init_as_literals_that_give_the_same_values() -> None:
-    gm = with_constants()
-    text = assert_round_trip(gm).text
-    assert "        self.free = torch.nn.Parameter(constants['free'], requires_grad=False)\n" in text
-    built = instantiate(write_module(gm))
-    assert built.state_dict().keys() == gm.state_dict().keys()
-    for name, value in gm.state_dict().items():
-        torch.testing.assert_close(built.state_dict()[name], value, equal_nan=True, rtol=0, atol=0)
-
-
-def test_constants_are_made_by_the_given_expression() -> None:
-    gm = graph_of(lambda g, x: g.get_attr("table"), root={"table": torch.zeros(65)})
+def test_constants_are_made_in_init_by_the_given_expression() -> None:
+    root = {"free": nn.Parameter(torch.ones(4), requires_grad=False), "in.0": torch.zeros(65)}
+    gm = graph_of(lambda g, x: [g.get_attr(name) for name in root], root=root)
     source = write_module(gm, constant_expression=lambda name, value: f"torch.zeros({value.numel()})")
-    assert "self.register_buffer('table', torch.zeros(65))" in source.text
-    assert source.constants["table"] is gm.table
-
-
-def test_strides_of_constants_are_kept() -> None:
-    gm = graph_of(lambda g, x: g.get_attr("table"), root={"table": torch.arange(6).view(2, 3).t()})
-    assert instantiate(write_module(gm)).table.stride() == (1, 3)
+    assert "        self.free = torch.nn.Parameter(torch.zeros(4), requires_grad=False)\n" in source.text
+    assert "        getattr(self, 'in').register_buffer('0', torch.zeros(65))\n" in source.text
+    assert source.constants["free"] is gm.free
+    built = instantiate(write_module(gm)).state_dict()
+    assert {name: value.sum() for name, value in built.items()} == {"free": 4, "in.0": 0}
 
 
 def test_a_module_in_a_graph_made_by_hand_is_refused_by_name() -> None:
@@ -436,3 +389,44 @@ def test_a_result_without_a_name_takes_no_name_that_comes_later() -> None:
 
     again = read(write_module(graph_of(build)))
     assert [node.name for node in again.graph.nodes][1:3] == ["relu_1", "relu"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (torch.relu, Reference("torch.relu")),
+        (torch._C._nn.linear, Reference("torch.nn.functional.linear")),
+        (torch.nn.functional.conv2d, Reference("torch.conv2d")),
+        (torch.special.expit, Reference("torch.special.expit")),
+        (torch._C._set_grad_enabled, Reference("torch._C._set_grad_enabled")),
+        (torch.ops.higher_order.cond, Reference("torch.ops.higher_order.cond")),
+        (torch.Tensor.add, Reference("torch.Tensor.add")),
+        (torch.sym_max, Reference("torch.sym_max")),
+        (operator.iadd, Reference("operator.iadd", "import operator")),
+        (math.floor, Reference("math.floor", "import math")),
+        (len, Reference("len")),
+        (
+            torch._functorch.predispatch._add_batch_dim,
+            Reference("torch._functorch.predispatch._add_batch_dim", "import torch._functorch.predispatch"),
+        ),
+    ],
+    ids=lambda value: value.text if isinstance(value, Reference) else "",
+)
+def test_the_public_name_is_found_by_identity(value: object, expected: Reference) -> None:
+    assert reference_to(value) == expected
+
+
+def test_what_is_not_reachable_is_refused() -> None:
+    def local() -> None: ...
+
+    local.__qualname__ = "reference_to"  # a name that leads elsewhere
+    local.__module__ = "minidbg.source.names"
+    for value in (local, lambda: None, torch.relu.__call__):
+        with pytest.raises(CannotWrite):
+            reference_to(value)
+
+
+@pytest.mark.slow
+def test_import_torch_alone_brings_the_modules_that_are_taken_for_granted() -> None:
+    asked = f"import torch\nfor name in {sorted(LOADED_WITH_TORCH)}: eval(name)"
+    subprocess.run([sys.executable, "-c", asked], check=True, timeout=120)
