@@ -131,9 +131,8 @@ class Fill:
             return self.bytes()
         if self.dtype is torch.bool:
             return self.mask(0.5)
-        return (
-            self.scaled(1) if self.dtype.is_floating_point or self.dtype.is_complex else self.integers(0, 2)
-        )
+        has_integers = not (self.dtype.is_floating_point or self.dtype.is_complex)
+        return self.integers(0, 2) if has_integers else self.scaled(1)
 
     @torch.no_grad()
     def like(self, value: Tensor) -> str:
@@ -146,7 +145,7 @@ class Fill:
             share = value.float().mean().item()
             return self.full(share == 1) if share in (0, 1) else self.mask(min(max(share, 0.01), 0.99))
         if value.is_complex():
-            return self.scaled(_simple(_root_mean_square(_sample(value).abs())))
+            return self.scaled(_simple(_sample(value).abs().square().mean().sqrt().item()))
         return self._floats_like(_sample(value)) if value.is_floating_point() else self._integers_like(value)
 
     def _integers_like(self, value: Tensor) -> str:
@@ -182,7 +181,8 @@ class Fill:
             return self.cast(self.floats("rand"))
         if is_flat or size.min() > 0.2 * size.max():
             return self.uniform(low, high)
-        return self.scaled(math.copysign(_simple(_root_mean_square(size)), low + high), ".abs()")
+        root_mean_square = size.square().mean().sqrt().item()
+        return self.scaled(math.copysign(_simple(root_mean_square), low + high), ".abs()")
 
     # --- torch's factories ---
 
@@ -283,10 +283,7 @@ def all_finite(value: Tensor) -> bool:
     """Whether ``value`` holds neither NaN nor infinity; one pass without a mask when it does not."""
     if not value.numel() or is_index(value) or is_opaque(value.dtype):
         return True
-    for dimension, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True)):
-        if step == 0 and size > 1:
-            value = value.narrow(dimension, 0, 1)
-    value = wide(value)
+    value = wide(value[tuple(slice(0, 1) if step == 0 else slice(None) for step in value.stride())])
     # The sum of float16 values may overflow where none of them is infinite; it is taken in float32.
     total = value.sum(dtype=torch.float32) if value.dtype.itemsize == 2 else value.sum()
     return bool(total.isfinite()) or bool(value.isfinite().all())
@@ -297,10 +294,6 @@ def _kurtosis(sample: Tensor) -> float:
     centred = sample - sample.mean()
     variance = centred.square().mean()
     return (centred.pow(4).mean() / variance.square()).item() if variance > 0 else math.inf
-
-
-def _root_mean_square(sample: Tensor) -> float:
-    return sample.double().square().mean().sqrt().item()
 
 
 def _simple(value: float, tolerance: float = 0.1) -> float:

@@ -421,7 +421,9 @@ def put(flat: Tensor, value: Tensor, layout: StridedLayout) -> None:
         layout.shape, layout.stride, layout.offset
     )
     if value.numel():
-        elements = value.reshape(-1).contiguous().view(torch.uint8).view(value.numel(), -1)
+        # a contiguous tensor of one element may have any stride
+        in_order = value.new_empty(value.numel()).copy_(value.reshape(-1))
+        elements = in_order.view(torch.uint8).view(value.numel(), -1)
         flat.view(torch.uint8).view(flat.numel(), -1)[places.reshape(-1)] = elements
 
 

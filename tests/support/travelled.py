@@ -95,8 +95,8 @@ def described(value: Any) -> Any:
     facts += (tuple(value.shape), value.stride(), value.storage_offset(), value.is_conj(), value.is_neg())
     if torch_internals.is_zero_tensor(value):
         return *facts, "no memory"
-    plain = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return *facts, plain.view(torch.uint8).tolist() if plain.numel() else []
+    plain = value.detach().resolve_conj().resolve_neg().reshape(-1)
+    return *facts, plain.new_empty(plain.numel()).copy_(plain).view(torch.uint8).tolist()
 
 
 def shared(values: Sequence[Any]) -> list[Any]:
