@@ -62,9 +62,11 @@ def read_module(class_source: str, namespace: dict[str, Any]) -> fx.GraphModule 
 
 def _without_init(class_source: str) -> str:
     tree = ast.parse(class_source)
-    for one in ast.walk(tree):
+    items = list(tree.body)
+    for one in items:
         if isinstance(one, ast.ClassDef):
             one.body = [item for item in one.body if getattr(item, "name", "") != "__init__"]
+            items += one.body
     return ast.dump(tree)
 
 
@@ -159,17 +161,23 @@ class _ForwardReader:
         return "get_attr", str(self._value(expression)), (), {}
 
     def _given(self, call: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        names: list[ast.expr | None] = [ast.Constant(one.arg) if one.arg else None for one in call.keywords]
-        keywords = ast.Dict(names, [one.value for one in call.keywords])
-        return self._value(ast.Tuple(call.args, ast.Load())), self._value(keywords)
+        kwargs: dict[str, Any] = {}
+        for one in call.keywords:
+            value = self._value(one.value)
+            kwargs |= {one.arg: value} if one.arg else value
+        return tuple(map(self._value, call.args)), kwargs
 
     def _item(self, expression: ast.Subscript) -> tuple[Any, Any]:
         index = ast.Subscript(ast.Name("self", ast.Load()), expression.slice, ast.Load())
-        return self._value(expression.value), self._value(index)
+        return self._value(expression.value), self._value(ast.fix_missing_locations(index))
 
     def _value(self, expression: Any) -> Any:
-        tree = ast.fix_missing_locations(ast.Expression(expression))
-        return eval(compile(tree, "<argument>", "eval"), self._namespace, self._values)
+        match expression:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name) if name in self._values:
+                return self._values[name]
+        return eval(compile(ast.Expression(expression), "<argument>", "eval"), self._namespace, self._values)
 
 
 def _symbol(text: str) -> type:
