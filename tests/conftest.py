@@ -30,7 +30,6 @@ if os.environ.get("CI"):
 
 TESTS = Path(__file__).parent
 DOOMED = """
-unit/backends:   embedding installed locations pickled renaming source_text
 unit/reduction:  candidate deadline publishing reducing result session whole_cases
 unit/watch:      columns hostile_folders watch_parts
 unit/workers:    ahead packing run_python server

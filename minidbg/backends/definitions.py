@@ -6,25 +6,18 @@ import ast
 import builtins
 import importlib.util
 import inspect
+import re
 import sys
 import textwrap
 import types
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from minidbg.backends.locations import location_of
 from minidbg.backends.modules import finds_again, is_foreign
-from minidbg.backends.statements import (
-    Statement,
-    indented,
-    is_registration,
-    joined,
-    read_statements,
-    statements_of,
-)
+from minidbg.backends.statements import Statement, indented, joined, read_statements, statements_of
 from minidbg.words.literals import NotALiteral, write_literal
 
 LITERAL_CHARS = 4000
@@ -44,19 +37,16 @@ _HEAVY = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, types.GeneratorT
 
 _CALM = (
     *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
-    *(ast.Assign, ast.AnnAssign, ast.Pass, ast.Raise),
+    *(ast.Assign, ast.AnnAssign, ast.Pass, ast.Raise, ast.If, ast.Try),
 )
 """What may stand inside an ``if`` or ``try`` that is copied whole."""
-
-NO_LITERAL = object()
 
 
 class NotSelfContained(Exception):
     """Something cannot be copied; the text is a clause: ``weights is a Tensor``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     order: tuple[int, int, int]
     """Imports of Python and torch, other imports, then as in the source: file and line."""
     statement: Statement
@@ -93,7 +83,7 @@ class Copy:
 
     def defines(self, name: str) -> bool:
         """Whether a statement gives ``name`` its value; a loop or a ``with`` only lends it."""
-        lenders = (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.While)
+        lenders = ast.For | ast.With | ast.While
         return any(name in found.binds and not isinstance(found.node, lenders) for found in self.statements)
 
     def add_name(self, name: str) -> None:
@@ -112,8 +102,7 @@ class Copy:
             raise NotSelfContained(f"nobody kept the source of {function.__qualname__}") from None
         if function.__name__ not in statement.binds:
             raise NotSelfContained(f"{function.__qualname__} has no name of its own")
-        _check_imports(statement)
-        text, name = without_registration(statement), function.__name__
+        text, name = self._piece(statement).statement.text, function.__name__
         for part in reversed([part for part in function.__qualname__.split(".")[:-1] if part != "<locals>"]):
             text, name = f"def {part}():\n{indented(text)}\n    return {name}", part
         self.add_statement(text)
@@ -123,12 +112,12 @@ class Copy:
         (statement,) = read_statements(text, "<copy>")
         self._add([Piece((2, len(self.pieces), 0), statement)])
 
-    def add_operators(self, names: Sequence[str], statements: Sequence[Statement]) -> None:
-        """Copy the statements that define the operators ``ns::name``.
+    def add_operators(self, name: str, statements: Sequence[Statement]) -> None:
+        """Copy the statements that define the operator ``ns::name`` and others.
 
-        They run only where the first of these is not there yet: pytest may load several scripts in one process.
+        They run only where that is not there yet: pytest may load several scripts in one process.
         """
-        namespace, _, name = names[0].partition(".")[0].partition("::")
+        namespace, _, name = name.partition(".")[0].partition("::")
         parts = [self._piece(statement) for statement in statements]
         body = indented(joined([part.statement.text for part in parts], gap=1))
         text = f"if not hasattr(torch.ops.{namespace}, {name!r}):\n{body}"
@@ -155,10 +144,10 @@ class Copy:
 
     def _for_name(self, name: str) -> list[Piece]:
         """The pieces that bind ``name`` to what it stands for now; none for one that does not exist yet."""
-        if name == "__name__" or (name not in self.namespace and not name.startswith("__")):
-            return []
         if name.startswith("__"):
             raise NotSelfContained(f"it uses {name}")
+        if name not in self.namespace:
+            return []
         value = self.namespace[name]
         binders = [found for found in self.statements if name in found.binds]
         return self._imports(name, binders) or [self._defined(name, value, binders)]
@@ -178,40 +167,31 @@ class Copy:
         return Piece((0, int(any(map(is_foreign, statement.imported))), 0), statement)
 
     def _defined(self, name: str, value: Any, binders: list[Statement]) -> Piece:
-        definitions = [found for found in binders if isinstance(found.node, ast.FunctionDef | ast.ClassDef)]
-        if definitions and definitions[-1] is binders[-1]:
-            return self._piece(_definition_of(value, definitions))
-        if len(binders) == 1 and is_assignment(binders[0].node):
-            return self._assignment(name, value, binders[0])
-        if len(binders) == 1 and isinstance(binders[0].node, ast.If | ast.Try) and is_calm(binders[0].node):
-            return self._piece(binders[0])
-        return self._value(name, value, binders)
-
-    def _assignment(self, name: str, value: Any, statement: Statement) -> Piece:
-        """A constant as the source has it while that is still its value, or as it is now; else a calm call."""
-        node: Any = statement.node
-        in_source = literal_in_source(node.value)
-        literal = short_literal(value)
-        # what a list has collected since is the program's doing; it starts as written
-        starts_as_written = isinstance(value, list | dict | set) or literal is None or in_source == value
-        if in_source is not NO_LITERAL and starts_as_written:
-            return self._piece(statement)
-        if literal is not None:
-            return self._value(name, value, [statement])
-        if is_heavy(value):
-            raise NotSelfContained(f"{name} is a {type(value).__qualname__}")
-        if used := statement.needs & OUTSIDE_WORLD:
-            raise NotSelfContained(f"{name} was made with {', '.join(sorted(used))}")
+        if binders and isinstance(binders[-1].node, ast.FunctionDef | ast.ClassDef):
+            return self._piece(binders[-1])  # of several definitions the last is what the name stands for
+        if len(binders) != 1 or not is_calm(binders[0].node):
+            return self._value(name, value, binders)
+        (statement,) = binders
+        if isinstance(statement.node, ast.Assign | ast.AnnAssign):
+            is_written, written = _literal_in(statement.node.value)
+            literal = short_literal(value)
+            # what a list has collected since is the program's doing; it starts as written
+            if literal is not None and not (
+                is_written and (isinstance(value, list | dict | set) or written == value)
+            ):
+                return self._value(name, value, binders)
+            if not is_written and is_heavy(value):
+                raise NotSelfContained(f"{name} is a {type(value).__qualname__}")
+            if not is_written and (used := statement.needs & OUTSIDE_WORLD):
+                raise NotSelfContained(f"{name} was made with {', '.join(sorted(used))}")
         return self._piece(statement)
 
     def _value(self, name: str, value: Any, binders: list[Statement]) -> Piece:
         """A name without one plain statement (star import, loop, several assignments): by what it stands for."""
         if isinstance(value, types.ModuleType):
             return self._import(f"import {value.__name__} as {name}")
-        literal = short_literal(value)
-        if literal is not None:
-            text = f"{name} = {literal}  # its value when this failed"
-            (statement,) = read_statements(text, "<copy>")
+        if (literal := short_literal(value)) is not None:
+            (statement,) = read_statements(f"{name} = {literal}  # its value when this failed", "<copy>")
             return Piece(self._order(binders[-1]) if binders else (1, 0, 0), statement)
         location = location_of(value)
         if location is not None and location.path == location.first and finds_again(location.module):
@@ -229,11 +209,12 @@ class Copy:
         return (1, self._files.index(statement.file) if known else len(self._files), statement.line)
 
 
-def literal_in_source(node: ast.expr | None) -> Any:
+def _literal_in(node: ast.expr | None) -> tuple[bool, Any]:
+    """Whether source is a literal, and its value."""
     try:
-        return ast.literal_eval(node) if node is not None else NO_LITERAL
+        return True, ast.literal_eval(node or "")
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return NO_LITERAL
+        return False, None
 
 
 def short_literal(value: object) -> str | None:
@@ -252,18 +233,23 @@ def is_heavy(value: object) -> bool:
     return any(isinstance(item, _HEAVY) for item in (value, *items))
 
 
-def is_assignment(node: ast.stmt) -> bool:
-    if isinstance(node, ast.AnnAssign):
-        return isinstance(node.target, ast.Name) and node.value is not None
-    return isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets)
+def is_calm(node: ast.stmt) -> bool:
+    """Whether a statement can be copied whole: an assignment to names, or an ``if`` or ``try`` of imports, definitions and assignments."""
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return node.value is not None and all(isinstance(target, ast.Name) for target in targets)
+    return isinstance(node, ast.If | ast.Try) and all(
+        isinstance(part, _CALM) for part in _statements_in(node)
+    )
 
 
-def is_calm(node: ast.AST) -> bool:
-    """Whether an ``if`` or ``try`` holds nothing but imports, definitions and assignments."""
-    inside = list(ast.iter_child_nodes(node))
-    blocks = [child for child in inside if isinstance(child, ast.If | ast.Try | ast.ExceptHandler)]
-    others = (child for child in inside if isinstance(child, ast.stmt) and child not in blocks)
-    return all(map(is_calm, blocks)) and all(isinstance(child, _CALM) for child in others)
+def _statements_in(node: ast.AST) -> Iterator[ast.stmt]:
+    """Those in the blocks of ``node``, not those of its functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        if isinstance(child, ast.If | ast.Try | ast.ExceptHandler):
+            yield from _statements_in(child)
 
 
 def single_imports(node: ast.stmt, package: str) -> Iterator[tuple[str, str]]:
@@ -281,8 +267,9 @@ def single_imports(node: ast.stmt, package: str) -> Iterator[tuple[str, str]]:
 def without_registration(statement: Statement) -> str:
     """A definition without its ``@register_backend``: registering a name twice in one process is an error."""
     (again,) = ast.parse(statement.text).body
-    unwanted = [found for found in getattr(again, "decorator_list", []) if is_registration(found)]
-    gone = {line for found in unwanted for line in range(found.lineno, (found.end_lineno or 0) + 1)}
+    marks: list[ast.expr] = getattr(again, "decorator_list", [])
+    unwanted = [mark for mark in marks if re.match(r"[\w.]*\bregister_\w*backend\b", ast.unparse(mark))]
+    gone = {line for mark in unwanted for line in range(mark.lineno, (mark.end_lineno or 0) + 1)}
     lines = enumerate(statement.text.splitlines(), 1)
     return "\n".join(line for number, line in lines if number not in gone)
 
@@ -293,12 +280,3 @@ def _check_imports(statement: Statement) -> None:
             raise NotSelfContained(f"it imports {module}, relative to its package")
         if module.partition(".")[0] == "minidbg":
             raise NotSelfContained("it uses minidbg itself")
-
-
-def _definition_of(value: Any, definitions: list[Statement]) -> Statement:
-    """The statement that made ``value``, where a name was defined more than once; else the last."""
-    code = getattr(inspect.unwrap(value) if callable(value) else value, "__code__", None)
-    for found in reversed(definitions):
-        if code is not None and found.line == code.co_firstlineno and found.file == code.co_filename:
-            return found
-    return definitions[-1]

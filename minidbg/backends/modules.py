@@ -7,11 +7,14 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from importlib.metadata import distribution, packages_distributions
-from pathlib import Path
 from types import ModuleType
+
+PROGRAM = ("__main__", "__mp_main__")
+"""What the program is called; a process that multiprocessing has started has its script under two names."""
+_OURS = frozenset({"torch", "functorch", "torchgen", "minidbg", *PROGRAM})
 
 
 def top_level(module: str) -> str:
@@ -19,18 +22,10 @@ def top_level(module: str) -> str:
     return module.partition(".")[0]
 
 
-def is_main(module: str) -> bool:
-    """Whether ``module`` is the program; a process that multiprocessing has started has its script under two names."""
-    return module in ("__main__", "__mp_main__")
-
-
 def is_foreign(module: str) -> bool:
     """Whether ``module`` comes neither with Python nor with torch nor from us."""
     top = top_level(module)
     return top not in sys.stdlib_module_names and top not in _OURS
-
-
-_OURS = frozenset({"torch", "functorch", "torchgen", "minidbg", "__main__", "__mp_main__"})
 
 
 def foreign_modules() -> Iterator[tuple[str, ModuleType]]:
@@ -43,23 +38,20 @@ def foreign_modules() -> Iterator[tuple[str, ModuleType]]:
 
 def finds_again(name: str) -> bool:
     """Whether an import of ``name`` on the present ``sys.path`` leads to the file of the loaded module."""
-    loaded = sys.modules.get(name)
-    if loaded is None or is_main(top_level(name)):
+    loaded, parent = sys.modules.get(name), name.rpartition(".")[0]
+    if loaded is None or name in PROGRAM or (parent and not finds_again(parent)):
         return False
-    parent, _, _ = name.rpartition(".")
-    if parent and not finds_again(parent):
-        return False
-    spec = _search(name, getattr(sys.modules.get(parent), "__path__", None) if parent else None)
-    if spec is None:
-        return False
+    spec = _search(name, parent)
     file: str | None = getattr(loaded, "__file__", None)
-    if file is None or not spec.has_location or spec.origin is None:
+    if spec is None or file is None or not spec.has_location or spec.origin is None:
         # built in, frozen, or a namespace package: the name is all there is
-        return file is None or not spec.has_location
+        return spec is not None and (file is None or not spec.has_location)
     return os.path.realpath(spec.origin) == os.path.realpath(file)
 
 
-def _search(name: str, folders: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+def _search(name: str, parent: str = "") -> importlib.machinery.ModuleSpec | None:
+    """What an import would find if ``name`` were not loaded, which ``importlib.util.find_spec`` does not ask."""
+    folders = getattr(sys.modules.get(parent), "__path__", None)
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(name, folders)
@@ -68,26 +60,6 @@ def _search(name: str, folders: Sequence[str] | None) -> importlib.machinery.Mod
         if spec is not None:
             return spec
     return None
-
-
-def file_of(module: str) -> Path | None:
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if not isinstance(file, str) or not file.endswith((".py", ".pyw")) or not os.path.isfile(file):
-        return None
-    return Path(os.path.abspath(file))
-
-
-def source_of(module: str) -> str | None:
-    """The source text of a loaded module, also out of a zip file; None when there is none."""
-    loaded = sys.modules.get(module)
-    get_source = getattr(getattr(loaded, "__loader__", None), "get_source", None)
-    if get_source is None or loaded is None:
-        return None
-    try:
-        text = get_source(getattr(getattr(loaded, "__spec__", None), "name", module))
-    except (ImportError, OSError, SyntaxError, UnicodeDecodeError):
-        return None
-    return text if isinstance(text, str) else None
 
 
 def requirement_of(module: str) -> tuple[str, str, tuple[str, ...]]:
@@ -110,7 +82,7 @@ def requirement_of(module: str) -> tuple[str, str, tuple[str, ...]]:
 def folders_of(module: str) -> tuple[str, ...]:
     """The folders from which the top-level package of ``module`` is imported, installed ones left out."""
     top = top_level(module)
-    found: object = sys.modules.get(top) or _search(top, None)  # what a setup imports is not loaded yet
+    found: object = sys.modules.get(top) or _search(top)  # what a setup imports is not loaded yet
     inside = getattr(found, "__path__", None) or getattr(found, "submodule_search_locations", None)
     file = getattr(found, "__file__", None) or getattr(found, "origin", None)
     places = list(inside or ()) or ([file] if isinstance(file, str) else [])
@@ -126,11 +98,8 @@ def is_installed(folder: str) -> bool:
 
 @cache
 def _installed_places() -> tuple[str, ...]:
-    known = sysconfig.get_paths()
-    places = (known[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return tuple(
-        dict.fromkeys(map(os.path.realpath, (*places, *site.getsitepackages(), site.getusersitepackages())))
-    )
+    known = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return tuple(map(os.path.realpath, (*known, *site.getsitepackages(), site.getusersitepackages())))
 
 
 @lru_cache(maxsize=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import mmap
 import os
 import re
@@ -17,20 +16,16 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.backends.definitions import NotSelfContained
 from minidbg.backends.locations import location_of
-from minidbg.backends.modules import (
-    finds_again,
-    foreign_modules,
-    is_foreign,
-    source_of,
-    top_level,
-)
+from minidbg.backends.modules import PROGRAM, finds_again, foreign_modules, is_foreign, top_level
 from minidbg.backends.reference import NotReferable, RefBuilder, as_statements, expression_for
-from minidbg.backends.statements import Statement, last_name, parts_of, statements_of
+from minidbg.backends.statements import Statement, statements_of
 from minidbg.words.errors import BackendUnreachable
 from minidbg.words.run_spec import BackendRef
 
 NOT_LOADED_BY_TORCH = ("torch.ao.", "torch.testing.", "torch.onnx.", "torch.distributed.")
 """Parts of torch with operators of their own that ``import torch`` does not bring."""
+DEFINERS = re.compile("register_|custom_op$|triton_op$|define$|impl$|impl_abstract$")
+"""What a definition of an operator calls."""
 
 
 def modules_of_operator(name: str) -> tuple[str, ...]:
@@ -38,46 +33,17 @@ def modules_of_operator(name: str) -> tuple[str, ...]:
 
     Empty for an operator of a C++ library.
     """
-    plain = name.partition(".")[0]
-    found = [_main_once(function.__module__) for function in torch_internals.operator_functions(plain)]
-    by_file = _modules_by_file()
+    by_file: dict[str | None, str] = {}
+    for module, loaded in sys.modules.copy().items():
+        file = getattr(loaded, "__file__", None) if isinstance(loaded, types.ModuleType) else None
+        if by_file.get(file, "__main__") == "__main__":
+            by_file[file] = module
+    found = [function.__module__ for function in torch_internals.operator_functions(name.partition(".")[0])]
     found += [by_file[file] for file in torch_internals.operator_files(name) if file in by_file]
-    wanted = [
-        module
-        for module in dict.fromkeys(found)
-        if is_foreign(module) or module == "__main__" or module.startswith(NOT_LOADED_BY_TORCH)
-    ]
-    if not wanted:
-        wanted = [module for module, _ in foreign_modules() if mentions(source_of(module) or "", plain)]
-    if "__main__" not in wanted and statements_of_operator(name):
-        wanted.append("__main__")
-    return tuple(wanted)
-
-
-def _main_once(module: str) -> str:
-    return "__main__" if module == "__mp_main__" else module
-
-
-def _modules_by_file() -> dict[str, str]:
-    files: dict[str, str] = {}
-    for name, module in sys.modules.copy().items():
-        file = getattr(module, "__file__", None) if type(module) is type(sys) else None
-        if isinstance(file, str) and (file not in files or files[file] == "__main__"):
-            files[file] = _main_once(name)
-    return files
-
-
-def mentions(text: str, name: str) -> bool:
-    """Whether a source text says ``"ns::name"``, or makes a Library of ``ns`` and says ``"name"``."""
-    name = name.partition(".")[0]
-    namespace, _, last = name.partition("::")
-    if f"{namespace}::{last}" in text:
-        return re.search(rf"[\"']{re.escape(name)}\b", text) is not None
-    in_library = re.search(rf"Library\(\s*[\"']{re.escape(namespace)}[\"']", text)
-    return in_library is not None and re.search(rf"[\"']{re.escape(last)}\b", text) is not None
-
-
-# --- statements of a script ---
+    found += ["__main__"] if statements_of_operator(name) else []
+    plain = dict.fromkeys("__main__" if module in PROGRAM else module for module in found)
+    outside = ("__main__", *NOT_LOADED_BY_TORCH)
+    return tuple(module for module in plain if is_foreign(module) or module.startswith(outside))
 
 
 def statements_of_operator(name: str) -> tuple[Statement, ...]:
@@ -93,42 +59,16 @@ def statements_of_operator(name: str) -> tuple[Statement, ...]:
     definitions = {key for key, value in program.items() if value is definition is not None}
 
     def defines(found: Statement) -> bool:
-        parts = list(_outside_functions(found.node))
-        used = {part.id for part in parts if isinstance(part, ast.Name)}
-        calls = [part for part in parts if isinstance(part, ast.Call)]
-        given = [value for call in calls if _is_definer(call.func) for value in call.args]
-        registers = any(
-            isinstance(part, ast.expr) and last_name(part).startswith("register_") for part in parts
-        )
-        return (
-            _say(given, rf"{re.escape(name)}(?![\w:])")
-            or bool(found.binds & libraries)
-            or (bool(used & libraries) and _say(parts, rf"{re.escape(last)}\b"))
-            or (bool(used & definitions) and registers)
+        texts = [text for text in found.code.co_consts if isinstance(text, str)]
+        defines = any(map(DEFINERS.match, found.code.co_names))
+        return bool(
+            found.binds & libraries
+            or (found.needs & libraries and any(re.match(rf"{last}\b", text) for text in texts))
+            or (defines and found.needs & definitions)
+            or (defines and any(re.match(rf"{name}(?![\w:])", text) for text in texts))
         )
 
     return tuple(filter(defines, statements_of("__main__")))
-
-
-def _say(parts: Sequence[ast.AST], pattern: str) -> bool:
-    texts = (part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
-    return any(re.match(pattern, text) for text in texts)
-
-
-def _is_definer(function: ast.expr) -> bool:
-    known = ("custom_op", "triton_op", "define", "impl", "impl_abstract")
-    return last_name(function).startswith("register_") or last_name(function) in known
-
-
-def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    yield node
-    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-    for field, child in parts_of(node):
-        if field != "body" or not is_function:
-            yield from _outside_functions(child)
-
-
-# --- shared libraries ---
 
 
 def native_libraries(name: str) -> tuple[str | None, str | None]:
@@ -184,16 +124,25 @@ def with_operators(
     leads to a definition; when the user gave a ``setup``, that is trusted to bring it.
     """
     builder = RefBuilder(ref)
-    given = bool(as_statements(setup))
-    texts = (ref.embedded, *ref.setup)
-    names = [name for name in operators_of(gm) if not any(mentions(text, name) for text in texts)]
-    for name in names:
-        _with_part(f"the operator {name}", _operator, name, builder, given)
+    brought = "\n".join([ref.embedded, *ref.setup])
+    names = [
+        name for name in operators_of(gm) if not re.search(rf"[\"']{name.partition('::')[0]}\b", brought)
+    ]
     of_script = [name for name in names if statements_of_operator(name)]
-    if of_script:
-        _with_part(f"the operator {of_script[0]}", _operators_of_script, of_script, builder, given)
-    for function in functions_of(gm):
-        _with_part(f"the function {function.__qualname__}", _function, function, builder, given)
+    parts: list[tuple[str, Callable[[Any, RefBuilder], None], Any]] = [
+        *((f"the operator {name}", _operator, name) for name in names),
+        *((f"the operator {name}", _operators_of_script, of_script) for name in of_script[:1]),
+        *((f"the function {one.__qualname__}", _function, one) for one in functions_of(gm)),
+    ]
+    for what, add, part in parts:
+        try:
+            add(part, builder)
+        except (NotReferable, NotSelfContained) as error:
+            if not as_statements(setup):
+                raise BackendUnreachable(
+                    f"{what} in the failing graph cannot be found again by a fresh process: {error}. Define it in a "
+                    f'module that can be imported, or say which: minidbg.wrap(backend, setup="import my_ops")'
+                ) from error
     return builder.reference(ref.name, ref.expression, ref.options, ref.mode)
 
 
@@ -206,26 +155,13 @@ def operators_of(gm: fx.GraphModule) -> tuple[str, ...]:
 def functions_of(gm: fx.GraphModule) -> tuple[types.FunctionType, ...]:
     """Python functions that neither torch nor Python has: those of ``torch.fx.wrap`` and ``allow_in_graph``."""
     found = (target for target in _called(gm) if isinstance(target, types.FunctionType))
-    foreign = (one for one in found if is_foreign(one.__module__) or _main_once(one.__module__) == "__main__")
-    return tuple(dict.fromkeys(foreign))
+    return tuple(
+        dict.fromkeys(one for one in found if is_foreign(one.__module__) or one.__module__ in PROGRAM)
+    )
 
 
 def _called(gm: fx.GraphModule) -> Iterator[object]:
     return (node.target for node in torch_internals.all_nodes(gm) if node.op == "call_function")
-
-
-def _with_part(
-    what: str, add: Callable[[Any, RefBuilder], None], part: Any, builder: RefBuilder, given: bool
-) -> None:
-    try:
-        with builder.attempt():
-            add(part, builder)
-    except (NotReferable, NotSelfContained) as error:
-        if not given:
-            raise BackendUnreachable(
-                f"{what} in the failing graph cannot be found again by a fresh process: {error}. Define it in a "
-                f'module that can be imported, or say which: minidbg.wrap(backend, setup="import my_ops")'
-            ) from error
 
 
 def _operator(name: str, builder: RefBuilder) -> None:
@@ -242,7 +178,7 @@ def _operator(name: str, builder: RefBuilder) -> None:
 def _operators_of_script(names: Sequence[str], builder: RefBuilder) -> None:
     """Copy the statements that define operators in ``__main__``, those of all at once: they may share a Library."""
     statements = {found.line: found for name in names for found in statements_of_operator(name)}
-    builder.copy_of_main().add_operators(names, [statements[line] for line in sorted(statements)])
+    builder.copy_of_main().add_operators(names[0], [statements[line] for line in sorted(statements)])
 
 
 def _native(name: str, builder: RefBuilder) -> None:

@@ -6,16 +6,16 @@ children, whose reference says ``unpickled(path)``. A script that stays says ``.
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from minidbg import torch_internals
-from minidbg.backends.modules import finds_again, is_foreign
+from minidbg.backends.modules import finds_again, is_foreign, is_installed
 from minidbg.backends.reference import (
     RefBuilder,
     as_statements,
@@ -69,16 +69,9 @@ def live_object(backend: str | CompilerFn) -> Any:
 
 def folders_of_program() -> tuple[str, ...]:
     """The folders of ``sys.path`` that are neither Python's own nor hold what is installed."""
-    folders = [Path(entry).absolute() for entry in sys.path]
-    python = Path(sysconfig.get_path("stdlib"))
-    own = (
-        str(one)
-        for one in folders
-        if one.is_dir()
-        and one.name not in ("site-packages", "dist-packages")
-        and not one.is_relative_to(python)
-    )
-    return tuple(dict.fromkeys(own))
+    folders = dict.fromkeys(os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry or "."))
+    others = ("site-packages", "dist-packages")
+    return tuple(one for one in folders if os.path.basename(one) not in others and not is_installed(one))
 
 
 # ---- to the children of this process, and to nobody else -------------------------------------------
@@ -98,10 +91,6 @@ def pickle_into(path: Path, backend: str | CompilerFn, *, limit_bytes: int = LIM
         ) from error
 
 
-class TooLarge(Exception):
-    """More was pickled than goes to another process."""
-
-
 class Limited:
     def __init__(self, file: BinaryIO, limit_bytes: int) -> None:
         self.file, self.left, self.limit_bytes = file, limit_bytes, limit_bytes
@@ -109,7 +98,7 @@ class Limited:
     def write(self, data: Any) -> int:
         self.left -= memoryview(data).nbytes
         if self.left < 0:
-            raise TooLarge(f"it takes more than {self.limit_bytes:,} bytes")
+            raise OverflowError(f"it takes more than {self.limit_bytes:,} bytes")
         return self.file.write(data)
 
 

@@ -7,24 +7,23 @@ source; or the reason why not.
 from __future__ import annotations
 
 import ast
-import contextlib
-import copy
 import functools
 import inspect
-import operator
+import itertools
 import os
 import pkgutil
+import re
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
 from minidbg import torch_internals
 from minidbg.backends.definitions import Copy, NotSelfContained
 from minidbg.backends.locations import Location, location_of
-from minidbg.backends.modules import finds_again, is_foreign, is_main, requirement_of, source_of, top_level
-from minidbg.backends.statements import is_registration, parts_of, read_statements
+from minidbg.backends.modules import PROGRAM, finds_again, is_foreign, requirement_of, top_level
+from minidbg.backends.statements import read_statements, text_of
 from minidbg.words.errors import BackendUnreachable, NothingLeadsThere, UnknownBackend
 from minidbg.words.literals import NotALiteral, write_literal
 from minidbg.words.run_spec import BackendRef, CompilerFn
@@ -57,21 +56,9 @@ class RefBuilder:
         self.setup: dict[str, None] = dict.fromkeys(start.setup)
         self.copied: Copy | None = None
         """What comes from ``__main__``."""
-        self.paths: dict[str, None] = dict.fromkeys(start.paths)
-        self.requirements: dict[str, None] = dict.fromkeys(start.requirements)
         self.remarks: dict[str, None] = dict.fromkeys(start.remarks)
-        self.modules: dict[str, None] = dict.fromkeys(start.modules)
+        self._used: dict[str, None] = {}
         self._names: dict[str, tuple[str, str]] = {}
-
-    @contextlib.contextmanager
-    def attempt(self) -> Iterator[None]:
-        """A block after whose exception the builder is as it was before."""
-        saved = {name: copy.copy(value) for name, value in vars(self).items()}
-        try:
-            yield
-        except BaseException:
-            vars(self).update(saved)
-            raise
 
     def import_from(self, module: str, name: str) -> str:
         known, number = name, 1
@@ -95,33 +82,28 @@ class RefBuilder:
 
     def uses(self, module: str) -> None:
         """``module`` is part of the backend: what it needs to be installed, and what there is to watch."""
-        top = top_level(module)
-        if top == "torch" or is_foreign(module):
-            self.modules[top] = None
-        if is_foreign(module):
-            self.requires(module)
-
-    def requires(self, module: str) -> None:
-        requirement, remark, folders = requirement_of(module)
-        self.requirements |= dict.fromkeys(filter(None, [requirement]))
-        self.remarks |= dict.fromkeys(filter(None, [remark]))
-        self.paths |= dict.fromkeys(folders)
+        if is_foreign(module) or top_level(module) == "torch":
+            self._used[module] = None
 
     def reference(
         self, name: str, expression: str, options: Mapping[str, Any], mode: str | None
     ) -> BackendRef:
+        embedded = self._copied_text()  # first: it may add imports
+        needed = [requirement_of(module) for module in self._used if is_foreign(module)]
+        requirements, remarks, folders = zip(*needed, strict=True) if needed else ((), (), ())
+        start = self._start
         return BackendRef(
             name=name,
             expression=expression,
-            embedded=self._copied_text(),  # first: it may add imports
+            embedded=embedded,
             setup=tuple(self.setup),
-            paths=tuple(self.paths),
+            paths=tuple(dict.fromkeys([*start.paths, *itertools.chain(*folders)])),
             options=dict(options),
             mode=mode,
-            requirements=tuple(self.requirements),
-            remarks=tuple(self.remarks),
-            modules=tuple(self.modules),
-            fill_in=self._start.fill_in,
+            requirements=tuple(dict.fromkeys(filter(None, [*start.requirements, *requirements]))),
+            remarks=tuple(dict.fromkeys(filter(None, [*self.remarks, *remarks]))),
+            modules=tuple(dict.fromkeys([*start.modules, *map(top_level, self._used)])),
+            fill_in=start.fill_in,
         )
 
     def _copied_text(self) -> str:
@@ -141,28 +123,24 @@ class RefBuilder:
 
 
 def expression_for(value: Any, builder: RefBuilder) -> str:
-    """The expression for ``value``; what it needs first goes on the ``builder``.
+    """The expression for ``value``; what it needs first goes on the ``builder``, also where that ends in NotReferable.
 
-    In this order: a location that an import reaches, its parts put together anew, its source.
-    Raises NotReferable, and the builder is as it was before.
+    In this order: a location that an import reaches, its source, its parts put together anew.
     """
     location = location_of(value)
-    with builder.attempt():
-        if location is not None and finds_again(location.module):
-            name = builder.import_from(location.module, location.first)
-            return name + location.path.removeprefix(location.first)
-        try:
-            with builder.attempt():
-                return _rebuilt(value, builder)
-        except NotReferable as error:
-            why = error
-        try:
-            expression = _copied(value, location, builder)
-        except NotSelfContained as error:
-            raise NotReferable(f"its source cannot be copied: {error}") from error
-        if not expression:
-            raise why
-        return expression
+    if location is not None and finds_again(location.module):
+        name = builder.import_from(location.module, location.first)
+        return name + location.path.removeprefix(location.first)
+    why = None
+    try:
+        if expression := _copied(value, location, builder):
+            return expression
+    except NotSelfContained as error:
+        why = NotReferable(f"its source cannot be copied: {error}")
+    try:
+        return _rebuilt(value, builder)
+    except NotReferable as error:
+        raise (why or error) from None
 
 
 def _rebuilt(value: Any, builder: RefBuilder) -> str:
@@ -182,7 +160,7 @@ def _rebuilt(value: Any, builder: RefBuilder) -> str:
 def _copied(value: Any, location: Location | None, builder: RefBuilder) -> str:
     """The expression for a global of the program, or a function of one that uses nothing local; empty for all others."""
     module = getattr(value, "__module__", "") if location is None else location.module
-    if not is_main(module):
+    if module not in PROGRAM:
         return ""
     copied = builder.copy_of_main(getattr(getattr(value, "__code__", None), "co_filename", None))
     if location is not None and copied.defines(location.first):
@@ -277,7 +255,7 @@ def _expression(
     backend: str | CompilerFn, statements: Sequence[str], reference: str | None, builder: RefBuilder
 ) -> tuple[str, str]:
     if reference is not None:
-        return given_reference(reference, backend, statements, builder)
+        return given_reference(reference, statements, builder)
     if isinstance(backend, str):
         return backend, _registered(backend, statements, builder)
     if names := torch_internals.names_of_backend(backend):
@@ -289,58 +267,36 @@ def _expression(
     return name_of(backend), expression
 
 
-def given_reference(
-    reference: str, backend: str | CompilerFn, statements: Sequence[str], builder: RefBuilder
-) -> tuple[str, str]:
+def given_reference(reference: str, statements: Sequence[str], builder: RefBuilder) -> tuple[str, str]:
     """Name and expression that ``reference`` stands for. Raises BackendUnreachable when it cannot be right."""
-    module, colon, rest = reference.partition(":")
-    if not colon:
+    if ":" not in reference:
         if not reference.strip() or any(char in reference for char in "()"):
             raise BackendUnreachable(f"reference={reference!r} names no backend; {WRITE}")
         return reference, repr(reference)
+    parts = re.fullmatch(r"((?:\w+\.)*\w+):((?:\w+\.)*\w+)(\(.*\))?", reference.strip(), re.DOTALL)
+    module, path, call = parts.groups(default="") if parts else ("", "", "(")
     try:
-        tree, call = ast.parse(rest.strip(), mode="eval").body, ""
-        if isinstance(tree, ast.Call):
-            for value in (*tree.args, *(keyword.value for keyword in tree.keywords)):
-                ast.literal_eval(value)
-            call = ast.unparse(tree).removeprefix(ast.unparse(tree.func))
-            tree = tree.func
-        path = ast.unparse(tree)
+        made = ast.parse(f"call{call}", mode="eval").body
+        for value in (*made.args, *made.keywords) if isinstance(made, ast.Call) else ():
+            ast.literal_eval(value.value if isinstance(value, ast.keyword) else value)
+        call = ast.unparse(made).removeprefix("call")
     except (SyntaxError, ValueError) as error:
         raise BackendUnreachable(f"reference={reference!r} cannot be read ({error}); {WRITE}") from None
-    if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
-        raise BackendUnreachable(f"reference={reference!r} cannot be read; {WRITE}")
     try:
-        found = pkgutil.resolve_name(f"{module}:{path}")
+        pkgutil.resolve_name(f"{module}:{path}")
     except (ImportError, AttributeError) as error:
         if not statements:
             raise BackendUnreachable(f"reference={reference!r} leads nowhere here: {error}") from error
-        found = backend
     first = path.partition(".")[0]
     name = builder.import_from(module, first)
-    if not call and found is not backend and _is_factory(found):
-        call = "()"
     return f"{module}.{path}", name + path.removeprefix(first) + call
-
-
-def _is_factory(found: Any) -> bool:
-    try:
-        signature = inspect.signature(found)
-        signature.bind()
-    except (TypeError, ValueError):
-        return False
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        return True
-    return False
 
 
 def _registered(name: str, statements: Sequence[str], builder: RefBuilder) -> str:
     """The expression for a registered name: the name itself after the import that registers it, or else the function."""
     compiler_fn = _look_up(name, statements)
     declared = next(iter(entry_points(group=GROUP, name=name)), None)
-    if declared is not None and _is_loaded_from(declared.module, compiler_fn, declared.attr):
+    if declared is not None:
         builder.import_module(declared.module, f'entry point "{name}"')
         return repr(name)
     defined = getattr(made_by(compiler_fn), "__module__", None) or ""
@@ -353,7 +309,7 @@ def _registered(name: str, statements: Sequence[str], builder: RefBuilder) -> st
         # an import of a.b.c runs a and a.b as well
         parts = defined.split(".")
         for module in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
-            if registers(source_of(module) or "", name):
+            if registers(text_of(module), name):
                 builder.import_module(module, f'registers "{name}"')
                 return repr(name)
     if statements:
@@ -377,13 +333,6 @@ def _look_up(name: str, statements: Sequence[str]) -> CompilerFn:
     return torch_internals.registered_backend(name)
 
 
-def _is_loaded_from(module: str, compiler_fn: object, attribute: str) -> bool:
-    try:
-        return operator.attrgetter(attribute)(sys.modules[module]) is compiler_fn
-    except (KeyError, AttributeError):
-        return False
-
-
 def made_by(backend: Any) -> Any:
     """The function at the bottom of what torch and Python put around one: partials, ``aot_autograd``."""
     inner = innermost(backend)
@@ -392,47 +341,14 @@ def made_by(backend: Any) -> Any:
 
 
 def registers(text: str, name: str) -> bool:
-    """Whether the import of a module of source ``text`` registers ``name``: by a call or a decorator that it runs, and that says the name.
+    """Whether the import of a module of source ``text`` seems to register ``name``: by a call or a decorator at its top level.
 
-    What stands under an ``if`` counts as run; of functions only the decorators, unless the module itself calls them.
+    What a function of it registers counts for nothing: nobody need have called it.
     """
-    if "register" not in text or name not in text:  # parsing takes far longer
-        return False
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return False
-    calls = (node.value for node in tree.body if isinstance(node, ast.Expr))
-    called = {
-        call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-    }
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        decorators, own = getattr(node, "decorator_list", []), getattr(node, "name", "")
-        marks = [node] if isinstance(node, ast.Call) else decorators
-        if any(is_registration(mark) and _says(mark, name, own) for mark in marks):
-            return True
-        is_run = own in called or not isinstance(node, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef)
-        waiting += [child for _, child in parts_of(node)] if is_run else decorators
-    return False
-
-
-def _says(node: ast.expr, name: str, decorated: str) -> bool:
-    """Whether a registration, or decorator of the function ``decorated``, is of ``name``: by its text, else by the function's own name."""
-    values = [*node.args, *(part.value for part in node.keywords)] if isinstance(node, ast.Call) else []
-    texts = [one.value for one in values if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-    names = [one.id for one in values if isinstance(one, ast.Name)]
-    return name in (texts or [*names, decorated])
+    return name in text and re.search(r"^@?[\w.]*register_\w*backend\b", text, re.MULTILINE) is not None
 
 
 # --- what a person is told ---
-
-
-def is_nameless(backend: object) -> bool:
-    """Whether its kind is all that ``backend`` says of itself, and that kind is none of the user's own."""
-    is_named = isinstance(backend, types.MethodType | types.FunctionType | type | functools.partial)
-    return not is_named and not is_foreign(type(backend).__module__)
 
 
 def innermost(backend: Any) -> Any:
@@ -444,9 +360,6 @@ def innermost(backend: Any) -> Any:
 
 def name_of(backend: CompilerFn) -> str:
     """What a person calls it: ``my_pkg.mod.my_backend``, ``my_pkg.Compiler``, ``aot_autograd(fw_compiler=my_compiler)``."""
-    location = location_of(backend) if is_nameless(backend) else None
-    if location is not None:
-        return f"{location.module}.{location.path}".removeprefix("__main__.")
     inner = innermost(backend)
     compiler = (torch_internals.aot_autograd_arguments(inner) or {}).get("fw_compiler")
     if compiler is not None:
@@ -496,11 +409,11 @@ def suggested(backend: Any) -> str:
     module = getattr(inner, "__module__", None) or type(inner).__module__
     path = getattr(inner, "__qualname__", None)
     if not is_foreign(module):
-        return "my_pkg.mod:factory"
+        return "my_pkg.mod:factory()"
     if path is None:
         return f"{module}:{type(inner).__qualname__}(...)"
     factory, local, _ = path.rpartition(".<locals>.")
-    return f"{module}:{factory}(...)" if local else "my_pkg.mod:factory"
+    return f"{module}:{factory}(...)" if local else "my_pkg.mod:factory()"
 
 
 def check_options(options: Mapping[str, Any], name: str) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import dis
 import linecache
-import symtable
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-
-from minidbg.backends.modules import file_of, source_of
+from types import CodeType
 
 ANNOTATIONS = "from __future__ import annotations"
+
+LOOKS_UP = frozenset(
+    {"LOAD_NAME", "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
+)
+OF_PYTHON = frozenset({"__name__", "__annotations__", "__conditional_annotations__"})
+"""What every module has of its own, or Python makes for the bodies of classes."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +37,21 @@ class Statement:
         return first_line(self.node)
 
     @cached_property
+    def code(self) -> CodeType:
+        """What runs with it; the bodies of its functions are other code."""
+        made: CodeType = compile(
+            self.text, self.file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+        )
+        return made
+
+    @cached_property
     def binds(self) -> frozenset[str]:
-        symbols = self._table.get_symbols()
-        return frozenset(found.get_name() for found in symbols if found.is_assigned() or found.is_imported())
+        return frozenset(_stored(self.code))
 
     @cached_property
     def needs(self) -> frozenset[str]:
         """Global names that it looks up, or its functions when they are called, or that these bind."""
-        declared = (node.names for node in ast.walk(self.node) if isinstance(node, ast.Global))
-        return frozenset(_referenced(self._table)).union(*declared)
+        return frozenset(_looked_up(self.code)) - OF_PYTHON
 
     @cached_property
     def imported(self) -> frozenset[str]:
@@ -50,32 +61,20 @@ class Statement:
         froms = (part for part in parts if isinstance(part, ast.ImportFrom))
         return frozenset(plain | {"." * part.level + (part.module or "") for part in froms})
 
-    @cached_property
-    def _table(self) -> symtable.SymbolTable:
-        text = self.text
-        if sys.version_info >= (3, 12):  # only generators are still scopes of their own (PEP 709)
-            text = ast.unparse(_AsGenerators().visit(ast.parse(text)))
-        return symtable.symtable(text, self.file, "exec")
+
+def _stored(code: CodeType) -> set[str]:
+    return {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_NAME"}
 
 
-class _AsGenerators(ast.NodeTransformer):
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        node = super().generic_visit(node)
-        match node:
-            case ast.ListComp(elt, generators) | ast.SetComp(elt, generators):
-                return ast.GeneratorExp(elt, generators)
-            case ast.DictComp(key, value, generators):
-                return ast.GeneratorExp(ast.Tuple([key, value], ast.Load()), generators)
-        return node
-
-
-def _referenced(table: symtable.SymbolTable) -> Iterator[str]:
-    is_outermost = table.get_type() == "module"
-    for symbol in table.get_symbols():
-        if symbol.is_referenced() and (is_outermost or symbol.is_global()):
-            yield symbol.get_name()
-    for child in table.get_children():
-        yield from _referenced(child)
+def _looked_up(code: CodeType) -> Iterator[str]:
+    # of the names of a class's body those that it does not bind itself
+    own = _stored(code) if code.co_name != "<module>" else ()
+    for one in dis.get_instructions(code):
+        if one.opname in LOOKS_UP and one.argval not in own:
+            yield one.argval
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _looked_up(inner)
 
 
 def read_statements(text: str, file: str) -> tuple[Statement, ...]:
@@ -85,33 +84,13 @@ def read_statements(text: str, file: str) -> tuple[Statement, ...]:
 
 def _statements(body: list[ast.stmt], lines: list[str], file: str) -> Iterator[Statement]:
     for node in body:
-        if isinstance(node, ast.If) and is_main_block(node):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in MAIN_BLOCK:
             yield from _statements([*node.body, *node.orelse], lines, file)
         else:
             yield Statement(node, _text_of(node, lines), file)
 
 
-def is_main_block(node: ast.If) -> bool:
-    test = ast.unparse(node.test)
-    return test in ("__name__ == '__main__'", "'__main__' == __name__")
-
-
-def parts_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    for field, value in ast.iter_fields(node):
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield field, child
-
-
-def last_name(node: ast.expr) -> str:
-    """``c`` of ``a.b.c`` and of ``c``; empty for any other expression."""
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def is_registration(node: ast.expr) -> bool:
-    """Whether an expression is, or calls, what registers a backend."""
-    last = last_name(node.func if isinstance(node, ast.Call) else node)
-    return last.startswith("register_") and last.endswith("backend")
+MAIN_BLOCK = ("__name__ == '__main__'", "'__main__' == __name__")
 
 
 def first_line(node: ast.stmt) -> int:
@@ -131,21 +110,22 @@ def _text_of(node: ast.stmt, lines: list[str]) -> str:
     return text if len(again) == 1 and ast.dump(again[0]) == ast.dump(node) else ast.unparse(node)
 
 
+def text_of(module: str) -> str:
+    """The source text of a loaded module, also out of a zip file; empty when there is none."""
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    return "".join(linecache.getlines(file, vars(loaded))) if isinstance(file, str) else ""
+
+
 def statements_of(module: str, file: str | None = None) -> tuple[Statement, ...]:
     """The statements that made ``module``: its file, or the cells that an interactive session kept.
 
     ``file`` is the ``co_filename`` of a function of it, for source that is known under that name only.
     """
-    path = file_of(module)
-    text = source_of(module) if module != "__main__" else None
-    if text is None and path is not None:
-        text = "".join(linecache.getlines(str(path)))
-    if text:
-        return _read_or_nothing(text, str(path or file or module))
+    if text := text_of(module):
+        return _read_or_nothing(text, sys.modules[module].__file__ or "")
     cells = [name for name in linecache.cache if name == file or (module == "__main__" and _is_cell(name))]
-    return tuple(
-        found for cell in cells for found in _read_or_nothing("".join(linecache.getlines(cell)), cell)
-    )
+    return tuple(one for cell in cells for one in _read_or_nothing("".join(linecache.getlines(cell)), cell))
 
 
 @lru_cache(maxsize=64)
@@ -180,15 +160,7 @@ def joined(statements: Sequence[str], gap: int = 2) -> str:
     """The statements as one text: ``gap`` empty lines around definitions, one below the imports."""
     parts: list[str] = []
     for before, text in zip(["", *statements], statements, strict=False):
-        wide = before and (_is_wide(text) or _is_wide(before))
-        below_imports = _is_import(before) and not _is_import(text)
-        parts.append("\n" * (gap if wide else 1 if below_imports else 0) + text)
+        wide = any("\n" in one or one.startswith(("def ", "class ")) for one in (before, text))
+        below_imports = before.startswith(("import ", "from ")) and not text.startswith(("import ", "from "))
+        parts.append("\n" * (gap if before and wide else below_imports) + text)
     return "\n".join(parts)
-
-
-def _is_wide(text: str) -> bool:
-    return "\n" in text or text.startswith(("def ", "class ", "@", "async def "))
-
-
-def _is_import(text: str) -> bool:
-    return text.startswith(("import ", "from "))

@@ -1,7 +1,7 @@
 """Run as a plain file, ``judge/command.py REPRO [--device D] [--json] ...``: judge a repro script with the installed judge.
 
 The script is executed for its definitions; its own few lines of judgement are not used. Options and exit status are those
-of ``minidbg.judge.script``. Scripts that cannot judge themselves import ``main`` and ``check_with_pytest``, so these keep their names. A script may bring a judge of its own: ``judge_itself(argv)``, which prints the outcome as one
+of ``minidbg.judge.script``. A script may bring a judge of its own: ``judge_itself(argv)``, which prints the outcome as one
 line of JSON and returns the exit status.
 """
 
@@ -69,12 +69,6 @@ def clean_stdout() -> Iterator[Callable[[str], object]]:
         sys.stdout.flush()
         os.dup2(real, 1)
         os.close(real)
-
-
-def check_with_pytest(path: str) -> None:
-    from minidbg.judge import script
-
-    script.check_with_pytest(script_of(definitions_of(path), path))
 
 
 def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Script:

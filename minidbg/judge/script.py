@@ -313,15 +313,3 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
             parser.error("--tolerances takes two numbers, or one of bfloat16, float16 and tf32")
         options.tolerances = {"any": (relative, absolute)}
     return options
-
-
-def check_with_pytest(script: Script) -> None:
-    """Pass when the failure is gone, fail while it is there, skip where it cannot be judged."""
-    import pytest
-
-    found = outcome_of(script)
-    text = sentence(found, "the backend")
-    if found.verdict.exit_status == 125:
-        pytest.skip(text)
-    if found.verdict is not Verdict.GONE:
-        pytest.fail(text, pytrace=False)

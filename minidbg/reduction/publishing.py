@@ -217,8 +217,8 @@ def verify(
 
     The draft, to be published or discarded, when both say that the failure reproduces; else None. Further runs follow
     where the two disagree, or the search has met other failures: a script that sometimes passes, or fails otherwise, is ``flaky``. Where a few lines do not show
-    the failure, the script says why and asks minidbg for the verdict. A pickled backend is left out of the draft once both have
-    said so, and it must then end with 125. ``seconds`` is the limit of one run; all of them together end by the
+    the failure, the script says why, only shows it, and ends with 125. A pickled backend is left out of the draft once both have
+    said so, and it must then end so as well. ``seconds`` is the limit of one run; all of them together end by the
     session's deadline. Raises CannotWrite, and BudgetSpent where that comes first.
     """
     draft = repro.drafts(folder) / "draft.py"
@@ -228,7 +228,7 @@ def verify(
     except BaseException:
         repro.discard(draft)
         raise
-    if ended is not None and ended.exit_status == 1:
+    if ended is not None and shows_it(ended):
         return outcome, draft
     repro.discard(draft)
     if ended is not None:
@@ -283,7 +283,7 @@ def run_both_ways(
         )
         write_draft(write, case, why)
         ended = by_itself(seconds=limit())
-    if ended.exit_status != 1:
+    if not shows_it(ended):
         limit()
     elif backends.is_pickled(case.backend):
         write_draft(write, repro.to_keep(case), why, lacks_its_backend(case))
@@ -363,7 +363,7 @@ def judge_draft(case: Case, draft: Path, seconds: float, fork: workers.Preparati
 
 
 def write_draft(write: Callable[..., Path], case: Case, why: str = "", remark: str = "") -> str:
-    """Write the draft of ``case``: short, or one that asks minidbg where there is a reason ``why``. Returns the reason."""
+    """Write the draft of ``case``: short, or one that only shows it where there is a reason ``why``. Returns the reason."""
     try:
         if not why:
             write(case, remark=remark)
@@ -371,9 +371,14 @@ def write_draft(write: Callable[..., Path], case: Case, why: str = "", remark: s
         why = str(refusal)
     if why:
         log.info("short_form_refused: %s", why)
-        asks = f"A few lines cannot judge it, so it asks minidbg for the verdict: {why}."
-        write(case, form=repro.Form.HANDS_OVER, remark=f"{remark}\n{asks}".lstrip("\n"))
+        says = f"A few lines cannot judge it, so it only shows it, and `minidbg check` judges it: {why}."
+        write(case, form=repro.Form.SHOWS, remark=f"{remark}\n{says}".lstrip("\n"))
     return why
+
+
+def shows_it(ended: workers.ChildResult) -> bool:
+    """Whether a script by itself said that it reproduces, or has come to the end of what only shows the failure."""
+    return ended.exit_status == 1 or repro.NOT_JUDGED in ended.stderr_tail
 
 
 def how_it_ended(ended: workers.ChildResult) -> str:

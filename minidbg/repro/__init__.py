@@ -17,12 +17,13 @@ from minidbg.repro.folder import (
 )
 from minidbg.repro.header import Header, read_header
 from minidbg.repro.loading import load
-from minidbg.repro.render import Form, Script, render
+from minidbg.repro.render import NOT_JUDGED, Form, Script, render
 from minidbg.repro.running import interpreter_ahead, run, run_alone
 from minidbg.repro.selfcheck import NoShortForm
 from minidbg.source.inputs import Exactness
 
 __all__ = [
+    "NOT_JUDGED",
     "Exactness",
     "Form",
     "Header",

@@ -49,6 +49,7 @@ SCRIPT_IMPORTS = (ANNOTATIONS, "import pathlib, sys", "import torch")
 """Imports that a script has for itself."""
 NO_CACHES = 'TORCHINDUCTOR_FX_GRAPH_CACHE="0", TORCHINDUCTOR_AUTOGRAD_CACHE="0"'
 """Read when dynamo is imported, at its first use mostly."""
+NOT_JUDGED = "not judged here, but by: minidbg check"
 EMBEDDED_MARK = "# Copied from the program that failed:"
 KERNELS_MARK = "# Triton kernels that the graph launches:"
 
@@ -65,8 +66,8 @@ def stored(key, dtype, device="cpu"):
 class Form(enum.Enum):
     SHORT = "script.py.j2"
     """A few lines that judge it: what is published."""
-    HANDS_OVER = "hands_over.py.j2"
-    """Lines that show it and ask minidbg for the verdict, for a failure that a few lines cannot judge."""
+    SHOWS = "shows.py.j2"
+    """Lines that show it and end with 125, for a failure that a few lines cannot judge: ``minidbg check`` does."""
     CAPTURE = "capture.py.j2"
     """Nothing: for tools only."""
 
@@ -170,8 +171,9 @@ def message_to_keep(case: Case) -> str:
 
 def _lines_of(form: Form, case: Case, read: Header, model: str) -> dict[str, Any]:
     expression = case.backend.expression
-    if form is Form.HANDS_OVER:
-        return selfcheck.lines_that_show(read, model=model, expression=expression)
+    if form is Form.SHOWS:
+        shown = selfcheck.lines_that_show(read, model=model, expression=expression)
+        return {**shown, "not_judged": NOT_JUDGED}
     has_numbers = any(type(value) is int for value in case.inputs)
     for index in mutated_placeholders(case.graph_module) if case.spec.backward else ():
         if isinstance(value := case.inputs[index], Tensor) and value.requires_grad and not value.is_leaf:

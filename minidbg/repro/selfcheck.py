@@ -2,7 +2,7 @@
 
 A failure is compared by exception type and a text pattern; wrong results by tolerances, against eager and against eager in
 float64. ``minidbg.judge`` compares more. A script is announced only when both say that the failure reproduces; for a case
-that these lines cannot judge, ``lines_for`` raises NoShortForm, and a script is written that shows it and asks minidbg.
+that these lines cannot judge, ``lines_for`` raises NoShortForm, and a script is written that only shows it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def lines_for(
 
 
 def lines_that_show(header: Header, *, model: str, expression: str) -> dict[str, Any]:
-    """The variables of ``hands_over.py.j2``: one run in eager and one through the backend; none where that would end the process."""
+    """The variables of ``shows.py.j2``: one run in eager and one through the backend; none where that would end the process."""
     case = _ScriptJudge(header, model, expression, has_numbers=True)
     if case.kind.traits.dies:
         return {"functions": [], "shown": []}

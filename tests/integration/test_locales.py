@@ -25,4 +25,4 @@ def test_a_compile_error_in_any_locale_ends_as_a_short_script(
     found = failing_program(program, (torch.randn(4),), refuses_relu_in(locale), tmp_path)
     assert found.ops == ["relu"]
     assert len(found.text.splitlines()) <= MOST_LINES
-    assert "asks minidbg" not in found.text
+    assert "only shows it" not in found.text

@@ -115,7 +115,7 @@ def test_a_real_failure_ends_as_a_small_repro_that_fails_elsewhere(
     again = python(script, cwd=elsewhere)
     assert again.returncode == 1, again.stdout + again.stderr[-4000:]
     assert again.stdout.endswith("reproduces\n")
-    assert "asks minidbg" not in script.read_text()
+    assert "only shows it" not in script.read_text()
 
     from minidbg import repro
     from minidbg.source.size import call_nodes

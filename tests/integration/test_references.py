@@ -138,8 +138,6 @@ ROWS = {
     "hidet: registered in __init__": ("import hidet_like", "hidet_like", "import hidet_like  # registers \"hidet_like\""),
     "IREE turbine: entry point to an aot_autograd object": ("", "turbine_like_cpu", "import turbine_like.cpu  # entry point \"turbine_like_cpu\""),
     "tenstorrent: needs torch_xla": ("import torch_xla, tt_like", "tt_like", "import tt_like.dynamo  # registers \"tt_like\""),
-    "migraphx: a registered partial": ("import migraphx_like", "migraphx_like", "import migraphx_like  # registers \"migraphx_like\""),
-    "migraphx: a registered aot_autograd object": ("import migraphx_like", "migraphx_like_aot", "import migraphx_like  # registers \"migraphx_like_aot\""),
     "neuron: entry point": ("", "neuron_like", "import neuron_like  # entry point \"neuron_like\""),
     "ipex": ("import intel_extension_for_pytorch", "ipex", "import intel_extension_for_pytorch  # registers \"ipex\""),
     "habana: namespace package": ("import habana_frameworks.torch", "hpu_backend", "import habana_frameworks.torch  # registers \"hpu_backend\""),
@@ -173,18 +171,19 @@ def test_options_and_mode_reach_the_backend(world: World) -> None:
     assert "compiled by hidet_like None {'level': 2}" in world.run(found, options=found["options"]).output
 
 
-@pytest.mark.parametrize(
-    ("imports", "name", "expression", "said"),
-    [
-        ("import late_like\nlate_like.activate()", "late_like", "late", "compiled by late_like"),
-        ("import rbln_like", "rbln_like", "rbln_compile", "compiled by rbln_like"),
-        ("import late_like", "computed_like", "'computed_like'", "compiled by computed"),
-    ],
-    ids=["its function", "where another module registers it", "the import of its module"],
-)
-def test_name_that_no_source_registers_comes_back_all_the_same(
-    world: World, imports: str, name: str, expression: str, said: str
-) -> None:
+NO_TOP_LEVEL_REGISTERS = {
+    "late_like": ("import late_like\nlate_like.activate()", "late", "compiled by late_like"),
+    "rbln_like": ("import rbln_like", "rbln_compile", "compiled by rbln_like"),
+    "computed_like": ("import late_like", "'computed_like'", "compiled by computed"),
+    "migraphx_like": ("import migraphx_like", "functools.partial(_compile, use_aot=False)", "compiled by migraphx_like False"),
+    "migraphx_like_aot": ("import migraphx_like", "aot_autograd(fw_compiler=functools.partial(_compile, use_aot=True))", "compiled by migraphx_like True"),
+}  # fmt: skip
+"""By its function: where another module registers it, or a function of its own; or by the import of its module, as the last way."""
+
+
+@pytest.mark.parametrize("name", NO_TOP_LEVEL_REGISTERS)
+def test_name_that_no_source_registers_comes_back_all_the_same(world: World, name: str) -> None:
+    imports, expression, said = NO_TOP_LEVEL_REGISTERS[name]
     (found,) = world.found(imports, repr(name))
     assert (found["name"], found["expression"]) == (name, expression)
     assert said in world.run(found).output
@@ -242,7 +241,7 @@ torch.compile(lambda x: x + 1, backend=used[0])(torch.ones(1))
 REFUSED = {
     "a closure": ("thunder_like.closure(2, {})", ["a closure of __init__.py:", 'reference="thunder_like:closure(...)"']),
     "a closure of a factory": ("torchair_like.get_npu_backend()", ["a closure of __init__.py:", 'reference="torchair_like:get_npu_backend(...)"']),
-    "a lambda": ("(lambda gm, inputs: gm)", ["a lambda of train.py:", 'reference="my_pkg.mod:factory"']),
+    "a lambda": ("(lambda gm, inputs: gm)", ["a lambda of train.py:", 'reference="my_pkg.mod:factory()"']),
     "an instance": ("thunder_like.ThunderCompiler()", ["no global name holds it, an object of the class ThunderCompiler of __init__.py:", 'reference="thunder_like:ThunderCompiler(...)"']),
     "an object in a partial": ("functools.partial(openvino, options=object())", ["argument 'options' is no literal"]),
     "a closure in a partial": ("functools.partial(thunder_like.closure(1, 2), 3)", ["a closure of __init__.py:"]),
@@ -269,7 +268,7 @@ def test_users_reference_wins_over_what_would_be_found(world: World) -> None:
     made, factory, shared, named, known, registered = world.found(
         "import thunder_like",
         'thunder_like.closure(1, 2), reference="thunder_like:make(level=2)"',
-        'thunder_like.closure(1, 2), reference="thunder_like:fast"',
+        'thunder_like.closure(1, 2), reference="thunder_like:fast()"',
         'thunder_like.closure(1, 2), reference="thunder_like:shared"',
         'thunder_like.closure(1, 2), setup="import tensorrt_like", reference="tensorrt_like"',
         '"tensorrt_like", setup=["import functools", "import tensorrt_like"]',
@@ -302,7 +301,18 @@ LEVEL = 2
 WORD = " ".join(["several", "words"])
 FROM_OUTSIDE = os.environ.get("NOT_SET_ANYWHERE", "default")
 seen = []
+seen.append(object())
+COUNT = 1
+globals()["COUNT"] = 2
+MADE = object() if sys.argv else 1
+inputs = 3
 weights = nn.Linear(2, 2)
+for lent in [object()]:
+    pass
+try:
+    import not_there_at_all as quick
+except ImportError:
+    quick = None
 
 
 class CompileError(RuntimeError):
@@ -313,7 +323,7 @@ def helper(gm):
     seen.append(gm)
     if len(seen) > 100:
         raise CompileError
-    return f"level {LEVEL + floor(0.5)}, {WORD}, {FROM_OUTSIDE}"
+    return f"level {LEVEL + floor(0.5)}, {WORD}, {FROM_OUTSIDE} {COUNT} {quick}"
 
 
 def plain(gm, example_inputs):
@@ -336,9 +346,8 @@ def with_late_import(gm, example_inputs):
     return gm.forward
 
 
-def with_weights(gm, example_inputs):
-    print("compiled by with_weights", weights.in_features)
-    return gm.forward
+def with_relative_import(gm, example_inputs):
+    from . import sibling
 
 
 @register_backend(name="of_the_script")
@@ -395,7 +404,7 @@ named_lambda = lambda gm, example_inputs: (print("compiled by named_lambda"), gm
 SIBLING = {"sibling.py": "def shout(word):\n    return word.upper()\n"}
 
 OF_A_SCRIPT = {
-    "plain": "compiled by plain: level 2, several words, default",
+    "plain": "compiled by plain: level 2, several words, default 2 None",
     "with_sibling": "compiled by WITH_SIBLING",
     "with_late_import": "compiled by WITH_LATE_IMPORT",
     "registered": "compiled by registered",
@@ -438,17 +447,38 @@ if __name__ == "__main__":
 def test_copied_source_keeps_comments_and_takes_only_what_is_used(world: World) -> None:
     (found,) = world.found(PROGRAM, "plain", files=SIBLING)
     assert "# a comment of the user's" in found["embedded"]
-    assert "from math import floor" in found["embedded"]
-    assert "WORD = 'several words'  # its value when this failed" in found["embedded"]
-    assert "FROM_OUTSIDE = 'default'  # its value when this failed" in found["embedded"]
-    for unused in ("sibling", "weights", "nn", "register_backend", "os"):
-        assert f"{unused}" not in found["embedded"].replace("os", "os ").split(), unused
+    for line in (
+        "from math import floor",
+        "WORD = 'several words'  # its value when this failed",
+        "FROM_OUTSIDE = 'default'  # its value when this failed",
+        "COUNT = 2  # its value when this failed",
+        "seen = []",
+        "    import not_there_at_all as quick",
+    ):
+        assert line in found["embedded"].splitlines(), line
+    for unused in ("sibling", "weights", "nn", "register_backend", "os", "inputs"):
+        assert unused not in found["embedded"].replace("os", "os ").split(), unused
     assert found["paths"] == []
 
 
+NOT_COPIED = {
+    "lambda gm, inputs: weights": "weights is a Linear",
+    "lambda gm, inputs: MADE": "MADE was made with sys",
+    "lambda gm, inputs: __file__": "it uses __file__",
+    "lambda gm, inputs: backends": "it uses minidbg itself",
+    "lambda gm, inputs: lent": "lent has no single definition that could be copied",
+    "lambda gm, given: inputs": "a script has a inputs of its own",
+    "lambda gm, inputs: backend": "a script has a backend of its own",
+    "with_relative_import": "relative to its package",
+}
+
+
 def test_what_only_the_whole_program_makes_is_not_copied(world: World) -> None:
-    (found,) = world.found(PROGRAM, "with_weights", files=SIBLING)
-    assert "weights is a Linear" in found["refused"]
+    functions = [f"def of_{number}(*a): return ({text})(*a)" for number, text in enumerate(NOT_COPIED)]
+    program = "\n".join([PROGRAM, *functions])
+    asked = (f"of_{number}" for number in range(len(functions)))
+    for why, found in zip(NOT_COPIED.values(), world.found(program, *asked, files=SIBLING), strict=True):
+        assert why in found["refused"], (why, found)
 
 
 def test_module_of_the_scripts_folder_is_found_there_where_no_other_folder_has_it(world: World) -> None:

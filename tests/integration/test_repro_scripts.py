@@ -91,16 +91,15 @@ def test_another_failure_is_told_apart_and_skipped_by_git_bisect(tmp_path, elsew
         (None, ("--no-such-option",), "no-such-option"),
     ],
 )
-@pytest.mark.parametrize("form", [Form.SHORT, Form.HANDS_OVER])
-def test_what_cannot_be_judged_here_is_125(tmp_path, elsewhere, backend, arguments, why, form):
-    script = write(relu_case(backend=backend) if backend else relu_case(), tmp_path / "r.py", form)
+def test_what_cannot_be_judged_here_is_125(tmp_path, elsewhere, backend, arguments, why):
+    script = write(relu_case(backend=backend) if backend else relu_case(), tmp_path / "r.py")
     for command in ((script, *arguments), (JUDGE_SCRIPT, script, *arguments)):
         status, said, erred = ended(*command, cwd=elsewhere)
         assert status == 125
         assert why in said + erred
 
 
-@pytest.mark.parametrize("form", [Form.SHORT, Form.HANDS_OVER])
+@pytest.mark.parametrize("form", [Form.SHORT, Form.SHOWS])
 def test_without_torch_nothing_is_judged(tmp_path, elsewhere, form):
     """``python -S`` finds no installed package; status 1 would mean that the failure reproduces."""
     script = write(relu_case(), tmp_path / "r.py", form)

@@ -108,4 +108,4 @@ def written(case: Case, path: Path, exactness: Exactness) -> Path:
     try:
         return write(case, path, exactness=exactness)
     except NoShortForm:
-        return write(case, path, Form.HANDS_OVER, exactness=exactness)
+        return write(case, path, Form.SHOWS, exactness=exactness)

@@ -61,7 +61,6 @@ def write_script(tmp_path: Path) -> WriteScript:
         text = (
             f"import torch\n{function}\n{model or (GRAPH if call == 'direct' else MODEL)}\n{inputs}\n"
             f"# /// script\n{lines}\n# ///\n"
-            "def test_repro():\n    from minidbg.judge.command import check_with_pytest\n    check_with_pytest(__file__)\n"
         )
         path = tmp_path / f"{backend}_{kind}.py"
         path.write_text(text)
@@ -190,15 +189,6 @@ def test_a_damaged_header_is_told_with_the_scripts_name(write_script: WriteScrip
 @pytest.mark.parametrize("argument", ["--no-such-option", "--device", "extra"])
 def test_usage_errors_exit_with_125(write_script: WriteScript, argument: str) -> None:
     assert run_here(write_script("raises_on_relu"), argument) == 125
-
-
-def test_as_a_pytest_module_it_passes_when_gone(write_script: WriteScript) -> None:
-    command.check_with_pytest(str(write_script("runs_the_graph")))
-    for backend, error in (("raises_on_relu", pytest.fail.Exception), ("acme", pytest.skip.Exception)):
-        # both are expected: the other one would end this test in its own way, and be no failure
-        with pytest.raises((pytest.fail.Exception, pytest.skip.Exception)) as raised:
-            command.check_with_pytest(str(write_script(backend)))
-        assert raised.type is error
 
 
 def test_wrong_values_reproduce_in_a_script(write_script: WriteScript, capfd: Any) -> None:

@@ -361,7 +361,7 @@ def test_a_script_that_misses_its_failure_says_what_it_printed_and_what_the_judg
     monkeypatch.setattr(publishing.repro, "run_alone", lambda draft, **_: next(ends))
     written = reduced(case, tmp_path)
     assert written.path is not None
-    (asks,) = (line for line in written.path.read_text().splitlines() if "asks minidbg" in line)
+    (asks,) = (line for line in written.path.read_text().splitlines() if "only shows it" in line)
     assert printed in asks
     assert "judge saw: ValueError: no kernel" in asks
 
