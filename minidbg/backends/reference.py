@@ -256,15 +256,17 @@ def _expression(
 ) -> tuple[str, str]:
     if reference is not None:
         return given_reference(reference, statements, builder)
-    if isinstance(backend, str):
-        return backend, _registered(backend, statements, builder)
-    if names := torch_internals.names_of_backend(backend):
-        return names[0], _registered(names[0], statements, builder)
+    names = [backend] if isinstance(backend, str) else torch_internals.names_of_backend(backend)
+    name = names[0] if names else name_of(backend)  # type: ignore[arg-type]  # no text
     try:
-        expression = expression_for(backend, builder)
+        return name, _registered(name, statements, builder) if names else expression_for(backend, builder)
     except NotReferable as error:
-        raise unreachable(backend, error, f"the backend {name_of(backend)}") from error
-    return name_of(backend), expression
+        live = torch_internals.registered_backend(name) if names else backend
+        raise NothingLeadsThere(
+            f"the backend {repr(name) if names else name} cannot be found again by a fresh process: {error}. "
+            f"Give it a global name in a module that can be imported, or say how to get it: "
+            f'minidbg.wrap(backend, setup="import my_pkg", reference="{suggested(live)}")'
+        ) from error
 
 
 def given_reference(reference: str, statements: Sequence[str], builder: RefBuilder) -> tuple[str, str]:
@@ -316,11 +318,11 @@ def _registered(name: str, statements: Sequence[str], builder: RefBuilder) -> st
         return repr(name)
     try:
         return expression_for(compiler_fn, builder)
-    except NotReferable as error:
-        if is_foreign(defined) and finds_again(defined):
-            builder.import_module(defined, f'defines "{name}"')
-            return repr(name)
-        raise unreachable(compiler_fn, error, f"the backend {name!r}") from error
+    except NotReferable:
+        if not (is_foreign(defined) and finds_again(defined)):
+            raise
+        builder.import_module(defined, f'defines "{name}"')
+        return repr(name)
 
 
 def _look_up(name: str, statements: Sequence[str]) -> CompilerFn:
@@ -396,14 +398,6 @@ def where_defined(kind: type) -> str:
         return kind.__module__
 
 
-def unreachable(backend: object, error: NotReferable, what: str) -> NothingLeadsThere:
-    return NothingLeadsThere(
-        f"{what} cannot be found again by a fresh process: {error}. "
-        f"Give it a global name in a module that can be imported, or say how to get it: "
-        f'minidbg.wrap(backend, setup="import my_pkg", reference="{suggested(backend)}")'
-    )
-
-
 def suggested(backend: Any) -> str:
     inner = innermost(backend)
     module = getattr(inner, "__module__", None) or type(inner).__module__
@@ -418,13 +412,12 @@ def suggested(backend: Any) -> str:
 
 def check_options(options: Mapping[str, Any], name: str) -> None:
     """Raise BackendUnreachable for an option of the backend called ``name`` that is no literal."""
-    for option, value in options.items():
-        try:
-            write_literal(value, f"[{option!r}]")
-        except NotALiteral as error:
-            raise BackendUnreachable(
-                f"options{error.path} of backend {name} is no literal but a "
-                f"{type(error.value).__module__}.{type(error.value).__qualname__}, so no script can hold it. "
-                f"Write a function that returns the backend with this option set, and pass "
-                f'minidbg.wrap(backend, setup="import my_pkg", reference="my_pkg.mod:factory()") without it'
-            ) from None
+    try:
+        write_literal(dict(options), "options")
+    except NotALiteral as error:
+        raise BackendUnreachable(
+            f"{error.path} of backend {name} is no literal but a "
+            f"{type(error.value).__module__}.{type(error.value).__qualname__}, so no script can hold it. "
+            f"Write a function that returns the backend with this option set, and pass "
+            f'minidbg.wrap(backend, setup="import my_pkg", reference="my_pkg.mod:factory()") without it'
+        ) from None

@@ -17,7 +17,7 @@ ANNOTATIONS = "from __future__ import annotations"
 LOOKS_UP = frozenset(
     {"LOAD_NAME", "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 )
-OF_PYTHON = frozenset({"__name__", "__annotations__", "__conditional_annotations__"})
+OF_PYTHON = frozenset({"__name__", "__annotations__", "__annotate__", "__conditional_annotations__"})
 """What every module has of its own, or Python makes for the bodies of classes."""
 
 
@@ -46,7 +46,7 @@ class Statement:
 
     @cached_property
     def binds(self) -> frozenset[str]:
-        return frozenset(_stored(self.code))
+        return frozenset(_stored(self.code)) - OF_PYTHON
 
     @cached_property
     def needs(self) -> frozenset[str]:
