@@ -125,22 +125,23 @@ class RefBuilder:
 def expression_for(value: Any, builder: RefBuilder) -> str:
     """The expression for ``value``; what it needs first goes on the ``builder``, also where that ends in NotReferable.
 
-    In this order: a location that an import reaches, its source, its parts put together anew.
+    In this order: a location that an import reaches, its parts put together anew, its source.
     """
     location = location_of(value)
     if location is not None and finds_again(location.module):
         name = builder.import_from(location.module, location.first)
         return name + location.path.removeprefix(location.first)
-    why = None
-    try:
-        if expression := _copied(value, location, builder):
-            return expression
-    except NotSelfContained as error:
-        why = NotReferable(f"its source cannot be copied: {error}")
     try:
         return _rebuilt(value, builder)
     except NotReferable as error:
-        raise (why or error) from None
+        why = error
+    try:
+        expression = _copied(value, location, builder)
+    except NotSelfContained as error:
+        raise NotReferable(f"its source cannot be copied: {error}") from error
+    if not expression:
+        raise why
+    return expression
 
 
 def _rebuilt(value: Any, builder: RefBuilder) -> str:

@@ -25,7 +25,7 @@ from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.ranks import with_group
 from minidbg.repro import near, selfcheck
 from minidbg.repro.header import Header, header_of, write_header
-from minidbg.repro.wording import beyond_title, docstring, lines_to_keep
+from minidbg.repro.wording import USAGE, beyond_title, docstring, lines_to_keep
 from minidbg.source import module_text
 from minidbg.source.expressions import quoted
 from minidbg.source.inputs import (
@@ -113,7 +113,8 @@ def render(
     inputs = write_inputs(case.inputs, model.input_names, exactness, explicit=explicit, raw=raw)
     stored |= inputs.stored
     device = inputs.device
-    told = docstring(case, values=values_line(stored), remark=remark)
+    usage = "Exit status: 125. --device D runs it on device D." if form is Form.SHOWS else USAGE
+    told = docstring(case, values=values_line(stored), remark=remark, usage=usage)
     header = write_header(
         case,
         device=device,

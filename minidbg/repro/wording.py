@@ -86,7 +86,7 @@ USAGE = (
 )
 
 
-def docstring(case: Case, *, values: str, remark: str = "") -> str:
+def docstring(case: Case, *, values: str, remark: str = "", usage: str = USAGE) -> str:
     first, *more = [*shown_lines(case), ""]
     headline = title(case)
     if first and len(first) <= min(TITLE_WIDTH, LINE_WIDTH - len(headline) - 1):
@@ -94,7 +94,7 @@ def docstring(case: Case, *, values: str, remark: str = "") -> str:
     else:
         more = [first, *more]
     message = "\n".join(f"    {line}" for line in more if line)
-    told = [line for part in (remark, *_story(case, values), USAGE) for line in part.splitlines()]
+    told = [line for part in (remark, *_story(case, values), usage) for line in part.splitlines()]
     wrapped = (textwrap.fill(line, LINE_WIDTH, break_long_words=True) for line in told)
     parts = [headline, message, "\n".join(wrapped)]
     return escaped("\n\n".join(part for part in parts if part))

@@ -42,6 +42,7 @@ def test_it_is_published_where_the_short_form_is_refused_and_only_shows_the_resu
     assert draft is not None
     lines = draft.read_text().splitlines()
     assert len(lines) <= 80
+    assert "Exit status: 125." in draft.read_text()
     why = "only shows it, and `minidbg check` judges it: a result of another structure"
     assert why in " ".join("\n".join(lines[:12]).split())
 
