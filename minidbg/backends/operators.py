@@ -124,10 +124,7 @@ def with_operators(
     leads to a definition; when the user gave a ``setup``, that is trusted to bring it.
     """
     builder = RefBuilder(ref)
-    brought = "\n".join([ref.embedded, *ref.setup])
-    names = [
-        name for name in operators_of(gm) if not re.search(rf"[\"']{name.partition('::')[0]}\b", brought)
-    ]
+    names = operators_of(gm)
     of_script = [name for name in names if statements_of_operator(name)]
     parts: list[tuple[str, Callable[[Any, RefBuilder], None], Any]] = [
         *((f"the operator {name}", _operator, name) for name in names),
