@@ -23,7 +23,7 @@ from minidbg import torch_internals
 from minidbg.backends.definitions import Copy, NotSelfContained
 from minidbg.backends.locations import Location, location_of
 from minidbg.backends.modules import PROGRAM, finds_again, is_foreign, requirement_of, top_level
-from minidbg.backends.statements import read_statements, text_of
+from minidbg.backends.statements import read_statements, source_of
 from minidbg.words.errors import BackendUnreachable, NothingLeadsThere, UnknownBackend
 from minidbg.words.literals import NotALiteral, write_literal
 from minidbg.words.run_spec import BackendRef, CompilerFn
@@ -312,7 +312,7 @@ def _registered(name: str, statements: Sequence[str], builder: RefBuilder) -> st
         # an import of a.b.c runs a and a.b as well
         parts = defined.split(".")
         for module in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
-            if registers(text_of(module), name):
+            if registers(source_of(module), name):
                 builder.import_module(module, f'registers "{name}"')
                 return repr(name)
     if statements:

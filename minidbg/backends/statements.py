@@ -110,7 +110,7 @@ def _text_of(node: ast.stmt, lines: list[str]) -> str:
     return text if len(again) == 1 and ast.dump(again[0]) == ast.dump(node) else ast.unparse(node)
 
 
-def text_of(module: str) -> str:
+def source_of(module: str) -> str:
     """The source text of a loaded module, also out of a zip file; empty when there is none."""
     loaded = sys.modules.get(module)
     file = getattr(loaded, "__file__", None)
@@ -122,7 +122,7 @@ def statements_of(module: str, file: str | None = None) -> tuple[Statement, ...]
 
     ``file`` is the ``co_filename`` of a function of it, for source that is known under that name only.
     """
-    if text := text_of(module):
+    if text := source_of(module):
         return _read_or_nothing(text, sys.modules[module].__file__ or "")
     cells = [name for name in linecache.cache if name == file or (module == "__main__" and _is_cell(name))]
     return tuple(one for cell in cells for one in _read_or_nothing("".join(linecache.getlines(cell)), cell))
