@@ -53,7 +53,9 @@ def test_the_model_and_its_inputs_come_first(make_case):
 def test_how_a_script_judges_stands_below_the_failure(make_case, form):
     """Above it stands one line, for imports: a torch that cannot be imported must not end a script with 1."""
     text = render(make_case(), form).text
-    above, _, below = text.partition("def test_repro" if form is Form.SHORT else "\nif __name__ ==")
+    above, _, below = text.partition(
+        "def test_repro" if form is Form.SHORT else '\nif __name__ == "__main__":\n'
+    )
     lines = above.partition('"""\n')[2].splitlines()
     assert lines[0].startswith('if __name__ == "__main__": import sys; sys.excepthook = ')
     assert lines[1:3] == ["import torch", ""]
