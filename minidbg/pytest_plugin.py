@@ -165,7 +165,7 @@ class ReproFile(pytest.File):
         if repro is None or repro.damage:
             raise self.CollectError(f"{self.path}: {repro.damage if repro else 'has gone'}")
         wanted = parse_devices(self.config.getoption("minidbg_devices"))
-        machine = machine_here() if wanted and "all" in wanted else Machine({})
+        machine = machine_here() if wanted and "all" in wanted else Machine({}, {})
         for device in devices_of(repro.spec.device, wanted, machine):
             yield ReproItem.from_parent(self, name=f"test_repro[{device}]", repro=repro, device=device)
 
@@ -230,4 +230,4 @@ def machine_here() -> Machine:
     try:
         return Machine.from_json(last_json(ended.stdout) or {})
     except (KeyError, TypeError):
-        return Machine({})
+        return Machine({}, {})

@@ -106,10 +106,10 @@ def status(folder: Path | None, as_json: bool) -> None:
 
     Exit status 0 when 'minidbg watch' is at work there, else 1.
     """
-    from minidbg.watch import recorder
+    from minidbg.watch import queries
 
-    found = recorder.status_of(existing_folder(folder))
-    show([found], recorder.status_text(found), as_json=as_json)
+    found = queries.status_of(existing_folder(folder))
+    show([found], queries.status_text(found), as_json=as_json)
     sys.exit(0 if found["running"] else 1)
 
 
@@ -122,11 +122,11 @@ def list_repros(folder: Path | None, kinds: tuple[str, ...], as_json: bool) -> N
 
     A line for each device. Nothing is run.
     """
-    from minidbg.watch import recorder
+    from minidbg.watch import queries
 
-    rows = recorder.rows_of(existing_folder(folder), kinds)
+    rows = queries.rows_of(existing_folder(folder), kinds)
     none = f"no repros of kind {' or '.join(kinds)}"
-    show(rows, none if kinds and not rows else recorder.list_text(rows), as_json=as_json)
+    show(rows, none if kinds and not rows else queries.list_text(rows), as_json=as_json)
 
 
 def show(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) -> None:
@@ -145,11 +145,11 @@ def history(repro: Path | None, limit: int, as_json: bool) -> None:
 
     REPRO is its path or enough of its name in the repro folder; or a folder of repros.
     """
-    from minidbg.watch import recorder
+    from minidbg.watch import queries
 
     path = repro if repro is not None and not repro.is_dir() else existing_folder(repro)
-    past = recorder.history_of(path, limit)
-    show(recorder.history_rows(past), recorder.history_text(past), as_json=as_json)
+    past = queries.history_of(path, limit)
+    show(queries.history_rows(past), queries.history_text(past), as_json=as_json)
 
 
 class StillFails(MinidbgError):
@@ -162,7 +162,7 @@ class StillFails(MinidbgError):
 def why_not_gone(path: Path) -> str:
     """Why the failure of the repro is not gone, as a run shows now and as watch saw it elsewhere; empty when it is."""
     from minidbg import repro
-    from minidbg.watch import recorder
+    from minidbg.watch import queries
     from minidbg.watch.settings import whole_name
     from minidbg.watch.states import FAILING, JUDGING
 
@@ -173,7 +173,7 @@ def why_not_gone(path: Path) -> str:
         still = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
         return f"{display_path(path)} still {'reproduces' if still else f'fails ({outcome.verdict})'}: {said}"
     own = whole_name(repro.read_header(path).spec.device)
-    seen = [one for one in recorder.states_of(path) if not is_judged or whole_name(one.device) != own]
+    seen = [one for one in queries.states_of(path) if not is_judged or whole_name(one.device) != own]
     failing = [f"on {one.device} at {moment(one.seen)}" for one in seen if one.verdict in FAILING]
     if failing:
         return f"{display_path(path)} was last seen to fail {', '.join(failing)}"
@@ -190,13 +190,13 @@ def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
     Runs each, and writes expect = "gone" into its header. While one of them still fails, here or where watch last saw
     it, no header is changed. REPROS are paths, or enough of their names in the repro folder.
     """
-    from minidbg.watch.repros import write_in_header
+    from minidbg.watch.repros import expect_gone
 
     failing = [] if force else [why for path in repros if (why := why_not_gone(path))]
     if failing:
         raise StillFails("\n".join(failing))
     for path in repros:
-        write_in_header(path, {"expect": "gone"})
+        expect_gone(path)
         done = "is now a regression test: it must stay gone"
         show([{"repro": str(path), "done": done}], f"{display_path(path)} {done}", as_json=as_json)
 

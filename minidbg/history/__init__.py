@@ -1,12 +1,11 @@
 """What watch has seen, in SQLite."""
 
-from minidbg.history.records import Environment, Flip, Observation, Revision, State, SweepRecord
+from minidbg.history.records import Flip, Observation, Revision, State, SweepRecord
 from minidbg.history.store import NAME, DamagedHistory, History, open_or_begin_anew
 
 __all__ = [
     "NAME",
     "DamagedHistory",
-    "Environment",
     "Flip",
     "History",
     "Observation",

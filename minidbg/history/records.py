@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from minidbg.words.outcome import Outcome, Verdict
 
@@ -48,19 +47,16 @@ class Observation:
     script: str
     """Digest of the repro's files."""
     environment: str
-    """Key of the device's identity, see ``Environment``."""
+    """The device of a machine: verdicts that were seen on equal ones may be compared, whatever torch it was."""
     torch: str = ""
     """Torch's version, which is code under test rather than part of the machine."""
     stale: bool = False
     """Whether the code changed while it ran: kept for the record, judges nothing."""
     sweep: int = 0
-    # What only the sweep itself needs to know; the history does not keep it.
+    # What only the sweep itself needs to know, and the history does not keep: see State.
     code: str = ""
-    """Digest of all watched files."""
     loaded: str = ""
-    """Digest of the watched files that it had loaded, its ``modules``; empty when not known."""
     modules: tuple[str, ...] = ()
-    seconds: float = 0.0
     fresh: bool = False
     """Whether it ran in a fresh interpreter rather than in a warm worker."""
 
@@ -69,16 +65,12 @@ class Observation:
         return self.outcome.verdict
 
     @property
+    def seconds(self) -> float:
+        return self.outcome.seconds
+
+    @property
     def reason(self) -> str:
         return self.outcome.reason or self.outcome.message.partition("\n")[0][:200]
-
-    def history_row(self) -> dict[str, Any]:
-        return {
-            "entry": "run", "at": self.at, "repro": self.repro, "device": self.device, "sweep": self.sweep,
-            "verdict": str(self.verdict), "purpose": self.purpose, "stale": self.stale,
-            "seconds": round(self.outcome.seconds, 3), "reason": self.outcome.reason,
-            "environment": self.environment, "torch": self.torch,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +104,6 @@ class State:
     """How many times in a row a warm worker was contradicted by fresh interpreters."""
     reason: str = ""
 
-    def row(self) -> dict[str, Any]:
-        names = ("repro", "device", "verdict", "since", "reason")
-        return {name: getattr(self, name) for name in names}
-
     @property
     def fresh(self) -> bool:
         """Whether only fresh interpreters are asked, since warm workers do not show what they show."""
@@ -135,18 +123,3 @@ class Flip:
     sweep: int
     last_before: int | None
     id: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """The device of a machine: verdicts that were seen on equal ones may be compared, whatever torch it was."""
-
-    device: str
-    name: str
-    """The device's own name: ``NVIDIA H100``, or the processor's."""
-    machine: str
-    driver: str = ""
-
-    @property
-    def key(self) -> str:
-        return "|".join((self.device, self.name, self.machine, self.driver))

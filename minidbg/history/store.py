@@ -6,9 +6,7 @@ Each method that writes is one transaction: after ``kill -9`` the file holds who
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -23,24 +21,23 @@ from minidbg.words.records import check_kinds, texts
 
 Record = TypeVar("Record", SweepRecord, Observation, State, Flip)
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 NAME = "history.sqlite"
 WAIT_S = 10.0
 """For another process that is just writing."""
-COLUMNS = {
-    "sweeps": ("started", "ended", "end", "code", "files", "revisions"),
-    "results": ("sweep", "repro", "device", "at", "outcome", "purpose", "script", "environment", "torch", "stale"),
-    "states": tuple(one.name for one in fields(State)),
-    "flips": ("sweep", "repro", "device", "at", "kind", "before", "after", "last_before"),
+TABLES: Mapping[type, tuple[str, tuple[str, ...]]] = {
+    SweepRecord: ("sweeps", ("started", "ended", "end", "code", "files", "revisions")),
+    Observation: ("results", ("sweep", "repro", "device", "at", "outcome", "purpose", "script", "environment", "torch", "stale")),
+    State: ("states", tuple(one.name for one in fields(State))),
+    Flip: ("flips", ("sweep", "repro", "device", "at", "kind", "before", "after", "last_before")),
 }  # fmt: skip
-"""Each holds the field of its name. What an observation has besides is of use in its sweep alone."""
+"""Each column holds the field of its name. What an observation has besides is of use in its sweep alone."""
 SCHEMA = f"""
-create table sweeps(id integer primary key, {", ".join(COLUMNS["sweeps"])});
-create table results(id integer primary key, {", ".join(COLUMNS["results"])});
+{"".join(f"create table {name}(id integer primary key, {', '.join(columns)});" for name, columns in TABLES.values())}
+create unique index state_of_job on states(repro, device);
 create index results_of_repro on results(repro, id);
 create index results_of_sweep on results(sweep);
-create table states({", ".join(COLUMNS["states"])}, primary key(repro, device));
-create table flips(id integer primary key, {", ".join(COLUMNS["flips"])}, announced default 0);
+alter table flips add column announced default 0;
 """
 READERS: Mapping[str, Callable[[Any], Any]] = {
     "bool": bool,
@@ -56,10 +53,9 @@ ROW_DAMAGE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, Re
 
 
 class DamagedHistory(MinidbgError):
-    """The history file cannot be read; ``path`` names it."""
+    """The history file cannot be read."""
 
     def __init__(self, path: Path, why: str) -> None:
-        self.path = path
         super().__init__(f"{path} is no readable history: {why}; move it away to begin a new one")
 
 
@@ -91,38 +87,28 @@ class History(AbstractContextManager["History", None]):
             raise FileNotFoundError(path)
         if path.exists() and not path.is_file():  # to open a pipe would wait for ever
             raise DamagedHistory(path, "no regular file")
-        if not readonly:
-            with contextlib.suppress(OSError):  # SQLite says why not
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         address = f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
         with fenced(path), ExitStack() as stack:
             self.connection = sqlite3.connect(address, uri=True, timeout=WAIT_S, isolation_level=None)
             stack.callback(self.connection.close)
-            self.prepare()
+            self.connection.row_factory = sqlite3.Row
+            self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 64 << 20)  # our values have some kilobytes
+            ((version,),) = self.connection.execute("pragma user_version")
+            if version not in (0, SCHEMA_VERSION):
+                why = (
+                    f"it was written by another version of minidbg (schema {version}, here {SCHEMA_VERSION})"
+                )
+                raise DamagedHistory(self.path, why)
+            if not readonly:
+                # With a write-ahead log this is safe against a killed process; only a power cut may lose the last commits.
+                self.connection.executescript("pragma journal_mode = wal; pragma synchronous = normal;")
+                # The default of 2,000 pages in memory fills slowly and looks like a leak; these are kilobytes.
+                self.connection.executescript("pragma journal_size_limit = 4000000; pragma cache_size = -64;")
+                begin = f"begin; {SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;"
+                self.connection.executescript(begin if version == 0 else "")
             stack.pop_all()
 
-    def prepare(self) -> None:
-        self.connection.row_factory = sqlite3.Row
-        self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 64 << 20)  # our values have some kilobytes
-        ((version,),) = self.connection.execute("pragma user_version")
-        if version not in (0, SCHEMA_VERSION):
-            why = f"it was written by another version of minidbg (schema {version}, here {SCHEMA_VERSION})"
-            raise DamagedHistory(self.path, why)
-        if self.readonly:
-            return
-        # With a write-ahead log this is safe against a killed process; only a power cut may lose the last commits.
-        self.connection.executescript("pragma journal_mode = wal; pragma synchronous = normal;")
-        # The default of 2,000 pages in memory fills slowly and looks like a leak; these are kilobytes.
-        self.connection.executescript("pragma journal_size_limit = 4000000; pragma cache_size = -64;")
-        if version == 0:
-            self.connection.executescript(f"begin; {SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;")
-
     def close(self) -> None:
-        """Close the file, which then is the whole history: a write-ahead log is needed by no copy of it."""
-        if not self.readonly:
-            # SQLite does this by itself at the last close of all: a reader may have it open
-            with contextlib.suppress(sqlite3.Error):
-                self.connection.execute("pragma wal_checkpoint(truncate)")
         self.connection.close()
 
     def __exit__(self, *_: object) -> None:
@@ -139,8 +125,9 @@ class History(AbstractContextManager["History", None]):
         with fenced(self.path):
             return self.connection.execute(query, [stored(value) for value in values])
 
-    def insert(self, table: str, record: Record) -> int:
-        names = COLUMNS[table]
+    def add(self, record: Record) -> int:
+        """Store a record, a state in place of an earlier one; its number. A flip is not announced yet."""
+        table, names = TABLES[type(record)]
         query = f"insert or replace into {table}({', '.join(names)}) values({', '.join('?' * len(names))})"
         return int(self.write(query, *(getattr(record, name) for name in names)).lastrowid or 0)
 
@@ -149,7 +136,7 @@ class History(AbstractContextManager["History", None]):
             return [record_of(kind, row) for row in self.connection.execute(query, values)]
 
     def start_sweep(self, started: float, *, code: str, files: Sequence[str]) -> int:
-        return self.insert("sweeps", SweepRecord(0, started, None, "running", code, tuple(files), {}))
+        return self.add(SweepRecord(0, started, None, "running", code, tuple(files), {}))
 
     def set_revisions(self, sweep: int, revisions: Mapping[str, Revision]) -> None:
         self.write("update sweeps set revisions = ? where id = ?", revisions, sweep)
@@ -157,34 +144,19 @@ class History(AbstractContextManager["History", None]):
     def end_sweep(self, sweep: int, ended: float, end: str) -> None:
         self.write("update sweeps set ended = ?, end = ? where id = ?", ended, end, sweep)
 
-    def interrupt_running(self, now: float) -> int:
-        """Mark the sweeps that a killed daemon left running; how many there were."""
-        query = "update sweeps set ended = ?, end = 'interrupted' where end = 'running'"
-        return self.write(query, now).rowcount
-
     def sweeps(self, limit: int = 50) -> list[SweepRecord]:
         return self.read(SweepRecord, "select * from sweeps order by started desc, id desc limit ?", limit)
 
     def sweep(self, number: int | None) -> SweepRecord | None:
         return next(iter(self.read(SweepRecord, "select * from sweeps where id = ?", number)), None)
 
-    def add_observation(self, run: Observation) -> None:
-        self.insert("results", run)
-
     def observations(self, repro: str | None = None, *, limit: int = 50) -> list[Observation]:
         query = "select * from results where repro = ifnull(?, repro) order by at desc, id desc limit ?"
         return self.read(Observation, query, repro, limit)
 
-    def put_state(self, state: State) -> None:
-        self.insert("states", state)
-
     def states(self) -> dict[tuple[str, str], State]:
         states = self.read(State, "select * from states order by repro, device")
         return {(state.repro, state.device): state for state in states}
-
-    def add_flip(self, flip: Flip) -> int:
-        """Store a flip that is not announced yet; its id."""
-        return self.insert("flips", flip)
 
     def mark_announced(self, flip: int) -> None:
         self.write("update flips set announced = 1 where id = ?", flip)
@@ -217,9 +189,11 @@ def stored(value: object) -> object:
 
 def record_of(kind: type[Record], row: sqlite3.Row) -> Record:
     """The one place where a row becomes a record. Raises one of ``ROW_DAMAGE`` for values of other kinds than the record's."""
-    stands = {name: row[name] for name in row.keys()}  # noqa: SIM118 - iterating a Row gives its values
-    read = {one.name: READERS.get(str(one.type)) for one in fields(kind) if one.name in stands}
-    record = kind(**{name: reader(stands[name]) if reader else stands[name] for name, reader in read.items()})
+    names = set(row.keys())
+    read = {
+        one.name: READERS.get(str(one.type), lambda value: value) for one in fields(kind) if one.name in names
+    }
+    record = kind(**{name: reader(row[name]) for name, reader in read.items()})
     check_kinds(record)
     return record
 
@@ -227,12 +201,10 @@ def record_of(kind: type[Record], row: sqlite3.Row) -> Record:
 def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:
     """The history at ``path``, and a sentence when a damaged file had to be set aside (else empty)."""
     try:
-        with ExitStack() as stack:
-            history = stack.enter_context(History(path))
+        with History(path) as history:
             # all that a daemon reads later: a file with damaged pages is to be found now
             history.states(), history.sweeps(1), history.flips(announced=False)
-            stack.pop_all()
-            return history, ""
+        return History(path), ""
     except DamagedHistory as error:
         aside = path.with_name(f"{path.name}.damaged-{int(now)}")
         path.replace(aside)

@@ -7,7 +7,6 @@ is a child of this process. Nothing is announced that was not run in a fresh int
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import math
@@ -482,7 +481,6 @@ def reduce_path(
     written = reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)
     if path.absolute().parent == repro.captures(repro.folder_of(path)):
         with contextlib.suppress(OSError):
-            digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
-            result = {"digest": digest, "result": written.line, "written": written.to_json()}
+            result = {"result": written.line, "written": written.to_json()}
             replace_file(path.with_suffix(".reduced"), json.dumps(result).encode())
     return written

@@ -19,25 +19,22 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
-from minidbg.history import NAME, Environment, Observation, Revision, open_or_begin_anew
+from minidbg.history import NAME, Flip, Observation, Revision, open_or_begin_anew
 from minidbg.watch import events
-from minidbg.watch.announce import Announcer, JsonLines, Log, PlainLines, View
-from minidbg.watch.builds import Build, Built
 from minidbg.watch.events import Notice
-from minidbg.watch.files import FileEvents, Root, are_stale
-from minidbg.watch.flip_commands import FlipCommands
-from minidbg.watch.recorder import Recorder, contradictions, exit_status, judged_states
-from minidbg.watch.repros import Lock, hidden_folder, home_of, read_repros, stamp_of
-from minidbg.watch.runner import PROBE_SCRIPT, Runner, as_renamed, forks, outcome_of
+from minidbg.watch.files import FileEvents, are_stale
+from minidbg.watch.repros import Lock, Repro, hidden_folder, home_of, read_repros, stamp_of
+from minidbg.watch.runner import PROBE_SCRIPT, Build, Built, Runner, forks, outcome_of
 from minidbg.watch.settings import FailOn, Machine, WatchSettings, devices_of, parse_devices
 from minidbg.watch.sources import installed_digest, repositories_worth_building, revisions
-from minidbg.watch.states import Decision, Job, Purpose, Transition, usual_seconds
-from minidbg.watch.sweep import CanaryKey, Run, Sweep, count_standings, in_order
+from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, Job, Purpose, Transition, usual_seconds
+from minidbg.watch.sweep import CanaryKey, Run, Sweep, in_order
+from minidbg.watch.views import Announcer, FlipCommands, JsonLines, Log, PlainLines, View
 from minidbg.watch.watched import EMPTY, Watched
 from minidbg.words import settings as base
 from minidbg.words.errors import MinidbgError
 from minidbg.words.json_lines import last_json
-from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.outcome import Outcome, Verdict, is_expected
 from minidbg.words.text import display_path, last_line, plural
 from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Pool, Ready, RunMode, ServerPool, preload_for
 
@@ -49,10 +46,9 @@ class FilesChanged:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A person asked for something: rerun (of one ``repro``, or all), quit."""
+    """A person asked for something: rerun, quit."""
 
     name: str
-    repro: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +74,7 @@ FIRST_REST_S, MOST_REST_S = 1.0, 60.0
 QUIET_S, QUIET_BEFORE_BUILD_S = 0.03, 0.2
 """A save may be of several files: what comes later supersedes the sweep, but nothing supersedes what a build writes."""
 MOST_FILES_TOLD = 200
+MESSAGE_CHARACTERS = 1000
 
 
 class Daemon:
@@ -101,12 +98,11 @@ class Daemon:
         self.log = Log(hidden / "watch.log")
         announce.views.append(self.log)
         self.history, notice = open_or_begin_anew(hidden / NAME, time.time())
-        self.history.interrupt_running(time.time())
-        self.recorder = Recorder(self.history, announce, self.history.states())
+        self.states = self.history.states()
         self.watched = Watched(self.paths, self.home, settings, file_events, announce)
         self.pool = make_pool(hidden)
         self.runner = Runner(self.pool, settings)
-        self.machine = Machine({})  # no devices until they were asked for
+        self.machine = Machine({}, {})  # no devices until they were asked for
         self.machine_order = 0
         self.sweep: Sweep | None = None
         self.broken: dict[CanaryKey, str] = {}  # why each backend is broken that is, as it was told
@@ -144,16 +140,17 @@ class Daemon:
         repros = self.watched.repros
         self.announce(events.Started(
             os.getpid(), str(self.home), repros=tuple(sorted(repros)),
-            sources=tuple(display_path(root.path) for root in self.watched.roots),
+            sources=tuple(display_path(root) for root in self.watched.roots),
             files=len(self.watched.snapshot.files), jobs=self.settings.jobs,
             states=tuple(
-                state for (name, _), state in self.recorder.states.items() if name in repros
+                state for (name, _), state in self.states.items() if name in repros
             ),
         ))  # fmt: skip
         for name, repro in repros.items():
             if repro.damage:
                 self.announce(events.ReproDamaged(name, repro.damage))
-        self.recorder.tell_forgotten_flips(repros)
+        for flip in reversed(self.history.flips(announced=False)):
+            self.tell_flip(flip)  # we were killed before
 
     def handle(self, message: Message) -> None:
         self.guarded(repr(message)[:500], lambda: self.dispatch(message))
@@ -180,7 +177,7 @@ class Daemon:
     def dispatch(self, message: Message) -> None:
         match message:
             case FilesChanged():
-                self.watched.look()
+                self.watched.look_soon()
             case Ended(id=self.machine_order):
                 self.machine_answered(message)
             case Ended():
@@ -196,18 +193,20 @@ class Daemon:
                 self.build_ended(message)
             case Revised(sweep, found):
                 self.history.set_revisions(sweep, found)
-            case Key():
-                self.key(message)
+            case Key("quit"):
+                self.inbox.put(Stop("asked to"))
+            case Key("rerun"):
+                self.watched.ask_for_all()
             case Stop(reason, status):
                 self.announce(events.Stopping(reason))
                 self.status = status
 
     def step(self, now: float) -> None:
         """Do what there is to do: look, supersede the sweep or go on with it, end it, begin a build or a sweep."""
-        if not self.machine.environments:
-            return
         if now >= self.watched.next_look:
             self.watched.look()
+        if not self.machine.environments:
+            return
         if self.sweep is not None:
             if self.watched.snapshot.changes_since(self.sweep.snapshot):
                 self.supersede(self.sweep)
@@ -226,11 +225,8 @@ class Daemon:
     def begin_sweep(self) -> None:
         """Let all of them run again where it cannot be begun."""
         watched = self.watched
-        changed, names, whole = (
-            watched.snapshot.changes_since(watched.judged),
-            watched.to_run,
-            watched.runs_all,
-        )
+        changed = watched.snapshot.changes_since(watched.judged)
+        names, whole = watched.to_run, watched.runs_all
         watched.all_again, watched.asked_for = False, set()
         try:
             began = time.time()
@@ -238,15 +234,15 @@ class Daemon:
             code = hashlib.sha1(digest.encode(), usedforsecurity=False).hexdigest()
             # modules beside the scripts may be imported
             folders = {str(repro.path.absolute().parent) for repro in watched.repros.values()}
-            usual = usual_seconds(self.recorder.states.values(), watched.repros)
-            if stale := self.runner.get_ready([*watched.all_roots(), *map(Root, folders)], usual):
+            usual = usual_seconds(self.states.values(), watched.repros)
+            if stale := self.runner.get_ready([*watched.all_roots(), *folders], usual):
                 self.announce(events.WorkersReplaced(tuple(map(display_path, stale[:20])), len(stale)))
             files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
             number = self.history.start_sweep(began, code=code, files=files)
             jobs, unable = self.jobs_of(names)
-            jobs = in_order(jobs, self.recorder.states, changed, watched.repros)
+            jobs = in_order(jobs, self.states, changed, watched.repros)
             self.sweep = Sweep(
-                number, jobs, watched.repros, dict(self.recorder.states), code=code, slots=self.settings.jobs,
+                number, jobs, watched.repros, dict(self.states), code=code, slots=self.settings.jobs,
                 device_slots=self.settings.device_jobs, snapshot=watched.snapshot, whole=whole, began=began,
             )  # fmt: skip
             devices = tuple(sorted({job.device for job in jobs}))
@@ -259,9 +255,11 @@ class Daemon:
             watched.all_again = True
             raise
         roots = repositories_worth_building(watched.roots)
-        threading.Thread(
-            target=lambda: self.inbox.put(Revised(number, revisions(roots))), name="minidbg-git", daemon=True
-        ).start()
+        self.beside(lambda: Revised(number, revisions(roots)))
+
+    def beside(self, job: Callable[[], Message]) -> None:
+        """What ``job`` returns, in a thread, is a message."""
+        threading.Thread(target=lambda: self.inbox.put(job()), daemon=True).start()
 
     def jobs_of(self, names: set[str]) -> tuple[list[Job], list[Decision]]:
         """The jobs of these repros, and the decisions on those that are damaged. Once is said which devices are not here."""
@@ -274,11 +272,7 @@ class Daemon:
             devices = devices_of(repro.spec.device, wanted, self.machine)
             every = [Job(name, device) for device in devices]
             if repro.damage:
-                states = self.recorder.states
-                unable += [
-                    Decision(job, Transition.INVALID, states.get((name, job.device)), reason=repro.damage)
-                    for job in every
-                ]
+                unable += [Decision(job, Transition.INVALID, None, reason=repro.damage) for job in every]
             else:
                 absent.update(device for device in devices if device not in self.machine.environments)
                 jobs += [job for job in every if job.device not in absent]
@@ -295,8 +289,8 @@ class Daemon:
             self.submit(self.sweep, run)
 
     def submit(self, sweep: Sweep, run: Run) -> None:
-        """Start one run; where that fails, all repros are to be run again: others may wait for it in vain, if it is a canary."""
-        state = self.recorder.states.get((run.job.repro, run.job.device))
+        """Start one run; where that fails all are to run again: others may wait for it in vain, if it is a canary."""
+        state = self.states.get((run.job.repro, run.job.device))
         try:
             self.runner.submit(run, sweep.repros[run.job.repro], state)
         except Exception:
@@ -330,13 +324,13 @@ class Daemon:
         files = message.files
         if files is None and not is_canary:
             # a crash, or a fresh interpreter, which cannot say: what the job has loaded before
-            state = self.recorder.states.get((job.repro, job.device))
+            state = self.states.get((job.repro, job.device))
             files = sweep.runs[job][0].modules if job in sweep.runs else state.modules if state else ()
         modules = self.watched.adopt(files or ())
         is_edited = stamp_of(repro.path) != repro.stamp
         is_stale = is_edited or sweep.edited or are_stale(modules, sweep.snapshot, self.watched.snapshot)
         if is_stale:
-            self.watched.next_look = 0.0
+            self.watched.look_soon()
         if is_edited:
             self.watched.asked_for.add(repro.name)
         elif is_stale:
@@ -344,7 +338,7 @@ class Daemon:
         if not is_canary:
             seen = self.observation(sweep, run, message, modules)
             if is_stale:
-                self.recorder.store_run(replace(seen, stale=True))
+                self.history.add(replace(seen, stale=True))
             else:
                 self.publish(sweep, sweep.saw(run, seen))
         elif not (message.lost or sweep.edited):
@@ -370,14 +364,14 @@ class Daemon:
         if message.lost:
             outcome = Outcome(Verdict.INVALID, reason="the worker process died twice under it", device=device)
         return Observation(
-            repro.name, device, time.time(), as_renamed(outcome, repro, files.files), purpose=run.purpose,
-            sweep=sweep.number, script=repro.digest, environment=self.machine.environments[device].key,
-            code=sweep.code, loaded=files.digest(modules) if modules else "", modules=modules,
-            seconds=message.seconds, fresh=run.fresh,
+            repro.name, device, time.time(), replace(outcome, message=outcome.message[:MESSAGE_CHARACTERS]),
+            purpose=run.purpose, sweep=sweep.number, script=repro.digest, torch=self.machine.torch,
+            environment=self.machine.environments[device], code=sweep.code,
+            loaded=files.digest(modules) if modules else "", modules=modules, fresh=run.fresh,
         )  # fmt: skip
 
     def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:
-        """Announce what is to be confirmed, and have the recorder ``commit`` the decisions."""
+        """Announce what is to be confirmed. Decisions are stored and then told; a flip is told once, also when we were killed in between."""
         decisions = [one for one in found if isinstance(one, Decision)]
         for one in found:
             if isinstance(one, events.Unconfirmed):
@@ -386,10 +380,29 @@ class Daemon:
             len(found) > len(decisions) or any(one.runs for one in decisions)
         ):
             sweep.first_verdict = time.time()
-        if decisions:
-            self.recorder.commit(decisions, sweep.repros, sweep.number)
+        flips = []
+        with self.history.transaction():
+            for decision in decisions:
+                for run in decision.runs:
+                    self.history.add(run)
+                if decision.state is not None and decision.runs:
+                    self.history.add(decision.state)
+                if flip := decision.flip:
+                    flips.append(replace(flip, id=self.history.add(flip)))
+        for decision in decisions:
+            if decision.state is not None and decision.runs:
+                self.states[decision.job.repro, decision.job.device] = decision.state
+            self.announce(judged(sweep.number, decision, sweep.repros[decision.job.repro]))
+        for flip in flips:
+            self.tell_flip(flip)
         # The runs are in the history now.
         sweep.decisions.update({one.job: replace(one, runs=()) for one in decisions})
+
+    def tell_flip(self, flip: Flip) -> None:
+        repro = self.watched.repros.get(flip.repro)
+        path = str(repro.path) if repro else flip.repro
+        self.announce(events.flipped(self.history, flip, path, self.machine.torch))
+        self.history.mark_announced(flip.id)
 
     # Its end
 
@@ -408,7 +421,7 @@ class Daemon:
         end, now = "superseded" if sweep.edited else "complete", time.time()
         self.history.end_sweep(sweep.number, now, end)
         first = None if sweep.first_verdict is None else round(sweep.first_verdict - sweep.began, 3)
-        standings = count_standings(sweep.decisions.values())
+        standings = dict(Counter(str(one.transition) for one in sweep.decisions.values()))
         took = round(now - sweep.began, 3)
         self.announce(events.SweepFinished(sweep.number, end, took, first, standings, sweep.unjudged))
         if sweep.number % 50 == 0:
@@ -422,20 +435,28 @@ class Daemon:
             self.status = 125
 
     def status_of_once(self, decisions: Iterable[Decision]) -> int:
-        """The exit status; what contradicts its header is named when only that counts."""
-        repros, unexpected = self.watched.repros, self.settings.fail_on is FailOn.UNEXPECTED
-        for state in contradictions(judged_states(decisions), repros) if unexpected else ():
-            expect = repros[state.repro].expect
-            self.announce(events.Unexpected(state.repro, state.device, state.verdict, expect))
-        return exit_status(decisions, repros, unexpected_only=unexpected)
+        """What ``--once`` exits with; with ``--fail-on unexpected`` 1 when a header is contradicted, and by what is said."""
+        states = [one.state for one in decisions if one.state and one.transition not in NOT_JUDGED]
+        verdicts, unexpected = {state.verdict for state in states}, 0
+        if not verdicts:
+            return 125
+        if self.settings.fail_on is FailOn.ANY:
+            return 1 if verdicts & {Verdict.REPRODUCES, Verdict.FLAKY} else 3 if verdicts & FAILING else 0
+        for state in states:
+            expect = self.watched.repros[state.repro].expect
+            if not is_expected(state.verdict, expect):
+                unexpected = 1
+                self.announce(events.Unexpected(state.repro, state.device, state.verdict, expect))
+        return unexpected
 
     # Builds
 
     def begin_build(self) -> None:
         command = self.settings.build or ""
         self.code_built, self.watched.built = self.watched.snapshot, EMPTY
-        self.build = Build(command, self.settings.folder, self.inbox.put)
+        self.build = Build(command, self.settings.folder)
         self.announce(events.BuildStarted(command))
+        self.beside(self.build.wait)
 
     def build_ended(self, message: Built) -> None:
         """A file edited under the build may have been missed: then another one is needed, once."""
@@ -458,7 +479,7 @@ class Daemon:
         if not self.builds_again:
             watched.built = watched.snapshot
 
-    # Devices, keys, the end
+    # Devices, the end
 
     def ask_for_devices(self) -> None:
         self.machine_order = next(NUMBERS)
@@ -472,19 +493,9 @@ class Daemon:
         except (KeyError, TypeError):
             text = f"torch could not be asked for devices; only cpu is used: {last_line(message.stderr)}"
             self.announce(Notice(text))
-            machine = Machine({"cpu": Environment("cpu", "unknown", "unknown")})
-        self.machine, self.recorder.torch = machine, machine.torch
-        names = {name: one.name for name, one in machine.environments.items()}
-        self.announce(events.MachineFound(machine.torch, names))
-
-    def key(self, key: Key) -> None:
-        match key.name:
-            case "quit":
-                self.inbox.put(Stop("asked to"))
-            case "rerun" if key.repro:
-                self.watched.asked_for.add(key.repro)
-            case "rerun":
-                self.watched.ask_for_all()
+            machine = Machine({"cpu": "unknown"}, {"cpu": "cpu|unknown"})
+        self.machine = machine
+        self.announce(events.MachineFound(machine.torch, machine.names))
 
     def end(self) -> None:
         self.watched.events.stop()
@@ -497,6 +508,19 @@ class Daemon:
         self.announce(events.Stopped(self.status))
         self.announce.close()
         self.lock.release()
+
+
+def judged(sweep: int, decision: Decision, repro: Repro) -> events.Judged:
+    """``decision`` as it is told: with the state, unless nothing could be judged and an earlier one stands."""
+    runs = decision.runs
+    state = decision.state if runs and decision.transition not in NOT_JUDGED else None
+    return events.Judged(
+        sweep, repro.name, decision.job.device, decision.transition,
+        state.verdict if state else runs[-1].verdict if runs else None,
+        seconds=round(runs[0].seconds, 3) if runs else 0.0, runs=len(runs), reason=decision.reason,
+        message=runs[-1].outcome.message if runs else "",
+        expected=is_expected(state.verdict, repro.expect) if state else None, since=state.since if state else None,
+    )  # fmt: skip
 
 
 # The daemon with those who hear of its events

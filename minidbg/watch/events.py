@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from minidbg.history import State
+from minidbg.history import Flip, History, Revision, State
 from minidbg.watch.states import Transition
 from minidbg.words.outcome import Verdict
-from minidbg.words.text import display_path, moment, plural, printable
+from minidbg.words.text import display_path, plural, printable
 
 Json = dict[str, Any]
 
@@ -39,7 +39,8 @@ class Event:
     def to_json(self) -> Json:
         found = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "at"}
         if "states" in found:
-            found["states"] = [state.row() for state in found["states"]]
+            names = ("repro", "device", "verdict", "since", "reason")
+            found["states"] = [{name: getattr(state, name) for name in names} for state in found["states"]]
         return found
 
 
@@ -59,7 +60,8 @@ class Started(Event):
     """Where everything stands, as far as it was seen here."""
 
     def words(self) -> str:
-        sources = ", ".join(self.sources) or "no sources"
+        more = ", ..." if len(self.sources) > 8 else ""
+        sources = ", ".join(self.sources[:8]) + more or "no sources"
         return (
             f"watching {plural(len(self.repros), 'repro')} in {display_path(self.home)} and {plural(self.files, 'file')} in "
             f"{sources} (process {self.pid})"
@@ -158,12 +160,9 @@ class SweepStarted(Event):
     changed: int
     devices: tuple[str, ...] = ()
 
-    def cause(self, most: int) -> str:
-        return ", ".join(self.files[:most]) + (", ..." if self.changed > most else "")
-
     def words(self) -> str:
-        cause = f"; {self.cause(3)} changed" if self.changed else ""
-        return f"sweep {self.sweep}: {plural(self.jobs, 'run')}{cause}"
+        files = ", ".join(self.files[:3]) + (", ..." if self.changed > 3 else "")
+        return f"sweep {self.sweep}: {plural(self.jobs, 'run')}" + (f"; {files} changed" if files else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,21 +200,11 @@ class Judged(Event):
     """Whether the header expects the verdict, and ``since`` when it stands; None without a verdict."""
     since: float | None = None
 
-    @property
-    def is_unchanged(self) -> bool:
-        return self.standing in (Transition.STILL_FAILING, Transition.STILL_GONE)
-
     def words(self) -> str:
         verdict = f" ({self.verdict})" if self.verdict else ""
-        said = self.message.partition("\n")[0] if self.verdict is Verdict.CHANGED else ""
-        reason = f": {said}" if (said := self.reason or said) else ""
+        failure = self.message.partition("\n")[0] if self.verdict is Verdict.CHANGED else ""
+        reason = f": {self.reason or failure}" if self.reason or failure else ""
         return f"  {self.standing:<17} {self.repro} [{self.device}]{verdict}{reason}"
-
-    def to_json(self) -> Json:
-        found = Event.to_json(self)
-        if self.since is None:
-            del found["expected"], found["since"]
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,24 +223,13 @@ class Unconfirmed(Event):
     seconds: float
 
     def words(self) -> str:
-        known = BEFORE[self.before] if self.seen else f"its header expects {self.before}"
+        known = f"before: {self.before}" if self.seen else f"its header expects {self.before}"
         return f"  {self.verdict + '?':<17} {self.repro} [{self.device}] {known}; confirming in a fresh interpreter"
-
-
-BEFORE: Mapping[Verdict, str] = {
-    Verdict.GONE: "was gone before", Verdict.REPRODUCES: "reproduced before", Verdict.CHANGED: "failed differently before",
-    Verdict.CRASHED: "crashed before", Verdict.TIMEOUT: "timed out before", Verdict.FLAKY: "was flaky before",
-    Verdict.SKIPPED: "was skipped before", Verdict.INVALID: "was invalid before",
-}  # fmt: skip
-"""What a repro did, of each verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flipped(Event):
-    """A flip in all its forms: a line, an entry of the history and of ``on_flip``.
-
-    The revisions and files are those between the last sweep before it and the first after it.
-    """
+    """The revisions and files are those between the last sweep before it and the first after it."""
 
     name = "flip"
     repro: str
@@ -268,37 +246,31 @@ class Flipped(Event):
     torch: str = ""
 
     def words(self) -> str:
-        """What happened to which repro comes first, then which files changed and between which revisions: the end of a long line is cut off."""
+        """What matters most comes first: the end of a long line is cut off."""
         verdicts = "" if self.kind in ("FIXED", "REGRESSED") else f" {self.before} -> {self.after}"
-        changed = f"{names_of(self.files, 2)} changed" if self.files else ""
-        cause = "; ".join(part for part in (changed, self.between) if part)
-        return f"{self.kind} {Path(self.path).stem} [{self.device}]{verdicts}{'  ' if cause else ''}{cause}"
+        files = f"{names_of(self.files, 2)} changed" if self.files else "no watched file changed"
+        revisions = dict.fromkeys(map(in_words, filter(None, (self.last_before, self.first_after))))
+        cause = "; ".join(filter(None, [files, " -> ".join(revisions)]))
+        return f"{self.kind} {Path(self.path).stem} [{self.device}]{verdicts}  {cause}"
 
-    @property
-    def between(self) -> str:
-        """``abc9cb0964 -> with edits (6c2b27b0)``: the revisions on both sides, a commit that is on both only once."""
-        before, after = self.last_before, self.first_after
-        if not (before or after):
-            return ""
-        if before == after:
-            return f"at {in_words(after)}{'' if self.files else ', no watched file changed'}"
-        commit = after.partition("+")[0]
-        same = commit == before.partition("+")[0] and "+" in after and ", " not in after
-        return f"{in_words(before)} -> {in_words(after[len(commit) :] if same else after)}"
 
-    def history_line(self) -> str:
-        text = (
-            f"{moment(self.at)}  {self.kind:<11} {self.repro} [{self.device}] {self.before} -> {self.after}"
-        )
-        if self.first_after:
-            text += f" between {in_words(self.last_before)} and {in_words(self.first_after)}"
-        if self.files:
-            text += f" ({', '.join(self.files[:3])}{', ...' if len(self.files) > 3 else ''})"
-        return text
+def flipped(history: History, flip: Flip, path: str = "", torch: str = "") -> Flipped:
+    """A flip with the two sweeps and revisions that it lies between, and which files had changed."""
+    after, before = history.sweep(flip.sweep), history.sweep(flip.last_before)
+    return Flipped(
+        flip.repro, flip.device, flip.kind, flip.before, flip.after, flip.sweep, flip.last_before,
+        files=tuple(after.files[:20]) if after else (),
+        last_before=revision_text(before.revisions if before else {}),
+        first_after=revision_text(after.revisions if after else {}),
+        path=path, torch=torch, at=flip.at,
+    )  # fmt: skip
 
-    def history_row(self) -> Json:
-        known = {key: value for key, value in self.to_json().items() if key not in ("path", "torch")}
-        return {"entry": "flip", "at": self.at, **known}
+
+def revision_text(revisions: Mapping[str, Revision]) -> str:
+    """``1a2b3c4d5e+0f1e2d3c`` for one repository; of several, with their names."""
+    if len(revisions) == 1:
+        return str(next(iter(revisions.values())))
+    return ", ".join(f"{Path(root).name} {revision}" for root, revision in sorted(revisions.items()))
 
 
 def in_words(revisions: str) -> str:

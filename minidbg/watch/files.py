@@ -57,22 +57,13 @@ class Entry:
     """Whether it was so young when it was read that its time stamp proves nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
-    """A watched folder, or a single file. ``suffixes``: of a folder, only files that end so count (empty: all)."""
-
-    path: str
-    suffixes: tuple[str, ...] = ()
-    deep: bool = True
-    """Whether folders below it are watched too."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """The files at one moment, by absolute path."""
 
     files: Mapping[str, Entry] = field(default_factory=dict)
-    roots: tuple[Root, ...] = ()
+    roots: tuple[str, ...] = ()
+    """The folders and single files that were looked at."""
     loaded: Mapping[str, Entry] = field(default_factory=dict)
     """Single files that runs have loaded and no root covers, as they were at first: from elsewhere, or ignored by git as build outputs are."""
 
@@ -83,7 +74,7 @@ class Snapshot:
         return total.hexdigest()
 
     def covers(self, path: str) -> bool:
-        return path in self.loaded or any(is_inside(path, root.path) for root in self.roots)
+        return path in self.loaded or any(is_inside(path, root) for root in self.roots)
 
     def changes_since(self, before: Snapshot) -> tuple[str, ...]:
         return changes(before, self) if before is not self else ()
@@ -105,50 +96,50 @@ def changes(before: Snapshot, now: Snapshot) -> tuple[str, ...]:
     return tuple(sorted(edited + came_or_went))
 
 
-def scan(roots: Iterable[Root], before: Snapshot, ignore: Sequence[str] = ()) -> Snapshot:
+def scan(roots: Iterable[str], before: Snapshot, ignore: Sequence[str] = ()) -> Snapshot:
     """Look at every file below ``roots``, and at those that runs have loaded. What looks the same as ``before`` is not read again."""
     roots = tuple(roots)
     paths = dict.fromkeys([*below(roots, ignore), *before.loaded])
     entries = {path: look(path, before.files.get(path)) for path in paths}
     files = {path: entry for path, entry in entries.items() if entry is not None}
+    if files and files == before.files and roots == before.roots:
+        return before
     return Snapshot(files, roots, before.loaded)
 
 
-def below(roots: Iterable[Root], ignore: Sequence[str] = ()) -> Iterator[str]:
+def below(roots: Iterable[str], ignore: Sequence[str] = ()) -> Iterator[str]:
     """The files of the roots that are no junk: what git lists of them, and of those that git knows nothing of all that is there."""
-    by_repository: dict[str | None, list[Root]] = {}
+    by_repository: dict[str | None, list[str]] = {}
     for root in roots:
-        is_tree = root.deep and os.path.isdir(root.path)
-        by_repository.setdefault(repository_of(root.path) if is_tree else None, []).append(root)
+        by_repository.setdefault(repository_of(root) if os.path.isdir(root) else None, []).append(root)
     for repository, inside in by_repository.items():
-        paths = [root.path for root in inside]
-        names = git(repository, "ls-files", "-coz", "--exclude-standard", "--", *paths) if repository else b""
+        names = (
+            git(repository, "ls-files", "-coz", "--exclude-standard", "--", *inside) if repository else b""
+        )
         listed = [
             os.path.join(repository or "", name) for name in os.fsdecode(names or b"").split("\0") if name
         ]
         for root in inside:
-            for path in [path for path in listed if is_inside(path, root.path)] or walk(root):
+            for path in [path for path in listed if is_inside(path, root)] or walk(root):
                 if os.path.exists(os.path.join(path, ".git")) and not os.path.islink(path):
-                    yield from below([Root(path.rstrip(os.sep), root.suffixes)], ignore)
-                elif path == root.path or is_wanted(os.path.relpath(path, root.path), root, ignore):
+                    yield from below([path.rstrip(os.sep)], ignore)
+                elif path == root or is_wanted(os.path.relpath(path, root), ignore):
                     yield path
 
 
-def walk(root: Root) -> Iterator[str]:
+def walk(root: str) -> Iterator[str]:
     """Links to folders are not followed: they may lead in circles."""
-    if not os.path.isdir(root.path):
-        yield root.path
-    for folder, folders, names in os.walk(root.path):
-        folders[:] = sorted(set(folders) - JUNK_FOLDERS) if root.deep else []
+    if not os.path.isdir(root):
+        yield root
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(set(folders) - JUNK_FOLDERS)
         yield from (os.path.join(folder, name) for name in sorted(names))
 
 
-def is_wanted(name: str, root: Root, ignore: Sequence[str]) -> bool:
-    """Whether the file ``name``, relative to the root, counts. ``ignore``: patterns for it, or for a part of it."""
+def is_wanted(name: str, ignore: Sequence[str]) -> bool:
+    """Whether the file ``name``, relative to its root, counts. ``ignore``: patterns for it, or for a part of it."""
     *folders, file = name.split(os.sep)
-    if (root.suffixes and not name.endswith(root.suffixes)) or JUNK_FILES.match(file):
-        return False
-    if not JUNK_FOLDERS.isdisjoint(folders) or any(part.endswith(".egg-info") for part in folders):
+    if not JUNK_FOLDERS.isdisjoint(folders) or JUNK_FILES.match(file) or ".egg-info/" in f"{name}/":
         return False
     return not any(
         fnmatch.fnmatch(part, pattern.strip("/")) for pattern in ignore for part in (name, *folders, file)
@@ -210,15 +201,20 @@ def repository_of(folder: str) -> str | None:
 
 
 def git(repository: str, *arguments: str) -> bytes | None:
-    """What git prints; None when it cannot say. It takes no locks and refreshes no index, which would get in a person's way."""
+    """What git prints; None when it cannot say."""
     try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "--literal-pathspecs", "-C", repository, *arguments], capture_output=True, check=True,
-            timeout=GIT_SECONDS, stdin=subprocess.DEVNULL, env=environment.for_tool(),
-        )  # fmt: skip
+        done = run_git(repository, *arguments, seconds=GIT_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout
+    return done.stdout if done.returncode == 0 else None
+
+
+def run_git(folder: str, *arguments: str, seconds: float | None = None) -> subprocess.CompletedProcess[bytes]:
+    """The end of a git that speaks English and takes no lock that it can do without: that would get in a person's way."""
+    return subprocess.run(
+        ["git", "--no-optional-locks", "--literal-pathspecs", "-C", folder, *arguments], capture_output=True, check=False,
+        timeout=seconds, stdin=subprocess.DEVNULL, env=environment.for_tool(environment.IN_ENGLISH),
+    )  # fmt: skip
 
 
 # Events
@@ -236,13 +232,13 @@ class FileEvents(events.FileSystemEventHandler):
     def __init__(self, changed: Callable[[], None], quiet_s: float) -> None:
         self.debouncer = EventDebouncer(quiet_s, lambda events: changed())
         self.observer: BaseObserver | None = None
-        self.folders: Mapping[str, tuple[bool, int]] = {}
+        self.folders: dict[str, tuple[bool, int]] = {}
         """That are watched: whether with all below, and the inode, since a watch stays with a folder that was moved away."""
 
-    def watch(self, roots: Sequence[Root]) -> None:
-        """Watch exactly these roots, each folder once. Raises OSError at a limit of the system."""
-        deep = {root.path for root in roots if root.deep and os.path.isdir(root.path)}
-        wanted = {root.path if os.path.isdir(root.path) else os.path.dirname(root.path) for root in roots}
+    def watch(self, roots: Iterable[str], shallow: Iterable[str]) -> None:
+        """Watch exactly these roots, and the files of ``shallow`` folders. Raises OSError at a limit of the system."""
+        deep = {root for root in roots if os.path.isdir(root)}
+        wanted = {one if os.path.isdir(one) else os.path.dirname(one) for one in (*roots, *shallow)}
         folders = {
             one: (one in deep, os.stat(one).st_ino)
             for one in sorted(wanted)

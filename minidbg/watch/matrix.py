@@ -1,4 +1,7 @@
-"""The matrix of repros and devices as it is shown live: what each event changes in it."""
+"""What the terminal shows: repros by devices, what each event changes in them, and what each key does.
+
+To add a key, write its row of ``KEYS`` and its case in ``Matrix.press``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from minidbg.watch import events
+from minidbg.watch.daemon import Key
 from minidbg.watch.events import Event, Flipped, Judged
 
 STYLES: Mapping[str | None, str] = {
@@ -16,12 +20,22 @@ STYLES: Mapping[str | None, str] = {
 }  # fmt: skip
 """Of each verdict, those first that need attention."""
 ORDER = list(STYLES)
-NOTICES = (
-    events.Notice, events.WorkersReplaced, events.DeviceMissing, events.ReproDamaged,
-)  # fmt: skip
+NOTICES = events.Notice, events.WorkersReplaced, events.ReproDamaged
 """Events that are shown as a line of their own."""
 SHOWN_NOTICES = 4
-SHOWN_FLIPS = 6
+KEYS = {
+    "Enter": ("rerun", "run all repros again, and sort them: what fails comes first"),
+    "up/down": ("select", "select a repro, and show its error; also j and k, page up and down"),
+    "o": ("open", "open the selected repro, else the last that flipped, in $EDITOR"),
+    "q": ("quit", "end watching"),
+    "?": ("help", "show this list; any key closes it"),
+}
+"""What each key does, in a word and in a sentence."""
+PAGE = 10
+ARROWS = {
+    "\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1, "k": -1, "j": 1, "\x1b[5~": -PAGE, "\x1b[6~": PAGE,
+}  # fmt: skip
+"""How many rows each goes down."""
 
 
 @dataclass(slots=True)
@@ -29,24 +43,12 @@ class Cell:
     verdict: str | None = None
     since: float | None = None
     seconds: float = 0.0
-    fresh: bool = False
-    """Whether the sweep that is shown has seen it."""
-    old: bool = True
-    """Whether the verdict is of other code than the present, as far as is known."""
+    code: int = -1
+    """The ``Matrix.code`` that was judged; the verdict is old where that is another by now."""
     note: str = ""
     """The verdict's reason, or what the backend said."""
     maybe: str = ""
     """A new verdict that is being confirmed."""
-    flip: Flipped | None = None
-    """The last flip that was told of while this view was open."""
-
-    def show(self, result: Judged) -> None:
-        verdict = result.verdict or result.standing
-        if result.since or self.verdict != verdict:
-            self.since = result.since or result.at
-        self.verdict, self.seconds, self.fresh, self.maybe = verdict, result.seconds, True, ""
-        self.old = False
-        self.note = result.reason or result.message
 
 
 @dataclass(slots=True)
@@ -54,31 +56,30 @@ class Matrix:
     clock: Callable[[], float] = time.time
     home: str = ""
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
-    flips: deque[Flipped] = field(default_factory=lambda: deque(maxlen=SHOWN_FLIPS))
-    """The last ones, the newest first; ``flipped`` is the number of all."""
-    flipped: int = 0
+    """By repro and device."""
+    code: int = 0
+    """A number that grows with each change of the code."""
+    flips: deque[Flipped] = field(default_factory=deque)
+    """The newest first."""
     notices: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=SHOWN_NOTICES))
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     activity: str = "starting workers"
-    first_verdict: str = ""
     files: tuple[str, ...] = ()
-    """The files whose change the last sweep judges: the first ones."""
+    """The first of those whose change the last sweep judges."""
     began: float | None = None
-    sweep: int | None = None
+    """When the sweep or build that is under way did; of a sweep also its jobs, and how many have ended."""
     total: int = 0
     seen: int = 0
+    sweep: int | None = None
     building: bool = False
     """Whether a build runs or has failed: nothing was judged on what it builds."""
+    build_failure: str = ""
     help: bool = False
-    """Whether the keys are listed in place of the repros."""
     answer: str = ""
     """Why the key that was pressed last did nothing."""
     selected: str = ""
-    """The repro whose error is shown."""
     rows: list[str] = field(default_factory=list)
-    """The repros as they are listed. A row keeps its line when its verdict changes; ``sort`` puts what fails first."""
-    build_failure: str = ""
-    """The first error of the build that failed last, and when."""
+    """The repros as they are listed: a row keeps its line when its verdict changes, since rows that jump cannot be read."""
 
     def hear(self, event: Event) -> None:
         match event:
@@ -88,71 +89,57 @@ class Matrix:
                     cell = Cell(state.verdict, state.since, note=state.reason)
                     self.cells[state.repro, state.device] = cell
             case events.SweepStarted():
-                self.activity, self.began, self.first_verdict = f"sweep {event.sweep}", event.at, ""
+                self.activity, self.began, self.sweep = f"sweep {event.sweep}", event.at, event.sweep
                 self.total, self.seen, self.files = event.jobs, 0, event.files
-                self.sweep = event.sweep
+                self.code += bool(event.changed)
                 for cell in self.cells.values():
-                    cell.fresh, cell.maybe, cell.old = False, "", cell.old or bool(event.changed)
+                    cell.maybe = ""
             case Judged():
                 self.seen += 1
-                self.cell(event.repro, event.device).show(event)
+                cell, verdict = self.cell(event), event.verdict or event.standing
+                if event.since or cell.verdict != verdict:
+                    cell.since = event.since or event.at
+                cell.verdict, cell.seconds, cell.code, cell.maybe = verdict, event.seconds, self.code, ""
+                cell.note = event.reason or event.message
             case events.Unconfirmed():
-                self.cell(event.repro, event.device).maybe = event.verdict
-            case Flipped():  # it may come without a result of a sweep
-                cell = self.cell(event.repro, event.device)
+                self.cell(event).maybe = event.verdict
+            case Flipped():  # one that an earlier daemon has not told comes without a sweep
+                cell = self.cell(event)
                 if cell.verdict != event.after:
                     cell.verdict, cell.since = event.after, event.at
-                cell.flip = event
-                cell.old &= event.sweep != self.sweep
+                if event.sweep == self.sweep:
+                    cell.code = self.code
                 self.flips.appendleft(event)
-                self.flipped += 1
             case events.SweepFinished():
                 self.activity = f"waiting; sweep {event.sweep} took {event.seconds:.2f} s"
-                if event.first_verdict_seconds:
-                    self.first_verdict = f", first verdict after {event.first_verdict_seconds:.2f} s"
-                self.began = None
-                if event.end != "complete":  # the code has changed since
-                    for cell in self.cells.values():
-                        cell.old |= cell.fresh
-                self.rows = self.names()
+                self.began, self.rows = None, self.names()
+                self.code += event.end != "complete"  # the code has changed since
             case events.BackendBroken():
                 self.broken[event.backend, event.device] = event.reason
             case events.BackendBack():
                 self.broken.pop((event.backend, event.device), None)
             case events.ReproEdited():
                 for cell in self.cells_of(event.repro).values():
-                    cell.old = True
+                    cell.code = -1
             case events.ReproRemoved():
                 self.cells = {key: cell for key, cell in self.cells.items() if key[0] != event.repro}
             case events.BuildStarted():
                 self.activity, self.began, self.total = f"building: {event.command}", event.at, 0
-                self.first_verdict, self.building = "", True
-            case events.BuildFailed():  # nothing is judged until a build succeeds
+                self.building = True
+            case events.BuildFailed():
                 self.activity, self.began = f"build failed {clock(event.at)}, rows are from before it", None
                 self.build_failure = event.error
             case events.BuildFinished():
-                self.activity, self.began, self.build_failure = "waiting; built", None, ""
-                self.building = False
+                self.activity, self.began = "waiting; built", None
+                self.build_failure, self.building = "", False
         if isinstance(event, NOTICES) and (not self.notices or self.notices[-1][1] != event.line()):
             self.notices.append((event.at, event.line()))
 
-    def cell(self, repro: str, device: str) -> Cell:
-        return self.cells.setdefault((repro, device), Cell())
-
-    def sort(self) -> None:
-        """What fails first: only when a person asks, since rows that jump about cannot be read."""
-        self.rows = []
-
-    def select(self, step: int) -> None:
-        names = self.names()
-        place = names.index(self.selected) + step if self.selected in names else (0 if step > 0 else -1)
-        self.selected = names[max(0, min(place, len(names) - 1))] if names else ""
+    def cell(self, event: Judged | Flipped | events.Unconfirmed) -> Cell:
+        return self.cells.setdefault((event.repro, event.device), Cell())
 
     def cells_of(self, name: str) -> dict[str, Cell]:
         return {device: cell for (one, device), cell in self.cells.items() if one == name}
-
-    def devices(self) -> list[str]:
-        return sorted({device for _, device in self.cells})
 
     def names(self) -> list[str]:
         """The repros: listed rows where they are, then others, what fails first."""
@@ -165,7 +152,34 @@ class Matrix:
 
     def is_old(self, cell: Cell) -> bool:
         """Whether the verdict that is shown is of other code than the present, and no newer one is being confirmed."""
-        return (cell.old or self.building) and not cell.maybe
+        return (cell.code != self.code or self.building) and not cell.maybe
+
+    def to_open(self) -> str:
+        """The repro that ``o`` means: the selected one, else the one that flipped last, else the first."""
+        flipped = [flip.repro for flip in self.flips if self.cells_of(flip.repro)]
+        return next(iter([*filter(None, [self.selected]), *flipped, *self.names()]), "")
+
+    def press(self, key: str) -> Key | None:
+        """Change what is shown, or say why that cannot be; what the daemon is to do."""
+        self.help, self.answer = key == "?" and not self.help, ""
+        names = self.names()
+        match key:
+            case "q":
+                return Key("quit")
+            case "o":
+                self.answer = "" if names else "no repro to open"
+            case _ if key in ARROWS:
+                step = ARROWS[key]
+                at = names.index(self.selected) + step if self.selected in names else min(step, 1) - 1
+                self.selected = names[max(0, min(at, len(names) - 1))] if names else ""
+                self.answer = "" if names else "no repro to select"
+            case "\r" | "\n":
+                self.rows = []
+                self.answer = "" if names else "no repro to run"
+                return Key("rerun")
+            case _ if key != "?" and key.isprintable():
+                self.answer = f"{key} is no key here; ? lists the keys"
+        return None
 
 
 def clock(at: float) -> str:

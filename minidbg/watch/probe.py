@@ -42,21 +42,13 @@ def accelerators(torch: Any) -> dict[str, dict[str, str]]:
     kind, current = torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index()
     name_of = getattr(getattr(torch, kind, None), "get_device_name", lambda index: kind)
     found = {
-        f"{kind}:{index}": {"name": str(name_of(index)), "driver": driver(torch, kind)}
+        f"{kind}:{index}": {
+            "name": str(name_of(index)),
+            "driver": str(getattr(torch.version, kind, None) or ""),
+        }
         for index in range(torch.accelerator.device_count())
     }
     return {kind: found[f"{kind}:{current}"], **found}
-
-
-def driver(torch: Any, kind: str) -> str:
-    """The version of the kernel driver and of the runtime that torch was built for."""
-    runtime = str(getattr(torch.version, kind, None) or "")
-    try:
-        words = Path("/proc/driver/nvidia/version").read_text().split() if kind == "cuda" else []
-    except OSError:
-        words = []
-    kernel = next((word for word in words if word[:1].isdigit() and "." in word), "")
-    return " ".join(part for part in (kernel, f"{kind} {runtime}" if runtime else "") if part)
 
 
 def processor() -> str:

@@ -18,10 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import filelock
-import platformdirs
 import psutil
 
 from minidbg.watch.files import stamp
@@ -40,7 +39,7 @@ from minidbg.words.script_header import (
     table_in,
     text_of,
 )
-from minidbg.words.text import display_path
+from minidbg.words.text import display_path, moment
 
 UNKNOWN = RunSpec(BackendRef("", ""))
 """Of a script that is damaged."""
@@ -77,6 +76,13 @@ class Repro:
     def modules(self) -> tuple[str, ...]:
         """Top-level modules that hold the backend's code: those the header names, and those that the script imports for it."""
         return tuple(dict.fromkeys([*self.spec.backend.modules, *imported_in(self.backend_source)]))
+
+    @property
+    def failure(self) -> tuple[object, ...]:
+        """What a capture and the repro that it was reduced to have in common: backend, failure, and the size at capture."""
+        failure, nodes = self.spec.expected, self.provenance.nodes or self.nodes
+        name = self.spec.backend.name
+        return name, failure.kind, failure.types, failure.message, failure.frames[:1], nodes
 
     @property
     def failing_modules(self) -> tuple[str, ...]:
@@ -148,10 +154,6 @@ def read_repro(path: Path, name: str) -> Repro | None:
         return Repro(name, path, total, now, damage=f"damaged: {damage_in_words(error)}")
 
 
-def header_table(text: str) -> dict[str, Any]:
-    return table_in(metadata_of(text))
-
-
 def backend_source(text: str) -> str:
     """The script down to what it binds ``backend`` to, without its docstring: imports, what was copied, ``backend = EXPR``."""
     nodes = [node for node in ast.parse(text).body if not isinstance(node, ast.Expr)]
@@ -214,84 +216,37 @@ def find_repro(text: Path, folder: Path) -> Path:
     raise MinidbgError(f"no repro's name contains '{text}'; {known}")
 
 
-def write_in_header(path: Path, values: Mapping[str, str | None]) -> None:
-    """Write texts into the header of the script at ``path``, each in place of an earlier one; None takes one out.
-
-    Raises MinidbgError when that cannot be done, and OSError.
-    """
+def expect_gone(path: Path) -> None:
+    """Write into the header of the script at ``path`` that its failure must stay gone. Raises MinidbgError and OSError."""
     try:
         text = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
-        before = header_table(text)
+        before = table_in(metadata_of(text))
     except ValueError as error:
         raise UnreadableRepro(f"{path}: {error}") from error
-    for name, value in values.items():
-        text = re.sub(rf"(?m)^# {name} = .*\n", "", text)
-        if value is not None:
-            line = f"# {name} = {json.dumps(value, ensure_ascii=False)}\n"
-            text = text.replace("# [tool.minidbg]\n", f"# [tool.minidbg]\n{line}", 1)
-    wanted = {name: value for name, value in {**before, **values}.items() if value is not None}
-    if header_table(text) != wanted:
+    line = "# [tool.minidbg]\n"
+    text = re.sub(r"(?m)^# expect = .*\n", "", text).replace(line, f'{line}# expect = "gone"\n', 1)
+    if table_in(metadata_of(text)) != {**before, "expect": "gone"}:
         raise MinidbgError(f"{path}: its header has a form in which nothing can be written; edit it by hand")
-    replace_text(path, text)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Put ``text`` at ``path`` in one step, with the mode of the file that was there. Raises OSError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        if path.exists():
-            draft.chmod(path.stat().st_mode)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)  # an empty one, where the disk is full
+    replace_file(path, text.encode())
 
 
 # Captures: which wait to be reduced, and which failures a repro shows already
 
 
-class Capture(NamedTuple):
-    path: Path
-    digest: str
-    failure: str
+def unreduced(folder: Path) -> list[Repro]:
+    """The captures of the repro folder that nobody has reduced since they were written, the oldest first."""
+
+    def written(path: Path) -> int:
+        return stamp_of(path)[1]
+
+    paths = sorted(glob(folder / HIDDEN / "captures", "*.py"), key=written)
+    waiting = (path for path in paths if written(path) > written(path.with_suffix(".reduced")))
+    return [one for path in waiting if (one := read_repro(path, path.stem)) is not None and not one.damage]
 
 
-def unreduced(folder: Path) -> list[Capture]:
-    """The captures of the repro folder that nobody has reduced as they are now, the oldest first."""
-    paths = sorted(glob(folder / HIDDEN / "captures", "*.py"), key=lambda path: stamp_of(path)[1])
-    return [one for path in paths if (one := read_capture(path)) is not None and reduced(path) != one.digest]
-
-
-def read_capture(path: Path) -> Capture | None:
-    try:
-        data = read_regular(path, SCRIPT_LIMIT_BYTES)
-        table = header_table(text_of(data))
-        spec, nodes = RunSpec.from_table(table), Provenance.from_table(table).nodes or nodes_in(table)
-    except (OSError, *DAMAGE):
-        return None
-    return Capture(path, hashlib.sha1(data, usedforsecurity=False).hexdigest(), failure_of(spec, nodes))
-
-
-def reduced(capture: Path) -> str | None:
-    try:
-        return str(json.loads(read_regular(capture.with_suffix(".reduced"), NOTE_LIMIT_BYTES))["digest"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def shown_by(capture: Capture, repros: Iterable[Repro]) -> Repro | None:
+def shown_by(capture: Repro, repros: Iterable[Repro]) -> Repro | None:
     """The repro that shows the failure of the capture already, in a graph of the same size."""
-    sound = (one for one in repros if not one.damage)
-    return next(
-        (one for one in sound if failure_of(one.spec, one.provenance.nodes or one.nodes) == capture.failure),
-        None,
-    )
-
-
-def failure_of(spec: RunSpec, nodes: int) -> str:
-    """What a capture and the repro that it was reduced to have in common: backend, failure, and the size at capture."""
-    failure = spec.expected
-    return repr([spec.backend.name, failure.kind, failure.types, failure.message, failure.frames[:1], nodes])
+    return next((one for one in repros if not one.damage and one.failure == capture.failure), None)
 
 
 # Who watches a folder of repros, and where its history is kept
@@ -301,15 +256,7 @@ HOLDER = "watch.json"
 
 
 class AlreadyWatched(MinidbgError):
-    """Another daemon watches this folder; ``holder`` is what it said about itself."""
-
-    def __init__(self, folder: Path, holder: Mapping[str, Any]) -> None:
-        self.folder, self.holder = folder, holder
-        who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
-        since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(holder["started"])) if holder else ""
-        super().__init__(
-            f"{folder} is already watched by {who}{since}; 'minidbg status' shows what it does, kill it to take over"
-        )
+    """Another daemon watches this folder."""
 
 
 class Lock:
@@ -323,12 +270,15 @@ class Lock:
         try:
             self.lock.acquire(blocking=False)
         except filelock.Timeout:
-            raise AlreadyWatched(folder, read_holder(folder)) from None
+            holder = read_holder(folder)
+            who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
+            since = f" since {moment(holder['started'])}" if holder else ""
+            how = "'minidbg status' shows what it does, kill it to take over"
+            raise AlreadyWatched(f"{folder} is already watched by {who}{since}; {how}") from None
         about = {
-            "pid": os.getpid(), "created": psutil.Process().create_time(), "started": time.time(),
-            "host": platform.node(), "command": sys.argv,
+            "pid": os.getpid(), "created": psutil.Process().create_time(), "started": time.time(), "host": platform.node(),
         }  # fmt: skip
-        replace_text(self.holder, json.dumps(about))
+        replace_file(self.holder, json.dumps(about).encode())
 
     def release(self) -> None:
         self.holder.unlink(missing_ok=True)
@@ -336,28 +286,21 @@ class Lock:
 
 
 def hidden_folder(folder: Path) -> Path:
-    """Where the history of a repro folder is kept, made if it is missing, and kept out of git."""
-    hidden = hidden_path(folder)
-    hidden.parent.mkdir(parents=True, exist_ok=True)
-    hidden.mkdir(mode=0o700, exist_ok=True)
-    ignore = hidden / ".gitignore"
-    if not ignore.exists():
-        replace_file(ignore, b"*\n")
-    return hidden
-
-
-def hidden_path(folder: Path) -> Path:
-    """The folder's ``.minidbg``; of a folder that nothing can be written to, a place among the person's own files."""
+    """Where the history of a repro folder is kept, made if it is missing, and kept out of git. Raises MinidbgError."""
     hidden = folder / HIDDEN
-    if os.access(hidden if hidden.exists() else folder, os.W_OK):
-        return hidden
-    name = hashlib.sha1(str(folder.absolute()).encode(), usedforsecurity=False).hexdigest()[:16]
-    return platformdirs.user_state_path("minidbg") / "watch" / name
+    try:
+        hidden.mkdir(mode=0o700, exist_ok=True)
+        if not (hidden / ".gitignore").exists():
+            replace_file(hidden / ".gitignore", b"*\n")
+    except OSError as error:
+        why = f"{hidden} cannot be written: {error.strerror or error}"
+        raise MinidbgError(f"{why}; copy the repros into a folder of yours") from error
+    return hidden
 
 
 def read_holder(folder: Path) -> Mapping[str, Any]:
     try:
-        about = json.loads(read_regular(hidden_path(folder) / HOLDER, NOTE_LIMIT_BYTES))
+        about = json.loads(read_regular(folder / HIDDEN / HOLDER, NOTE_LIMIT_BYTES))
         kinds = {"pid": int, "host": str, "started": float, "created": float}
         return about if all(type(about[name]) is kind for name, kind in kinds.items()) else {}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -374,8 +317,7 @@ def living_holder(folder: Path) -> Mapping[str, Any]:
         return about
     try:
         process = psutil.Process(about["pid"])
-        if abs(process.create_time() - about["created"]) >= 0.05:
-            return {}
-        return {**about, "stopped": process.status() == psutil.STATUS_STOPPED}
+        is_it = abs(process.create_time() - about["created"]) < 0.05
+        return {**about, "stopped": process.status() == psutil.STATUS_STOPPED} if is_it else {}
     except psutil.Error:
         return {}

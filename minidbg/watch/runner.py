@@ -1,23 +1,28 @@
-"""How a repro is run: by which command, in which mode, how long; and what the end of a run says of it."""
+"""How a repro is run: by which command, in which mode, how long; and what the end of a run says of it. And how a build is run."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
-from collections.abc import Collection, Iterable, Sequence
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minidbg.history import State
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.judge.death import outcome_of_run
-from minidbg.watch.files import Root
-from minidbg.watch.repros import Repro, module_names
+from minidbg.watch.repros import Repro
 from minidbg.watch.settings import WatchSettings, Workers
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Lane, Run
-from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words import environment
+from minidbg.words.outcome import Outcome
 from minidbg.words.run_spec import RunSpec
 from minidbg.workers import memory_limit
+from minidbg.workers.child import end_of, kill_group
 from minidbg.workers.pool import NUMBERS, Ended, Order, Pool, RunMode, busyness
 
 PROBE_SCRIPT = str(Path(__file__).with_name("probe.py"))
@@ -50,13 +55,13 @@ class Runner:
     usual_seconds: float = 0.0
     """The longest that a repro which came back has taken."""
 
-    def get_ready(self, roots: Iterable[Root], usual_seconds: float) -> Sequence[str]:
+    def get_ready(self, roots: Iterable[str], usual_seconds: float) -> Sequence[str]:
         """For a new sweep: interpreters that hold no old code, and find none of ``roots`` in bytecode.
 
         Returns the files for whose change interpreters must start anew, which the sweep waits for.
         """
         self.usual_seconds = usual_seconds
-        self.recompiled = tuple(root.path for root in roots)
+        self.recompiled = tuple(roots)
         return self.pool.refresh()
 
     def submit(self, run: Run, repro: Repro, state: State | None) -> None:
@@ -66,18 +71,10 @@ class Runner:
         if run.purpose is Purpose.CANARY:
             command = (JUDGE_SCRIPT, str(repro.path.absolute()), "--device", device, "--json", "--one-op")
         memory = self.settings.memory_bytes or memory_limit(self.settings.jobs)
-        self.pool.run(
-            Order(
-                number,
-                command,
-                mode,
-                self.time_limit(run, repro, state, mode),
-                memory_bytes=memory,
-                recompiled=self.recompiled,
-                nice=LONG_NICE if run.lane is Lane.LONG else 0,
-                one_thread=not run.fresh,
-            )
-        )
+        self.pool.run(Order(
+            number, command, mode, self.time_limit(run, repro, state, mode), memory_bytes=memory,
+            recompiled=self.recompiled, nice=LONG_NICE if run.lane is Lane.LONG else 0, one_thread=not run.fresh,
+        ))  # fmt: skip
         self.under_way[number] = run
 
     def time_limit(self, run: Run, repro: Repro, state: State | None, mode: RunMode) -> float:
@@ -147,18 +144,52 @@ def as_its_header_says(repro: Repro) -> RunSpec:
     return replace(repro.spec, signature=repro.spec.expected)
 
 
-def as_renamed(outcome: Outcome, repro: Repro, files: Collection[str]) -> Outcome:
-    """``outcome``, unless it is the expected failure in a module that has only been renamed: then it reproduces.
+# A person's build command before a sweep, in a process group of its own
 
-    ``files`` are those of the backend's code as it is now.
-    """
-    expected, found = repro.spec.expected, outcome.signature
-    if outcome.verdict is not Verdict.CHANGED or not (expected.frames and found and found.frames):
-        return outcome
-    (old, where), (new, now_where) = (one.frames[0].partition(":")[::2] for one in (expected, found))
-    if replace(found, frames=expected.frames) != expected or where != now_where:
-        return outcome
-    names = {name for path in files for name in module_names(path)}
-    if old in names or new not in names:
-        return outcome
-    return replace(outcome, verdict=Verdict.REPRODUCES, reason=f"module renamed: {old} is {new} now")
+OUTPUT_LINES = 30
+MOST_OUTPUT_BYTES = 1 << 20
+ERROR = re.compile(r"\b(error|fatal|failed|undefined reference|no such file)\b|Error\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A build has ended. ``output``: its last lines; ``error``: of one that failed the first line that tells of an error."""
+
+    build: Build
+    status: int
+    seconds: float
+    output: str
+    error: str = ""
+
+
+class Build:
+    def __init__(self, command: str, folder: Path) -> None:
+        """Raises OSError where ``folder`` is none."""
+        self.began = time.monotonic()
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - which ``wait`` closes
+        try:
+            self.process = subprocess.Popen(
+                command, shell=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
+                start_new_session=True, env=environment.for_tool(),
+            )  # fmt: skip
+        except OSError:
+            self.output.close()
+            raise
+
+    def wait(self, seconds: float | None = None) -> Built:
+        """Wait for its end. It is cancelled where it takes longer, or Ctrl-C comes. Raises TimeoutExpired."""
+        try:
+            status = self.process.wait(seconds)
+        except BaseException:
+            self.cancel()
+            self.output.close()
+            raise
+        with self.output as file:
+            lines = end_of(file, MOST_OUTPUT_BYTES).splitlines()
+        told = [line.strip() for line in lines if line.strip()]
+        failures = [line for line in told if ERROR.search(line)] or told[-1:] or [""]
+        error = failures[0] if status else ""
+        return Built(self, status, time.monotonic() - self.began, "\n".join(lines[-OUTPUT_LINES:]), error)
+
+    def cancel(self) -> None:
+        kill_group(self.process.pid)

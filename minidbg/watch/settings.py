@@ -8,14 +8,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidbg.words import settings as base
 from minidbg.words.converters import choice, number, path, setting, text, texts, whole
 from minidbg.words.errors import BadSetting
-
-if TYPE_CHECKING:
-    from minidbg.history import Environment
 
 
 class FailOn(enum.StrEnum):
@@ -31,12 +28,6 @@ class Workers(enum.StrEnum):
     SPAWN = "spawn"
 
 
-def every_text(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-        raise ValueError("must be a text or a list of texts")
-    return tuple(value)
-
-
 def folders(value: Any) -> tuple[Path, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError("must be a list of paths")
@@ -44,6 +35,7 @@ def folders(value: Any) -> tuple[Path, ...]:
 
 
 def commands(value: Any) -> tuple[str, ...]:
+    """A list of them, or one, which may have several lines."""
     return (text(value),) if isinstance(value, str) else texts(value)
 
 
@@ -51,9 +43,7 @@ def commands(value: Any) -> tuple[str, ...]:
 class WatchSettings:
     """Checked values. Those with a check may stand in a file."""
 
-    devices: str | None = setting(
-        None, lambda value: value if isinstance(value, str) else ",".join(every_text(value))
-    )
+    devices: str | None = setting(None, lambda value: ",".join(texts(value)))
     """``cpu,cuda:1`` or ``all``; None runs each repro on the device its header names."""
     sources: tuple[Path, ...] = setting((), folders)
     """Folders to watch besides those of the repros' backends."""
@@ -62,7 +52,7 @@ class WatchSettings:
     build: str | None = setting(None, text)
     """A shell command that runs before each sweep that a change of code has caused."""
     on_flip: tuple[str, ...] = setting((), commands)
-    """Shell commands that get what flipped within one sweep as JSON Lines on stdin (``flip_commands``)."""
+    """Shell commands that get what flipped within one sweep as JSON Lines on stdin."""
     poll_s: float | None = setting(None, lambda value: number(value, at_least=0.05))
     """Look every so many seconds instead of waiting for events."""
     jobs: int = setting(min(8, os.cpu_count() or 1), lambda value: whole(value, at_least=1))
@@ -117,20 +107,22 @@ def whole_name(device: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What ``probe.py`` found here. ``environments`` are by the name that a device is asked for by."""
+    """What ``probe.py`` found here, by the name that a device is asked for by."""
 
-    environments: Mapping[str, Environment]
+    names: Mapping[str, str]
+    """The devices' own: ``NVIDIA H100``, or the processor's."""
+    environments: Mapping[str, str]
+    """What tells each from those of other machines, and of another driver."""
     torch: str = ""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Machine:
-        from minidbg.history import Environment  # late: the command line lists the options of watch
-
-        environments = {
-            device: Environment(device, facts["name"], data["machine"], facts["driver"])
-            for device, facts in data["devices"].items()
+        devices = data["devices"]
+        keys = {
+            name: "|".join((name, one["name"], data["machine"], one["driver"]))
+            for name, one in devices.items()
         }
-        return cls(environments, data["torch"])
+        return cls({name: one["name"] for name, one in devices.items()}, keys, data["torch"])
 
     def present(self) -> tuple[str, ...]:
         """The devices to name to a person: ``cuda:0``, not ``cuda`` as well."""

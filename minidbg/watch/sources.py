@@ -14,11 +14,12 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from minidbg.history import Revision
-from minidbg.watch.files import JUNK_FOLDERS, Root, git, is_inside, repository_of
+from minidbg.watch.files import JUNK_FOLDERS, git, is_inside, repository_of
 from minidbg.watch.repros import Repro
 from minidbg.words.script_header import HIDDEN
 
@@ -63,22 +64,20 @@ TORCH_TREES = ("_inductor", "_dynamo", "_functorch", "_decomp", "_refs", "_highe
 """The parts of torch that a backend of torch's own is made of."""
 
 
-def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[Root]:
+def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[str]:
     """The trees and files that hold the code of the repros' backends, and the ``extra`` ones; real paths."""
     importlib.invalidate_caches()
-    found: dict[Root, None] = {Root(os.path.realpath(path)): None for path in extra}
+    found = {os.path.realpath(path): None for path in extra}
     for repro in repros:
-        if repro.damage:
-            continue
-        roots = [root for module in repro.modules for root in module_roots(module, repro.spec.backend.paths)]
-        found.update(dict.fromkeys(roots or module_roots("torch", ())))
-    wholes = [root for root in found if root.deep and not root.suffixes]
-    return [
-        root for root in found if not any(one != root and is_inside(root.path, one.path) for one in wholes)
-    ]
+        if not repro.damage:
+            modules = [
+                root for name in repro.modules for root in module_roots(name, repro.spec.backend.paths)
+            ]
+            found.update(dict.fromkeys(modules or module_roots("torch", ())))
+    return [root for root in found if not any(one != root and is_inside(root, one) for one in found)]
 
 
-def module_roots(name: str, paths: Sequence[str]) -> list[Root]:
+def module_roots(name: str, paths: Sequence[str]) -> list[str]:
     """The trees of a top-level module: a package's folders, a module's file; links followed, so edits are seen.
 
     Editable installs are found by their import hooks or ``.pth`` files, as Python itself finds them. ``paths`` are
@@ -87,15 +86,11 @@ def module_roots(name: str, paths: Sequence[str]) -> list[Root]:
     spec = find_spec(name) or PathFinder.find_spec(name, [str(path) for path in paths])
     if spec is None:
         return []
-    folders = list(spec.submodule_search_locations or ())
+    found = [*(spec.submodule_search_locations or [spec.origin or ""])]
     if name == "torch":
-        trees = [f"{folder}/{tree}" for folder in folders for tree in TORCH_TREES]
-        roots = [Root(os.path.realpath(tree), (".py",)) for tree in trees]
-        libraries = [os.path.realpath(f"{folder}/lib") for folder in folders]
-        return roots + [Root(library, (".so", ".dylib"), deep=False) for library in libraries]
-    if folders:
-        return [Root(os.path.realpath(folder)) for folder in folders]
-    return [Root(os.path.realpath(spec.origin))] if spec.origin and os.path.exists(spec.origin) else []
+        patterns = (*TORCH_TREES, "lib/*.so", "lib/*.dylib")
+        found = [str(path) for folder in found for one in patterns for path in sorted(Path(folder).glob(one))]
+    return [os.path.realpath(one) for one in found if os.path.exists(one)]
 
 
 def find_spec(name: str) -> ModuleSpec | None:
@@ -112,13 +107,13 @@ CODE = re.compile(r"\.(py|so|pyd|dylib)$|\.so\.")
 """What a run loads as code; anything else that it reads is data."""
 
 
-def worth_watching(files: Iterable[str], roots: Sequence[Root], left_out: tuple[str, ...]) -> Iterator[str]:
+def worth_watching(files: Iterable[str], roots: Sequence[str], left_out: tuple[str, ...]) -> Iterator[str]:
     """Of the files that a run had loaded or read, those whose change could change a verdict, whatever git says of them.
 
     Code anywhere: extensions built in place, modules that no header names, other installed packages; data inside ``roots``.
     Not the standard library, and not what compilers write into caches (``left_out``).
     """
-    inside = tuple(root.path.rstrip(os.sep) + os.sep for root in roots if root.deep)
+    inside = tuple(root.rstrip(os.sep) + os.sep for root in roots)
     for path in files:
         if CODE.search(path):
             wanted = path.startswith((*inside, *site_packages())) or not path.startswith(left_out)
@@ -128,11 +123,13 @@ def worth_watching(files: Iterable[str], roots: Sequence[Root], left_out: tuple[
             yield path
 
 
+@lru_cache
 def site_packages() -> tuple[str, ...]:
     folders = (*site.getsitepackages(), site.getusersitepackages())
     return tuple(os.path.realpath(folder) + os.sep for folder in folders)
 
 
+@lru_cache
 def left_out_folders(home: Path) -> tuple[str, ...]:
     """The standard library, system libraries, compilers' caches, and what is ours in the repro folder ``home``.
 
@@ -147,9 +144,9 @@ def left_out_folders(home: Path) -> tuple[str, ...]:
     return tuple(os.path.realpath(path) + os.sep for path in (*caches, *system, *standard) if path)
 
 
-def repositories_worth_building(roots: Iterable[Root]) -> tuple[str, ...]:
+def repositories_worth_building(roots: Iterable[str]) -> tuple[str, ...]:
     """The git working trees of those of ``roots`` that are not inside an installation."""
-    return repositories_of(root.path for root in roots if not root.path.startswith(site_packages()))
+    return repositories_of(root for root in roots if not root.startswith(site_packages()))
 
 
 INSTALLED = (".dist-info", ".pth", ".egg-link")

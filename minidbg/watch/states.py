@@ -90,6 +90,10 @@ class Decision:
     reason: str = ""
 
 
+Ruling: TypeAlias = tuple[Transition, State | None, Flip | None]
+"""What the rules say: the transition, the new state, and the flip if there is one."""
+
+
 def decide(
     job: Job, before: State | None, runs: Sequence[Observation], *, expect: Verdict
 ) -> Decision | None:
@@ -98,28 +102,20 @@ def decide(
     None: it must run once more in a fresh interpreter before anything can be said. ``expect`` is the header's expectation:
     a history that begins with anything else is asked twice.
     """
-    found = apply_rules(before, runs, expect)
-    return None if found is None else Decision(job, *found, tuple(runs), runs[-1].outcome.reason)
-
-
-Ruling: TypeAlias = tuple[Transition, State | None, Flip | None]
-"""What the rules say: the transition, the new state, and the flip if there is one."""
-
-
-def apply_rules(before: State | None, runs: Sequence[Observation], expect: Verdict) -> Ruling | None:
-    """Choose the rule for ``runs`` after ``before``; None where another run must confirm them."""
-    first = runs[0]
+    first, judged = runs[0], [run for run in runs if judges(run)]
+    ruling: Ruling | None
     if not judges(first):
-        return UNCHANGED[first.verdict], before, None
-    runs = [run for run in runs if judges(run)]
+        ruling = UNCHANGED[first.verdict], before, None
     # of another script or machine the verdict before says nothing
-    if before is None or (before.script, before.environment) != (first.script, first.environment):
-        return first_verdict(runs, expect)
-    if before.verdict is Verdict.FLAKY:
-        return after_flaky(before, runs)
-    if first.verdict is before.verdict:
-        return UNCHANGED[before.verdict], carried_on(before, runs), None
-    return after_difference(before, runs)
+    elif before is None or (before.script, before.environment) != (first.script, first.environment):
+        ruling = first_verdict(judged, expect)
+    elif before.verdict is Verdict.FLAKY:
+        ruling = after_flaky(before, judged)
+    elif first.verdict is before.verdict:
+        ruling = UNCHANGED[before.verdict], carried_on(before, judged), None
+    else:
+        ruling = after_difference(before, judged)
+    return ruling and Decision(job, *ruling, tuple(runs), runs[-1].outcome.reason)
 
 
 def first_verdict(runs: Sequence[Observation], expect: Verdict) -> Ruling | None:

@@ -7,7 +7,6 @@ Jobs need not wait for the canary: they run beside it and their decisions are he
 from __future__ import annotations
 
 import enum
-import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -132,34 +131,28 @@ class Sweep:
         return run
 
     def choose(self) -> Run | None:
-        """Warm runs, confirmations beside them, what may hang last. A backend without a canary sends it ahead."""
+        """Warm runs, confirmations beside them, what may hang last."""
         running = Counter(run.lane for run in self.running)
         busy = Counter(whole_name(run.job.device) for run in self.running)
         warm = self.waits(Lane.WARM)
         fresh_slots = max(1, self.slots // 8) if warm or running[Lane.WARM] else self.slots
         room = {
+            Lane.WARM: self.slots - running[Lane.WARM],
             Lane.FRESH: fresh_slots - running[Lane.FRESH],
             Lane.LONG: 0 if warm else self.slots - running[Lane.LONG],
         }
-        # Warm runs would keep a device of a few slots full to the end; of a single slot they get all.
-        if (run := self.next_confirmation(room, busy, among=lambda slots: 1 < slots < math.inf)) is not None:
-            return run
-        if running[Lane.WARM] < self.slots and (job := self.first(Lane.WARM, busy)) is not None:
-            return self.start(job)
-        if (run := self.next_confirmation(room, busy)) is not None:
-            return run
-        free = (self.first(lane, busy) for lane in room if room[lane] > 0)
-        return next((self.start(job) for job in free if job is not None), None)
-
-    def next_confirmation(
-        self, room: Mapping[Lane, int], busy: Mapping[str, int], *, among: Callable[[float], bool] = bool
-    ) -> Run | None:
-        """One whose lane and device have room; ``among`` chooses devices by their slots."""
-        for (lane, device), waiting in self.confirmations.items():
-            if waiting and room[lane] > 0 and among(self.slots_on(device)) and self.has_room(device, busy):
-                # other devices are next
-                self.confirmations[lane, device] = self.confirmations.pop((lane, device))
-                return waiting.popleft()
+        for is_first in (True, False):
+            for (lane, device), waiting in self.confirmations.items():
+                # Warm runs would keep a device of a few slots full to the end; of a single slot they get all.
+                has_turn = not is_first or (device != "cpu" and self.device_slots > 1)
+                if waiting and has_turn and room[lane] > 0 and self.has_room(device, busy):
+                    self.confirmations[lane, device] = self.confirmations.pop(
+                        (lane, device)
+                    )  # others are next
+                    return waiting.popleft()
+            for lane in (Lane.WARM,) if is_first else (Lane.FRESH, Lane.LONG):
+                if room[lane] > 0 and (job := self.first(lane, busy)) is not None:
+                    return self.start(job)
         return None
 
     def first(self, lane: Lane, busy: Mapping[str, int]) -> Job | None:
@@ -172,10 +165,7 @@ class Sweep:
         return min(heads)[1] if heads else None
 
     def has_room(self, device: str, busy: Mapping[str, int]) -> bool:
-        return busy.get(device, 0) < self.slots_on(device)
-
-    def slots_on(self, device: str) -> float:
-        return math.inf if device == "cpu" else self.device_slots
+        return device == "cpu" or busy.get(device, 0) < self.device_slots
 
     def start(self, job: Job) -> Run:
         """Take the job out of its queue: its run; or the canary that goes ahead, and the job stays."""
@@ -295,7 +285,3 @@ def rank(state: State | None, changed: frozenset[str], modules: Collection[str],
     if failing and any(module in modules for module in repro.failing_modules):
         return 0
     return (1 if failing else 3) + (0 if touched else 1)
-
-
-def count_standings(decisions: Iterable[Decision]) -> dict[str, int]:
-    return dict(Counter(str(decision.transition) for decision in decisions))

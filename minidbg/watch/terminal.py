@@ -19,21 +19,15 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from minidbg.watch.announce import View
-from minidbg.watch.daemon import Inbox, Key
-from minidbg.watch.drawing import earlier_flips, render
+from minidbg.watch.daemon import Inbox
+from minidbg.watch.drawing import render
 from minidbg.watch.events import Event, Flipped
 from minidbg.watch.matrix import Matrix
+from minidbg.watch.views import View
 from minidbg.words import environment
 from minidbg.words.text import display_path
 
-ENTER = "\r\n"
 KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO.|.", re.DOTALL)
-PAGE = 10
-ARROWS = {
-    "\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1, "k": -1, "j": 1, "\x1b[5~": -PAGE, "\x1b[6~": PAGE,
-}  # fmt: skip
-"""How many rows each key goes down."""
 REFRESHES_A_SECOND = 4
 
 
@@ -41,9 +35,7 @@ class Terminal(View):
     """Shows the matrix until it is closed; then the terminal is as it was, with the flips below."""
 
     def __init__(self, inbox: Inbox) -> None:
-        self.inbox = inbox
-        self.matrix = Matrix()
-        self.console = Console()
+        self.inbox, self.matrix, self.console = inbox, Matrix(), Console()
         self.lock = threading.Lock()
         self.wake_reader, self.wake_writer = os.pipe()
         self.live = Live(
@@ -70,52 +62,38 @@ class Terminal(View):
         """In a thread: turn keys into messages. While an editor is open, the terminal is the editor's."""
         while True:
             with single_keys():
-                wants_open = self.read_until_open()
-            if not wants_open:
+                path = self.read_until_open()
+            if path is None:
                 return
-            self.open_repro()
+            self.open(path)
 
-    def read_until_open(self) -> bool:
-        """Handle keys until ``o`` (True) or the end (False)."""
+    def read_until_open(self) -> str | None:
+        """Handle keys until a repro is to be opened, or the end."""
         while True:
             ready, _, _ = select.select([sys.stdin, self.wake_reader], [], [])
-            if self.wake_reader in ready:
-                return False
-            pressed = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
+            pressed = b"" if self.wake_reader in ready else os.read(sys.stdin.fileno(), 64)
             if not pressed:
-                return False
-            for key in KEY.findall(pressed):
-                if self.pressed(key):
-                    return True
+                return None
+            for key in KEY.findall(pressed.decode(errors="replace")):
+                with self.lock:
+                    message, repro = self.matrix.press(key), self.matrix.to_open()
+                if message:
+                    self.inbox.put(message)
+                if key == "o" and repro:
+                    return str(Path(self.matrix.home, repro))
 
-    def pressed(self, key: str) -> bool:
-        with self.lock:
-            message = obey(self.matrix, key)
-            opens = key == "o" and not self.matrix.answer
-        if message:
-            self.inbox.put(message)
-        return opens
-
-    def open_repro(self) -> None:
-        """Open the selected repro, else the one that flipped last or the first: in the person's editor, else as the system does."""
-        with self.lock:
-            names = [self.matrix.selected] if self.matrix.selected else self.matrix.names()
-            flipped = self.matrix.flips[0].path if self.matrix.flips and not self.matrix.selected else ""
-            path = flipped or str(Path(self.matrix.home, *names[:1]))
-        editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
-        if editor:
-            self.edit([*shlex.split(editor), path])
-        elif click.launch(path) != 0:
-            self.answer(f"nothing opens {display_path(path)}; set EDITOR to the editor of your choice")
-
-    def edit(self, command: list[str]) -> None:
-        """Give the terminal to an editor until it ends. The daemon goes on meanwhile."""
+    def open(self, path: str) -> None:
+        """Give the terminal to the person's editor until it ends; without one the system opens the repro. The daemon goes on meanwhile."""
+        if not (editor := os.environ.get("VISUAL") or os.environ.get("EDITOR")):
+            if click.launch(path) != 0:
+                self.answer(f"nothing opens {display_path(path)}; set EDITOR to the editor of your choice")
+            return
         self.live.stop()
         try:
-            self.editor = subprocess.Popen(command, env=environment.for_tool())
+            self.editor = subprocess.Popen([*shlex.split(editor), path], env=environment.for_tool())
             self.editor.wait()
         except OSError as error:
-            self.answer(f"{command[0]} cannot be started: {error.strerror or error}")
+            self.answer(f"{editor} cannot be started: {error.strerror or error}")
         finally:
             self.editor = None
             if not self.closing:
@@ -135,31 +113,8 @@ class Terminal(View):
         self.live.stop()
         for descriptor in (self.wake_reader, self.wake_writer):
             os.close(descriptor)
-        earlier = earlier_flips(self.matrix, len(self.matrix.flips))
-        for text in (*filter(None, [earlier]), *(flip.line() for flip in reversed(self.matrix.flips))):
-            self.console.print(text, markup=False, highlight=False)
-
-
-def obey(matrix: Matrix, key: str) -> Key | None:
-    """Change what is shown as the key says, or say why that cannot be; what the daemon is to do."""
-    matrix.help, matrix.answer = key == "?" and not matrix.help, ""
-    names = matrix.names()
-    match key:
-        case "q":
-            return Key("quit")
-        case "o":
-            matrix.answer = "" if names else "no repro to open"
-        case _ if key in ARROWS:
-            matrix.select(ARROWS[key])
-            matrix.answer = "" if names else "no repro to select"
-        case _ if key in ENTER:
-            matrix.sort()
-            if not names:
-                matrix.answer = "no repro to run"
-            return Key("rerun")
-        case _ if key != "?" and key.isprintable():
-            matrix.answer = f"{key} is no key here; ? lists the keys"
-    return None
+        for flip in reversed(self.matrix.flips):
+            self.console.print(flip.line(), markup=False, highlight=False)
 
 
 @contextlib.contextmanager

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from minidbg.watch import sources
-from minidbg.watch.announce import Announcer
 from minidbg.watch.events import Notice, ReproAdded, ReproDamaged, ReproEdited, ReproRemoved
-from minidbg.watch.files import FileEvents, Root, Snapshot, scan
+from minidbg.watch.files import FileEvents, Snapshot, scan
 from minidbg.watch.repros import Repro, read_repros
 from minidbg.watch.settings import WatchSettings
+from minidbg.watch.views import Announcer
 
 LOOK_S, LOOK_FACTOR = 5.0, 50.0
-"""How often everything is looked at although no event said so; looks take at most a small part of the time."""
+"""How often everything is looked at although no event says so; looks take a small part of the time."""
+THREE_LOOKS_S = 0.9
+"""Three looks take at least so long, while events never end: a single save is looked at at once."""
 EMPTY = Snapshot()
 
 
@@ -30,7 +33,7 @@ class Watched:
     events: FileEvents
     announce: Announcer
     repros: dict[str, Repro] = field(default_factory=dict)
-    roots: tuple[Root, ...] = ()
+    roots: tuple[str, ...] = ()
     snapshot: Snapshot = EMPTY
     """The code as it is now; below, as it was when..."""
     judged: Snapshot = EMPTY
@@ -45,7 +48,11 @@ class Watched:
     """Those that are to run."""
     own: frozenset[str] = frozenset()
     """The real paths of the scripts and of the tensors beside them, which are no code."""
+    looks: deque[float] = field(default_factory=lambda: deque([0.0] * 3, maxlen=3))
+    """When the last ones ended."""
     next_look: float = 0.0
+    look_is_due: bool = False
+    """Whether something has changed since the last look: no sweep begins before the next one."""
 
     # What is to be done
 
@@ -66,7 +73,7 @@ class Watched:
     def wants_sweep(self) -> bool:
         """Whether there is a reason for a sweep; none while the code is what the last build failed on."""
         wanted = self.needs_build or self.runs_all or bool(self.to_run)
-        return wanted and self.differs(self.build_failed)
+        return wanted and not self.look_is_due and self.differs(self.build_failed)
 
     def differs(self, then: Snapshot) -> bool:
         return then is EMPTY or bool(self.snapshot.changes_since(then))
@@ -84,8 +91,13 @@ class Watched:
         self.watch_events()
         self.snapshot = scan(self.roots, self.snapshot, self.settings.ignore)
         seconds = time.monotonic() - began
-        wait = self.settings.poll_s or max(LOOK_S, LOOK_FACTOR * seconds)
-        self.next_look = began + seconds + wait
+        self.looks.append(began + seconds)
+        self.look_is_due = False
+        self.next_look = self.looks[-1] + (self.settings.poll_s or max(LOOK_S, LOOK_FACTOR * seconds))
+
+    def look_soon(self) -> None:
+        self.look_is_due = True
+        self.next_look = min(self.next_look, self.looks[0] + THREE_LOOKS_S)
 
     def read_repros(self) -> None:
         before, is_first = self.repros, self.snapshot is EMPTY
@@ -107,7 +119,7 @@ class Watched:
         if changed or before.keys() != self.repros.keys():
             roots = sources.source_roots(self.repros.values(), self.settings.sources)
             if self.settings.build:
-                roots += [Root(root) for root in sources.repositories_worth_building(roots)]
+                roots += sources.repositories_worth_building(roots)
             self.roots = tuple(dict.fromkeys(roots))
             scripts = [repro.path for repro in self.repros.values()]
             both = (file for path in scripts for file in (path, path.with_suffix(".safetensors")))
@@ -117,15 +129,14 @@ class Watched:
         """Have events sent for everything that is watched. One sweep alone, or who polls, needs none."""
         if self.settings.poll_s is not None or self.settings.once:
             return
-        scripts = [Root(str(one.absolute()), deep=False) for one in self.paths]
         try:
-            self.events.watch([*self.all_roots(), *scripts])
+            self.events.watch(self.all_roots(), [str(one.absolute()) for one in self.paths])
         except OSError as error:
             text = f"file events are not to be had ({error}); everything is looked at every few seconds"
             self.announce.once("events", Notice(text))
 
-    def all_roots(self) -> list[Root]:
-        return [*self.roots, *(Root(path) for path in sorted(self.snapshot.loaded))]
+    def all_roots(self) -> list[str]:
+        return [*self.roots, *sorted(self.snapshot.loaded)]
 
     def adopt(self, files: Iterable[str]) -> tuple[str, ...]:
         """Watch also these files, which a run has loaded, where no root covers them; those that are watched then."""

@@ -27,7 +27,7 @@ from minidbg.report.stages import StageReport
 from minidbg.report.story import reduction_line
 from minidbg.repro.header import Header
 from minidbg.repro.loading import read_parts
-from minidbg.watch.recorder import list_text, status_text
+from minidbg.watch.queries import list_text, status_text
 from minidbg.watch.repros import find_repro
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import MinidbgError

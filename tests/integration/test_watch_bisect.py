@@ -152,7 +152,7 @@ def test_ctrl_c_says_how_far_the_search_is_and_how_to_go_on_and_leaves_nothing(s
     assert status == 130
     what, how = said.splitlines()[-2:]
     good, bad = search.good[:10], search.bad[:10]
-    found = f"interrupted after 2 commits: gone at {good}, reproduces at {bad}, 1 commit between them"
+    found = f"interrupted after 2 commits: gone at {good}, reproduces at {bad}"
     assert what == f"minidbg: {found}"
     assert how.startswith(f"  to go on: minidbg bisect {good} {bad} ")
     assert search.worktrees() == []

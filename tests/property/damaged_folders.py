@@ -95,9 +95,9 @@ def write_history(path: Path) -> None:
         history.set_revisions(sweep, {"/src": Revision("0123456789abcdef")})
         for name in (*SOUND, "odd.py"):
             outcome = Outcome(Verdict.REPRODUCES, signature, message="no relu")
-            history.add_observation(Observation(name, "cpu", 3.0, outcome, "run", "s", "e", sweep=sweep))
-            history.put_state(State(name, "cpu", Verdict.REPRODUCES, 1.0, 2.0, "s", "e", "c"))
-            history.add_flip(Flip(name, "cpu", 3.0, "BROKEN", Verdict.GONE, Verdict.REPRODUCES, sweep, None))
+            history.add(Observation(name, "cpu", 3.0, outcome, "run", "s", "e", sweep=sweep))
+            history.add(State(name, "cpu", Verdict.REPRODUCES, 1.0, 2.0, "s", "e", "c"))
+            history.add(Flip(name, "cpu", 3.0, "BROKEN", Verdict.GONE, Verdict.REPRODUCES, sweep, None))
         history.end_sweep(sweep, 4.0, "complete")
 
 

@@ -74,14 +74,13 @@ def check_reads(folder: Path) -> object:
 def watch_reads(folder: Path) -> object:
     from minidbg.history import open_or_begin_anew
     from minidbg.watch import settings
-    from minidbg.watch.repros import find_repros, hidden_path, read_capture, read_repros
+    from minidbg.watch.repros import read_repros, unreduced
 
     settings.load({})
     repros = read_repros([folder], folder)
     assert {name for name in SOUND if not repros[name].damage} == set(SOUND)
-    for path in find_repros([hidden_path(folder) / "captures"]):
-        read_capture(path)
-    history, _ = open_or_begin_anew(hidden_path(folder) / "history.sqlite", 7.0)
+    unreduced(folder)
+    history, _ = open_or_begin_anew(folder / ".minidbg" / "history.sqlite", 7.0)
     history.close()
     return None
 

@@ -115,10 +115,8 @@ def watched(hidden: Path, name: str) -> None:
     with History(hidden / NAME) as history:
         sweep = history.start_sweep(1000.0, code="c", files=["no_relu.py"])
         for at, verdict in ((1000.0, Verdict.REPRODUCES), (2000.0, Verdict.GONE)):
-            history.add_observation(
-                Observation(name, "cpu", at, Outcome(verdict), "run", "s", "e", sweep=sweep)
-            )
-        history.put_state(State(name, "cpu", Verdict.GONE, 2000.0, 2000.0, "s", "e", "c", runs=1))
+            history.add(Observation(name, "cpu", at, Outcome(verdict), "run", "s", "e", sweep=sweep))
+        history.add(State(name, "cpu", Verdict.GONE, 2000.0, 2000.0, "s", "e", "c", runs=1))
         history.end_sweep(sweep, 2001.0, "complete")
 
 

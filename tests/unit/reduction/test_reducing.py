@@ -6,7 +6,6 @@ things. tests/integration has the real children and interpreters.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -31,7 +30,6 @@ from minidbg.reduction import problem, publishing, reducing, session
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.repro.flights import reduced_crash
 from minidbg.source.size import call_nodes, call_targets
-from minidbg.watch import repros
 from minidbg.words.errors import CannotWrite, Interrupted, NotReproduced
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Provenance, RunSpec
@@ -664,8 +662,7 @@ def test_reducing_a_capture_keeps_the_time_limit_asked_for_and_says_so(
     monkeypatch.setenv("MINIDBG_TIME_LIMIT_S", "8")
     reducing.reduce_path(path, limits=Limits())
     assert asked[0].call_seconds == 8.0
-    digest = hashlib.sha1(b"a capture", usedforsecurity=False).hexdigest()
-    assert repros.reduced(path) == digest
+    assert path.with_suffix(".reduced").exists()
     assert reduced_crash(tmp_path) is None
     (tmp_path / "crash_small.py").touch()
     assert reduced_crash(tmp_path)["path"] == str(tmp_path / "crash_small.py")

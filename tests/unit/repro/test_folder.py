@@ -26,8 +26,8 @@ from minidbg.repro import (
 )
 from minidbg.repro import publish as publish_draft
 from minidbg.repro.folder import as_safetensors
-from minidbg.watch.recorder import rows_of
-from minidbg.watch.repros import write_in_header
+from minidbg.watch.queries import rows_of
+from minidbg.watch.repros import expect_gone
 from minidbg.words.errors import CannotWrite
 from minidbg.words.files import replace_file
 from minidbg.words.outcome import Kind, Signature
@@ -79,7 +79,7 @@ def test_what_is_published_is_known_as_verified_until_somebody_edits_it(make_cas
     (row,) = rows_of(tmp_path)
     assert (row["verdict"], row["outdated"]) == (None, False)
     assert abs(row["verified"] - time.time()) < 100
-    write_in_header(path, {"expect": "gone"})
+    expect_gone(path)
     assert not rows_of(tmp_path)[0]["outdated"], "what the header says to people is no edit"
     path.write_text(path.read_text() + "# edited\n")
     assert rows_of(tmp_path)[0]["outdated"]

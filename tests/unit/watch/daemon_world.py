@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import queue
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from minidbg.judge.command import JUDGE_SCRIPT
-from minidbg.watch.announce import Announcer, View
 from minidbg.watch.daemon import Daemon, FilesChanged, Inbox
 from minidbg.watch.events import Event
-from minidbg.watch.files import Root
 from minidbg.watch.settings import WatchSettings
+from minidbg.watch.views import Announcer, View
 from minidbg.workers.pool import Ended, Order, RunMode
 
 REPRO = """# /// script
@@ -95,12 +95,12 @@ class GivenEvents:
     """Events that only a test sends; ``why`` makes it say that there are none."""
 
     why: str = ""
-    watched: list[Root] = field(default_factory=list)
+    watched: list[str] = field(default_factory=list)
 
-    def watch(self, roots: Sequence[Root]) -> None:
+    def watch(self, roots: Sequence[str], shallow: Sequence[str]) -> None:
         if self.why:
             raise OSError(self.why)
-        self.watched = list(roots)
+        self.watched = [*roots, *shallow]
 
     def stop(self) -> None:
         pass
@@ -147,7 +147,9 @@ class World:
                 self.daemon.handle(self.daemon.inbox.get())
             if self.daemon.status is not None:
                 return
-            self.daemon.step(0.0)
+            if self.daemon.build is not None:
+                self.daemon.handle(self.daemon.inbox.get(timeout=30))
+            self.daemon.step(time.monotonic() + 1)
             idle = self.daemon.sweep is None and not self.daemon.watched.wants_sweep
             if idle and self.daemon.inbox.empty():
                 return

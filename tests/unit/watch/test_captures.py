@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ def backend():
 def captures(tmp_path: Path) -> Path:
     folder = tmp_path / ".minidbg" / "captures"
     folder.mkdir(parents=True)
-    for at, (name, error) in enumerate((("old", "A"), ("new", "B"))):
+    for at, (name, error) in enumerate((("old", "A"), ("new", "B")), 1):
         (folder / f"{name}.py").write_text(SCRIPT.format(error=error))
         os.utime(folder / f"{name}.py", (at, at))
     (folder / "damaged.py").write_text("# ///")
@@ -42,10 +41,10 @@ def names(folder: Path) -> list[str]:
 
 def test_the_oldest_waits_first_until_it_is_reduced_or_another(captures: Path, tmp_path: Path) -> None:
     assert names(tmp_path) == ["old", "new"]
-    digest = hashlib.sha1((captures / "old.py").read_bytes(), usedforsecurity=False).hexdigest()
-    (captures / "old.reduced").write_text(json.dumps({"digest": digest}))
+    (captures / "old.reduced").touch()
     assert names(tmp_path) == ["new"]
-    (captures / "old.py").write_text(SCRIPT.format(error="C"))
+    later = time.time() + 10
+    os.utime(captures / "old.py", (later, later))
     assert names(tmp_path) == ["new", "old"]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 
 import pytest
 from daemon_world import REPRO, World, script_of
@@ -13,8 +11,7 @@ from minidbg.history import History
 from minidbg.watch.daemon import FilesChanged, Key, Stop
 from minidbg.watch.settings import FailOn
 from minidbg.watch.sweep import Run
-from minidbg.words.outcome import Verdict
-from minidbg.workers.pool import Ended, Order, RunMode
+from minidbg.workers.pool import Order, RunMode
 
 
 def test_one_change_is_one_sweep_of_all_repros_with_the_failing_first(world: World) -> None:
@@ -89,7 +86,7 @@ def test_an_edit_while_a_run_goes_on_makes_its_result_stale(world: World) -> Non
     world.save("b", "gone ")
     assert world.data("sweep_finished", "end") == ["complete", "superseded", "complete"]
     assert world.flips() == [("FIXED", "a.py")]
-    stale = [run for run in world.daemon.recorder.history.observations("a.py") if run.stale]
+    stale = [run for run in world.daemon.history.observations("a.py") if run.stale]
     assert len(stale) == 1
 
 
@@ -155,43 +152,6 @@ def test_each_repro_runs_on_each_device_and_a_missing_one_is_skipped_aloud(world
     assert {order.mode for order in world.pool.orders if "cuda:0" in order.argv} == {RunMode.FRESH}
 
 
-def test_a_module_that_is_renamed_is_no_change_of_failure(world: World) -> None:
-    world.repro("a", "reproduces")
-    text = (world.repros / "a.py").read_text()
-    signature = """# [tool.minidbg.signature]
-# kind = "compile"
-# types = ["ValueError"]
-# frames = ["toy_backend.old:lower"]
-# [tool.minidbg.reference]"""
-    (world.repros / "a.py").write_text(text.replace("# [tool.minidbg.reference]", signature))
-    (world.package / "old.py").write_text("")
-    world.start()
-    found = {"kind": "compile", "direction": "forward", "types": ["ValueError"], "message": ""}
-
-    def answer(order: Order) -> Ended:
-        signature = {**found, "frames": [f"toy_backend.{name}:lower"]}
-        said = {"verdict": "changed", "signature": signature, "seconds": 0.1}
-        return Ended(order.id, 0, stdout=json.dumps(said), files=(str(world.package / "a.py"),))
-
-    canary, name = world.pool.answer, "new"
-    world.pool.answer = lambda order: canary(order) if "--one-op" in order.argv else answer(order)  # type: ignore[method-assign]
-    (world.package / "old.py").rename(world.package / "new.py")
-    world.put(FilesChanged())
-    last = world.names("result")[-1]
-    assert last.verdict == "reproduces"
-    assert last.reason == "module renamed: toy_backend.old is toy_backend.new now"
-    assert world.flips() == []
-    world.write(world.package / "old.py", "")
-    assert world.flips() == [("changed", "a.py")], "with both modules there, the failure has moved"
-
-
-def test_one_repro_can_be_asked_for(world: World) -> None:
-    world.start({"a": "reproduces", "b": "reproduces"})
-    world.told.clear()
-    world.put(Key("rerun", repro="b.py"))
-    assert world.data("result", "repro") == ["b.py"]
-
-
 def test_what_the_header_expects_is_nothing_new(world: World) -> None:
     """Issue 15: the table said 'reproduces -> reproduces?'."""
     world.repro("a", "reproduces", expect="gone")
@@ -236,7 +196,7 @@ def test_a_crash_is_a_verdict(world: World) -> None:
     world.start()
     world.save("a", "SEGV")
     assert world.flips() == [("crashed", "a.py")]
-    states = {name: str(state.verdict) for (name, _), state in world.daemon.recorder.states.items()}
+    states = {name: str(state.verdict) for (name, _), state in world.daemon.states.items()}
     assert states == {"a.py": "crashed", "c.py": "reproduces"}
     asked = [order.argv[-1] for order in world.pool.orders if script_of(order).endswith("c.py")]
     assert asked[0] == "--child", "a worker is a process of its own already"
@@ -300,21 +260,6 @@ def test_once_ends_with_the_status_of_what_was_seen(
     assert daemon.status == status
 
 
-def test_once_leaves_a_file_that_is_the_whole_history(world: World, tmp_path: Path) -> None:
-    """Also while somebody else has it open, as a page does; CI keeps that one file in its cache."""
-    daemon = world.start({"a": "reproduces"}, once=True)
-    file = world.repros / ".minidbg" / "history.sqlite"
-    with History(file, readonly=True) as reader:
-        assert reader.states()
-        daemon.end()
-        world.daemon = None  # type: ignore[assignment]  # as after a stop
-        alone = tmp_path / "alone.sqlite"
-        alone.write_bytes(file.read_bytes())
-    with History(alone, readonly=True) as history:
-        assert history.states()["a.py", "cpu"].verdict is Verdict.REPRODUCES
-        assert [sweep.end for sweep in history.sweeps()] == ["complete"]
-
-
 def test_once_names_what_contradicts_its_header(world: World) -> None:
     world.repro("known", "reproduces")
     world.repro("fixed", "gone")
@@ -374,7 +319,7 @@ def test_stop_ends_a_running_sweep_as_interrupted(world: World) -> None:
 
 def test_while_the_history_cannot_be_written_nothing_is_judged_and_all_is_later(world: World) -> None:
     daemon = world.start({"a": "reproduces"})
-    history = daemon.recorder.history
+    history = daemon.history
     history.write("pragma query_only = on")
     world.edit(world.package / "a.py", "gone")
     daemon.handle(daemon.inbox.get())

@@ -20,11 +20,11 @@ from daemon_world import REPRO, World, script_of
 
 from minidbg.history import Revision
 from minidbg.watch import daemon, events
-from minidbg.watch.announce import Announcer, JsonLines, PlainLines
-from minidbg.watch.builds import Built
 from minidbg.watch.daemon import FilesChanged, Stop
 from minidbg.watch.events import Event, Notice
+from minidbg.watch.runner import Built
 from minidbg.watch.settings import FailOn
+from minidbg.watch.views import Announcer, JsonLines, PlainLines
 from minidbg.workers.pool import Died, Ended, Order, Ready
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "watch_events.txt"
@@ -105,9 +105,11 @@ def with_a_build(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.Capture
     ends = iter([(2, "cc x.c\nx.c:1: error: no", "x.c:1: error: no"), (0, "done", "")])
 
     class ScriptedBuild:
-        def __init__(self, command: str, folder: Path, listener: Callable[[Built], None]) -> None:
+        def __init__(self, command: str, folder: Path) -> None: ...
+
+        def wait(self) -> Built:
             status, output, error = next(ends)
-            listener(Built(self, status, 0.5, output, error))  # type: ignore[arg-type]
+            return Built(self, status, 0.5, output, error)  # type: ignore[arg-type]
 
         def cancel(self) -> None: ...
 
@@ -142,7 +144,7 @@ def begun_again(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     world = Session(folder, patch)
     world.start({"a": "reproduces"})
     world.save("a", "gone")
-    world.daemon.recorder.history.connection.execute("update flips set announced = 0")
+    world.daemon.history.connection.execute("update flips set announced = 0")
     world.daemon.end()
     world.json.truncate(world.json.seek(0))
     world.lines.truncate(world.lines.seek(0))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.watch.files import FileEvents, Root, Snapshot, are_stale, scan
+from minidbg.watch.files import FileEvents, Snapshot, are_stale, scan
 
 
 @pytest.fixture
@@ -28,10 +28,8 @@ def repository(tree: Path) -> Path:
     return tree
 
 
-def look(
-    folder: Path, before: Snapshot | None = None, ignore: tuple[str, ...] = (), **root: object
-) -> Snapshot:
-    return scan([Root(str(folder), **root)], before or Snapshot(), ignore)
+def look(folder: Path, before: Snapshot | None = None, ignore: tuple[str, ...] = ()) -> Snapshot:
+    return scan([str(folder)], before or Snapshot(), ignore)
 
 
 def names(folder: Path, paths: object) -> list[str]:
@@ -101,12 +99,15 @@ def test_gits_word_on_what_is_ignored_is_taken(repository: Path) -> None:
     )
 
 
-def test_a_shallow_root_with_suffixes_takes_only_its_own_files_and_links_do_not_trap_it(tree: Path) -> None:
-    (tree / "notes.txt").write_text("")
+def test_links_do_not_trap_a_look_and_where_nothing_has_changed_there_is_no_new_snapshot(tree: Path) -> None:
     (tree / "loop").symlink_to(tree)
-    assert names(tree, look(tree, deep=False, suffixes=(".py",)).files) == ["a.py"]
-    assert names(tree, look(tree, suffixes=(".py",)).files) == ["a.py", "inner/b.py"]
+    for path in (tree / "a.py", tree / "inner" / "b.py"):
+        os.utime(path, ns=(1, 1))
+    assert names(tree, look(tree).files) == ["a.py", "inner/b.py"]
     assert names(tree, look(tree / "a.py").files) == ["a.py"]
+    library = Path(os.__file__)
+    before = look(library)
+    assert look(library, before) is before
 
 
 def test_what_only_one_of_two_snapshots_watches_has_not_changed(repository: Path, tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_what_only_one_of_two_snapshots_watches_has_not_changed(repository: Path
     library, other = repository / "ext.so", tmp_path / "other.py"
     library.write_bytes(b"1")
     other.write_text("")
-    roots = [Root(str(repository))]
+    roots = [str(repository)]
     first = scan(roots, Snapshot())
     loaded = first.with_loaded([str(library)])
     assert str(library) in loaded.files
@@ -127,7 +128,7 @@ def test_what_only_one_of_two_snapshots_watches_has_not_changed(repository: Path
     assert are_stale([str(library)], first, loaded)
     library.unlink()
     assert names(repository, scan(roots, again).changes_since(again)) == ["ext.so"]
-    more = scan([*roots, Root(str(other))], again)
+    more = scan([*roots, str(other)], again)
     assert names(repository, more.changes_since(again)) == ["ext.so"], "and not the file of the new root"
 
 
@@ -188,7 +189,7 @@ def test_what_is_written_is_told_of_once_it_is_quiet_and_what_is_read_is_not(
         if "replaced" in name:
             os.rename(tree, tree.with_name("old"))
             (tree / "inner").mkdir(parents=True)
-        source.watch([Root(str(tree)), Root(str(late)), Root(str(tree / "inner"))])
+        source.watch([str(tree), str(late), str(tree / "inner")], [])
         while not is_quiet(heard, 0.2):
             pass
         change(tree)
@@ -199,6 +200,6 @@ def test_what_is_written_is_told_of_once_it_is_quiet_and_what_is_read_is_not(
     (tree / "__pycache__").mkdir()
     assert is_quiet(heard)
     late.mkdir()
-    source.watch([Root(str(late / "single.py"))])
+    source.watch([str(late / "single.py")], [])
     (late / "single.py").write_text("1")
     assert not is_quiet(heard, 10.0), "a file is watched through its folder"

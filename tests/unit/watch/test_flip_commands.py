@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.watch import flip_commands
+from minidbg.watch import views
 from minidbg.watch.events import Event, Flipped, SweepFinished
-from minidbg.watch.flip_commands import FlipCommands
+from minidbg.watch.views import FlipCommands
 from minidbg.words.outcome import Verdict
 
 
@@ -52,10 +52,10 @@ def test_what_waits_is_given_at_the_end(tmp_path: Path) -> None:
 
 def test_a_command_that_fails_is_said_with_its_last_line(tmp_path: Path) -> None:
     (said,) = given_to(("echo no network >&2; exit 6",), tmp_path, flip("sin"), FINISHED)
-    assert "ended with status 6 for 1 flip: no network" in said
+    assert "for 1 flip: ended with status 6: no network" in said
 
 
 def test_a_command_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flip_commands, "COMMAND_SECONDS", 0.1)
+    monkeypatch.setattr(views, "COMMAND_SECONDS", 0.1)
     (said,) = given_to(("exec sleep 60",), tmp_path, flip("sin"), FINISHED)
-    assert "did not end within 0.1 s" in said
+    assert "timed out after 0.1 seconds" in said

@@ -5,31 +5,31 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from minidbg.watch import repros
 from minidbg.watch.repros import (
+    HOLDER,
     AlreadyWatched,
+    Lock,
     Repro,
+    expect_gone,
     find_repro,
     find_repros,
     hidden_folder,
-    home_of,
     imported_in,
-    is_script,
     living_holder,
     module_names,
-    name_of,
     read_repro,
     read_repros,
-    replace_text,
-    write_in_header,
 )
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Verdict
+from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
 
 SCRIPT = """# /// script
 # dependencies = []
@@ -62,58 +62,34 @@ def read(path: Path) -> Repro:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [("a.py", True), ("a.txt", False), (".a.py", False), ("conftest.py", False), ("__init__.py", False)],
-)
-def test_what_belongs_to_pytest_or_an_editor_is_no_repro(name: str, is_one: bool) -> None:
-    assert is_script(name) is is_one
-
-
 def test_of_a_folder_the_scripts_at_its_top_are_repros_and_a_file_is_one_whatever_its_name(
     tmp_path: Path,
 ) -> None:
     (inner := tmp_path / "inner").mkdir()
     b, a, deep, odd = (script(tmp_path, name) for name in ("b.py", "a.py", "inner/deep.py", "odd.txt"))
-    assert find_repros([tmp_path]) == [a, b]
+    for name in ("conftest.py", "__init__.py", ".c.py"):
+        script(tmp_path, name)
+    assert find_repros([tmp_path]) == [a, b], "nothing of pytest or an editor"
     assert find_repros([odd, inner, b, tmp_path]) == [odd, deep, b, a], "each once"
     assert find_repros([tmp_path / "gone.py"]) == []
-
-
-def test_a_repro_is_called_by_its_path_in_the_folder_that_is_watched(tmp_path: Path) -> None:
-    assert name_of(tmp_path / "inner" / "a.py", tmp_path) == os.path.join("inner", "a.py")
-    assert name_of(Path("/elsewhere/a.py"), tmp_path) == "/elsewhere/a.py"
-
-
-def test_the_history_lies_in_the_first_folder(tmp_path: Path) -> None:
-    a = script(tmp_path)
-    assert home_of([a]) == home_of([tmp_path, a]) == tmp_path
 
 
 def test_what_a_header_expects_makes_no_other_repro(tmp_path: Path) -> None:
     path = script(tmp_path)
     before = read(path)
-    write_in_header(path, {"expect": "gone"})
-    after = read(path)
-    assert (after.digest, after.stamp != before.stamp) == (before.digest, True)
-    assert (before.expect, after.expect) == (Verdict.REPRODUCES, Verdict.GONE)
-    write_in_header(path, {"expect": None})
-    assert path.read_text() == SCRIPT
-
-
-def test_a_text_in_a_header_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
-    path = script(tmp_path)
-    for expect in ("gone", "reproduces"):
-        write_in_header(path, {"expect": expect})
+    for _ in range(2):
+        expect_gone(path)
+        after = read(path)
+        assert (after.digest, after.stamp != before.stamp) == (before.digest, True)
+        assert (before.expect, after.expect) == (Verdict.REPRODUCES, Verdict.GONE)
         assert path.read_text().count("# expect = ") == 1
-        assert read(path).expect == expect
 
 
 def test_a_header_in_which_nothing_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
     text = SCRIPT.replace("# [tool.minidbg]\n", "# [tool . minidbg]\n")
     path = script(tmp_path, text=text)
     with pytest.raises(MinidbgError, match="edit it by hand"):
-        write_in_header(path, {"expect": "gone"})
+        expect_gone(path)
     assert path.read_text() == text
 
 
@@ -143,17 +119,37 @@ def test_a_repro_whose_files_look_the_same_is_not_read_again_and_one_that_change
     assert list(read_repros([tmp_path], tmp_path, after)) == ["b.py"]
 
 
-def test_a_repro_that_cannot_be_read_is_damaged_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> bytes:
-        raise PermissionError(13, "Permission denied")
+HOSTILE = {
+    "nothing": ("", "no '# /// script' block"),
+    "no text": (b"\xff\xfe\x00", "not a text in UTF-8"),
+    "no Python any more": (SCRIPT + "def broken(:", "not a Python script any more"),
+    "a line of dashes": (SCRIPT.replace("# nodes = 3", "# " + "-" * 100_000), "no TOML"),
+    "a long key": (SCRIPT.replace("# nodes = 3", "# " + "a." * 20_000 + "a = 1"), "more than 100 parts"),
+    "a deep value": (SCRIPT.replace("# nodes = 3", "# a = " + "[" * 50_000), "nested too deeply"),
+    "paths of a number": (SCRIPT.replace("# nodes = 3", "# paths = 5"), "paths = 5, where a list of texts belongs"),
+    "nodes without an end": (SCRIPT.replace("nodes = 3", "nodes = inf"), "nodes = inf, where a whole number belongs"),
+    "another expectation": (SCRIPT.replace("# nodes = 3", "# expect = 'flaky'"), "known are reproduces, gone"),
+    "a newer schema": (SCRIPT.replace("schema = 1", "schema = 2"), "schema 2, this minidbg reads 1; a newer minidbg reads newer ones"),
+    "too long": ("#" * (SCRIPT_LIMIT_BYTES + 1), "more than 16 MiB"),
+}  # fmt: skip
 
-    path = script(tmp_path)
-    monkeypatch.setattr(repros, "digest_of_files", refuse)
-    found = read_repro(path, "a.py")
-    assert found is not None
-    assert found.damage == "cannot be read: Permission denied"
+
+def test_a_hostile_script_is_one_damaged_repro_that_says_why_and_what_to_do(tmp_path: Path) -> None:
+    for name, (content, _) in HOSTILE.items():
+        (tmp_path / f"{name}.py").write_bytes(content if isinstance(content, bytes) else content.encode())
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "endless.py").symlink_to("/dev/zero")
+    wanted = {name: why for name, (_, why) in HOSTILE.items()} | {
+        "pipe": "a named pipe",
+        "endless": "a device",
+    }
+    damage = {Path(name).stem: one.damage for name, one in read_repros([tmp_path], tmp_path).items()}
+    wrong = {
+        name: damage[name]
+        for name, why in wanted.items()
+        if why not in damage[name] or "; " not in damage[name]
+    }
+    assert not wrong
 
 
 @pytest.mark.parametrize(
@@ -206,15 +202,6 @@ def test_a_name_that_means_no_repro_or_several_says_which_there_are(tmp_path: Pa
         find_repro(Path("relu"), tmp_path)
 
 
-def test_a_file_is_replaced_in_one_step_and_keeps_its_mode(tmp_path: Path) -> None:
-    path = script(tmp_path)
-    path.chmod(0o640)
-    replace_text(path, "new")
-    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o640)
-    replace_text(tmp_path / "another.py", "new")
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.py", "another.py"]
-
-
 def test_the_hidden_folder_is_kept_out_of_git_unless_somebody_decided_otherwise(tmp_path: Path) -> None:
     ignore = hidden_folder(tmp_path) / ".gitignore"
     assert ignore.read_text() == "*\n"
@@ -223,20 +210,30 @@ def test_the_hidden_folder_is_kept_out_of_git_unless_somebody_decided_otherwise(
     assert ignore.read_text() == "mine\n"
 
 
+def test_a_folder_is_watched_once_and_a_killed_daemon_watches_nothing(tmp_path: Path) -> None:
+    program = "import os, sys; from pathlib import Path; from minidbg.watch.repros import Lock; Lock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
+    assert (tmp_path / ".minidbg" / HOLDER).exists()
+    assert living_holder(tmp_path) == {}
+    lock = Lock(tmp_path)
+    with pytest.raises(AlreadyWatched, match=rf"already watched by process {os.getpid()} on .* since"):
+        Lock(tmp_path)
+    assert (living_holder(tmp_path)["pid"], living_holder(tmp_path)["stopped"]) == (os.getpid(), False)
+    lock.release()
+    assert living_holder(tmp_path) == {}
+
+
+def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / ".minidbg").write_text("no folder")
+    with pytest.raises(MinidbgError, match=r"cannot be written: .*; copy the repros into a folder of yours"):
+        Lock(tmp_path)
+
+
 def held_by(folder: Path, **changes: object) -> dict[str, object]:
     own = psutil.Process()
     about = {"pid": own.pid, "created": own.create_time(), "started": 0.0, "host": platform.node(), **changes}
-    (hidden_folder(folder) / repros.HOLDER).write_text(json.dumps(about))
+    (hidden_folder(folder) / HOLDER).write_text(json.dumps(about))
     return about
-
-
-def test_a_holder_that_is_stopped_is_told_from_one_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    about = held_by(tmp_path)
-    assert living_holder(tmp_path) == {**about, "stopped": False}
-    monkeypatch.setattr(psutil.Process, "status", lambda _: psutil.STATUS_STOPPED)
-    assert living_holder(tmp_path)["stopped"] is True
 
 
 def test_of_a_holder_on_another_machine_nothing_is_known_but_what_it_said(tmp_path: Path) -> None:
@@ -252,9 +249,5 @@ def test_a_process_that_is_gone_holds_nothing(tmp_path: Path, changes: dict[str,
 
 @pytest.mark.parametrize("text", ["", "[]", '{"pid": 3}', "{"])
 def test_what_is_no_word_of_a_holder_counts_as_none(tmp_path: Path, text: str) -> None:
-    (hidden_folder(tmp_path) / repros.HOLDER).write_text(text)
+    (hidden_folder(tmp_path) / HOLDER).write_text(text)
     assert living_holder(tmp_path) == {}
-
-
-def test_a_holder_of_whom_nothing_is_known_is_another_process(tmp_path: Path) -> None:
-    assert str(AlreadyWatched(tmp_path, {})).startswith(f"{tmp_path} is already watched by another process;")

@@ -28,9 +28,9 @@ SKIPPED, INVALID = Verdict.SKIPPED, Verdict.INVALID
 def seen(
     verdict: Verdict, *, fresh: bool = False, code: str = "code 2", loaded: str = "loaded 2", reason: str = ""
 ) -> Observation:
-    outcome = Outcome(verdict, reason=reason)
+    outcome = Outcome(verdict, reason=reason, seconds=0.5)
     found = Observation("r.py", "cpu", 20.0, outcome, Purpose.RUN, "script", "machine", sweep=2)
-    return replace(found, code=code, loaded=loaded, modules=("a.py",), seconds=0.5, fresh=fresh)
+    return replace(found, code=code, loaded=loaded, modules=("a.py",), fresh=fresh)
 
 
 def state(verdict: Verdict, **changes: object) -> State:

@@ -1,4 +1,4 @@
-"""Who hears of events: the announcer hands each to all views; of these, JSON lines, lines for people and the log are here."""
+"""Who hears of events: the announcer hands each to all views. These are lines for people, JSON lines, the log, and ``on_flip``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import contextlib
 import json
 import logging
 import logging.handlers
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -15,10 +18,16 @@ from typing import Any, Protocol, TextIO
 import structlog
 from structlog import processors
 
-from minidbg.watch.events import Event, Flipped, Judged, Unconfirmed
+from minidbg.watch.events import Event, Flipped, Judged, SweepFinished
+from minidbg.watch.states import Transition
+from minidbg.words import environment
+from minidbg.words.text import in_one_line, last_line, plural
 
+COMMAND_SECONDS, CLOSE_SECONDS = 60.0, 20.0
+"""That a command of ``on_flip`` gets, and what still runs when we end."""
 LOG_BYTES = 5_000_000
 LOG_FILES = 3
+UNCHANGED = Transition.STILL_FAILING, Transition.STILL_GONE
 
 
 class View(Protocol):
@@ -111,14 +120,56 @@ class PlainLines(View):
         self.stream, self.every_result = stream, every_result
 
     def show(self, event: Event) -> None:
-        match event:
-            case Flipped() | Unconfirmed():
-                heard = True
-            case Judged():
-                heard = self.every_result or not event.is_unchanged
-            case _:
-                heard = True
-        if heard and (text := event.line()):
-            clock = time.strftime("%H:%M:%S", time.localtime(event.at))
-            self.stream.write("".join(f"{clock} {line}\n" for line in text.splitlines()))
-            self.stream.flush()
+        if isinstance(event, Judged) and event.standing in UNCHANGED and not self.every_result:
+            return
+        clock = time.strftime("%H:%M:%S", time.localtime(event.at))
+        self.stream.write("".join(f"{clock} {line}\n" for line in event.line().splitlines()))
+        self.stream.flush()
+
+
+class FlipCommands(View):
+    """Gathers flips and gives them to each command when the sweep has ended, beside us: one line a flip, the event as ``--json`` has it.
+
+    A command that fails or takes too long is said by ``tell``, with its last line on stderr, and ends nothing.
+    """
+
+    def __init__(self, commands: Sequence[str], folder: Path, tell: Callable[[str], None]) -> None:
+        self.commands, self.folder, self.tell = commands, folder, tell
+        self.flips: list[Flipped] = []
+        self.threads: list[threading.Thread] = []
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, Flipped):
+            self.flips.append(event)
+        elif isinstance(event, SweepFinished):
+            self.send()
+
+    def send(self) -> None:
+        flips, self.flips = self.flips, []
+        self.threads = [thread for thread in self.threads if thread.is_alive()]
+        if flips:
+            self.threads.append(threading.Thread(target=self.run, args=(flips,), daemon=True))
+            self.threads[-1].start()
+
+    def run(self, flips: Sequence[Flipped]) -> None:
+        data = "".join(json.dumps({**one.to_json(), "at": one.at}) + "\n" for one in flips).encode()
+        for command in self.commands:
+            try:
+                done = subprocess.run(
+                    command, shell=True, input=data, cwd=self.folder, timeout=COMMAND_SECONDS, check=False,
+                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+                    env=environment.for_tool(),
+                )  # fmt: skip
+                last = last_line(done.stderr.decode(errors="replace"))
+                trouble = f"ended with status {done.returncode}: {last}" if done.returncode else ""
+            except (OSError, subprocess.TimeoutExpired) as error:
+                trouble = f"could not be run: {error}"
+            if trouble:
+                self.tell(in_one_line(f"on_flip {command!r}, for {plural(len(flips), 'flip')}: {trouble}"))
+
+    def close(self) -> None:
+        """Run the commands for the rest, and give them some time; what goes wrong now nobody but stderr hears."""
+        self.tell = lambda text: print(f"minidbg: {text}", file=sys.stderr)
+        self.send()
+        for thread in self.threads:
+            thread.join(CLOSE_SECONDS)

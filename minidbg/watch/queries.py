@@ -1,0 +1,197 @@
+"""What people ask of a repro folder beside the daemon or without one: list, status, history. Nothing here writes or runs anything."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from minidbg.history import NAME, History, Observation, State
+from minidbg.watch.events import Flipped, Json, flipped, in_words, revision_text
+from minidbg.watch.repros import home_of, living_holder, name_of, read_repro, read_repros
+from minidbg.words.errors import MinidbgError
+from minidbg.words.files import LOG_LIMIT_BYTES, read_regular
+from minidbg.words.json_lines import json_objects
+from minidbg.words.outcome import is_expected
+from minidbg.words.script_header import HIDDEN
+from minidbg.words.text import moment, plural, printable
+
+VERIFIED = "verified.jsonl"
+"""Written by ``repro.folder``, which needs torch."""
+
+
+def history_in(folder: Path) -> contextlib.AbstractContextManager[History | None]:
+    try:
+        return History(folder / HIDDEN / NAME, readonly=True)
+    except FileNotFoundError:
+        return contextlib.nullcontext()
+
+
+# list
+
+
+def rows_of(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
+    """One row for each repro, or those of these ``kinds``, and device; a repro that was never run has one without a verdict."""
+    home = home_of([folder])
+    seen: dict[str, list[State | None]] = {}
+    with history_in(home) as found:
+        for (name, _), known in sorted(found.states().items()) if found else ():
+            seen.setdefault(name, []).append(known)
+    verified = verified_in(home)
+    rows: list[Json] = []
+    for name, repro in read_repros([folder], home).items():
+        if kinds and (repro.damage or repro.spec.expected.kind not in kinds):
+            continue
+        for state in seen.get(name, [None]):
+            row: Json = {
+                "repro": name, "path": str(repro.path), "device": state.device if state else repro.spec.device,
+                "kind": None if repro.damage else str(repro.spec.expected.kind), "backend": repro.spec.backend.name,
+                "expect": str(repro.expect), "verdict": None, "since": None, "seen": None, "reason": repro.damage,
+            }  # fmt: skip
+            rows.append(row)
+            if state is not None and not repro.damage:
+                row |= {
+                    "verdict": str(state.verdict), "since": state.since, "seen": state.seen, "runs": state.runs,
+                    "failures": state.failures, "expected": is_expected(state.verdict, repro.expect),
+                    "outdated": state.script != repro.digest, "reason": state.reason,
+                }  # fmt: skip
+            elif name in verified and not repro.damage:
+                at, digest = verified[name]
+                row |= {"verified": at, "outdated": digest != repro.digest}
+    return rows
+
+
+def verified_in(home: Path) -> Mapping[str, tuple[float, str]]:
+    """When the repros of ``home`` were published, and the digest of what was: each had just failed in a fresh interpreter."""
+    try:
+        lines = read_regular(home / HIDDEN / VERIFIED, LOG_LIMIT_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return {}
+    kinds = {"repro": str, "at": float, "digest": str}
+    told = (
+        one for one in json_objects(lines) if all(type(one.get(key)) is kind for key, kind in kinds.items())
+    )
+    return {one["repro"]: (one["at"], one["digest"]) for one in told}
+
+
+def list_text(rows: Sequence[Json]) -> str:
+    table = []
+    for row in rows:
+        verdict = standing_of(row) + (" (before an edit)" if row.get("outdated") else "")
+        since = f"since {moment(row['since'])}" if row["since"] else ""
+        since = f"at {moment(row['verified'])}" if row.get("verified") else since
+        unexpected = "" if row.get("expected", True) else f"; header expects {row['expect']}"
+        what = f"{row['kind']} in {row['backend']}" if row["kind"] else row["reason"]
+        table.append((row["repro"], row["device"], verdict, since, f"{what}{unexpected}"))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True) if width).rstrip()
+        for cells in table
+    ]
+    return printable("\n".join(lines)) or "no repros"
+
+
+def standing_of(row: Json) -> str:
+    """The verdict of a row, or why it has none: nobody has run the repro since it was verified, and written."""
+    if row["kind"] is None:
+        return "damaged"
+    return row["verdict"] or ("verified" if row.get("verified") else "not seen")
+
+
+# status
+
+
+def status_of(folder: Path) -> Json:
+    home = home_of([folder])
+    holder = living_holder(home)
+    with history_in(home) as found:
+        last = next(iter(found.sweeps(1)), None) if found else None
+    end = "interrupted" if last and last.end == "running" and not holder else last and last.end
+    return {
+        "folder": str(home), "running": bool(holder), "stopped": bool(holder.get("stopped")),
+        **{name: holder.get(name) for name in ("pid", "host", "started")},
+        "verdicts": dict(Counter(map(standing_of, rows_of(home)))),
+        "last_sweep": last and last.id, "last_sweep_started": last and last.started, "last_sweep_end": end,
+        "revision": revision_text(last.revisions) if last else "",
+    }  # fmt: skip
+
+
+def status_text(found: Json) -> str:
+    if found["running"]:
+        head = f"{found['folder']} is watched by process {found['pid']} on {found['host']} since {moment(found['started'])}"
+        if found["stopped"]:
+            head += f", which is stopped: nothing is judged until it goes on ('kill -CONT {found['pid']}')"
+    else:
+        head = f"{found['folder']} is not watched; start with: minidbg watch {found['folder']}"
+    lines = [head]
+    if found["last_sweep"] is not None:
+        at = f" at {in_words(found['revision'])}" if found["revision"] else ""
+        started = moment(found["last_sweep_started"])
+        lines.append(f"last sweep: {found['last_sweep']}, {started}, {found['last_sweep_end']}{at}")
+    counts = ", ".join(f"{count:,} {standing}" for standing, count in sorted(found["verdicts"].items()))
+    return printable("\n".join([*lines, f"repros: {counts or 'none'}"]))
+
+
+# history
+
+
+Past = tuple[list[Flipped], list[Observation]]
+"""Flips, and runs; the newest first."""
+
+
+def history_of(path: Path, limit: int) -> Past:
+    """What has flipped in a folder, or of one repro, and then its runs too. Raises MinidbgError where there is no history."""
+    home = home_of([path])
+    name = None if path.is_dir() else name_of(path, home)
+    with history_in(home) as found:
+        if found is None:
+            raise MinidbgError(f"no history in {home}; 'minidbg watch {home}' begins one")
+        flips = [flipped(found, flip) for flip in found.flips(name, limit=limit)]
+        return flips, found.observations(name, limit=limit) if name is not None else []
+
+
+def states_of(path: Path) -> list[State]:
+    """What was last seen of the repro as it is now, on each device."""
+    home = home_of([path])
+    repro = read_repro(path, name_of(path, home))
+    with history_in(home) as found:
+        states = found.states().values() if found is not None and repro is not None else ()
+        return [one for one in states if repro and (one.repro, one.script) == (repro.name, repro.digest)]
+
+
+def history_rows(past: Past) -> list[Json]:
+    flips, runs = past
+    kept = ("at", "repro", "device", "sweep", "verdict", "purpose", "stale", "reason", "environment", "torch")
+    told = [{"entry": "flip", "at": flip.at, **flip.to_json()} for flip in flips]
+    return [
+        *({key: value for key, value in row.items() if key not in ("path", "torch")} for row in told),
+        *({"entry": "run", **{name: getattr(run, name) for name in kept}, "seconds": round(run.seconds, 3)} for run in runs),
+    ]  # fmt: skip
+
+
+def history_text(past: Past) -> str:
+    """Flips one a line, then runs, those that follow each other with the same verdict on one line."""
+    flips, runs = past
+    lines = [] if flips else [plural(0, "flip")]
+    for flip in flips:
+        what = (
+            f"{moment(flip.at)}  {flip.kind:<11} {flip.repro} [{flip.device}] {flip.before} -> {flip.after}"
+        )
+        between = (
+            f" between {in_words(flip.last_before)} and {in_words(flip.first_after)}"
+            if flip.first_after
+            else ""
+        )
+        files = (
+            f" ({', '.join(flip.files[:3])}{', ...' if len(flip.files) > 3 else ''})" if flip.files else ""
+        )
+        lines.append(what + between + files)
+    for _, group in itertools.groupby(runs, lambda run: (run.verdict, run.device, run.stale)):
+        run, *others = group
+        stale = ", stale: the code changed meanwhile" if run.stale else ""
+        what = f"the last of {len(others) + 1} runs" if others else run.purpose
+        where = f"{run.repro} [{run.device}]"
+        lines.append(f"{moment(run.at)}  {run.verdict:<11} {where} sweep {run.sweep}, {what}{stale}")
+    return printable("\n".join(lines))
