@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import os
 import re
 import sys
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -41,13 +42,18 @@ TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 HUNTS_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "extras", "hunt", "")
 
 
-def user_frames(node: fx.Node) -> Iterator[tuple[str, str, str]]:
+def user_frames(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
+    """File, line and text of each user frame known for ``node``, the innermost first."""
     trace = node.meta.get("stack_trace")
-    lines = trace.split("\n") if isinstance(trace, str) else []
-    for line, below in reversed(list(itertools.zip_longest(lines, lines[1:], fillvalue=""))):
-        match = _FRAME.fullmatch(line)
-        if match and is_the_users(match[1]):
-            yield match[1], match[2], below.strip()
+    return _frames(trace) if isinstance(trace, str) else ()
+
+
+@functools.lru_cache(1 << 10)
+def _frames(trace: str) -> tuple[tuple[str, str, str], ...]:
+    lines = trace.split("\n")
+    pairs = reversed(list(itertools.zip_longest(lines, lines[1:], fillvalue="")))
+    matches = ((_FRAME.fullmatch(line), below.strip()) for line, below in pairs)
+    return tuple((match[1], match[2], text) for match, text in matches if match and is_the_users(match[1]))
 
 
 def location(node: fx.Node) -> str:
@@ -83,7 +89,7 @@ def put_traces(graph_module: fx.GraphModule, traces: Mapping[str, Mapping[str, s
 def _users_frame(node: fx.Node) -> str:
     if node.op in ("placeholder", "output") or not (place := location(node)):
         return ""
-    text = next(text for _, _, text in user_frames(node))
+    _, _, text = user_frames(node)[0]
     return (stack_trace(place) or "") + (f"    {text}\n" if text else "")
 
 
