@@ -21,16 +21,14 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class SweepRecord:
-    """All jobs after one change. ``end``: running, complete, superseded, interrupted or build_failed."""
+    """All jobs after a change of ``files``; ``code`` is a digest of all watched ones. ``end``: running, complete, superseded, interrupted or build_failed."""
 
     id: int
     started: float
     ended: float | None
     end: str
     code: str
-    """Digest of all watched files."""
     files: tuple[str, ...]
-    """The changed files that caused it."""
     revisions: Mapping[str, Revision]
     """By the root of the source repository."""
 

@@ -82,7 +82,7 @@ class History(AbstractContextManager["History", None]):
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         """Open or create the file. Raises FileNotFoundError when there is nothing to read."""
-        self.path, self.readonly = path, readonly
+        self.path = path
         if readonly and not path.exists():
             raise FileNotFoundError(path)
         if path.exists() and not path.is_file():  # to open a pipe would wait for ever
