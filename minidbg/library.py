@@ -126,7 +126,7 @@ def save_repro(
     found = backends.find(backend, options=options, mode=mode, setup=setup, reference=reference)
     used = UsedBackend(found, backend)
     case = case_of(graph_module, values, used, context=context, setup=setup, dynamic=dynamic)
-    outcome = asking.submit(case, seconds=seconds)
+    outcome = asking.ask(case, seconds=seconds)
     if outcome.verdict is not Verdict.REPRODUCES:
         raise NotReproduced(
             f"{found.name} does not fail on this graph: {outcome.in_words}. A repro is written of failures only",

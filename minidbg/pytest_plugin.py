@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from minidbg.watch.repros import Repro, find_repros, is_script, read_repro
-from minidbg.watch.runner import PROBE_SCRIPT, judging, mode_for, outcome_of
+from minidbg.watch.runner import PROBE_SCRIPT, fork_for, judging, outcome_of
 from minidbg.watch.settings import Machine, Workers, devices_of, parse_devices
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import read_regular
@@ -29,7 +29,8 @@ from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict, is_expected
 from minidbg.words.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
 from minidbg.words.text import display_path, plural
-from minidbg.workers.pool import OneByOne, RunMode, preload_for
+from minidbg.workers import Request
+from minidbg.workers.pool import OneByOne, preload_for
 
 CANNOT_JUDGE = (Verdict.SKIPPED, Verdict.INVALID)
 WORTH_WARMING = 3
@@ -198,11 +199,12 @@ class ReproItem(pytest.Item):
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         warm = len(repros) > WORTH_WARMING * workers
         pool = pool_of(self.config, {repro.spec.backend.name for repro in repros} if warm else None)
-        mode = mode_for(Workers.AUTO, self.device, fresh=False) if warm and not fresh else RunMode.FRESH
+        fork = fork_for(Workers.AUTO, self.device, fresh=fresh or not warm)
         limit = self.config.getoption("minidbg_seconds")
         if self.repro.spec.expected.kind.traits.endless:
             limit = min(limit, self.repro.spec.time_limit_s)
-        return outcome_of(self.repro, self.device, pool.run(judging(self.repro, self.device), mode, limit))
+        request = Request(judging(self.repro, self.device), seconds=limit, fork=fork)
+        return outcome_of(self.repro, self.device, pool.run(request))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """A verdict needs no traceback of ours."""
@@ -224,7 +226,7 @@ def machine_here() -> Machine:
     """The devices of this machine, asked in a child: this process needs no torch."""
     pool = OneByOne(preload_for((), forks=False))
     try:
-        ended = pool.run((PROBE_SCRIPT, "devices"), RunMode.FRESH, 120.0)
+        ended = pool.run(Request((PROBE_SCRIPT, "devices")))
     finally:
         pool.close()
     try:

@@ -31,7 +31,7 @@ if os.environ.get("CI"):
 TESTS = Path(__file__).parent
 DOOMED = """
 unit/reduction:  candidate deadline publishing reducing result session whole_cases
-unit/workers:    ahead packing run_python server
+unit/workers:    ahead server
 """
 """Tests of rooms that are written anew: each takes a room apart by its inner names, and what it claims is asked again from outside, by
 integration, property, peers, journeys or the corpus. They are run by hand (``-m doomed``), never mended, and go with their room."""

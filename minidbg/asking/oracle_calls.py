@@ -12,11 +12,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
@@ -30,20 +29,15 @@ from minidbg.judge.death import died_by, outcome_of_death
 from minidbg.judge.suspects import suspects_in_stack
 from minidbg.words.deadline import NEVER, Deadline
 from minidbg.words.errors import BackendUnreachable, CannotWrite
+from minidbg.words.machine import memory_limit
 from minidbg.words.outcome import Outcome, Signature, Verdict
-from minidbg.workers import ChildResult, memory_limit
+from minidbg.workers import Ended, Request, Submit
 from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
 
 log = logging.getLogger("minidbg")
 
 
-class Submit(Protocol):
-    """How a question is asked: the seam between those who ask and the children that answer."""
-
-    def __call__(self, case: Case, *, seconds: float, bisection: str = "") -> Outcome: ...
-
-
-def submit(
+def ask(
     case: Case,
     *,
     seconds: float,
@@ -51,26 +45,36 @@ def submit(
     to_the_end: bool = True,
     deadline: Deadline = NEVER,
     bisection: str = "",
+    submit: Submit = workers.submit,
 ) -> Outcome:
-    """Have a fork of this process's forkserver run ``execute(case)``, and wait for its outcome.
+    """Have a child run ``execute(case)``, a fork of this process's forkserver where the backend answers in one, and wait for its outcome.
 
     A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
     kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
     calls are much shorter; and what may be only slow gets more. ``to_the_end`` is ``execute``'s. Nothing that is waited for
-    passes the ``deadline``: a question that it cuts off looks like a hang. Raises OSError when no process can be made.
+    passes the ``deadline``: a question that it cuts off looks like a hang. ``bisection``: the folder in which torch's bisector keeps its
+    state. Raises OSError when no process can be made, and BackendUnreachable where the child could not unpickle the case's backend, or
+    died of it: that is no answer.
     """
-
     memory_bytes = memory_bytes or memory_limit()
 
     def ask(case: Case, seconds: float) -> Outcome:
-        forks = answers_in_forks(case)
-        here = partial(run_in_fork, deadline=deadline) if forks else run_in_interpreter
-        run_one = partial(here, bisection=bisection)
+        def once() -> Outcome:
+            try:
+                with packed(case) as package:
+                    request = Request(
+                        call=ANSWER,
+                        argument={"case": package, "to_the_end": to_the_end, "bisection": bisection},
+                        seconds=deadline.left(seconds),
+                        deadline=deadline,
+                        memory_bytes=memory_bytes,
+                        fork=preparation(case) if answers_in_forks(case) else None,
+                    )
+                    return outcome_of(case, submit(request).result(), deadline)
+            except CannotWrite as refusal:
+                return Outcome(Verdict.INVALID, reason=str(refusal))
 
-        def run() -> Outcome:
-            return run_one(case, deadline.left(seconds), memory_bytes, to_the_end=to_the_end)
-
-        return unless_the_machine_failed(run, expected=case.signature, deadline=deadline)
+        return unless_the_machine_failed(once, expected=case.signature, deadline=deadline)
 
     if case.spec.traits.endless:
         enough = time_for(case, ask, deadline)
@@ -90,67 +94,14 @@ def is_hang(outcome: Outcome) -> bool:
     return outcome.signature is not None and outcome.signature.kind.traits.endless
 
 
-# ---- the way to a child ----------------------------------------------------------------------------
-
-
-def run_in_fork(
-    case: Case,
-    seconds: float,
-    memory_bytes: int | None,
-    *,
-    to_the_end: bool = True,
-    deadline: Deadline = NEVER,
-    bisection: str = "",
-) -> Outcome:
-    """Run the case once in a fork of this process's forkserver. ``bisection``: the folder in which torch's bisector keeps its state. Raises as ``run_packed``."""
-    return run_packed(
-        case,
-        {"to_the_end": to_the_end, "bisection": bisection},
-        partial(
-            workers.call_in_server,
-            preparation(case, ANSWER),
-            seconds=seconds,
-            deadline=deadline,
-            memory_bytes=memory_bytes,
-        ),
-        deadline,
-    )
-
-
-def run_in_interpreter(
-    case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True, bisection: str = ""
-) -> Outcome:
-    """The same in a fresh interpreter, for a backend that does not answer in a fork. Raises as ``run_packed``."""
-    call = partial(workers.call_in_interpreter, ANSWER, seconds=seconds, memory_bytes=memory_bytes)
-    return run_packed(case, {"to_the_end": to_the_end, "bisection": bisection}, call)
-
-
-def run_packed(
-    case: Case,
-    how: Mapping[str, Any],
-    call: Callable[[dict[str, Any]], ChildResult],
-    deadline: Deadline = NEVER,
-) -> Outcome:
-    """Pack ``case``, have ``call`` run ``packing.answer`` on it in a child, and read the outcome from what comes back.
-
-    Raises OSError; and BackendUnreachable where the child could not unpickle the case's backend, or died of it: that is no answer.
-    """
-    try:
-        with packed(case) as package:
-            done = call({"case": package, **how})
-    except CannotWrite as refusal:
-        return Outcome(Verdict.INVALID, reason=str(refusal))
+def outcome_of(case: Case, done: Ended, deadline: Deadline) -> Outcome:
+    """What the end of a child says about ``case``, its answer or its death. Raises BackendUnreachable."""
     if done.answered and "refused" in done.value:
         raise BackendUnreachable(done.value["refused"])
     if done.answered:
         return Outcome.from_json(done.value).judged_against(case.signature)
     if is_pickled(case.backend) and not done.note and not deadline.is_over:  # it came no further
         raise BackendUnreachable(f"unpickling it ended a process: {died_by(done)}")
-    return outcome_of(case, done)
-
-
-def outcome_of(case: Case, done: ChildResult) -> Outcome:
-    """What the end of a child that gave no answer says about ``case``."""
     if done.error:
         last = done.error.strip().rpartition("\n")[2]
         return Outcome(Verdict.INVALID, reason=f"the oracle itself failed: {last}", message=done.error)
@@ -260,28 +211,32 @@ MACHINE_FAILURES = {
 
 
 def unless_the_machine_failed(
-    ask: Callable[[], Outcome], *, expected: Signature | None, deadline: Deadline = NEVER
+    ask: Callable[[], Outcome],
+    *,
+    expected: Signature | None,
+    deadline: Deadline = NEVER,
+    pause: Callable[[float], object] = time.sleep,
 ) -> Outcome:
     """The outcome of ``ask()``, which is called again where the machine failed and not the backend.
 
     Where the machine goes on failing, or the ``deadline`` is over, the outcome is invalid and says why. A failure that is ``expected`` is the answer,
     whatever it looks like. Raises OSError when no process can be made.
     """
-    for pause in (*PAUSES_S, None):
+    for seconds in (*PAUSES_S, None):
         try:
             outcome = ask()
             why = machine_failure(outcome, expected)
         except OSError:
-            if pause is None or deadline.is_over:
+            if seconds is None or deadline.is_over:
                 raise
         else:
             if why is None:
                 return outcome
-            if pause is None or deadline.is_over:
+            if seconds is None or deadline.is_over:
                 break
             with contextlib.suppress(KeyError, OSError):
                 remove_unfinished(Path(os.environ[VARIABLE]))
-        time.sleep(deadline.left(pause))
+        pause(deadline.left(seconds))
     return replace(outcome, verdict=Verdict.INVALID, signature=None, reason=f"{why}, again and again")
 
 

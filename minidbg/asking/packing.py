@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import shutil
 import tempfile
 import threading
 from collections import Counter
@@ -32,6 +31,7 @@ from minidbg.fx.case import Case
 from minidbg.source import transport
 from minidbg.words import environment
 from minidbg.words.errors import BackendUnreachable
+from minidbg.words.machine import HERE, Machine
 
 SPARE_BYTES = 256 << 20
 """What is left free of the memory that the files take."""
@@ -55,34 +55,24 @@ def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[s
         return execute(case, note=note, to_the_end=argument["to_the_end"]).to_json()
 
 
-def preparation(case: Case, function: str) -> workers.Preparation:
+def preparation(case: Case) -> workers.Preparation:
     """What the server does before its children find ``case``'s backend set up; nothing that may end or hang it, as it does them."""
     if case.spec.traits.dies:
-        return workers.Preparation(function, warm="imports")
+        return workers.Preparation(warm="imports")
     warm = "inductor" if case.backend.name == "inductor" else "imports"
-    return workers.Preparation(function, case.backend.modules, warm)
-
-
-def ask(function: str, *cases: Case, seconds: float) -> Any:
-    """What ``function`` (``module:name``) of cases answers in a fork of the forkserver, as plain values; None where it gives no answer.
-
-    It is called with ``{"cases": [...]}``, each for ``unpacked``, and a function that hears texts. Raises CannotWrite and OSError.
-    """
-    with contextlib.ExitStack() as stack:
-        packages = [stack.enter_context(packed(case)) for case in cases]
-        return workers.call_in_server(
-            preparation(cases[0], function), {"cases": packages}, seconds=seconds
-        ).value
+    return workers.Preparation(case.backend.modules, warm)
 
 
 @contextlib.contextmanager
-def packed(case: Case, *, share: float = 1.0) -> Iterator[dict[str, Any]]:
+def packed(case: Case, *, share: float = 1.0, machine: Machine = HERE) -> Iterator[dict[str, Any]]:
     """``case`` as plain values, for ``unpacked`` in a child of the forkserver that lives no longer than the block.
 
     The files with its values stay for the next question, which mostly has the same. Of what is free they take ``share`` at
     most; what does not fit is ``left_out_bytes``. Raises CannotWrite, and OSError where there is no room.
     """
-    parcel = transport.pack(case, room_bytes=transport.UNLIMITED if share == 1.0 else room_bytes(share))
+    parcel = transport.pack(
+        case, room_bytes=transport.UNLIMITED if share == 1.0 else room_bytes(share, machine)
+    )
     with contextlib.ExitStack() as stack:
         files: dict[str, Path] = {}
         with TIDYING:
@@ -91,7 +81,7 @@ def packed(case: Case, *, share: float = 1.0) -> Iterator[dict[str, Any]]:
                     stack.enter_context(used(path))
                     files[key] = path
         new: dict[str, Any] = {key: data.numpy() for key, data in parcel.storages.items() if key not in files}
-        folder = stack.enter_context(folder_for(sum(array.size for array in new.values()), share))
+        folder = stack.enter_context(folder_for(sum(array.size for array in new.values()), share, machine))
         for key, array in new.items():
             path = files[key] = folder / digest_of(array)
             stack.enter_context(used(path))
@@ -179,7 +169,7 @@ def used(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def pickled_for_children(case: Case, *, limit_bytes: int = pickled.LIMIT_BYTES) -> Iterator[Case]:
+def pickled_for_children(case: Case) -> Iterator[Case]:
     """A block with ``case`` as children of the forkserver may have it: its live backend in a file, where a person would have to fill it in.
 
     Each child that loads the case unpickles it, and the server never does. Any other case is as it was. Raises BackendUnreachable
@@ -191,7 +181,7 @@ def pickled_for_children(case: Case, *, limit_bytes: int = pickled.LIMIT_BYTES) 
     path = workers.start_server().folder / f"backend_{next(NUMBERS)}.pickle"
     with used(path):  # a question that wants room leaves it there
         try:
-            pickled.pickle_into(path, case.compiler, limit_bytes=limit_bytes)
+            pickled.pickle_into(path, case.compiler)
             yield case.with_spec(backend=pickled.at(path, case.backend))
         finally:
             path.unlink(missing_ok=True)
@@ -210,26 +200,22 @@ def write_once(path: Path, data: Any) -> None:
 
 
 @contextlib.contextmanager
-def folder_for(size: int, share: float = 1.0) -> Iterator[Path]:
+def folder_for(size: int, share: float, machine: Machine) -> Iterator[Path]:
     """The forkserver's folder, where ``share`` of what is free is enough for ``size`` bytes; else one on disk, which goes when the block ends."""
     folder = workers.start_server().folder
-    if free_bytes(folder) * share < size + SPARE_BYTES:
+    if machine.disk_free(folder) * share < size + SPARE_BYTES:
         with TIDYING:
             for path in folder.iterdir():
                 if not IN_USE[path.name] and path.is_file():
                     path.unlink(missing_ok=True)
-    if free_bytes(folder) * share >= size + SPARE_BYTES:
+    if machine.disk_free(folder) * share >= size + SPARE_BYTES:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="minidbg-") as on_disk:
         yield Path(on_disk)
 
 
-def room_bytes(share: float) -> int:
+def room_bytes(share: float, machine: Machine) -> int:
     """How large values may be that take ``share`` of what is free: in the forkserver's folder, which may be memory, or on disk."""
     folders = workers.start_server().folder, Path(tempfile.gettempdir())
-    return int(max(map(free_bytes, folders)) * share) - SPARE_BYTES
-
-
-def free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free
+    return int(max(map(machine.disk_free, folders)) * share) - SPARE_BYTES

@@ -26,6 +26,7 @@ from minidbg import torch_internals, workers
 from minidbg.repro import flights
 from minidbg.words import environment, settings
 from minidbg.words.json_lines import last_json
+from minidbg.words.machine import HERE
 from minidbg.words.text import plural
 
 QUESTION_S = 60.0
@@ -72,7 +73,8 @@ def python() -> Iterator[Finding]:
 def devices() -> Iterator[Finding]:
     """The CPU and what torch can use beside it."""
     yield fine(
-        "cpu", f"{plural(os.cpu_count() or 1, 'core')}, {plural(torch.get_num_threads(), 'thread')} for torch"
+        "cpu",
+        f"{plural(HERE.processors(), 'core')}, {plural(torch.get_num_threads(), 'thread')} for torch",
     )
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
@@ -113,7 +115,10 @@ def forking() -> Iterator[Finding]:
     """One question, as a reduction asks it: in a fork of an interpreter that does nothing but fork."""
     began = time.monotonic()
     try:
-        asked = workers.call_in_server(workers.Preparation(f"{__name__}:a_question"), {}, seconds=QUESTION_S)
+        request = workers.Request(
+            call=f"{__name__}:a_question", seconds=QUESTION_S, fork=workers.Preparation()
+        )
+        asked = workers.submit(request).result()
     except OSError as error:
         yield missing("fork", f"no process can be made: {error}", "raise the limit of processes")
         return

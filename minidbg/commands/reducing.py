@@ -167,9 +167,9 @@ def reduce_in_server(
     )  # of what is no repro of minidbg's nothing is known; it is read there
     name = script.spec.backend.name if script is not None else ""
     with saying_how_to_go_on(path), workers.stream_to_the_user() as stream:
-        done = workers.call_in_server(
-            workers.Preparation(f"{__name__}:reduced", warm="inductor" if name == "inductor" else "imports"),
-            {
+        request = workers.Request(
+            call=f"{__name__}:reduced",
+            argument={
                 "path": str(path),
                 "backend": backend,
                 "folder": str(folder) if folder is not None else None,
@@ -178,9 +178,9 @@ def reduce_in_server(
                 "verbosity": VERBOSITY.get(),
             },
             seconds=limits["seconds"] + FOR_THE_REST_S,
-            stream=stream,
-            on_interrupt=on_interrupt,
+            fork=workers.Preparation(warm="inductor" if name == "inductor" else "imports"),
         )
+        done = workers.call_in_server(request, stream=stream, on_interrupt=on_interrupt)
     if not done.answered:
         raise MinidbgError(
             f"not reduced: {done.why_no_answer}; start it again: it begins from the best that is on disk"

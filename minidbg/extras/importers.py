@@ -66,7 +66,7 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
     name = ""
     for case in forms:
         name = case.backend.name
-        outcome = asking.submit(case, seconds=SECONDS)
+        outcome = asking.ask(case, seconds=SECONDS)
         if outcome.verdict is Verdict.REPRODUCES:
             story = replace(case.provenance, message=outcome.message)
             return replace(case.with_spec(signature=outcome.signature), provenance=story)
@@ -205,11 +205,13 @@ def cases_of_torch_repro(
     """
     wanted = asdict(backend_named(backend).ref) if backend is not None else None
     with tempfile.TemporaryDirectory(prefix="minidbg-") as folder:
-        done = workers.call_in_server(
-            workers.Preparation(f"{__name__}:answer", warm="imports"),
-            {"path": str(path.absolute()), "folder": folder, "backend": repr(wanted)},
+        request = workers.Request(
+            call=f"{__name__}:answer",
+            argument={"path": str(path.absolute()), "folder": folder, "backend": repr(wanted)},
             seconds=seconds,
+            fork=workers.Preparation(warm="imports"),
         )
+        done = workers.submit(request).result()
         if not done.answered:
             how = f"ran for more than {seconds:g} s" if done.timed_out else f"ended by {died_by(done)}"
             raise UnreadableTorchRepro(f"{path}: the process that executed it {how}")

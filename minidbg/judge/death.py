@@ -18,15 +18,13 @@ from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
 from minidbg.words.run_spec import RunSpec
 from minidbg.words.text import signal_name
-from minidbg.workers import ChildResult
+from minidbg.workers import Ended
 
 STDERR_KEPT = 4000
 EXIT = "exit status"
 
 
-def outcome_of_run(
-    ended: ChildResult, spec: RunSpec, *, limit_s: float, tells_phases: bool = False
-) -> Outcome:
+def outcome_of_run(ended: Ended, spec: RunSpec, *, limit_s: float, tells_phases: bool = False) -> Outcome:
     """The outcome of a script's run with a time limit of ``limit_s``: what it printed, else what its end shows, with a reason.
 
     ``tells_phases``: it was asked to, so that one which has named none has not come to eager.
@@ -45,7 +43,7 @@ def outcome_of_run(
     return replace(found, reason=found.reason or how, message=found.stderr or found.message, stderr="")
 
 
-def printed(ended: ChildResult) -> Outcome | None:
+def printed(ended: Ended) -> Outcome | None:
     said = last_json(ended.stdout)
     if said is not None:
         with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):
@@ -53,7 +51,7 @@ def printed(ended: ChildResult) -> Outcome | None:
     return None
 
 
-def outcome_of_death(ended: ChildResult, spec: RunSpec, *, tells_phases: bool = True) -> Outcome:
+def outcome_of_death(ended: Ended, spec: RunSpec, *, tells_phases: bool = True) -> Outcome:
     """The outcome of a process that ended without an answer, by the phase that it was in.
 
     One that had named no phase is no failure of the backend if it ``tells_phases``; else it is one where it was killed.
@@ -90,7 +88,7 @@ def outcome_of_death(ended: ChildResult, spec: RunSpec, *, tells_phases: bool = 
     return replace(found, seconds=ended.seconds)
 
 
-def died_by(ended: ChildResult) -> str:
+def died_by(ended: Ended) -> str:
     """How a process without an answer ended: ``SIGSEGV``, ``exit status 7``, ``timeout``, ``memory limit``."""
     if ended.timed_out:
         return "timeout"

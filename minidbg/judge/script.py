@@ -21,9 +21,10 @@ import torch
 from minidbg.judge.command import FAILED, clean_stdout
 from minidbg.judge.death import outcome_of_death, printed
 from minidbg.judge.harness import HANDED_BACK, Runnable, brief, judge
+from minidbg.words.machine import memory_limit
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import PRECISIONS, BackendRef, Level, RunSpec, in_precision
-from minidbg.workers import memory_limit, run_python
+from minidbg.workers import run_python
 
 COMPILES = "phase compile"
 STDERR_SHOWN = 4000

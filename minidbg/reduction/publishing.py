@@ -239,25 +239,27 @@ def verify(
 
 def run_both_ways(
     case: Case, draft: Path, write: Callable[..., Path], session: Session | None, seconds: float
-) -> tuple[Outcome, workers.ChildResult | None]:
+) -> tuple[Outcome, workers.Ended | None]:
     """Write the script of ``case`` at ``draft``, and run it: what the judge says, and how ``python draft`` ends.
 
     None for the second where the judge does not see the failure.
     """
     limit = partial(limit_of_a_run, session, seconds)
-    by_itself = partial(repro.run_alone, draft, without=variables_to_try(case))
+    submit = session.submit if session else workers.submit
+    by_itself = partial(repro.run_alone, draft, without=variables_to_try(case), submit=submit)
+    judged = partial(judge_draft, case, draft, submit=submit)
     why = write_draft(write, case)
     alone = session.ahead.take() if session and session.ahead else None
-    fork = asking.preparation(case, "") if session and asking.answers_in_forks(case) else None
-    with run_alone_meanwhile(case, draft, limit, alone) as how_alone:
-        outcomes = [in_time(judge_draft(case, draft, limit(), fork), session)]
+    fork = asking.preparation(case) if session and asking.answers_in_forks(case) else None
+    with run_alone_meanwhile(case, draft, limit, alone, by_itself) as how_alone:
+        outcomes = [in_time(judged(limit(), fork), session)]
         if outcomes[0].verdict not in SHOWN and fork is not None:
             # a fork may lack what the failure needs: an accelerator
-            outcomes = [in_time(judge_draft(case, draft, limit()), session)]
+            outcomes = [in_time(judged(limit()), session)]
         if outcomes[0].verdict not in SHOWN:
             return outcomes[0], None
         if session is not None and session.others and not case.spec.traits.endless and session.remaining():
-            outcomes.append(in_time(judge_draft(case, draft, limit(), fork), session))
+            outcomes.append(in_time(judged(limit(), fork), session))
         ended = how_alone()
     if ended.exit_status in (0, 3) and variables_to_try(case):
         needing = with_variables(case)
@@ -269,7 +271,7 @@ def run_both_ways(
             why = write_draft(write, case)
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
     if others_shown or ended.exit_status in (0, 3):
-        outcomes += [in_time(judge_draft(case, draft, limit()), session) for _ in range(RUNS_IN_DOUBT)]
+        outcomes += [in_time(judged(limit()), session) for _ in range(RUNS_IN_DOUBT)]
     outcome = of_several_runs(outcomes)
     if outcome.verdict is Verdict.FLAKY:
         for _ in range(RUNS_IN_DOUBT):
@@ -334,10 +336,13 @@ def in_time(outcome: Outcome, session: Session | None) -> Outcome:
 
 @contextlib.contextmanager
 def run_alone_meanwhile(
-    case: Case, draft: Path, limit: Callable[[], float], ahead: workers.InterpreterAhead | None
-) -> Iterator[Callable[[], workers.ChildResult]]:
+    case: Case,
+    draft: Path,
+    limit: Callable[[], float],
+    ahead: workers.InterpreterAhead | None,
+    by_itself: Callable[..., workers.Ended],
+) -> Iterator[Callable[[], workers.Ended]]:
     """How the draft ends by itself: a function that waits for it. It runs beside the block where the machine has room for both."""
-    by_itself = partial(repro.run_alone, draft, without=variables_to_try(case))
     if ahead is None:
         yield lambda: by_itself(seconds=limit())
         return
@@ -352,11 +357,18 @@ def run_alone_meanwhile(
         ahead.cancel()  # where nobody has waited for it
 
 
-def judge_draft(case: Case, draft: Path, seconds: float, fork: workers.Preparation | None = None) -> Outcome:
+def judge_draft(
+    case: Case,
+    draft: Path,
+    seconds: float,
+    fork: workers.Preparation | None = None,
+    *,
+    submit: workers.Submit,
+) -> Outcome:
     """Run the installed judge on the script of ``case`` at ``draft``, in a fresh interpreter or a ``fork`` of the forkserver."""
     deadline = Deadline.after(seconds)
     return asking.unless_the_machine_failed(
-        lambda: repro.run(draft, seconds=deadline.left(), fork=fork),
+        lambda: repro.run(draft, seconds=deadline.left(), fork=fork, submit=submit),
         expected=case.signature,
         deadline=deadline,
     )
@@ -376,12 +388,12 @@ def write_draft(write: Callable[..., Path], case: Case, why: str = "", remark: s
     return why
 
 
-def shows_it(ended: workers.ChildResult) -> bool:
+def shows_it(ended: workers.Ended) -> bool:
     """Whether a script by itself said that it reproduces, or has come to the end of what only shows the failure."""
     return ended.exit_status == 1 or repro.NOT_JUDGED in ended.stderr_tail
 
 
-def how_it_ended(ended: workers.ChildResult) -> str:
+def how_it_ended(ended: workers.Ended) -> str:
     if ended.timed_out:
         return f"no end within {ended.seconds:.0f} s"
     said = ended.stdout.strip().rpartition("\n")[2] or ended.stderr_tail.strip().rpartition("\n")[2]

@@ -76,6 +76,7 @@ def reduce_and_publish(
     limits: Limits,
     listener: Listener = silent,
     just_seen: bool = False,
+    submit: workers.Submit = workers.submit,
 ) -> ReductionResult:
     """Reduce ``case`` and leave a verified repro in ``folder``.
 
@@ -88,12 +89,15 @@ def reduce_and_publish(
     limits = limits.begun()
     with workers.own_kernel_cache() as kernels, locked_folder(case, folder, limits, listener) as own_folder:
         if own_folder is not None and just_seen:
-            published = earlier_result(own_folder, Deadline(limits.due or math.inf))
+            published = earlier_result(own_folder, Deadline(limits.due or math.inf), submit)
             if published is not None:
                 return published
-        with PrestartedInterpreters(case) as ahead:
-            ahead.start()  # for the script by itself
-            session = Session(limits, listener, kernels=kernels, folder=own_folder, ahead=ahead)
+        with PrestartedInterpreters(case) if submit is workers.submit else contextlib.nullcontext() as ahead:
+            if ahead is not None:
+                ahead.start()  # for the script by itself
+            session = Session(
+                limits, listener, kernels=kernels, folder=own_folder, submit=submit, ahead=ahead
+            )
             return search_and_publish(case, folder, session, just_seen=just_seen)
 
 
@@ -117,7 +121,7 @@ def locked_folder(case: Case, folder: Path, limits: Limits, listener: Listener) 
         lock.release()
 
 
-def earlier_result(own_folder: Path, deadline: Deadline) -> ReductionResult | None:
+def earlier_result(own_folder: Path, deadline: Deadline, submit: workers.Submit) -> ReductionResult | None:
     """The result of an earlier reduction of this very case, when its repro is there, certified, and fails now, before ``deadline``."""
     try:
         written = ReductionResult.from_json(json.loads(read_regular(own_folder / DONE_FILE, LOG_LIMIT_BYTES)))
@@ -126,7 +130,7 @@ def earlier_result(own_folder: Path, deadline: Deadline) -> ReductionResult | No
     if written.path is None or not written.certified or not written.path.is_file():
         return None
     try:
-        outcome = repro.run(written.path, seconds=deadline.left(VERIFY_SECONDS))
+        outcome = repro.run(written.path, seconds=deadline.left(VERIFY_SECONDS), submit=submit)
     except MinidbgError:
         return None
     if outcome.verdict not in SHOWN:
@@ -377,7 +381,7 @@ REDUCE = "minidbg.reduction.reducing:reduce_in_child"
 def prepare(case: Case) -> None:
     """Start the forkserver and have it import what a reduction of ``case`` needs; return at once. Raises OSError."""
     ahead = repro.interpreter_ahead(case.backend.name, without=case.spec.context.env)
-    workers.prepare(replace(asking.preparation(case, REDUCE), ahead=ahead))
+    workers.prepare(REDUCE, replace(asking.preparation(case), ahead=ahead))
 
 
 def call_reduce_in_child(
@@ -389,23 +393,19 @@ def call_reduce_in_child(
     deadline: Deadline,
     *,
     on_interrupt: Callable[[], object],
-) -> workers.ChildResult:
+) -> workers.Ended:
     """Call ``reduce_in_child`` in a fork of the forkserver, with ``case`` as ``package``. Raises OSError.
 
     The fork is ended by the ``deadline``, after some seconds to end what it has started.
     """
-    return workers.call_in_server(
-        asking.preparation(case, REDUCE),
-        {
-            "case": package,
-            "folder": str(folder.absolute()),
-            "limits": asdict(limits),
-        },
+    request = workers.Request(
+        call=REDUCE,
+        argument={"case": package, "folder": str(folder.absolute()), "limits": asdict(limits)},
         seconds=deadline.left() + GRACE_S,
         deadline=deadline.earlier(-GRACE_S),
-        stream=stream,
-        on_interrupt=on_interrupt,
+        fork=asking.preparation(case),
     )
+    return workers.call_in_server(request, stream=stream, on_interrupt=on_interrupt)
 
 
 def sent_along(argument: Mapping[str, Any]) -> Case:
@@ -426,7 +426,9 @@ def reduce_in_child(
         return reduce_on_stream(case, Path(argument["folder"]), limits, stream)
 
 
-def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -> dict[str, Any]:
+def reduce_on_stream(
+    case: Case, folder: Path, limits: Limits, stream: TextIO, submit: workers.Submit = workers.submit
+) -> dict[str, Any]:
     """Call ``reduce_and_publish`` for a case that has just failed: the result as JSON values, or ``{"refused": why}``.
 
     Progress and warnings go to ``stream``. The first Ctrl-C ends the search alone.
@@ -436,7 +438,7 @@ def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -
     with on_stream(stream) as listener, torch_internals.without_overrides():
         try:
             return reduce_and_publish(
-                case, folder, limits=limits, listener=listener, just_seen=True
+                case, folder, limits=limits, listener=listener, just_seen=True, submit=submit
             ).to_json()
         except MinidbgError as refused:
             return {"refused": str(refused)}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeAlias, TypeVar
 
 from minidbg import torch_internals
+from minidbg.words.machine import HERE
 from minidbg.words.outcome import Verdict
 from minidbg.words.run_spec import how_to_fill_in
 from minidbg.words.settings import VALUE_LIMIT_BYTES
@@ -32,7 +33,7 @@ class Limits:
     memory_bytes: int | None = None
     value_limit_bytes: int = VALUE_LIMIT_BYTES
     """Most bytes of real tensor values that the script may store."""
-    jobs: int = min(2, os.cpu_count() or 1)
+    jobs: int = min(2, HERE.processors())
     """Runs at the same time, where they do not depend on each other. The result is the same with one."""
     due: float | None = None
     """When ``seconds`` are over, by ``time.monotonic``, where somebody has waited for the answer since before the reduction began."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from minidbg.reduction.result import Limits, Listener, Progress, silent
 from minidbg.reduction.simplify import SIMPLIFYING
 from minidbg.source.size import call_nodes
 from minidbg.torch_internals.devices import devices_of
-from minidbg.words.deadline import Deadline
+from minidbg.words.deadline import Clock, Deadline
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.text import plural
@@ -80,7 +80,8 @@ class Session:
     """The kernel cache of its runs."""
     folder: Path | None = None
     """Where the best so far is kept."""
-    clock: Callable[[], float] = time.monotonic
+    submit: workers.Submit = workers.submit
+    clock: Clock = time.monotonic
     started: float = field(default_factory=time.monotonic)
     deadline: Deadline = field(init=False)
     """When the answer is due."""
@@ -166,19 +167,20 @@ class Session:
         return least is not None and call_nodes(case.graph_module) >= least and not case.spec.traits.endless
 
     def run(self, case: Case) -> Outcome:
-        """Run ``case`` once in a child, by ``asking.submit``; what a killed one left half written in the kernel cache goes.
+        """Run ``case`` once in a child, by ``asking.ask``; what a killed one left half written in the kernel cache goes.
 
         Raises BudgetSpent where no time is left for it, or too little: what the deadline cuts off looks like a hang.
         """
         if self.until.is_over:
             raise BudgetSpent
         began = time.time()
-        outcome = asking.submit(
+        outcome = asking.ask(
             case,
             seconds=self.seconds_for(case),
             memory_bytes=self.limits.memory_bytes,
             to_the_end=False,
             deadline=self.until,
+            submit=self.submit,
         )
         died = outcome.signature is not None and outcome.signature.kind.traits.dies
         if died and self.kernels is not None:

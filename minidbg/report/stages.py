@@ -135,7 +135,7 @@ def find_stages(
     *,
     seconds: float = 120.0,
     note: Callable[[str], object] = str,
-    submit: asking.Submit = asking.submit,
+    submit: workers.Submit = workers.submit,
 ) -> StageReport:
     """Run the repro's graph through each stage, in child processes, for at most about ``seconds``, its own backend in any case.
 
@@ -155,7 +155,8 @@ def find_stages(
             return Outcome(Verdict.SKIPPED, reason="the time is over")
         if what:
             note(f"running it with {what}")
-        return submit(case, seconds=max(5.0, min(CALL_SECONDS, until.left())), bisection=bisection)
+        limit = max(5.0, min(CALL_SECONDS, until.left()))
+        return asking.ask(case, seconds=limit, bisection=bisection, submit=submit)
 
     verdicts: dict[str, Verdict] = {}
     for name in dict.fromkeys((*EARLIER, own)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,10 @@ from minidbg.judge.death import outcome_of_run
 from minidbg.repro.header import read_header
 from minidbg.words import environment
 from minidbg.words.outcome import Outcome, Verdict
+from minidbg.workers import Request
+
+USUAL_THREADS: Mapping[str, str | None] = dict.fromkeys(environment.USUAL_THREADS.taken_out)
+"""No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run."""
 
 
 def run(
@@ -25,7 +28,7 @@ def run(
     tolerances: tuple[float, float] | str | None = None,
     seconds: float = 120.0,
     fork: workers.Preparation | None = None,
-    interpreter: workers.RunPython = workers.run_python,
+    submit: workers.Submit = workers.submit,
 ) -> Outcome:
     """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
 
@@ -41,10 +44,7 @@ def run(
     argv += ["--backend", backend] if backend else []
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
     argv += ["--tolerances", *given] if given else []
-    if fork is not None:
-        ended = workers.run_script_in_server(fork, argv, seconds=seconds)
-    else:
-        ended = _run(argv, seconds, interpreter=interpreter)
+    ended = submit(Request(tuple(argv), seconds=seconds, fork=fork, env=USUAL_THREADS)).result()
     outcome = outcome_of_run(ended, header.spec, limit_s=seconds)
     if not (outcome.reason or outcome.stderr) and outcome.verdict in (Verdict.GONE, Verdict.CHANGED):
         outcome = replace(outcome, stderr=ended.stderr_tail)  # who expected a failure asks what was said
@@ -52,28 +52,21 @@ def run(
 
 
 def run_alone(
-    path: Path, *, seconds: float, without: Iterable[str] = (), paths: Sequence[str] = ()
-) -> workers.ChildResult:
+    path: Path,
+    *,
+    seconds: float,
+    without: Iterable[str] = (),
+    paths: Sequence[str] = (),
+    submit: workers.Submit = workers.submit,
+) -> workers.Ended:
     """How ``python path`` ends, run by itself from an empty folder for at most ``seconds``.
 
     ``without`` some of this process's environment variables, and with ``paths`` on its PYTHONPATH.
     """
-    env: dict[str, str | None] = dict.fromkeys(without)
+    env = {**USUAL_THREADS, **dict.fromkeys(without)}
     if paths:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, os.environ.get("PYTHONPATH")]))
-    return _run([str(path.absolute())], seconds, env=env)
-
-
-def _run(
-    argv: list[str],
-    seconds: float,
-    env: Mapping[str, str | None] | None = None,
-    interpreter: workers.RunPython = workers.run_python,
-) -> workers.ChildResult:
-    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
-        # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
-        unset = dict.fromkeys(environment.USUAL_THREADS.taken_out)
-        return interpreter(argv, seconds=seconds, cwd=folder, env={**unset, **(env or {})})
+    return submit(Request((str(path.absolute()),), seconds=seconds, env=env)).result()
 
 
 def interpreter_ahead(backend: str, without: Iterable[str] = ()) -> workers.Ahead:

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ def in_silence() -> Iterator[None]:
                 silence.close()
 
 
-def forks_survive_autograd() -> bool:
+def forks_survive_autograd(drivers: Iterable[str] = DRIVERS) -> bool:
     """Whether children that are forked after autograd has run in this process can use it too.
 
     Autograd's engine starts a thread for each device when it first runs, and no child forked after that may run it. A CUDA
@@ -71,7 +71,7 @@ def forks_survive_autograd() -> bool:
     """
     if torch._C._get_privateuse1_backend_name() != "privateuseone":
         return False
-    if any(map(os.path.exists, DRIVERS)):
+    if any(map(os.path.exists, drivers)):
         return torch.version.cuda is None and torch.version.hip is None and not autograd_has_threads()
     with contextlib.suppress(Exception), without_modes(), torch.inference_mode(False), torch.enable_grad():
         torch.autograd.backward(torch.ones(1, device="cpu", requires_grad=True).sum())

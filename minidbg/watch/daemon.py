@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -24,7 +25,7 @@ from minidbg.watch import events
 from minidbg.watch.events import Notice
 from minidbg.watch.files import FileEvents, are_stale
 from minidbg.watch.repros import Lock, Repro, hidden_folder, home_of, read_repros, stamp_of
-from minidbg.watch.runner import PROBE_SCRIPT, Build, Built, Runner, forks, outcome_of
+from minidbg.watch.runner import PROBE_SCRIPT, Build, Built, Runner, fork_for, forks, outcome_of
 from minidbg.watch.settings import FailOn, Machine, WatchSettings, devices_of, parse_devices
 from minidbg.watch.sources import installed_digest, repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, Job, Purpose, Transition, usual_seconds
@@ -36,7 +37,8 @@ from minidbg.words.errors import MinidbgError
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict, is_expected
 from minidbg.words.text import display_path, last_line, plural
-from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Pool, Ready, RunMode, ServerPool, preload_for
+from minidbg.workers import Ended, Request
+from minidbg.workers.pool import Died, Pool, Ready, ServerPool, preload_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Revised:
     revisions: Mapping[str, Revision]
 
 
-Message: TypeAlias = FilesChanged | Key | Stop | Revised | Built | Ended | Ready | Died | Notice
+Message: TypeAlias = FilesChanged | Key | Stop | Revised | Built | Future[Ended] | Ready | Died | Notice
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 
 
@@ -89,7 +91,7 @@ class Daemon:
         file_events: FileEvents,
         make_pool: Callable[[Path], Pool],
     ) -> None:
-        """Takes the lock and opens the history. Pool and file events put messages into the inbox. Raises AlreadyWatched and MinidbgError."""
+        """Takes the lock and opens the history. Pool, runs and file events put messages into the inbox. Raises AlreadyWatched and MinidbgError."""
         self.paths = [path.absolute() for path in paths]
         self.settings, self.announce, self.inbox = settings, announce, inbox
         self.home = home_of(self.paths)
@@ -101,9 +103,9 @@ class Daemon:
         self.states = self.history.states()
         self.watched = Watched(self.paths, self.home, settings, file_events, announce)
         self.pool = make_pool(hidden)
-        self.runner = Runner(self.pool, settings)
+        self.runner = Runner(self.pool, settings, inbox.put)
         self.machine = Machine({}, {})  # no devices until they were asked for
-        self.machine_order = 0
+        self.devices_asked: Future[Ended] | None = None
         self.sweep: Sweep | None = None
         self.broken: dict[CanaryKey, str] = {}  # why each backend is broken that is, as it was told
         self.build: Build | None = None
@@ -178,9 +180,9 @@ class Daemon:
         match message:
             case FilesChanged():
                 self.watched.look_soon()
-            case Ended(id=self.machine_order):
-                self.machine_answered(message)
-            case Ended():
+            case Future() if message is self.devices_asked:
+                self.machine_answered(message.result())
+            case Future():
                 self.run_ended(message)
             case Ready(seconds):
                 self.announce(events.WorkersReady(round(seconds, 3)))
@@ -304,19 +306,20 @@ class Daemon:
             sweep.cut_short()
             self.runner.cancel_all()
 
-    def run_ended(self, message: Ended) -> None:
+    def run_ended(self, end: Future[Ended]) -> None:
         """A run has ended; one of an earlier sweep is passed over.
 
         It counts only if what it has loaded is still what the sweep began with. Else it is stored, if anything, and the sweep
         is superseded: all of it runs again.
         """
-        run, sweep = self.runner.under_way.pop(message.id, None), self.sweep
+        run, sweep = self.runner.under_way.pop(end, None), self.sweep
         if run is None or sweep is None:
             return
         sweep.running.discard(run)  # first: after a fault of our own nobody must wait for it
         job, repro, is_canary = run.job, sweep.repros[run.job.repro], run.purpose is Purpose.CANARY
-        if message.cancelled:
+        if end.cancelled():
             return
+        message = end.result()
         if message.lost and not sweep.edited and self.runner.lost(run):
             sweep.running.add(run)
             self.submit(sweep, run)
@@ -482,16 +485,16 @@ class Daemon:
     # Devices, the end
 
     def ask_for_devices(self) -> None:
-        self.machine_order = next(NUMBERS)
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
-        mode = RunMode.FORK if forks(self.settings.workers) else RunMode.FRESH
-        self.pool.run(Order(self.machine_order, (PROBE_SCRIPT, "devices", *no_torch), mode, 120.0))
+        command = (PROBE_SCRIPT, "devices", *no_torch)
+        self.devices_asked = self.pool.submit(Request(command, fork=fork_for(self.settings.workers)))
+        self.devices_asked.add_done_callback(self.inbox.put)
 
     def machine_answered(self, message: Ended) -> None:
         try:
             machine = Machine.from_json(last_json(message.stdout) or {})
         except (KeyError, TypeError):
-            text = f"torch could not be asked for devices; only cpu is used: {last_line(message.stderr)}"
+            text = f"torch could not be asked for devices; only cpu is used: {last_line(message.stderr_tail)}"
             self.announce(Notice(text))
             machine = Machine({"cpu": "unknown"}, {"cpu": "cpu|unknown"})
         self.machine = machine

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from minidbg.watch.settings import WatchSettings, Workers
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Lane, Run
 from minidbg.words import environment
+from minidbg.words.machine import HERE, Machine, busyness, memory_limit
 from minidbg.words.outcome import Outcome
 from minidbg.words.run_spec import RunSpec
-from minidbg.workers import memory_limit
+from minidbg.workers import Ended, Preparation, Request
 from minidbg.workers.child import end_of, kill_group
-from minidbg.workers.pool import NUMBERS, Ended, Order, Pool, RunMode, busyness
+from minidbg.workers.pool import WARM, Pool
 
 PROBE_SCRIPT = str(Path(__file__).with_name("probe.py"))
 CANARY_SECONDS = 120.0
@@ -42,14 +44,14 @@ LEAST_HANG_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Runner:
-    """Runs runs. A pool tells how they ended in a message, which this thread reads later."""
-
     pool: Pool
     settings: WatchSettings
+    hear: Callable[[Future[Ended]], object]
+    """Of the end of each run, from whichever thread knows it."""
+    machine: Machine = HERE
     recompiled: tuple[str, ...] = ()
     """Whose bytecode no run uses: the files and folders that are watched."""
-    under_way: dict[int, Run] = field(default_factory=dict)
-    """By the number of its order."""
+    under_way: dict[Future[Ended], Run] = field(default_factory=dict)
     lost_once: set[Run] = field(default_factory=set)
     """Runs whose server died under them: they are run once more, in a fresh interpreter."""
     usual_seconds: float = 0.0
@@ -65,45 +67,46 @@ class Runner:
         return self.pool.refresh()
 
     def submit(self, run: Run, repro: Repro, state: State | None) -> None:
-        """Order the pool to judge the repro on the run's device; the pool's listener gets an ``Ended``."""
-        number, mode, device = next(NUMBERS), self.mode(run), run.job.device
+        """Have the pool judge the repro on the run's device."""
+        fork, device = self.forked_from(run), run.job.device
         command = judging(repro, device)
         if run.purpose is Purpose.CANARY:
             command = (JUDGE_SCRIPT, str(repro.path.absolute()), "--device", device, "--json", "--one-op")
-        memory = self.settings.memory_bytes or memory_limit(self.settings.jobs)
-        self.pool.run(Order(
-            number, command, mode, self.time_limit(run, repro, state, mode), memory_bytes=memory,
+        memory = self.settings.memory_bytes or memory_limit(self.settings.jobs, self.machine)
+        end = self.pool.submit(Request(
+            command, seconds=self.time_limit(run, repro, state, fresh=fork is None), fork=fork, memory_bytes=memory,
             recompiled=self.recompiled, nice=LONG_NICE if run.lane is Lane.LONG else 0, one_thread=not run.fresh,
         ))  # fmt: skip
-        self.under_way[number] = run
+        self.under_way[end] = run
+        end.add_done_callback(self.hear)
 
-    def time_limit(self, run: Run, repro: Repro, state: State | None, mode: RunMode) -> float:
+    def time_limit(self, run: Run, repro: Repro, state: State | None, *, fresh: bool) -> float:
         if run.purpose is Purpose.CANARY:
             return CANARY_SECONDS
-        fresh, fixed = mode is RunMode.FRESH, self.settings.seconds
-        least = LEAST_SECONDS * busyness()
+        fixed = self.settings.seconds
+        busy = busyness(self.machine)
+        least = LEAST_SECONDS * busy
         if repro.spec.expected.kind.traits.endless:
             own = repro.spec.time_limit_s
             enough = fixed or max(LEAST_HANG_SECONDS, FACTOR * self.usual_seconds)
-            return min(own, enough) + (HANG_START_SECONDS * busyness() if fresh else 0)
+            return min(own, enough) + (HANG_START_SECONDS * busy if fresh else 0)
         if fixed is not None:
             return fixed
         if state is None or state.script != repro.digest:
             return FIRST_RUN_SECONDS
         return min(MOST_SECONDS, max(least, FACTOR * state.seconds) + (least if fresh else 0))
 
-    def mode(self, run: Run) -> RunMode:
-        if run in self.lost_once:
-            return RunMode.FRESH
-        return mode_for(self.settings.workers, run.job.device, fresh=run.fresh)
+    def forked_from(self, run: Run) -> Preparation | None:
+        fresh = run.fresh or run in self.lost_once
+        return fork_for(self.settings.workers, run.job.device, fresh=fresh)
 
     def lost(self, run: Run) -> bool:
         self.lost_once ^= {run}
         return run in self.lost_once
 
     def cancel_all(self) -> None:
-        for number in self.under_way:
-            self.pool.cancel(number)
+        for end in self.under_way:
+            end.cancel()
 
 
 def judging(repro: Repro, device: str, *, options: str = "", in_worker: bool = True) -> tuple[str, ...]:
@@ -124,9 +127,9 @@ def forks(workers: Workers, device: str = "cpu") -> bool:
     )
 
 
-def mode_for(workers: Workers, device: str, *, fresh: bool) -> RunMode:
+def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> Preparation | None:
     """Interpreters of their own confirm: they differ in what a fork inherits, such as the order of sets."""
-    return RunMode.FORK if forks(workers, device) and not fresh else RunMode.FRESH
+    return WARM if forks(workers, device) and not fresh else None
 
 
 # What the end of a run says
@@ -135,7 +138,7 @@ def mode_for(workers: Workers, device: str, *, fresh: bool) -> RunMode:
 def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
     spec = as_its_header_says(repro)
     tells = spec.traits.dies  # as ``judging`` asks for it
-    outcome = outcome_of_run(ended.result, spec, limit_s=round(ended.seconds), tells_phases=tells)
+    outcome = outcome_of_run(ended, spec, limit_s=round(ended.seconds), tells_phases=tells)
     return replace(outcome, device=device)
 
 

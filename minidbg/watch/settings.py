@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from minidbg.words import settings as base
 from minidbg.words.converters import choice, number, path, setting, text, texts, whole
 from minidbg.words.errors import BadSetting
+from minidbg.words.machine import HERE
 
 
 class FailOn(enum.StrEnum):
@@ -55,7 +55,7 @@ class WatchSettings:
     """Shell commands that get what flipped within one sweep as JSON Lines on stdin."""
     poll_s: float | None = setting(None, lambda value: number(value, at_least=0.05))
     """Look every so many seconds instead of waiting for events."""
-    jobs: int = setting(min(8, os.cpu_count() or 1), lambda value: whole(value, at_least=1))
+    jobs: int = setting(min(8, HERE.processors()), lambda value: whole(value, at_least=1))
     """Runs at the same time."""
     device_jobs: int = setting(1, lambda value: whole(value, at_least=1))
     """Runs at the same time on one device that is not the CPU."""

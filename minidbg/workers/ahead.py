@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from minidbg.workers.child import ChildResult
+from minidbg.workers.child import Ended
 from minidbg.workers.run_script import RUN_SCRIPT
 from minidbg.workers.serving import Question, received
 
@@ -61,7 +61,7 @@ class InterpreterAhead:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, argv: Sequence[str], *, seconds: float) -> Callable[[], ChildResult | None]:
+    def start(self, argv: Sequence[str], *, seconds: float) -> Callable[[], Ended | None]:
         """Run ``python *argv`` in it, once, from an empty folder.
 
         The function waits for its end, at most ``seconds`` from now; None where the interpreter was ended under it.
@@ -71,15 +71,15 @@ class InterpreterAhead:
         os.write(self.order, json.dumps({"argv": list(argv)}).encode() + b"\n")
         began = time.monotonic()
 
-        def end() -> ChildResult | None:
+        def end() -> Ended | None:
             answer = received(self.asked, began + seconds)
             if answer is None and time.monotonic() >= began + seconds:
                 self.cancel()
-                return ChildResult(timed_out=True, seconds=seconds)
+                return Ended(timed_out=True, seconds=seconds)
             taken = time.monotonic() - began
             if was_ended or answer is None or answer["error"]:
                 return None
-            return ChildResult(**{**answer, "seconds": taken})
+            return Ended(**{**answer, "seconds": taken})
 
         return end
 

@@ -23,7 +23,7 @@ from minidbg.words.text import last_line, signal_name
 from minidbg.workers import family
 
 JSON: TypeAlias = Any
-"""What ``json`` can write, or ``bytes``."""
+"""What ``json`` can write."""
 POLL_S = 0.05
 LAST_WORDS_S = 2.0
 """After the deadline: how long a child has to write its stack before it is killed."""
@@ -35,7 +35,7 @@ ORPHANED = 70
 
 
 @dataclass(frozen=True, slots=True)
-class ChildResult:
+class Ended:
     """How a child ended, and what it answered if it did."""
 
     value: JSON = None
@@ -56,6 +56,10 @@ class ChildResult:
     stdout: str = ""
     """What a program wrote to stdout."""
     seconds: float = 0.0
+    files: tuple[str, ...] | None = None
+    """What a run under watch had loaded beyond the server's own files; None when it died before it could say."""
+    lost: bool = False
+    """The server died under it, so it says nothing about what was run."""
 
     @property
     def why_no_answer(self) -> str:

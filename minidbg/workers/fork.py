@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO, cast
 
-from minidbg.workers.child import JSON, TAIL_BYTES, Child, ChildResult, Pipe, stand_alone
+from minidbg.workers.child import JSON, TAIL_BYTES, Child, Ended, Pipe, stand_alone
 from minidbg.workers.family import own_bytes
 
 NOTE_BYTES = 256
@@ -54,7 +54,7 @@ def call_in_fork(
     on_interrupt: Callable[[], object] | None = None,
     asker: socket.socket | None = None,
     program: bool = False,
-) -> ChildResult:
+) -> Ended:
     """Run ``fn`` in a forked child with a time limit and a memory limit.
 
     ``asker``: whatever arrives there, its end included, is a KeyboardInterrupt. ``program``: ``fn`` becomes a program, whose stdout is
@@ -92,7 +92,7 @@ def call_in_fork(
                 child.end()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return ChildResult(
+    return Ended(
         **child.ending(),
         **answer_in(bytes(answer.data)),
         note=note.last() if note else "",
@@ -116,7 +116,7 @@ def answer_in(received: bytes) -> dict[str, Any]:
         return {}
     if form == b"E":
         return {"error": data.decode(errors="replace")}
-    return {"value": data if form == b"B" else json.loads(data), "answered": True}
+    return {"value": json.loads(data), "answered": True}
 
 
 # ---- in the child ----------------------------------------------------------------------------------
@@ -136,11 +136,11 @@ def be_the_child(fn: Callable[[], JSON], answer: int, stdout: int, stderr: int, 
         else:
             os.closerange(3, answer)
             os.closerange(answer + 1, MOST_DESCRIPTORS)
-        send(answer, fn())
+        send(answer, b"J", json.dumps(fn()).encode())
         status = 0
     except BaseException:  # noqa: BLE001 - nothing may return into the parent's code above us
         with contextlib.suppress(BaseException):
-            send_bytes(answer, b"E", traceback.format_exc().encode())
+            send(answer, b"E", traceback.format_exc().encode())
     finally:
         os._exit(status)
 
@@ -168,14 +168,7 @@ def own_stream(descriptor: int, mode: str) -> TextIO:
     return cast(TextIO, open(descriptor, mode, buffering=1, errors="backslashreplace", closefd=False))
 
 
-def send(answer: int, value: JSON) -> None:
-    if isinstance(value, bytes):
-        send_bytes(answer, b"B", value)
-    else:
-        send_bytes(answer, b"J", json.dumps(value).encode())
-
-
-def send_bytes(answer: int, form: bytes, data: bytes) -> None:
+def send(answer: int, form: bytes, data: bytes) -> None:
     rest = memoryview(form + len(data).to_bytes(8, "big") + data)
     while rest:
         rest = rest[os.write(answer, rest) :]

@@ -22,16 +22,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 from minidbg.words import environment
-from minidbg.words.deadline import NEVER, Deadline
+from minidbg.words.machine import HERE
 from minidbg.workers.ahead import Ahead, InterpreterAhead
-from minidbg.workers.child import JSON, ChildResult, end_of, has_ended, kill_group
+from minidbg.workers.child import Ended, end_of, has_ended, kill_group
 from minidbg.workers.fork import call_in_fork, fork
+from minidbg.workers.request import Preparation, Request
 from minidbg.workers.run_script import kept_from_the_collector
 from minidbg.workers.serving import Question, import_path, put, put_to_itself, received, serve
 
@@ -48,84 +49,53 @@ SERVERS: dict[int, ForkServer] = {}
 STARTING = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """What the server has and does before it forks, once for all questions that want the same."""
-
-    function: str
-    """``module:name`` of what will be asked: the module is imported."""
-    imports: tuple[str, ...] = ()
-    """Modules that are imported where that starts no thread: those of a backend."""
-    warm: str = ""
-    """``aot`` or ``inductor``: one small graph is compiled. ``imports``: what a compile imports, which is enough for a few questions."""
-    ahead: Ahead | None = None
-    """An interpreter for the script that the next question writes: it imports beside the server."""
-
-    def as_question(self) -> dict[str, Any]:
-        """With the folder, ``sys.path`` and, as far as a judge is to have it, the environment of this process of now."""
-        return {
-            "call": self.function, "imports": list(self.imports), "warm": self.warm, "ahead": None,
-            "cwd": os.getcwd(), "path": import_path(),
-            "environ": environment.for_judge(environment.FORKABLE),
-        }  # fmt: skip
+def surroundings(call: str, preparation: Preparation) -> dict[str, Any]:
+    """With the folder, ``sys.path`` and, as far as a judge is to have it, the environment of this process of now."""
+    return {
+        "call": call, "imports": list(preparation.imports), "warm": preparation.warm, "ahead": None,
+        "cwd": os.getcwd(), "path": import_path(), "environ": environment.for_judge(environment.FORKABLE),
+    }  # fmt: skip
 
 
-def prepare(preparation: Preparation) -> None:
+def prepare(call: str, preparation: Preparation) -> None:
     """Have the server of this process prepare itself, and do not wait for it. Raises OSError when no process can be made."""
     server, ahead = start_server(), None
     if preparation.ahead is not None:
         ahead = {**asdict(preparation.ahead), "where": str(server.folder)}
-    server.tell({**preparation.as_question(), "ahead": ahead, "argument": None})
+    server.tell({**surroundings(call, preparation), "ahead": ahead, "argument": None})
 
 
 def call_in_server(
-    preparation: Preparation,
-    argument: Mapping[str, JSON],
-    *,
-    seconds: float,
-    deadline: Deadline = NEVER,
-    memory_bytes: int | None = None,
-    stream: TextIO | None = None,
-    on_interrupt: Callable[[], object] | None = None,
-    program: bool = False,
-) -> ChildResult:
-    """Call ``function(argument, note)`` in a fork of this process's server, which prepares itself first; how it ended.
+    request: Request, *, stream: TextIO | None = None, on_interrupt: Callable[[], object] | None = None
+) -> Ended:
+    """How the request ends in a fork of this process's server, which is waited for in this thread.
 
-    ``note`` hears texts for the result.
-
-    ``program``: the function becomes one, see ``call_in_fork``.
-    ``stream`` is passed on: the argument's ``stream`` is its descriptor in the child. ``seconds`` begin after the imports;
-    ``deadline`` has them in it. Interrupts are as in ``call_in_fork``. Raises OSError when no process can be made.
+    ``stream`` is passed on: the argument's ``stream`` is its descriptor in the child. Interrupts are as in ``call_in_fork``.
+    Raises OSError when no process can be made.
     """
-    question = {
-        **preparation.as_question(), "argument": dict(argument), "seconds": seconds, "memory_bytes": memory_bytes,
-        "interrupts": on_interrupt is not None, "program": program,
-    }  # fmt: skip
-    began = time.monotonic()
-    until = began + deadline.left(START_LIMIT_S + seconds)
-    last_words = ""
-    for _ in range(2):  # a server that somebody has killed is started once more
-        server = start_server()
-        answer = server.ask(question, stream, until + LATE_ANSWER_S, on_interrupt)
-        if answer is not None:
-            return ChildResult(**answer)
-        last_words = server.last_words()
-        if not deadline.is_over or has_ended(server.pid):
-            end_server(server)
-        if deadline.is_over:
-            return ChildResult(timed_out=True, seconds=time.monotonic() - began, stderr_tail=last_words)
+    with contextlib.ExitStack() as stack:
+        call, argument, seconds, deadline = request.call, request.argument, request.seconds, request.deadline
+        if request.argv:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="minidbg-run-"))
+            call, argument = RUN_IN_FORK, {"argv": request.argv, "folder": folder}
+        question = {
+            **surroundings(call, request.fork or Preparation()), "argument": dict(argument), "seconds": seconds,
+            "memory_bytes": request.memory_bytes, "interrupts": on_interrupt is not None, "program": bool(request.argv),
+        }  # fmt: skip
+        began = time.monotonic()
+        until = began + deadline.left(START_LIMIT_S + seconds)
+        last_words = ""
+        for _ in range(2):  # a server that somebody has killed is started once more
+            server = start_server()
+            answer = server.ask(question, stream, until + LATE_ANSWER_S, on_interrupt)
+            if answer is not None:
+                return Ended(**answer)
+            last_words = server.last_words()
+            if not deadline.is_over or has_ended(server.pid):
+                end_server(server)
+            if deadline.is_over:
+                return Ended(timed_out=True, seconds=time.monotonic() - began, stderr_tail=last_words)
     raise OSError(f"a fresh interpreter gave no answer{last_words}")
-
-
-def run_script_in_server(preparation: Preparation, argv: Sequence[str], *, seconds: float) -> ChildResult:
-    """How ``python *argv`` ends in a fork of the server, from an empty folder. Raises OSError when no process can be made."""
-    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
-        return call_in_server(
-            replace(preparation, function=RUN_IN_FORK),
-            {"argv": list(argv), "folder": folder},
-            seconds=seconds,
-            program=True,
-        )
 
 
 @contextlib.contextmanager
@@ -167,10 +137,8 @@ def taken_ahead() -> InterpreterAhead | None:
 
 def start_ahead(ahead: Ahead) -> InterpreterAhead:
     """One more, started by this process's server. Raises OSError."""
-    server, surroundings = start_server(), Preparation("").as_question()
-    return InterpreterAhead(
-        ahead, server.folder, lambda question: put(server.control, {**surroundings, **question})
-    )
+    server, here = start_server(), surroundings("", Preparation())
+    return InterpreterAhead(ahead, server.folder, lambda question: put(server.control, {**here, **question}))
 
 
 def let_go_of_what_was_ahead() -> None:
@@ -210,7 +178,7 @@ class ForkServer:
         """By the socket of a question whether another thread has interrupted it."""
         self.control, theirs = socket.socketpair()
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
-        roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= LEAST_ROOM_BYTES
+        roomy = MEMORY.is_dir() and HERE.disk_free(MEMORY) >= LEAST_ROOM_BYTES
         self.folder = Path(tempfile.mkdtemp(prefix="minidbg-", dir=MEMORY if roomy else None))
         """For files that its children map. The server removes it, so that it goes also when the asker is killed."""
         start = fork_server if branch else start_interpreter

@@ -1,4 +1,4 @@
-"""A question in an interpreter of its own, for what does not answer in a fork: ``python -m minidbg.workers.one_question FUNCTION FILE``.
+"""``submit``; and a question in an interpreter of its own, for what does not answer in a fork: ``python -m minidbg.workers.one_question FUNCTION FILE``.
 
 FILE holds the argument as JSON. Each text that the function notes is printed after ``phase``, the answer is the last line.
 """
@@ -10,26 +10,49 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 from minidbg.words.json_lines import last_json, last_phase
-from minidbg.workers.child import JSON, ChildResult, die_with_parent
+from minidbg.workers.child import Ended, die_with_parent
+from minidbg.workers.forkserver import call_in_server
 from minidbg.workers.interpreter import run_python
+from minidbg.workers.request import Request
 from minidbg.workers.serving import import_path, named
 
 
-def call_in_interpreter(
-    function: str, argument: Mapping[str, JSON], *, seconds: float, memory_bytes: int | None = None
-) -> ChildResult:
-    """``function(argument, note)`` in a fresh interpreter; the seconds begin with its first note. Raises OSError when no process can be made."""
+def submit(request: Request) -> Future[Ended]:
+    """Have a child of this process do it. It is waited for in this thread, so that the future that is returned is done."""
+    end: Future[Ended] = Future()
+    ways = call_in_interpreter if request.call else run_in_interpreter
+    end.set_result((call_in_server if request.fork is not None else ways)(request))
+    return end
+
+
+def run_in_interpreter(request: Request) -> Ended:
+    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
+        return run_python(
+            request.argv,
+            seconds=request.seconds,
+            cwd=folder,
+            env=request.env,
+            memory_bytes=request.memory_bytes,
+        )
+
+
+def call_in_interpreter(request: Request) -> Ended:
+    """The seconds begin with the function's first note."""
     with tempfile.TemporaryDirectory(prefix="minidbg-question-") as folder:
         file = Path(folder, "argument.json")
-        question = {"path": import_path(), "parent": os.getpid(), "argument": dict(argument)}
+        question = {"path": import_path(), "parent": os.getpid(), "argument": dict(request.argument)}
         file.write_text(json.dumps(question))
-        arguments = ["-m", __name__, function, str(file)]
-        ended = run_python(arguments, seconds=seconds, memory_bytes=memory_bytes, begins_at="phase ")
+        ended = run_python(
+            ["-m", __name__, request.call, str(file)],
+            seconds=request.seconds,
+            memory_bytes=request.memory_bytes,
+            begins_at="phase ",
+        )
     value = last_json(ended.stdout) if ended.exit_status == 0 else None
     return replace(ended, value=value, answered=value is not None, note=last_phase(ended.stdout))
 

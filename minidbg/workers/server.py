@@ -1,9 +1,8 @@
 """A server whose questions are scripts: each runs in a forked child that already has torch, or in a fresh interpreter.
 
 Started by ``minidbg.workers.pool``, as ``main``; the loop is ``serving``'s. What it imports is chosen before it starts, and nothing of
-the code that is judged is in it, since that may change. The argument of ``run`` is the script as ``Order`` has it, with ``folder``,
-where the run writes, and ``env`` and ``unset``, how its variables differ from the server's. ``mode``: ``fork`` (a child of this process),
-``prelude`` (a fresh interpreter that runs the script in the same way), ``fresh`` (``python script.py``, as a person would run it).
+the code that is judged is in it, since that may change. The argument of ``run`` is the script as ``Request`` has it, with ``folder``,
+where the run writes, ``env`` and ``unset``, how its variables differ from the server's, and ``fresh``: in an interpreter of its own.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def run(argument: dict[str, Any], note: object) -> NoReturn:
     """Become the run of a script: its exit status is this process's."""
     folder = Path(argument["folder"])
     settle_in(argument, folder)
-    if argument["mode"] == "fresh":
+    if argument["fresh"]:
         execute(argument, folder)
     end(run_script(argument, folder, PRELOADED[0][0]))
 

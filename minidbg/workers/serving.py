@@ -1,7 +1,7 @@
 """The one loop that forks: a server forks a supervisor for each question, and the supervisor runs it in a child and answers.
 
 A question is a function by its name, with an argument of plain values and limits. The asker sends one end of a socket pair over the
-server's control socket and the question over the other; the answer, the parts of a ``ChildResult``, comes back on it. So several
+server's control socket and the question over the other; the answer, the parts of a ``Ended``, comes back on it. So several
 questions may be under way at once, from several threads. An asker who writes a byte, closes the socket or dies ends its question.
 
 The server runs no thread. It ends with its control socket; what it runs ends with it, however it ends.
@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TextIO
 from minidbg.words.errors import Terminated
 from minidbg.words.foreign import is_of_a_signal_handler
 from minidbg.workers import family
-from minidbg.workers.child import PR_SET_CHILD_SUBREAPER, ChildResult, die_with_parent, prctl
+from minidbg.workers.child import PR_SET_CHILD_SUBREAPER, Ended, die_with_parent, prctl
 from minidbg.workers.fork import Notes, call_in_fork, fork
 
 Question = Mapping[str, Any]
@@ -186,7 +186,7 @@ def supervise(question: Question, asker: socket.socket, server: int, stream: int
             end_orphans()
         if not isinstance(error, KeyboardInterrupt | Terminated | BrokenPipeError):
             with contextlib.suppress(BaseException):
-                answer = dataclasses.asdict(ChildResult(error=f"{type(error).__name__}: {error}"))
+                answer = dataclasses.asdict(Ended(error=f"{type(error).__name__}: {error}"))
                 asker.sendall(json.dumps(answer).encode())
     finally:
         os._exit(0)

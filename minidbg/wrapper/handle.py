@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,7 @@ log = logging.getLogger("minidbg")
 SHARE = 0.5
 """Of what is free, memory or disk: what the values of the inputs may take on their way to the reduction."""
 NOT_AT_ONCE = "not reduced at once"
+Reducer = Callable[[Case, Mapping[str, Any], Settings, Deadline], ReductionResult]
 HANDLING: ContextVar[bool] = ContextVar("minidbg_handling", default=False)
 
 
@@ -173,7 +174,12 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
 
 
 def reduced_or_why_not(
-    case: Case, capture: Path, settings: Settings, deadline: Deadline, same_as: Path | None = None
+    case: Case,
+    capture: Path,
+    settings: Settings,
+    deadline: Deadline,
+    same_as: Path | None = None,
+    reduce: Reducer | None = None,
 ) -> Report:
     """Send ``case`` to ``reduce_in_server``, unless the settings say later; the report, which says why where there is no repro."""
     shown = display_path(capture)
@@ -190,7 +196,7 @@ def reduced_or_why_not(
     try:
         with asking.pickled_for_children(case) as sent, asking.packed(sent, share=SHARE) as package:
             remark = not_sent(package["left_out_bytes"])
-            written = reduce_in_server(sent, package, settings, deadline)
+            written = (reduce or reduce_in_server)(sent, package, settings, deadline)
     except MinidbgError as refusal:
         return Report(f"{remark}{refusal}; {kept_in}", capture=capture)
     except OSError as trouble:
@@ -238,7 +244,7 @@ def reduce_in_server(
     return written_by(done)
 
 
-def written_by(done: workers.ChildResult) -> ReductionResult:
+def written_by(done: workers.Ended) -> ReductionResult:
     """The answer of a reducing process. Raises MinidbgError that says how it ended when there is none."""
     value = done.value
     if isinstance(value, dict) and "refused" in value:

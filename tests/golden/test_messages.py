@@ -35,7 +35,7 @@ from minidbg.words.outcome import Kind, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, Provenance, RunSpec
 from minidbg.words.settings import Reduce, Settings
 from minidbg.words.text import moment
-from minidbg.workers import ChildResult
+from minidbg.workers import Ended
 from minidbg.wrapper import handle
 
 FILE = Path(__file__).with_name("messages.txt")
@@ -146,10 +146,10 @@ MESSAGES: Mapping[str, Callable[[], str]] = {
     "an exception: later": report_on,
     "an exception: later, with a reason": lambda: report_on(notes=("not reduced at once: it is late",)),
     "an exception: the same failure again": lambda: report_on(same_as=Path("repros/compile_relu_38c761.py")),
-    "no answer: disk full": lambda: ChildResult(error="x\nOSError: [Errno 28] No space left on device").why_no_answer,
-    "no answer: signal": lambda: ChildResult(signal=11, stderr_tail="first\nlast words\n").why_no_answer,
-    "no answer: status": lambda: ChildResult(exit_status=3).why_no_answer,
-    "no answer: time": lambda: ChildResult(timed_out=True, seconds=7.2).why_no_answer,
+    "no answer: disk full": lambda: Ended(error="x\nOSError: [Errno 28] No space left on device").why_no_answer,
+    "no answer: signal": lambda: Ended(signal=11, stderr_tail="first\nlast words\n").why_no_answer,
+    "no answer: status": lambda: Ended(exit_status=3).why_no_answer,
+    "no answer: time": lambda: Ended(timed_out=True, seconds=7.2).why_no_answer,
     "run: a failure": lambda: failures("compile"),
     "run: equal failures": lambda: failures("runtime", "runtime"),
     "run: wrong results": lambda: failures("accuracy"),

@@ -19,10 +19,10 @@ from torch._dynamo.backends.common import aot_autograd
 
 import minidbg
 from minidbg import asking, repro, workers
+from minidbg.backends.pickled import LIMIT_BYTES
 from minidbg.fx.case import Case
 from minidbg.repro import read_header
 from minidbg.words.outcome import Verdict
-from minidbg.wrapper import handle
 from minidbg.wrapper.process import PROCESS
 from minidbg.wrapper.reports import Report
 
@@ -180,17 +180,11 @@ def test_a_compiled_function_is_a_reason_as_well(tmp_path: Path) -> None:
     assert "it cannot be pickled: " in report.line
 
 
-def test_too_large_a_backend_is_kept_with_that_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def with_limit(case: Any) -> Any:
-        return asking.packing.pickled_for_children(case, limit_bytes=1000)
-
-    monkeypatch.setattr(handle.asking, "pickled_for_children", with_limit)
-    report = failing(make(3, held=b"x" * 1000), tmp_path)
+def test_too_large_a_backend_is_kept_with_that_reason(tmp_path: Path) -> None:
+    report = failing(make(3, held=bytes(LIMIT_BYTES)), tmp_path)
 
     kept_in(report)
-    assert "it takes more than 1,000 bytes" in report.line
+    assert f"it takes more than {LIMIT_BYTES:,} bytes" in report.line
 
 
 @pytest.mark.slow
@@ -221,7 +215,7 @@ def test_a_question_whose_child_cannot_unpickle_it_has_no_answer(
         asking.pickled_for_children(cases[0]) as case,
         pytest.raises(minidbg.MinidbgError, match="unpickl"),
     ):
-        asking.submit(case, seconds=60)
+        asking.ask(case, seconds=60)
 
 
 @pytest.mark.slow
@@ -233,7 +227,7 @@ def test_it_is_unpickled_in_the_fork_of_each_question_and_never_in_the_server(
     with asking.pickled_for_children(cases[0]) as case:
         (file,) = workers.start_server().folder.glob("backend_*.pickle")
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        verdicts = [asking.submit(case, seconds=60).verdict for _ in range(2)]
+        verdicts = [asking.ask(case, seconds=60).verdict for _ in range(2)]
         server = workers.start_server().pid
 
     assert verdicts == [Verdict.REPRODUCES] * 2

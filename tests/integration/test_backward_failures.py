@@ -105,10 +105,10 @@ def test_what_needs_neither_backward_nor_gradients_loses_them() -> None:
     graph, inputs = fx.symbolic_trace(lambda x: (torch.relu(x),)), (torch.randn(3, requires_grad=True),)
     backend = planted.raises_on_relu
     case = Case(graph, inputs, RunSpec(backends.find(backend), backward=True), compiler=backend)
-    case = case.with_spec(signature=asking.submit(case, seconds=60).signature)
+    case = case.with_spec(signature=asking.ask(case, seconds=60).signature)
 
     def fails(candidate: Case) -> bool:
-        return asking.submit(candidate, seconds=60).verdict is Verdict.REPRODUCES
+        return asking.ask(candidate, seconds=60).verdict is Verdict.REPRODUCES
 
     simple = context_passes.simplify(case, fails, lambda: 60.0)
     assert not simple.spec.backward

@@ -44,7 +44,7 @@ def case_of(backend: Any, **fields: Any) -> Case:
 
 
 def asked(backend: Any, **fields: Any) -> Outcome:
-    return asking.submit(case_of(backend, **fields), seconds=60, memory_bytes=2 << 30)
+    return asking.ask(case_of(backend, **fields), seconds=60, memory_bytes=2 << 30)
 
 
 def test_the_server_answers_as_this_process_does_and_is_used_again() -> None:

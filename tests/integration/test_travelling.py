@@ -54,6 +54,6 @@ def test_a_real_case_is_the_same_in_the_child(path: Path) -> None:
 )
 def test_a_real_case_is_judged_in_the_child_as_here(path: Path) -> None:
     case = case_in(path)
-    there = asking.submit(case, seconds=300)
+    there = asking.ask(case, seconds=300)
     here = execute(case)
     assert (there.verdict, there.signature, there.suspects) == (here.verdict, here.signature, here.suspects)

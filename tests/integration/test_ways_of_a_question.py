@@ -7,24 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.doubles import Children
 from torch import fx
 
 import minidbg
-from minidbg import backends
-from minidbg.asking import oracle_calls, submit
+from minidbg import backends, workers
+from minidbg.asking import ask
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.words.outcome import Kind, Signature, Verdict
 from minidbg.words.run_spec import RunSpec
+from minidbg.workers import Ended, Request
 
 HANGS_IN_FORKS = """
-import time
 import torch
 
 def wl_hangs_in_forks(gm, example_inputs):
-    with open("/proc/self/cmdline") as started:
-        if "forkserver" in started.read():
-            time.sleep(600)
     if any(node.target is torch.relu for node in gm.graph.nodes):
         raise ValueError("no relu here")
     return gm.forward
@@ -50,26 +48,31 @@ def module(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-@pytest.mark.slow  # each question waits for the time limit
-@pytest.mark.skipif(sys.platform != "linux", reason="the backend looks for its process in /proc")
+@pytest.mark.slow
 def test_a_backend_that_hangs_in_forks_is_asked_in_fresh_interpreters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module(tmp_path, "wl_hangs", HANGS_IN_FORKS, monkeypatch)
-    monkeypatch.setattr(oracle_calls, "ADDITION_S", 10.0)
-    monkeypatch.setattr(oracle_calls, "HEALTHY", {})
-    monkeypatch.setattr(oracle_calls, "NOT_IN_FORKS", set())
     import wl_hangs  # type: ignore[import-not-found]
 
     backend = backends.find(wl_hangs.wl_hangs_in_forks)
     graph = fx.symbolic_trace(lambda x: (torch.relu(x) + 1,))
     case = Case(graph, (torch.ones(3),), RunSpec(backend, signature=Signature(Kind.COMPILE)))
+
+    def ends(request: Request) -> Ended:
+        if request.fork is not None:
+            return Ended(timed_out=True, note="compile forward")
+        return workers.submit(request).result()
+
+    children = Children(ends)
     for _ in range(2):
-        outcome = submit(case, seconds=10)
+        outcome = ask(case, seconds=60, submit=children)
         assert outcome.verdict is Verdict.CHANGED
         assert outcome.signature.types == ("ValueError",)
     (said,) = [record.getMessage() for record in caplog.records if "fresh interpreter" in record.getMessage()]
     assert "wl_hangs_in_forks hangs in a fork" in said
+    # the case and one addition in forks; the addition, and the case each time, in interpreters
+    assert [request.fork is None for request in children.requests] == [False, False, True, True, True]
 
 
 @pytest.mark.slow

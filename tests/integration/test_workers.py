@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.command_line import python
 
-from minidbg.asking import submit
+from minidbg.asking import ask
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.words.outcome import Kind, Outcome, Verdict
@@ -28,7 +28,7 @@ import torch
 from minidbg.fx.case import Case
 from minidbg.words.run_spec import BackendRef, CallPath, RunSpec
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.asking import submit
+from minidbg.asking import ask
 
 torch.set_num_threads(2)
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256))
@@ -45,11 +45,11 @@ graph, inputs = capture_by_dynamo(small, (y,))
 for backward in (False, True):
     for call in CallPath:
         case = Case(graph, inputs, RunSpec(BackendRef("inductor", "'inductor'"), call=call, backward=backward))
-        outcome = submit(case, seconds=200)
+        outcome = ask(case, seconds=200)
         assert outcome.verdict == "gone", (backward, call, outcome)
 
 def fork_inside_the_backend(gm, example_inputs):
-    done = submit(Case(gm, tuple(example_inputs), RunSpec(BackendRef("inductor", "'inductor'"))), seconds=200)
+    done = ask(Case(gm, tuple(example_inputs), RunSpec(BackendRef("inductor", "'inductor'"))), seconds=200)
     print("inside:", done.verdict, done.reason, flush=True)
     return gm.forward
 
@@ -86,7 +86,7 @@ def asked(function: Any, inputs: tuple[Any, ...], call: CallPath = CallPath.TORC
         graph, values = capture_by_dynamo(function, inputs)
     backend = BackendRef("inductor", "'inductor'")
     case = Case(graph, values, RunSpec(backend, Context(grad=False), call=call), compiler="inductor")
-    return submit(case, seconds=500)
+    return ask(case, seconds=500)
 
 
 def one_pool(kernel: int) -> tuple[Any, tuple[Any, ...]]:
@@ -144,10 +144,10 @@ def test_hundred_mixed_calls_leave_memory_processes_and_files_as_they_were() -> 
     def figures() -> tuple[int, int, int]:
         return me.num_fds(), len(me.children(recursive=True)), me.num_threads()
 
-    submit(Case(graph, inputs, RunSpec(BackendRef("x", "x")), compiler=mixed[0]), seconds=30)
+    ask(Case(graph, inputs, RunSpec(BackendRef("x", "x")), compiler=mixed[0]), seconds=30)
     before, resident = figures(), me.memory_info().rss
     for number in range(105):
         backend = mixed[number % len(mixed)]
-        submit(Case(graph, inputs, RunSpec(BackendRef("x", "x")), compiler=backend), seconds=0.7)
+        ask(Case(graph, inputs, RunSpec(BackendRef("x", "x")), compiler=backend), seconds=0.7)
     assert figures() == before
     assert me.memory_info().rss < resident + (32 << 20)

@@ -1,46 +1,63 @@
-"""What stands at the seams instead of children and clocks: each is handed in, nothing is patched.
+"""What stands at the seams instead of children, clocks and machines: each is handed in, nothing is patched.
 
-Two more are ``Answers`` (instead of what captures and reduces a failure) and ``TablePool`` (instead of watch's servers).
+One more is ``Answers`` (instead of what captures and reduces a failure).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from minidbg import asking
 from minidbg.fx.case import Case
 from minidbg.words.outcome import Outcome
-from minidbg.workers import ChildResult
+from minidbg.workers import Ended, Request
 
 
 @dataclass
-class Questions:
-    """Instead of ``asking.submit``: each question is answered at once by ``answer(case)``, and remembered."""
+class Children:
+    """Instead of ``workers.submit``, or of a pool's: each request ends at once, as ``ends`` says, and is remembered."""
 
-    answer: Callable[[Case], Outcome]
-    asked: list[Case] = field(default_factory=list)
-    bisections: int = 0
+    ends: Callable[[Request], Ended]
+    requests: list[Request] = field(default_factory=list)
 
-    def __call__(self, case: Case, *, seconds: float, bisection: str = "") -> Outcome:
-        self.asked.append(case)
-        self.bisections += bool(bisection)
-        return self.answer(case)
+    def __call__(self, request: Request) -> Future[Ended]:
+        self.requests.append(request)
+        end: Future[Ended] = Future()
+        end.set_result(self.ends(request))
+        return end
 
 
-@dataclass
-class Interpreters:
-    """Instead of ``workers.run_python``: each run ends at once as ``ends``; the last one is remembered."""
+def answering(answer: Callable[[Case], Outcome]) -> Children:
+    """Children that are asked about cases alone."""
 
-    ends: ChildResult
-    argv: Sequence[str] = ()
-    seconds: float = 0.0
-    cwd: str = ""
+    def ends(request: Request) -> Ended:
+        return Ended(answered=True, value=answer(asking.unpacked(request.argument["case"])).to_json())
 
-    def __call__(
-        self, argv: Sequence[str], *, seconds: float, cwd: str, env: Mapping[str, str | None]
-    ) -> ChildResult:
-        self.argv, self.seconds, self.cwd = argv, seconds, cwd
-        return self.ends
+    return Children(ends)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A machine that has what it is said to have."""
+
+    waiting: float = 0.0
+    memory: int | None = None
+    disk: Callable[[Path], int] = lambda folder: 0
+
+    def processors(self) -> int:
+        return 4
+
+    def load(self) -> float:
+        return self.waiting
+
+    def memory_free(self) -> int | None:
+        return self.memory
+
+    def disk_free(self, folder: Path) -> int:
+        return self.disk(folder)
 
 
 @dataclass
@@ -51,3 +68,6 @@ class Hands:
 
     def __call__(self) -> float:
         return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds

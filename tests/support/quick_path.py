@@ -6,29 +6,32 @@ for a user. ``failing_program`` gives what he would find.
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 import torch
 from fails_on import all_nodes, name_of
 
 import minidbg
-from minidbg import asking, repro, torch_internals, workers
+from minidbg import asking, torch_internals, workers
 from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.judge import command
 from minidbg.judge.script import outcome_of
 from minidbg.reduction import reducing
-from minidbg.reduction.result import Limits
-from minidbg.reduction.session import PrestartedInterpreters
+from minidbg.reduction.result import Limits, ReductionResult
+from minidbg.words.deadline import Deadline
 from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.settings import Settings
+from minidbg.wrapper import Report, handle
 from minidbg.wrapper.process import PROCESS
+from support.doubles import Children
 
 SCRIPT_SECONDS = 60.0
 torch_internals.forks_survive_autograd()  # here, where all tests are read: forks of this process are to run backward
@@ -36,41 +39,35 @@ torch_internals.forks_survive_autograd()  # here, where all tests are read: fork
 
 def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reduction is a fork of this process, and runs, those of scripts too, start no interpreter from here on."""
-    monkeypatch.setattr(reducing, "prepare", lambda case: None)
-    monkeypatch.setattr(reducing, "call_reduce_in_child", reduce_in_fork)
-    monkeypatch.setattr(asking, "packed", not_packed)
-    monkeypatch.setattr(asking, "submit", ask_here)
-    monkeypatch.setattr(repro, "run", judge_in_fork)
-    monkeypatch.setattr(repro, "run_alone", run_in_fork)
-    monkeypatch.setattr(PrestartedInterpreters, "start", lambda *_: None)
+    monkeypatch.setattr(PROCESS, "responder", respond)
 
 
-def not_packed(case: Case, **limits: Any) -> Any:
-    return nullcontext({"left_out_bytes": 0})
+def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Report:
+    capture, deadline = handle.captured(case, settings), Deadline.after(settings.seconds)
+    return handle.reduced_or_why_not(case, capture, settings, deadline, same_as, reduce_in_fork)
 
 
-def reduce_in_fork(
-    case: Case,
-    package: Any,
-    folder: Path,
-    limits: Limits,
-    stream: TextIO,
-    deadline: Any,
-    *,
-    on_interrupt: Any,
-) -> workers.ChildResult:
-    return workers.call_in_fork(
-        lambda: reducing.reduce_on_stream(case, folder, limits, stream),
-        seconds=deadline.left() + reducing.GRACE_S,
-        on_interrupt=on_interrupt,
-    )
+def reduce_in_fork(case: Case, package: object, settings: Settings, deadline: Deadline) -> ReductionResult:
+    limits = Limits(seconds=settings.seconds, due=deadline.at, value_limit_bytes=settings.value_limit_bytes)
+    with workers.stream_to_the_user() as stream:
+        done = workers.call_in_fork(
+            lambda: reducing.reduce_on_stream(case, settings.repro_dir, limits, stream, Children(ends)),
+            seconds=deadline.left() + reducing.GRACE_S,
+        )
+    return handle.written_by(done)
 
 
-def ask_here(case: Case, **limits: Any) -> Outcome:
-    return execute(case)
+def ends(request: workers.Request) -> workers.Ended:
+    """A question is answered in the reducing process itself, a script is judged and run in a fork of it."""
+    if request.call:
+        outcome = execute(asking.unpacked(request.argument["case"]))
+        return workers.Ended(answered=True, value=outcome.to_json())
+    if request.argv[0] == command.JUDGE_SCRIPT:
+        return workers.Ended(stdout=json.dumps(judge_in_fork(Path(request.argv[1])).to_json()))
+    return run_in_fork(Path(request.argv[0]), seconds=request.seconds)
 
 
-def judge_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) -> Outcome:
+def judge_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS) -> Outcome:
     """What the installed judge says of the script at ``path``."""
 
     def in_child() -> object:
@@ -82,7 +79,7 @@ def judge_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) ->
     return Outcome.from_json(done.value)
 
 
-def run_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) -> workers.ChildResult:
+def run_in_fork(path: Path, *, seconds: float) -> workers.Ended:
     """How the script at ``path`` ends by itself."""
 
     def in_child() -> object:
@@ -123,7 +120,7 @@ def failing_program(
 ) -> Found:
     """Compile and call ``function``, which must fail and leave a verified repro; ``given`` goes to torch.compile."""
     torch._dynamo.reset()
-    PROCESS.__init__()
+    PROCESS.__init__(responder=PROCESS.responder)
     wrapped = minidbg.wrap(backend, repro_dir=folder, seconds=120)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever type the backend raises
         torch.compile(function, backend=wrapped, **given)(*args)

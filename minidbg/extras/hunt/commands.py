@@ -18,6 +18,7 @@ from minidbg.commands.ending import end_interrupted
 from minidbg.commands.output import COUNT, FILE, FOLDER, JSON, note, print_json, repro_folder
 from minidbg.words.errors import BadSetting
 from minidbg.words.files import replace_file
+from minidbg.words.machine import HERE
 from minidbg.words.text import in_one_line
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def words(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tupl
     "--seconds", type=click.FloatRange(min=1), help="Try nothing more after that; reductions follow."
 )
 @click.option(
-    "--jobs", "-j", type=COUNT, default=min(4, os.cpu_count() or 1), help="Processes at the same time."
+    "--jobs", "-j", type=COUNT, default=min(4, HERE.processors()), help="Processes at the same time."
 )
 @click.option("--call-seconds", default=30.0, show_default=True, help="A sample that takes longer hangs.")
 @click.option("--expected", type=FILE, help="Expected failures to compare with; written where it is missing.")

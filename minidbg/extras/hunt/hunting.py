@@ -25,9 +25,10 @@ from minidbg.torch_internals import OP_SAMPLES
 from minidbg.words import settings
 from minidbg.words.errors import MinidbgError
 from minidbg.words.json_lines import json_objects
+from minidbg.words.machine import memory_limit
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.text import last_line, plural
-from minidbg.workers import ChildResult
+from minidbg.workers import Ended
 
 IN_BATCH = 60  # at most: each of the jobs gets one
 REDUCE_SECONDS = 120.0
@@ -70,9 +71,9 @@ class Hunt:
         """Raises MinidbgError when the backend or torch's samples cannot be had."""
         ends = time.monotonic() + (self.seconds or float("inf"))
         ref = backend_named(self.backend).ref
-        self.prepare = partial(
-            workers.Preparation, imports=(*ref.modules, OP_SAMPLES), warm="inductor" if ref.name == "inductor" else "aot"
-        )  # fmt: skip
+        self.fork = workers.Preparation(
+            (*ref.modules, OP_SAMPLES), "inductor" if ref.name == "inductor" else "aot"
+        )
         with (
             workers.own_kernel_cache(),
             tempfile.TemporaryDirectory(prefix="minidbg-") as scratch,
@@ -121,16 +122,15 @@ class Hunt:
 
     # ---- asking children
 
-    def asked(
-        self, function: str, argument: Mapping[str, Any], seconds: float, stream: Any = None
-    ) -> ChildResult:
+    def asked(self, function: str, argument: Mapping[str, Any], seconds: float, stream: Any = None) -> Ended:
         if self.interrupted:
             raise KeyboardInterrupt
-        return workers.call_in_server(
-            self.prepare(f"minidbg.extras.hunt.judging:{function}"),
-            {"backend": self.backend, "call_seconds": self.call_seconds, **argument},
-            seconds=seconds, memory_bytes=workers.memory_limit(), stream=stream,
+        argument = {"backend": self.backend, "call_seconds": self.call_seconds, **argument}
+        request = workers.Request(
+            call=f"minidbg.extras.hunt.judging:{function}", argument=argument, seconds=seconds,
+            memory_bytes=memory_limit(), fork=self.fork,
         )  # fmt: skip
+        return workers.call_in_server(request, stream=stream)
 
     def batch(self, batch: Sequence[Sample], results: Path, ends: float) -> list[tuple[Sample, Outcome]]:
         judged: list[tuple[Sample, Outcome]] = []

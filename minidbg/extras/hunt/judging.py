@@ -73,7 +73,7 @@ def run_alone(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
     workers.branch_off()
     return outcome_of(
         Sample(*argument["sample"]), backend_named(argument["backend"]),
-        lambda case: asking.submit(case, seconds=argument["call_seconds"]),
+        lambda case: asking.ask(case, seconds=argument["call_seconds"]),
     )  # fmt: skip
 
 

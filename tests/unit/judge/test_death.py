@@ -12,7 +12,7 @@ import pytest
 from minidbg.judge.death import died_by, outcome_of_death, outcome_of_run
 from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
-from minidbg.workers import ChildResult
+from minidbg.workers import Ended
 
 STACK = """before it
 Fatal Python error: Segmentation fault
@@ -29,22 +29,22 @@ def spec_for(kind: Kind = Kind.CRASH, **more: Any) -> RunSpec:
     return RunSpec(backend=BackendRef("acme", "'acme'"), signature=Signature(kind, **more))
 
 
-def died(**fields: Any) -> ChildResult:
-    return ChildResult(**{"signal": signal.SIGSEGV, "stderr_tail": STACK, "seconds": 2.0, **fields})
+def died(**fields: Any) -> Ended:
+    return Ended(**{"signal": signal.SIGSEGV, "stderr_tail": STACK, "seconds": 2.0, **fields})
 
 
 @pytest.mark.parametrize(
     ("ended", "name"),
     [
-        (ChildResult(signal=11), "SIGSEGV"),
-        (ChildResult(signal=45), "signal 45"),
-        (ChildResult(exit_status=7), "exit status 7"),
-        (ChildResult(timed_out=True, signal=6), "timeout"),
-        (ChildResult(out_of_memory=True, signal=9), "memory limit"),
-        (ChildResult(), "unknown death"),
+        (Ended(signal=11), "SIGSEGV"),
+        (Ended(signal=45), "signal 45"),
+        (Ended(exit_status=7), "exit status 7"),
+        (Ended(timed_out=True, signal=6), "timeout"),
+        (Ended(out_of_memory=True, signal=9), "memory limit"),
+        (Ended(), "unknown death"),
     ],
 )
-def test_an_end_has_one_name(ended: ChildResult, name: str) -> None:
+def test_an_end_has_one_name(ended: Ended, name: str) -> None:
     assert died_by(ended) == name
 
 

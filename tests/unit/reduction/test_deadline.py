@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg import repro
+from minidbg import repro, workers
 from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.reduction import publishing, reducing, session
@@ -22,7 +22,7 @@ from minidbg.words.deadline import Deadline
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Reduce, Settings
-from minidbg.workers import ChildResult
+from minidbg.workers import Ended
 from minidbg.wrapper import handle
 
 BUDGET_S = 8.0
@@ -54,18 +54,18 @@ class World:
             return Outcome(Verdict.TIMEOUT, signature=Signature(Kind.HANG))
         return execute(case)
 
-    def judged(self, case: Case, draft: Path, seconds: float, *_: Any) -> Outcome:
+    def judged(self, case: Case, draft: Path, seconds: float, *_: Any, **__: Any) -> Outcome:
         self.runs.append(self.now)
         self.drafts[draft] = case
         if not self.takes(self.script_s, seconds):
             return Outcome(Verdict.TIMEOUT, signature=Signature(Kind.HANG))
         return execute(case)
 
-    def run_alone(self, draft: Path, *, seconds: float, **_: Any) -> ChildResult:
+    def run_alone(self, draft: Path, *, seconds: float, **_: Any) -> Ended:
         self.runs.append(self.now)
         if not self.takes(self.script_s, seconds):
-            return ChildResult(timed_out=True)
-        return ChildResult(exit_status=execute(self.drafts[draft]).verdict.exit_status)
+            return Ended(timed_out=True)
+        return Ended(exit_status=execute(self.drafts[draft]).verdict.exit_status)
 
 
 def failing_case() -> Case:
@@ -90,7 +90,7 @@ def silent_about_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any
 
 
 def reduced_in(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> ReductionResult:
-    monkeypatch.setattr(session.asking, "submit", world.submit)
+    monkeypatch.setattr(session.asking, "ask", world.submit)
     monkeypatch.setattr(publishing, "judge_draft", world.judged)
     monkeypatch.setattr(publishing.repro, "run_alone", world.run_alone)
     monkeypatch.setattr(session.PrestartedInterpreters, "start", lambda *_: None)
@@ -154,7 +154,7 @@ def test_no_question_gets_more_time_than_is_left(monkeypatch: pytest.MonkeyPatch
         now += 3.0
         return Outcome(Verdict.GONE)
 
-    monkeypatch.setattr(session.asking, "submit", submit)
+    monkeypatch.setattr(session.asking, "ask", submit)
     asks = session.Session(Limits(seconds=BUDGET_S), clock=lambda: now, started=0.0)
     case = publishing.with_failure(failing_case(), Outcome(Verdict.REPRODUCES, signature=Signature(kind)))
     for _ in range(2):
@@ -186,12 +186,12 @@ def test_the_time_begins_with_the_failure(tmp_path: Path, monkeypatch: pytest.Mo
     """What the capture took is gone from the budget, and the reducing process ends soon after it whatever it does."""
     given: list[float] = []
 
-    def call_in_server(*_: Any, seconds: float, **__: Any) -> ChildResult:
-        given.append(seconds)
-        return ChildResult(timed_out=True, seconds=seconds)
+    def call_in_server(request: workers.Request, **_: Any) -> Ended:
+        given.append(request.seconds)
+        return Ended(timed_out=True, seconds=request.seconds)
 
     monkeypatch.setattr(reducing.workers, "call_in_server", call_in_server)
-    monkeypatch.setattr(reducing.workers, "prepare", lambda _: None)
+    monkeypatch.setattr(reducing.workers, "prepare", lambda *_: None)
     unread = nullcontext({"left_out_bytes": 0})
     monkeypatch.setattr(handle.asking, "packed", lambda *_, **__: unread)
     now, keep_capture = 0.0, handle.repro.keep_capture

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.doubles import Children
 from torch import fx
 
 from minidbg.fx.case import Case
+from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.reduction import publishing
 from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.publishing import (
@@ -33,7 +36,7 @@ from minidbg.repro import Exactness, read_header
 from minidbg.words.deadline import Deadline
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
-from minidbg.workers import ChildResult
+from minidbg.workers import Ended, Request
 
 COMPILE = Signature(Kind.COMPILE, types=("ValueError",))
 OTHER = Signature(Kind.COMPILE, types=("KeyError",))
@@ -100,22 +103,24 @@ def test_values_that_a_script_makes_are_asked_for_where_there_are_tensors(
 
 @pytest.mark.parametrize("needed", [True, False])
 def test_a_script_sets_the_variables_of_the_program_only_where_it_is_gone_without_them(
-    needed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    needed: bool, tmp_path: Path
 ) -> None:
     """Which compiler and which card are the machine's, and stay."""
-
-    def run_alone(draft: Path, *, without: tuple[str, ...], **_: Any) -> ChildResult:
-        assert without == ("OMP_NUM_THREADS", "MY_FLAG")
-        sets = "os.environ.update({'OMP_NUM_THREADS': '1', 'MY_FLAG': '2'})" in draft.read_text()
-        return ChildResult(exit_status=1 if sets or not needed else 0)
-
-    monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
     shown = Outcome(Verdict.REPRODUCES, signature=COMPILE)
-    monkeypatch.setattr(publishing, "judge_draft", lambda *_: shown)
+
+    def ends(request: Request) -> Ended:
+        if request.argv[0] == JUDGE_SCRIPT:
+            return Ended(stdout=json.dumps(shown.to_json()))
+        assert {"OMP_NUM_THREADS", "MY_FLAG"} <= request.env.keys()
+        assert "CXX" not in request.env
+        sets = "{'OMP_NUM_THREADS': '1', 'MY_FLAG': '2'}" in Path(request.argv[0]).read_text()
+        return Ended(exit_status=1 if sets or not needed else 0)
+
     context = Context(env={"OMP_NUM_THREADS": "1", "MY_FLAG": "2", "CXX": "/usr/bin/g++"})
     limit = Limits().value_limit_bytes
+    asks = Session(Limits(), submit=Children(ends))
     _, draft = publishing.verify(
-        case_of(context=context), Exactness.SEEDED, tmp_path, value_limit_bytes=limit
+        case_of(context=context), Exactness.SEEDED, tmp_path, session=asks, value_limit_bytes=limit
     )
     assert draft is not None
     text = draft.read_text()
@@ -145,14 +150,14 @@ def test_what_a_spent_budget_left_out_is_told(found: Reduced, said: str) -> None
 @pytest.mark.parametrize(
     ("ended", "said"),
     [
-        (ChildResult(timed_out=True, seconds=7.4), "no end within 7 s"),
-        (ChildResult(exit_status=3), "exit status 3"),
-        (ChildResult(exit_status=3, stdout="a\nb\n", stderr_tail="c"), "exit status 3: b"),
-        (ChildResult(signal=11, stderr_tail="a\nSegmentation fault\n"), "SIGSEGV: Segmentation fault"),
-        (ChildResult(exit_status=0, stdout="x" * 600), "exit status 0: " + "x" * 500),
+        (Ended(timed_out=True, seconds=7.4), "no end within 7 s"),
+        (Ended(exit_status=3), "exit status 3"),
+        (Ended(exit_status=3, stdout="a\nb\n", stderr_tail="c"), "exit status 3: b"),
+        (Ended(signal=11, stderr_tail="a\nSegmentation fault\n"), "SIGSEGV: Segmentation fault"),
+        (Ended(exit_status=0, stdout="x" * 600), "exit status 0: " + "x" * 500),
     ],
 )
-def test_how_a_script_ended_by_itself_is_said_in_words(ended: ChildResult, said: str) -> None:
+def test_how_a_script_ended_by_itself_is_said_in_words(ended: Ended, said: str) -> None:
     assert how_it_ended(ended) == said
 
 

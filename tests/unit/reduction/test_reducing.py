@@ -33,7 +33,7 @@ from minidbg.source.size import call_nodes, call_targets
 from minidbg.words.errors import CannotWrite, Interrupted, NotReproduced
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Provenance, RunSpec
-from minidbg.workers import ChildResult
+from minidbg.workers import Ended
 
 
 @pytest.fixture
@@ -47,19 +47,17 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
 
     drafts: dict[Path, Case] = {}
 
-    def judged(case: Case, draft: Path, *_: Any) -> Outcome:
+    def judged(case: Case, draft: Path, *_: Any, **__: Any) -> Outcome:
         drafts[draft] = case
         return execute(case)
 
-    def run_alone(draft: Path, **_: Any) -> ChildResult:
-        return ChildResult(exit_status=execute(drafts[draft]).verdict.exit_status)
+    def run_alone(draft: Path, **_: Any) -> Ended:
+        return Ended(exit_status=execute(drafts[draft]).verdict.exit_status)
 
-    monkeypatch.setattr(session.asking, "submit", submit)
+    monkeypatch.setattr(session.asking, "ask", submit)
     monkeypatch.setattr(publishing, "judge_draft", judged)
     monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
     monkeypatch.setattr(session.PrestartedInterpreters, "start", lambda *_: None)
-    # no two questions at once, whose order would be chance
-    monkeypatch.setattr(reducing.os, "cpu_count", lambda: 1)
     return asked
 
 
@@ -106,8 +104,8 @@ def reduced(case: Case, folder: Path, **limits: Any) -> ReductionResult:
 
 def before_each_question(patch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """What happens in the world before each call of the oracle from here on."""
-    submit = session.asking.submit
-    patch.setattr(session.asking, "submit", lambda case, **how: (happens(), submit(case, **how))[1])
+    submit = session.asking.ask
+    patch.setattr(session.asking, "ask", lambda case, **how: (happens(), submit(case, **how))[1])
 
 
 def raises_if(holds: bool, error: type[BaseException]) -> None:
@@ -355,8 +353,8 @@ def test_a_script_that_misses_its_failure_says_what_it_printed_and_what_the_judg
     case: Case, tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed = "fails differently: no 'kern' in 'x'"
-    shows = ChildResult(exit_status=125, stderr_tail=repro.NOT_JUDGED)
-    ends = iter([ChildResult(exit_status=3, stdout=printed), shows])
+    shows = Ended(exit_status=125, stderr_tail=repro.NOT_JUDGED)
+    ends = iter([Ended(exit_status=3, stdout=printed), shows])
     monkeypatch.setattr(publishing.repro, "run_alone", lambda draft, **_: next(ends))
     written = reduced(case, tmp_path)
     assert written.path is not None
@@ -405,12 +403,12 @@ def test_a_failure_seen_again_is_answered_by_its_repro(
     limits = Limits()
     first = reducing.reduce_and_publish(case, tmp_path, limits=limits, just_seen=True)
     oracle.clear()
-    monkeypatch.setattr(repro, "run", lambda path, seconds: Outcome(Verdict.REPRODUCES))
+    monkeypatch.setattr(repro, "run", lambda path, seconds, **_: Outcome(Verdict.REPRODUCES))
     again = reducing.reduce_and_publish(case, tmp_path, limits=limits, just_seen=True)
     assert again.path == first.path
     assert again.known_before
     assert not oracle
-    monkeypatch.setattr(repro, "run", lambda path, seconds: Outcome(Verdict.GONE))
+    monkeypatch.setattr(repro, "run", lambda path, seconds, **_: Outcome(Verdict.GONE))
     assert not reducing.reduce_and_publish(case, tmp_path, limits=limits, just_seen=True).known_before
 
 
@@ -453,7 +451,7 @@ def test_a_path_on_which_dynamo_takes_no_graph_as_it_is_is_left_after_few_questi
         other = asked.spec.call is CallPath.TORCH_COMPILE
         return Outcome(Verdict.INVALID, reason=reason) if other else execute(asked)
 
-    monkeypatch.setattr(session.asking, "submit", submit)
+    monkeypatch.setattr(session.asking, "ask", submit)
     if few:  # the questions of single removals are asked together
         graph = fx.symbolic_trace(lambda x: (torch.relu(x.sin().cos().sin().cos().sin().cos().sin().cos()),))
         case = case.with_graph(graph, case.inputs)
@@ -499,7 +497,7 @@ def test_a_large_graph_gets_longer_than_a_call(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("kind", [Kind.CRASH, Kind.HANG, Kind.RUNTIME])
 def test_the_forkserver_tries_nothing_that_ends_or_hangs_its_children(kind: Kind) -> None:
     case = failing_case(signature=Signature(kind)).with_spec(backend=backends.find("inductor"))
-    preparation = asking.preparation(case, reducing.REDUCE)
+    preparation = asking.preparation(case)
     assert preparation.warm == ("inductor" if kind is Kind.RUNTIME else "imports")
 
 
@@ -523,7 +521,7 @@ def test_a_reduction_without_a_repro_says_what_its_last_run_showed(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, last: Outcome, said: str
 ) -> None:
     """No reason known is never an answer: the run's own output is."""
-    monkeypatch.setattr(publishing, "judge_draft", lambda *_: last)
+    monkeypatch.setattr(publishing, "judge_draft", lambda *_, **__: last)
     written = reducing.reduce_and_publish(failing_case(), tmp_path, limits=Limits(), just_seen=True)
     assert written.path is None
     assert written.line.endswith(said)
@@ -543,7 +541,7 @@ START_AHEAD = session.PrestartedInterpreters.start
 """Before a fixture has taken it away."""
 
 
-def verified(asks: session.Session, draft: Path, text: str) -> tuple[Outcome, workers.ChildResult | None]:
+def verified(asks: session.Session, draft: Path, text: str) -> tuple[Outcome, workers.Ended | None]:
     case = failing_case(signature=Signature(Kind.COMPILE))
 
     def write(*_: Any, **__: Any) -> Path:
@@ -557,7 +555,7 @@ def test_a_script_by_itself_is_not_waited_for_when_the_judge_sees_no_failure(
     asks: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both run at the same time: one that never ends must not hold up the other's answer."""
-    monkeypatch.setattr(publishing, "judge_draft", lambda *_: Outcome(Verdict.GONE))
+    monkeypatch.setattr(publishing, "judge_draft", lambda *_, **__: Outcome(Verdict.GONE))
     (alone,) = asks.ahead.waiting
     outcome, ended = verified(asks, tmp_path / "draft.py", "import time; time.sleep(300)")
     assert (outcome.verdict, ended) == (Verdict.GONE, None)
@@ -567,7 +565,7 @@ def test_a_script_by_itself_is_not_waited_for_when_the_judge_sees_no_failure(
 def test_a_script_by_itself_runs_while_it_is_judged(
     asks: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judged(*_: Any) -> Outcome:
+    def judged(*_: Any, **__: Any) -> Outcome:
         until = time.monotonic() + 60
         while not (tmp_path / "ran").exists() and time.monotonic() < until:
             time.sleep(0.01)
@@ -586,7 +584,7 @@ def test_a_search_that_met_another_failure_judges_its_script_twice(
 ) -> None:
     given: list[Any] = []
 
-    def judged(case: Case, draft: Path, seconds: float, fork: Any = None) -> Outcome:
+    def judged(case: Case, draft: Path, seconds: float, fork: Any = None, **_: Any) -> Outcome:
         given.append(fork)
         return Outcome(Verdict.REPRODUCES)
 
@@ -603,7 +601,7 @@ def test_what_a_fork_does_not_show_is_asked_in_a_new_interpreter(
 ) -> None:
     """A fork may lack what the failure needs, an accelerator or threads: no form is given up for that."""
 
-    def judged(case: Case, draft: Path, seconds: float, fork: Any = None) -> Outcome:
+    def judged(case: Case, draft: Path, seconds: float, fork: Any = None, **_: Any) -> Outcome:
         return Outcome(Verdict.REPRODUCES if fork is None else Verdict.GONE)
 
     monkeypatch.setattr(publishing, "judge_draft", judged)
@@ -616,7 +614,7 @@ def test_what_a_fork_does_not_show_is_asked_in_a_new_interpreter(
 def test_an_interpreter_that_was_ended_is_replaced_by_a_fresh_one(
     asks: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "judge_draft", lambda *_: Outcome(Verdict.REPRODUCES))
+    monkeypatch.setattr(publishing, "judge_draft", lambda *_, **__: Outcome(Verdict.REPRODUCES))
     (alone,) = asks.ahead.waiting
     alone.cancel()
     _, ended = verified(asks, tmp_path / "draft.py", "raise SystemExit(1)")

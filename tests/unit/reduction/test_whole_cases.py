@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg import repro
+from minidbg import repro, workers
 from minidbg.fx.case import Case
 from minidbg.reduction.reducing import (
     DONE_FILE,
@@ -132,26 +132,26 @@ def test_an_earlier_result_answers_where_its_repro_is_certified_and_fails_now(
     script.touch()
     result = replace(ReductionResult(script, 9, 1, 7, 2.0, True, Verdict.REPRODUCES), **changes)
     (tmp_path / DONE_FILE).write_text(json.dumps(result.to_json()))
-    monkeypatch.setattr(repro, "run", lambda path, seconds: Outcome(verdict))
-    found = earlier_result(tmp_path, Deadline.after(9.0))
+    monkeypatch.setattr(repro, "run", lambda path, seconds, **_: Outcome(verdict))
+    found = earlier_result(tmp_path, Deadline.after(9.0), workers.submit)
     assert found == (replace(result, known_before=True) if answered else None)
 
 
 def test_an_earlier_repro_that_is_gone_or_cannot_be_run_answers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuses(path: Path, seconds: float) -> Outcome:
+    def refuses(path: Path, **_: Any) -> Outcome:
         raise MinidbgError("no script")
 
     script = tmp_path / "r.py"
     result = ReductionResult(script, 9, 1, 7, 2.0, True, Verdict.REPRODUCES)
     (tmp_path / DONE_FILE).write_text(json.dumps(result.to_json()))
-    monkeypatch.setattr(repro, "run", lambda path, seconds: FAILS)
-    assert earlier_result(tmp_path, Deadline.after(9.0)) is None
+    monkeypatch.setattr(repro, "run", lambda path, seconds, **_: FAILS)
+    assert earlier_result(tmp_path, Deadline.after(9.0), workers.submit) is None
     script.touch()
     monkeypatch.setattr(repro, "run", refuses)
-    assert earlier_result(tmp_path, Deadline.after(9.0)) is None
-    assert earlier_result(tmp_path / "never", Deadline.after(9.0)) is None
+    assert earlier_result(tmp_path, Deadline.after(9.0), workers.submit) is None
+    assert earlier_result(tmp_path / "never", Deadline.after(9.0), workers.submit) is None
 
 
 def test_an_interrupted_search_names_its_best_where_there_is_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.doubles import Questions
+from support.doubles import answering
 from torch import fx
 
 from minidbg import repro
@@ -112,9 +112,10 @@ def test_a_damaged_answer_counts_as_none(script: Path, damage: tuple[str, str]) 
 def test_each_stage_is_asked_once_and_named_before(
     folder: Path, backend: str, seconds: float, asked: list[str]
 ) -> None:
-    said, children = list[str](), Questions(lambda case: Outcome(GONE))
+    said, names = list[str](), list[str]()
+    children = answering(lambda case: names.append(case.backend.name) or Outcome(GONE))
     find_stages(written(folder, backend), seconds=seconds, note=said.append, submit=children)
-    assert [case.backend.name for case in children.asked] == asked
+    assert names == asked
     assert said == [f"running it with {name}" for name in asked]
 
 
@@ -137,9 +138,9 @@ def test_inductor_is_bisected_where_it_fails_as_expected_and_nothing_before_it(
     def answer(case: Case) -> Outcome:
         return Outcome(verdict if order.index(case.backend.name) >= order.index(at) else GONE)
 
-    children = Questions(answer)
+    children = answering(answer)
     assert find_stages(written(folder, backend, kind), submit=children).guilty == at
-    assert bool(children.bisections) is is_bisected
+    assert any(one.argument["bisection"] for one in children.requests) is is_bisected
 
 
 @pytest.mark.parametrize(
@@ -158,9 +159,11 @@ def test_a_run_of_the_bisection_that_judged_nothing_ends_it(
 
     def answer(case: Case) -> Outcome:
         own = case.backend.name == "inductor"
-        return Outcome(GONE if not own else verdict if children.bisections else REPRODUCES)
+        return Outcome(
+            GONE if not own else verdict if children.requests[-1].argument["bisection"] else REPRODUCES
+        )
 
-    children = Questions(answer)
+    children = answering(answer)
     assert find_stages(written(folder), submit=children).notes == (note,)
 
 
@@ -177,7 +180,7 @@ def test_what_a_program_can_change_is_tried(folder: Path, is_gone: Any, passes: 
     def answer(case: Case) -> Outcome:
         return Outcome(GONE if case.backend.name != "inductor" or is_gone(case) else Verdict.CHANGED)
 
-    assert find_stages(written(folder), submit=Questions(answer)).passes == tuple(filter(None, [passes]))
+    assert find_stages(written(folder), submit=answering(answer)).passes == tuple(filter(None, [passes]))
 
 
 def test_a_report_is_read_back_from_what_is_kept() -> None:

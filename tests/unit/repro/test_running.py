@@ -8,13 +8,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.doubles import Interpreters
+from support.doubles import Children
 
 from minidbg import repro, workers
 from minidbg.repro import run, write
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.outcome import Kind, Signature, Verdict
-from minidbg.workers import ChildResult
+from minidbg.workers import Ended
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def ended(make_case, tmp_path):
     """Runs a script of ``kind`` whose interpreter ends as given, and is then ``ended.by``."""
 
     def answer(kind=Kind.COMPILE, arguments=None, **how):
-        answer.by = Interpreters(ChildResult(**how))
+        answer.by = Children(lambda _: Ended(**how))
         path = write(make_case(signature=Signature(kind, message="m")), tmp_path / "r.py")
-        return run(path, seconds=5, interpreter=answer.by, **(arguments or {}))
+        return run(path, seconds=5, submit=answer.by, **(arguments or {}))
 
     return answer
 
@@ -46,7 +46,7 @@ def test_a_verdict_without_a_reason_has_what_the_run_printed(ended):
 
 def test_device_and_backend_are_passed_on(ended, tmp_path):
     outcome = ended(arguments={"device": "cuda:1", "backend": "mod:attr"}, stdout=said(verdict="skipped"))
-    assert ended.by.argv[1:] == [
+    assert [*ended.by.requests[0].argv[1:]] == [
         str(tmp_path / "r.py"),
         "--json",
         "--device",
@@ -55,12 +55,6 @@ def test_device_and_backend_are_passed_on(ended, tmp_path):
         "mod:attr",
     ]
     assert outcome.device == "cuda:1"
-
-
-def test_the_script_runs_in_an_empty_folder_elsewhere(ended, tmp_path):
-    ended(stdout=said())
-    assert ended.by.cwd != str(tmp_path)
-    assert ended.by.seconds == 5
 
 
 @pytest.mark.parametrize(

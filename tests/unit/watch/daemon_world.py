@@ -7,16 +7,19 @@ import os
 import queue
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from support.doubles import Children
 
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.watch.daemon import Daemon, FilesChanged, Inbox
 from minidbg.watch.events import Event
 from minidbg.watch.settings import WatchSettings
 from minidbg.watch.views import Announcer, View
-from minidbg.workers.pool import Ended, Order, RunMode
+from minidbg.workers import Ended, Request
 
 REPRO = """# /// script
 # [tool.minidbg]
@@ -37,7 +40,7 @@ MACHINE = {
 }  # fmt: skip
 
 
-def script_of(order: Order) -> str:
+def script_of(order: Request) -> str:
     """The script that an order judges; empty for a canary and for a question about devices."""
     return order.argv[1] if order.argv[0] == JUDGE_SCRIPT and "--one-op" not in order.argv else ""
 
@@ -46,12 +49,11 @@ def script_of(order: Order) -> str:
 class TablePool:
     """Answers each order at once, by what the sources say: a repro ``x.py`` does what ``toy_backend/x.py`` holds."""
 
-    inbox: Inbox
     package: Path
-    orders: list[Order] = field(default_factory=list)
+    orders: list[Request] = field(default_factory=list)
     canary: str = "gone"
     """What a program of a single op shows."""
-    during: Callable[[Order], None] = lambda order: None
+    during: Callable[[Request], None] = lambda order: None
     """What happens in the world while an order runs."""
     lose: int = 0
     """How many of the next orders the server dies under."""
@@ -59,29 +61,30 @@ class TablePool:
     """Files that the servers have loaded and that have changed since."""
     closed: bool = False
 
-    def run(self, order: Order) -> None:
+    def submit(self, order: Request) -> Future[Ended]:
+        return Children(self.ends)(order)
+
+    def ends(self, order: Request) -> Ended:
         self.orders.append(order)
         self.during(order)
         if self.lose and order.argv[1:2] != ("devices",):
             self.lose -= 1
-            self.inbox.put(Ended(order.id, lost=True))
-            return
-        self.inbox.put(self.answer(order))
+            return Ended(lost=True)
+        return self.answer(order)
 
-    def answer(self, order: Order) -> Ended:
+    def answer(self, order: Request) -> Ended:
         if order.argv[1:2] == ("devices",):
-            return Ended(order.id, 0, stdout=json.dumps(MACHINE))
+            return Ended(exit_status=0, stdout=json.dumps(MACHINE))
         if "--one-op" in order.argv:
-            return Ended(order.id, 0, stdout=json.dumps({"verdict": self.canary, "reason": "because"}))
+            return Ended(exit_status=0, stdout=json.dumps({"verdict": self.canary, "reason": "because"}))
         source = self.package / Path(script_of(order)).name
         verdict = source.read_text().strip()
         if verdict == "SEGV":
-            return Ended(order.id, signal=11, stdout="phase compile forward\n")
+            return Ended(signal=11, stdout="phase compile forward\n")
         files = str(source), str(self.package / "__init__.py"), os.path.realpath(script_of(order))
-        files = files if order.mode is not RunMode.FRESH else None
-        return Ended(order.id, 0, stdout=json.dumps({"verdict": verdict, "seconds": 0.1}), files=files)
+        files = files if order.fork is not None else None
+        return Ended(exit_status=0, stdout=json.dumps({"verdict": verdict, "seconds": 0.1}), files=files)
 
-    def cancel(self, number: int) -> None: ...
     def refresh(self) -> Sequence[str]:
         stale, self.stale = self.stale, ()
         return stale
@@ -133,7 +136,7 @@ class World:
         for name, verdict in (repros or {}).items():
             self.repro(name, verdict)
         inbox: Inbox = queue.SimpleQueue()
-        self.pool, self.events = TablePool(inbox, self.package), GivenEvents()
+        self.pool, self.events = TablePool(self.package), GivenEvents()
         given = WatchSettings(**{"jobs": 1, **settings})
         views = Announcer([self, *self.views])
         self.daemon = Daemon([self.repros], given, views, inbox, self.events, lambda hidden: self.pool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 from daemon_world import REPRO, World, script_of
@@ -10,8 +11,7 @@ from daemon_world import REPRO, World, script_of
 from minidbg.history import History
 from minidbg.watch.daemon import FilesChanged, Key, Stop
 from minidbg.watch.settings import FailOn
-from minidbg.watch.sweep import Run
-from minidbg.workers.pool import Order, RunMode
+from minidbg.workers import Ended, Request
 
 
 def test_one_change_is_one_sweep_of_all_repros_with_the_failing_first(world: World) -> None:
@@ -27,8 +27,8 @@ def test_a_flip_is_confirmed_in_a_fresh_interpreter_and_told_once(world: World) 
     world.start({"a": "reproduces"})
     world.pool.orders.clear()
     world.save("a", "gone")
-    modes = [order.mode for order in world.pool.orders if script_of(order).endswith("a.py")]
-    assert modes == ["fork", "fresh"]
+    forked = [order.fork is not None for order in world.pool.orders if script_of(order).endswith("a.py")]
+    assert forked == [True, False]
     assert world.flips() == [("FIXED", "a.py")]
     (flip,) = world.names("flip")
     assert flip.files == ("src/toy_backend/a.py",)
@@ -76,7 +76,7 @@ def test_an_edit_while_a_run_goes_on_makes_its_result_stale(world: World) -> Non
     """The backend is broken for a moment: what a run saw of that moment must flip nothing."""
     world.start({"a": "reproduces", "b": "gone"})
 
-    def edit_once(order: Order) -> None:
+    def edit_once(order: Request) -> None:
         if script_of(order).endswith("a.py"):
             world.pool.during = lambda order: None
             (world.package / "a.py").write_text("gone")
@@ -93,8 +93,8 @@ def test_an_edit_while_a_run_goes_on_makes_its_result_stale(world: World) -> Non
 def test_an_edit_that_no_event_told_of_is_seen_at_the_end_of_the_run(world: World) -> None:
     world.start({"a": "reproduces"})
 
-    def edit_in_silence(order: Order) -> None:
-        if script_of(order).endswith("a.py") and order.mode == "fork":
+    def edit_in_silence(order: Request) -> None:
+        if script_of(order).endswith("a.py") and order.fork is not None:
             world.pool.during = lambda order: None
             (world.package / "a.py").write_text("gone")
 
@@ -149,7 +149,7 @@ def test_each_repro_runs_on_each_device_and_a_missing_one_is_skipped_aloud(world
     assert missing.text == (
         "cuda:1 not present (found cpu, cuda:0); 1 repro skipped there; 'minidbg doctor' lists what is here"
     )
-    assert {order.mode for order in world.pool.orders if "cuda:0" in order.argv} == {RunMode.FRESH}
+    assert {order.fork for order in world.pool.orders if "cuda:0" in order.argv} == {None}
 
 
 def test_what_the_header_expects_is_nothing_new(world: World) -> None:
@@ -160,11 +160,9 @@ def test_what_the_header_expects_is_nothing_new(world: World) -> None:
     assert told == [("gone", "reproduces")]
 
 
-def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(world: World) -> None:
     daemon = world.begin({"a": "gone"})
-    monkeypatch.setattr(type(daemon), "begin_sweep", lambda self: 1 // 0)
+    world.pool.refresh = lambda: 1 // 0  # type: ignore[assignment, method-assign, return-value]
     for now in (0.0, 0.1, 0.2):
         while not daemon.inbox.empty():
             daemon.handle(daemon.inbox.get())
@@ -178,7 +176,7 @@ def test_what_cannot_be_begun_for_once_is_asked_for_again(world: World) -> None:
     """A server that cannot be started, such as for want of memory, must not be waited for."""
     world.begin({"a": "reproduces"})
 
-    def refuse_once(order: Order) -> None:
+    def refuse_once(order: Request) -> None:
         if order.argv[1:2] != ("devices",):
             world.pool.during = lambda order: None
             raise OSError("no process to be had")
@@ -281,19 +279,18 @@ def test_without_events_a_save_is_seen_at_the_next_look(world: World) -> None:
     assert world.data("notice", "text") == [said]
 
 
-def test_a_fault_of_our_own_is_logged_and_survived(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon = world.begin({"a": "reproduces", "b": "reproduces"})
-    observe = daemon.observation
+def test_a_fault_of_our_own_is_logged_and_survived(world: World) -> None:
+    world.begin({"a": "reproduces", "b": "reproduces"})
+    answer = world.pool.answer
 
-    def faulty(sweep: object, run: Run, *more: object) -> object:
-        if run.job.repro == "a.py":
-            raise ZeroDivisionError("ours")
-        return observe(sweep, run, *more)  # type: ignore[arg-type]
+    def faulty(order: Request) -> Ended:
+        ended = answer(order)
+        return replace(ended, files=7) if script_of(order).endswith("a.py") else ended  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(daemon), "observation", lambda self, *arguments: faulty(*arguments))
+    world.pool.answer = faulty  # type: ignore[method-assign]
     world.settle()
     assert world.data("result", "repro") == ["b.py"]
-    assert "ZeroDivisionError" in (world.repros / ".minidbg" / "watch.log").read_text()
+    assert "TypeError: 'int' object is not iterable" in (world.repros / ".minidbg" / "watch.log").read_text()
 
 
 def test_the_daemon_needs_no_torch() -> None:

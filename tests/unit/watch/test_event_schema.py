@@ -25,7 +25,8 @@ from minidbg.watch.events import Event, Notice
 from minidbg.watch.runner import Built
 from minidbg.watch.settings import FailOn
 from minidbg.watch.views import Announcer, JsonLines, PlainLines
-from minidbg.workers.pool import Died, Ended, Order, Ready
+from minidbg.workers import Ended, Request
+from minidbg.workers.pool import Died, Ready
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "watch_events.txt"
 MOMENTS = re.compile(r'"(at|since|seconds|first_verdict_seconds)": -?\d+\.\d+(?=[,}])')
@@ -50,7 +51,7 @@ class Session(World):
         self.pool.during = self.with_revision
         return found
 
-    def with_revision(self, order: Order) -> None:
+    def with_revision(self, order: Request) -> None:
         """Git answers before the first run, and not from its own thread at some moment."""
         sweep = self.daemon.sweep
         if sweep is not None:
@@ -79,10 +80,10 @@ def a_day(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     world.save("a", "gone")
     answer = world.pool.answer
 
-    def changed(order: Order) -> Ended:
+    def changed(order: Request) -> Ended:
         said = {"verdict": "changed", "seconds": 0.1, "message": "KeyError: 'x'\nmore", "reason": ""}
         is_run = script_of(order).endswith("a.py")
-        return Ended(order.id, 0, stdout=json.dumps(said)) if is_run else answer(order)
+        return Ended(exit_status=0, stdout=json.dumps(said)) if is_run else answer(order)
 
     world.pool.answer = changed  # type: ignore[method-assign]
     world.save("a", "gone ")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from minidbg import workers
-from minidbg.workers import forkserver
 from minidbg.workers.ahead import Ahead, InterpreterAhead
 
 HASHES = "print(hash('a word'), list({'one', 'two', 'three', 'four', 'five', 'six'}))"
@@ -47,13 +44,6 @@ def test_it_runs_a_script_as_python_would_with_its_imports_made(tmp_path: Path) 
     assert ended.stderr_tail == "beside it\n"
 
 
-def test_an_uncaught_exception_ends_it_as_it_ends_python(ahead: InterpreterAhead, tmp_path: Path) -> None:
-    ended = ahead.start(script(tmp_path, "1 / 0"), seconds=60)()
-    assert ended is not None
-    assert ended.exit_status == 1
-    assert "ZeroDivisionError" in ended.stderr_tail
-
-
 def test_each_has_a_hash_seed_of_its_own(tmp_path: Path) -> None:
     """What follows from the order of a set is found out: the forks that were asked before have all the same."""
     with started(PYTHONHASHSEED="0") as one, started(PYTHONHASHSEED="0") as other:
@@ -63,21 +53,6 @@ def test_each_has_a_hash_seed_of_its_own(tmp_path: Path) -> None:
         [sys.executable, "-c", HASHES], env={**os.environ, "PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=True
     )  # fmt: skip
     assert len(said | {here.stdout}) == 3
-
-
-def test_a_script_that_does_not_end_is_ended(ahead: InterpreterAhead, tmp_path: Path) -> None:
-    end = ahead.start(script(tmp_path, "import time; time.sleep(600)"), seconds=1.0)
-    began = time.monotonic()
-    ended = end()
-    assert ended is not None
-    assert ended.timed_out
-    assert time.monotonic() - began < 60
-
-
-def test_a_death_is_told(ahead: InterpreterAhead, tmp_path: Path) -> None:
-    ended = ahead.start(script(tmp_path, "import os; os.kill(os.getpid(), 11)"), seconds=60)()
-    assert ended is not None
-    assert ended.signal == signal.SIGSEGV
 
 
 def test_one_whose_server_has_ended_has_no_result(ahead: InterpreterAhead, tmp_path: Path) -> None:
@@ -107,11 +82,8 @@ def of_the_reduction(argument: object, note: object) -> str:
 def test_what_the_server_has_started_ahead_is_for_the_next_question_alone(tmp_path: Path) -> None:
     workers.end_server()
     function = f"{__name__}:of_the_reduction"
-    preparation = forkserver.Preparation(function, ahead=Ahead((), dict(os.environ)))
-    workers.prepare(preparation)
+    workers.prepare(function, workers.Preparation(ahead=Ahead((), dict(os.environ))))
     (path,) = script(tmp_path, "print('here')")
-    answers = [
-        workers.call_in_server(forkserver.Preparation(function), {"script": path}, seconds=60).value
-        for _ in range(2)
-    ]
+    request = workers.Request(call=function, argument={"script": path}, fork=workers.Preparation())
+    answers = [workers.submit(request).result().value for _ in range(2)]
     assert answers == ["here\n", "nothing"]

@@ -22,11 +22,22 @@ from torch import fx
 
 from minidbg import asking, backends, torch_internals, workers
 from minidbg.fx.case import Case
-from minidbg.words.deadline import Deadline
+from minidbg.words.deadline import NEVER, Deadline
 from minidbg.words.run_spec import RunSpec
 from minidbg.workers import forkserver
 
 HERE = f"{Path(__file__).stem}:"
+
+
+def asked(
+    name: str, *, warm: str = "", seconds: float = 60, deadline: Deadline = NEVER, **argument: Any
+) -> workers.Ended:
+    """What the function of this name answers in a fork of the server."""
+    fork = workers.Preparation(warm=warm)
+    request = workers.Request(
+        call=HERE + name, argument=argument, seconds=seconds, deadline=deadline, fork=fork
+    )
+    return workers.submit(request).result()
 
 
 def echo(argument: Mapping[str, Any], note: Any) -> Any:
@@ -58,10 +69,7 @@ def marks(argument: Mapping[str, Any], note: Any) -> Any:
 def asks_its_own(argument: Mapping[str, Any], note: Any) -> Any:
     MARKS.append("a fork")
     workers.branch_off()
-    done = [
-        workers.call_in_server(workers.Preparation(HERE + "marks"), {"number": one}, seconds=60)
-        for one in (1, 2)
-    ]
+    done = [asked("marks", number=one) for one in (1, 2)]
     own = workers.start_server()
     return {
         "answers": [one.value for one in done],
@@ -87,7 +95,7 @@ def test_answer_comes_from_the_askers_surroundings_of_now(
 ) -> None:
     monkeypatch.setenv("OF_THE_ASKER", "now")
     monkeypatch.chdir(tmp_path)
-    done = workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": {"a": 1}}, seconds=60)
+    done = asked("echo", value={"a": 1})
     assert done.value == [{"a": 1}, "now", str(tmp_path)]
     assert (done.answered, done.note, done.error) == (True, "heard", "")
 
@@ -96,13 +104,12 @@ def test_answer_comes_from_the_askers_surroundings_of_now(
 def test_child_has_autograd_whatever_ran_here_and_whatever_the_server_has_compiled(warm: str) -> None:
     """The server's first backward is one of a single element: after a compile's no child could run another."""
     torch.autograd.backward(torch.ones(3, requires_grad=True).sum())
-    asked = workers.Preparation(HERE + "has_autograd", warm=warm)
-    assert workers.call_in_server(asked, {}, seconds=60).value is True
+    assert asked("has_autograd", warm=warm).value is True
 
 
 def test_a_child_has_a_server_of_its_own_at_once_which_ends_with_it() -> None:
     """A reduction on an accelerator: it uses the device itself, and each of its questions needs a process that has not."""
-    value = workers.call_in_server(workers.Preparation(HERE + "asks_its_own"), {}, seconds=60).value
+    value = asked("asks_its_own").value
     assert value["answers"] == [[1, "a fork"], [2, "a fork"]]
     deadline = time.monotonic() + 10
     while psutil.pid_exists(value["pid"]) and time.monotonic() < deadline:
@@ -113,39 +120,36 @@ def test_a_child_has_a_server_of_its_own_at_once_which_ends_with_it() -> None:
 
 def test_hang_is_ended_and_the_next_question_is_answered(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    done = workers.call_in_server(workers.Preparation(HERE + "sleep"), {"pid_file": str(pid_file)}, seconds=1)
+    done = asked("sleep", pid_file=str(pid_file), seconds=1)
     assert (done.timed_out, done.answered, done.note) == (True, False, "asleep")
     assert "in sleep" in done.stderr_tail
     assert not psutil.pid_exists(int(pid_file.read_text()))
-    assert workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": 2}, seconds=60).value[0] == 2
+    assert asked("echo", value=2).value[0] == 2
 
 
 @pytest.mark.slow
 def test_a_server_that_was_killed_is_replaced() -> None:
     os.kill(workers.start_server().pid, signal.SIGKILL)
-    assert workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": 3}, seconds=60).value[0] == 3
+    assert asked("echo", value=3).value[0] == 3
 
 
 def test_what_is_no_text_on_the_import_path_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python passes over it, and a program may have put a Path there."""
     monkeypatch.syspath_prepend("here")
     monkeypatch.setattr("sys.path", [Path("there"), *sys.path])
-    assert workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": 4}, seconds=60).value[0] == 4
+    assert asked("echo", value=4).value[0] == 4
 
 
 def test_questions_of_other_threads_can_be_interrupted(tmp_path: Path) -> None:
     """Ctrl-C in a reduction that asks two at a time does not wait for their time limits."""
-    question = {"pid_file": str(tmp_path / "pid")}
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(
-            workers.call_in_server, workers.Preparation(HERE + "sleep"), question, seconds=300
-        )
+        other = pool.submit(asked, "sleep", pid_file=str(tmp_path / "pid"), seconds=300)
         while not (tmp_path / "pid").exists():
             time.sleep(0.01)
         workers.interrupt_questions()
         with pytest.raises(KeyboardInterrupt):
-            asked.result(timeout=60)
-    assert workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": 5}, seconds=60).value[0] == 5
+            other.result(timeout=60)
+    assert asked("echo", value=5).value[0] == 5
 
 
 def test_a_time_limit_of_the_askers_own_ends_the_wait_and_the_question(tmp_path: Path) -> None:
@@ -164,9 +168,7 @@ def test_a_time_limit_of_the_askers_own_ends_the_wait_and_the_question(tmp_path:
     try:
         threading.Thread(target=alarm).start()
         with pytest.raises(TimeoutError, match="own limit"):
-            workers.call_in_server(
-                workers.Preparation(HERE + "sleep"), {"pid_file": str(pid_file)}, seconds=20
-            )
+            asked("sleep", pid_file=str(pid_file), seconds=20)
     finally:
         signal.signal(signal.SIGUSR1, before)
     deadline = time.monotonic() + 10
@@ -176,20 +178,15 @@ def test_a_time_limit_of_the_askers_own_ends_the_wait_and_the_question(tmp_path:
 
 
 def test_a_question_that_its_deadline_cuts_off_leaves_the_server_to_the_next(tmp_path: Path) -> None:
-    workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": 6}, seconds=60)
+    asked("echo", value=6)
     pid = workers.start_server().pid
-    done = workers.call_in_server(
-        workers.Preparation(HERE + "sleep"), {"pid_file": str(tmp_path / "pid")}, seconds=1, deadline=Deadline.after(1.0)
-    )  # fmt: skip
+    done = asked("sleep", pid_file=str(tmp_path / "pid"), seconds=1, deadline=Deadline.after(1.0))
     assert (done.timed_out, done.note) == (True, "asleep")
     assert workers.start_server().pid == pid
 
 
 def test_function_that_is_not_there_is_an_error_that_names_it() -> None:
-    assert (
-        "no_such_function"
-        in workers.call_in_server(workers.Preparation(HERE + "no_such_function"), {}, seconds=60).error
-    )
+    assert "no_such_function" in asked("no_such_function").error
 
 
 # ---- the asker is left alone -----------------------------------------------------------------------
@@ -204,7 +201,7 @@ def test_the_process_that_asks_is_not_forked(monkeypatch: pytest.MonkeyPatch) ->
     workers.start_server()  # an interpreter may be started by a fork that becomes another program at once
     monkeypatch.setattr(os, "fork", forked)
     for backward in (False, True):
-        outcome = asking.submit(case_of(backward=backward), seconds=60)
+        outcome = asking.ask(case_of(backward=backward), seconds=60)
         assert "ReluNotSupported" in outcome.message
 
 
@@ -232,7 +229,7 @@ def test_a_backend_with_threads_of_its_own_is_asked_where_they_are(
 
     case = case_of(threaded_one.backend)
     assert case.backend.modules == ("threaded_one",)
-    outcomes = [asking.submit(case, seconds=30) for _ in range(2)]
+    outcomes = [asking.ask(case, seconds=30) for _ in range(2)]
     assert ["ReluNotSupported" in one.message for one in outcomes] == [True, True], outcomes
 
 
@@ -253,24 +250,20 @@ def test_importing_minidbg_starts_nothing_in_torch() -> None:
 def test_driver_in_sight_leaves_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """There it would start the threads that it is to do without."""
     ran: list[object] = []
-    monkeypatch.setattr("minidbg.torch_internals.process.DRIVERS", ("/dev/null",))
     monkeypatch.setattr(torch.autograd, "backward", ran.append)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert not torch_internals.forks_survive_autograd()
+    assert not torch_internals.forks_survive_autograd(["/dev/null"])
     assert ran == []
-    monkeypatch.setattr("minidbg.torch_internals.process.DRIVERS", ())
-    monkeypatch.setattr("minidbg.torch_internals.process.autograd_has_threads", lambda: False)
-    assert torch_internals.forks_survive_autograd()
+    torch_internals.forks_survive_autograd([])
     assert len(ran) == 1
 
 
 def test_a_device_of_a_backends_own_leaves_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has devices from its import on, and no driver of a name that anybody knows."""
     ran: list[object] = []
-    monkeypatch.setattr("minidbg.torch_internals.process.DRIVERS", ())
     monkeypatch.setattr(torch.autograd, "backward", ran.append)
     monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "npu")
-    assert not torch_internals.forks_survive_autograd()
+    assert not torch_internals.forks_survive_autograd([])
     assert ran == []
 
 
@@ -320,7 +313,6 @@ def test_a_warm_up_takes_no_graph_from_a_cache(monkeypatch: pytest.MonkeyPatch) 
         return function
 
     monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setattr(torch_internals.process, "leave_out_measurements", lambda: None)
     threads = torch.get_num_threads()
     with torch._inductor.config.patch(fx_graph_cache=True):
         torch_internals.warm_up_compiling(inductor=True)

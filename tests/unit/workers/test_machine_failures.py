@@ -7,15 +7,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from support.doubles import Hands
 
-from minidbg.asking import oracle_calls, unless_the_machine_failed
+from minidbg import asking
 from minidbg.words.deadline import Deadline
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.workers import kernel_cache
 
+unless_the_machine_failed = partial(asking.unless_the_machine_failed, pause=lambda seconds: None)
 ANSWER = Outcome(Verdict.GONE)
 WANTED = Signature(Kind.COMPILE, types=("ValueError",), message="no kernel")
 
@@ -23,7 +26,6 @@ WANTED = Signature(Kind.COMPILE, types=("ValueError",), message="no kernel")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(kernel_cache.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(oracle_calls, "PAUSES_S", (0.0, 0.0))
     return tmp_path
 
 
@@ -93,35 +95,29 @@ def test_what_a_backend_does_wrong_itself_is_an_answer(message: str, cache: Path
     assert len(times) == 1
 
 
-def test_pauses_and_further_questions_end_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    monkeypatch.setattr(oracle_calls, "PAUSES_S", (1.0, 4.0, 4.0))
-    monkeypatch.setattr(oracle_calls.time, "sleep", sleep)
+def test_pauses_and_further_questions_end_with_the_deadline() -> None:
+    clock = Hands()
     ask, times = asked(*[failed(MACHINE[4])] * 4)
-    outcome = unless_the_machine_failed(ask, expected=WANTED, deadline=Deadline(3.0, lambda: now))
+    deadline = Deadline(3.0, clock)
+    outcome = unless_the_machine_failed(ask, expected=WANTED, deadline=deadline, pause=clock.wait)
     assert outcome.verdict is Verdict.INVALID
-    assert (now, len(times)) == (3.0, 3)
+    assert (clock.now, len(times)) == (3.0, 4)
 
 
 def test_a_machine_that_goes_on_failing_proves_nothing() -> None:
-    ask, times = asked(*[failed(MACHINE[4])] * 3)
+    ask, times = asked(*[failed(MACHINE[4])] * 4)
     outcome = unless_the_machine_failed(ask, expected=WANTED)
     assert outcome.verdict is Verdict.INVALID
     assert outcome.signature is None
     assert "no space" in outcome.reason
-    assert len(times) == 3
+    assert len(times) == 4
 
 
 def test_a_fork_that_is_refused_is_tried_again() -> None:
     refusal = OSError(errno.EAGAIN, "Resource temporarily unavailable")
     ask, _ = asked(refusal, refusal, ANSWER)
     assert unless_the_machine_failed(ask, expected=WANTED) == ANSWER
-    ask, _ = asked(*[refusal] * 3)
+    ask, _ = asked(*[refusal] * 4)
     with pytest.raises(OSError, match="temporarily"):
         unless_the_machine_failed(ask, expected=WANTED)
 

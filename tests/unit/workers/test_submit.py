@@ -11,12 +11,14 @@ import planted_backends as planted
 import psutil
 import pytest
 import torch
+from support.doubles import Children
 from torch import fx
 
-from minidbg.asking import submit
+from minidbg import asking
 from minidbg.fx.case import Case
 from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import CallPath
+from minidbg.workers import Ended
 
 CaseOf = Callable[..., Case]
 MEMORY = 512 << 20
@@ -24,7 +26,7 @@ BOTH_PATHS = pytest.mark.parametrize("call", list(CallPath))
 
 
 def ask(case: Case, seconds: float = 30.0) -> Outcome:
-    return submit(case, seconds=seconds, memory_bytes=MEMORY)
+    return asking.ask(case, seconds=seconds, memory_bytes=MEMORY)
 
 
 @BOTH_PATHS
@@ -145,13 +147,13 @@ def test_what_is_raised_in_the_child_is_what_is_raised_here(case_of: CaseOf) -> 
     assert here.signature == there.signature
 
 
-def test_fault_of_the_oracle_is_invalid_and_says_so(case_of: CaseOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    from minidbg.asking import oracle_calls
-
-    monkeypatch.setattr(oracle_calls, "ANSWER", "minidbg.asking.packing:write_once")  # takes other arguments
-    outcome = ask(case_of(planted.raises_on_relu))
-    assert outcome.verdict is Verdict.INVALID
-    assert "the oracle itself failed: " in outcome.reason
+def test_fault_of_the_oracle_is_invalid_and_says_so(case_of: CaseOf) -> None:
+    children = Children(lambda request: Ended(error="Traceback\nTypeError: a fault of ours\n"))
+    outcome = asking.ask(case_of(planted.raises_on_relu), seconds=30, submit=children)
+    assert (outcome.verdict, outcome.reason) == (
+        Verdict.INVALID,
+        "the oracle itself failed: TypeError: a fault of ours",
+    )
 
 
 def test_outcome_is_read_back_whole(case_of: CaseOf) -> None:

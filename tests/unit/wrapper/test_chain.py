@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from minidbg.words.run_spec import Level
-from minidbg.wrapper import chain
 from minidbg.wrapper.chain import (
     MOST_SHAPES,
     Link,
@@ -84,26 +83,22 @@ def test_a_static_graph_is_compiled_once_and_on_a_copy() -> None:
     assert counts.graphs[0] is not graph
 
 
-def as_if_dynamic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "symbolic_dims", lambda node: (0,))
+def dynamic_graph() -> fx.GraphModule:
+    return graph_over(ShapeEnv().create_unbacked_symint())
 
 
-def test_a_dynamic_graph_is_compiled_for_each_shape_and_run_in_eager_for_too_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    as_if_dynamic(monkeypatch)
+def test_a_dynamic_graph_is_compiled_for_each_shape_and_run_in_eager_for_too_many() -> None:
     counts = Counts()
-    compiled = compile_at_run_time(Link(counts), graph_over(), (torch.ones(1),))
+    compiled = compile_at_run_time(Link(counts), dynamic_graph(), (torch.ones(1),))
     sizes = [*range(1, MOST_SHAPES + 3), 1, 2]
     for size in sizes:
         assert torch.equal(compiled(torch.ones(size))[0], torch.full((size,), 2.0))
     assert counts.shapes == [(size,) for size in range(1, MOST_SHAPES + 1)]
 
 
-def test_strides_and_numbers_tell_calls_of_a_dynamic_graph_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    as_if_dynamic(monkeypatch)
+def test_strides_and_numbers_tell_calls_of_a_dynamic_graph_apart() -> None:
     counts = Counts()
-    compiled = compile_at_run_time(Link(counts), graph_over(), (torch.ones(2, 3),))
+    compiled = compile_at_run_time(Link(counts), dynamic_graph(), (torch.ones(2, 3),))
     for value in (torch.ones(2, 3), torch.ones(3, 2).t(), torch.eye(2).to_sparse(), 3, 4, 3):
         compiled(value)
     assert counts.shapes == [(2, 3), (2, 3), (2, 2), 3, 4]

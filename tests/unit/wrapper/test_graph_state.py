@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,26 +13,24 @@ from torch import fx
 from minidbg.fx.copying import copy_graph_module
 from minidbg.words.run_spec import Level
 from minidbg.words.settings import OnFailure, Settings, Verify
-from minidbg.wrapper import Report, handle
+from minidbg.wrapper import Report
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.graph_state import GraphState
+from minidbg.wrapper.process import PROCESS
 from minidbg.wrapper.reports import own_report, set_report
 
 REPORT = Report("3 -> 1 nodes; run: python r.py")
 
 
 @pytest.fixture(autouse=True)
-def answered(monkeypatch: pytest.MonkeyPatch) -> list[Failure]:
-    """The failures that were to be captured and reduced."""
+def answered() -> Iterator[list[Failure]]:
+    """The failures that were to be reduced."""
     found: list[Failure] = []
-
-    def answer(failure: Failure, settings: Settings) -> Report:
-        found.append(failure)
-        return REPORT
-
-    monkeypatch.setattr(handle, "handle", answer)
-    return found
+    PROCESS.__init__(responder=lambda case, settings, same_as: REPORT)
+    PROCESS.listeners.append(lambda failure, report: found.append(failure))
+    yield found
+    PROCESS.__init__()
 
 
 class Broken(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,13 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
-from minidbg import asking
 from minidbg.commands.run.launch import graph_lines
+from minidbg.fx.case import Case
 from minidbg.judge import ensemble
-from minidbg.reduction import reducing
+from minidbg.words.deadline import Deadline
 from minidbg.words.foreign import chain_of
-from minidbg.wrapper import capture, flight, handle, stats, verify_runs
+from minidbg.words.settings import Settings
+from minidbg.wrapper import Report, capture, flight, handle, stats, verify_runs
 from minidbg.wrapper.graph_stats import write_stats
 from minidbg.wrapper.process import PROCESS
 
@@ -131,10 +131,13 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
         "handling": (handle, "capture_and_reduce"),
         "suspecting": (capture, "suspects_of"),
         "capturing": (handle, "captured"),
-        "reducing": (handle, "reduce_in_server"),
     }
-    monkeypatch.setattr(reducing, "prepare", lambda case: None)
-    monkeypatch.setattr(asking, "packed", lambda *_, **__: nullcontext({"left_out_bytes": 0}))
+
+    def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Report:
+        capture = handle.captured(case, settings)
+        return handle.reduced_or_why_not(case, capture, settings, Deadline.after(9.0), reduce=alarm)
+
+    PROCESS.responder = respond
     if where in ours:
         monkeypatch.setattr(*ours[where], alarm)
     before = signal.signal(signal.SIGUSR1, out_of_time)

@@ -57,11 +57,11 @@ def test_a_folder_that_cannot_be_written_is_told_and_replaced(
 
 
 def test_a_reducing_process_without_an_answer_says_how_it_ended() -> None:
-    ended = workers.ChildResult(timed_out=True, seconds=7.0)
+    ended = workers.Ended(timed_out=True, seconds=7.0)
     with pytest.raises(MinidbgError, match=ended.why_no_answer):
         handle.written_by(ended)
     with pytest.raises(MinidbgError, match="does not show its failure"):
-        handle.written_by(workers.ChildResult(answered=True, value={"refused": "does not show its failure"}))
+        handle.written_by(workers.Ended(answered=True, value={"refused": "does not show its failure"}))
 
 
 # ---- where nothing can be written
@@ -240,27 +240,26 @@ def case_for(folder: Path) -> tuple[Case, Path]:
         (OSError("no room"), "not reduced: no process can be started for it here (no room); run: minidbg reduce {capture}"),
     ],
 )  # fmt: skip
-def test_a_capture_that_could_not_be_reduced_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception, line: str
-) -> None:
+def test_a_capture_that_could_not_be_reduced_is_named(tmp_path: Path, trouble: Exception, line: str) -> None:
     def raises(*_: Any) -> Any:
         raise trouble
 
-    monkeypatch.setattr(handle, "reduce_in_server", raises)
     case, capture = case_for(tmp_path)
     settings = Settings(reduce=Reduce.NOW)
-    report = handle.reduced_or_why_not(case, capture, settings, Deadline.after(9.0))
+    report = handle.reduced_or_why_not(case, capture, settings, Deadline.after(9.0), reduce=raises)
     assert (report.line, report.path, report.capture) == (line.format(capture=capture), None, capture)
 
 
 @pytest.mark.parametrize("path", [None, Path("r.py")])
 def test_a_reduction_without_a_verified_repro_names_the_capture_instead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path | None
+    tmp_path: Path, path: Path | None
 ) -> None:
     written = ReductionResult(path, 3, 1, 7, 2.0, True, Verdict.REPRODUCES)
-    monkeypatch.setattr(handle, "reduce_in_server", lambda *_: written)
     case, capture = case_for(tmp_path)
-    report = handle.reduced_or_why_not(case, capture, Settings(reduce=Reduce.NOW), Deadline.after(9.0))
+    settings = Settings(reduce=Reduce.NOW)
+    report = handle.reduced_or_why_not(
+        case, capture, settings, Deadline.after(9.0), reduce=lambda *_: written
+    )
     assert (report.path, report.capture) == (path, capture)
     assert report.line.startswith(written.line)
     assert (str(capture) in report.line) is (path is None)
