@@ -63,14 +63,6 @@ class Purpose(enum.StrEnum):
     CONFIRM = "confirm"
 
 
-def judges(run: Observation) -> bool:
-    return run.verdict in JUDGING
-
-
-def failed(run: Observation) -> bool:
-    return run.verdict in FAILING
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class Job:
     repro: str
@@ -102,9 +94,9 @@ def decide(
     None: it must run once more in a fresh interpreter before anything can be said. ``expect`` is the header's expectation:
     a history that begins with anything else is asked twice.
     """
-    first, judged = runs[0], [run for run in runs if judges(run)]
+    first, judged = runs[0], [run for run in runs if run.verdict in JUDGING]
     ruling: Ruling | None
-    if not judges(first):
+    if first.verdict not in JUDGING:
         ruling = UNCHANGED[first.verdict], before, None
     # of another script or machine the verdict before says nothing
     elif before is None or (before.script, before.environment) != (first.script, first.environment):
@@ -183,7 +175,7 @@ def quiet_runs_needed(flaky: State, verdict: Verdict) -> int:
 
 def became_flaky(before: State, runs: Sequence[Observation]) -> Ruling:
     """Two verdicts where one was due. The earlier verdict counts as one more run."""
-    failures = sum(failed(run) for run in runs) + (before.verdict in FAILING)
+    failures = sum(run.verdict in FAILING for run in runs) + (before.verdict in FAILING)
     counted = replace(before, verdict=Verdict.FLAKY, since=runs[0].at, runs=1, failures=0)
     state = replace(carried_on(counted, runs), failures=failures, streak=0, streak_verdict=None)
     return Transition.FLAKY, state, flip_between(before, Verdict.FLAKY, Transition.FLAKY, runs)
@@ -207,7 +199,7 @@ def carried_on(state: State, runs: Sequence[Observation]) -> State:
         state, seen=last.at, script=last.script, environment=last.environment, code=last.code,
         loaded=known.loaded if known else "", modules=known.modules if known else state.modules,
         seconds=runs[0].seconds, last_sweep=last.sweep, reason=last.reason, runs=state.runs + len(runs),
-        failures=state.failures + sum(failed(run) for run in runs),
+        failures=state.failures + sum(run.verdict in FAILING for run in runs),
         disagreements=state.disagreements if last.fresh else max(0, state.disagreements - 1),
     )  # fmt: skip
 
