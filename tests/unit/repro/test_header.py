@@ -161,14 +161,3 @@ def test_what_a_person_adds_on_a_line_of_its_own_counts(make_case, tmp_path):
     path.write_text(path.read_text().replace("# details", '# device = "cuda:1"\n# details'))
     header = read_header(path)
     assert (header.spec.device, header.nodes) == ("cuda:1", 1)
-
-
-HOSTILE = ['"""', "\\", "\\u0041", "'''", "\x00\x1b\x7f\x85\u2028\r\n", "# ///", "\ud800", "\U0001f600"]
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_any_text_is_read_back_from_one_line(make_case, tmp_path, text):
-    path = write(make_case(signature=Signature(Kind.COMPILE, message=text)), tmp_path / "r.py")
-    header = path.read_text().partition("# /// script\n")[2]
-    assert all(line.startswith("#") for line in header.splitlines())
-    assert read_header(path).spec.signature.message == text

@@ -11,7 +11,7 @@ from torch import fx
 
 from minidbg.repro import Exactness, Form, render, write
 from minidbg.words.errors import CannotWrite
-from minidbg.words.outcome import Direction, Kind, Signature
+from minidbg.words.outcome import Kind, Signature
 from minidbg.words.run_spec import BackendRef, CallPath, Context
 from minidbg.words.script_header import metadata_of, table_in
 
@@ -77,17 +77,6 @@ def test_a_compile_repro_has_at_most_sixty_lines_and_model_and_inputs_come_first
     assert any(line.startswith("class Repro") for line in lines[:20])
     assert any("return (x,)" in line for line in lines[:30])
     assert "no relu here" in lines[0]
-
-
-def test_a_repro_of_wrong_results_has_at_most_120_lines(make_case):
-    signature = Signature(Kind.ACCURACY, Direction.BACKWARD, message="gradient: float")
-    context = Context(
-        autocast=(("cpu", "torch.bfloat16", True),), config={"torch._inductor.config": {"max_autotune": True}}
-    )
-    case = make_case(
-        signature=signature, backward=True, dynamic=True, dynamic_dims=((0, 1),), context=context
-    )
-    assert len(render(case).text.splitlines()) <= 120
 
 
 @pytest.mark.parametrize("form", Form)
@@ -171,9 +160,3 @@ def test_values_beyond_the_limit_are_refused(make_case):
 def test_every_script_can_be_imported(make_case, tmp_path, kind, call, form):
     path = write(make_case(signature=Signature(kind), call=call), tmp_path / "r.py", form)
     assert ("test_repro" in runpy.run_path(str(path), run_name="r")) is (form is Form.SHORT)
-
-
-def test_embedded_text_may_have_its_own_future_import(make_case):
-    embedded = "from __future__ import annotations\n\n\ndef mine(gm: NotHere, example_inputs):\n    return gm.forward"
-    backend = BackendRef("mine", "mine", embedded=embedded)
-    assert render(make_case(backend=backend)).text.count("__future__") == 1
