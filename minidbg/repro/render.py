@@ -25,7 +25,7 @@ from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.ranks import with_group
 from minidbg.repro import near, selfcheck
 from minidbg.repro.header import Header, header_of, write_header
-from minidbg.repro.wording import USAGE, beyond_title, docstring, lines_to_keep
+from minidbg.repro.wording import beyond_title, docstring, lines_to_keep
 from minidbg.source import module_text
 from minidbg.source.expressions import quoted
 from minidbg.source.inputs import (
@@ -69,7 +69,14 @@ class Form(enum.Enum):
     SHOWS = "shows.py.j2"
     """Lines that show it and end with 125, for a failure that a few lines cannot judge: ``minidbg check`` does."""
     CAPTURE = "capture.py.j2"
-    """Nothing: for tools only."""
+
+
+USAGE = {
+    Form.SHORT: "Exit status: 0 gone, 1 reproduces, 3 fails differently (125 with --bisect), 125 cannot be judged here. "
+    "--device D runs it on device D.",
+    Form.SHOWS: "Exit status: 125. --device D runs it on device D.",
+    Form.CAPTURE: "Exit status: 125.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +120,7 @@ def render(
     inputs = write_inputs(case.inputs, model.input_names, exactness, explicit=explicit, raw=raw)
     stored |= inputs.stored
     device = inputs.device
-    usage = "Exit status: 125. --device D runs it on device D." if form is Form.SHOWS else USAGE
-    told = docstring(case, values=values_line(stored), remark=remark, usage=usage)
+    told = docstring(case, values=values_line(stored), remark=remark, usage=USAGE[form])
     header = write_header(
         case,
         device=device,

@@ -80,13 +80,7 @@ def ops_phrase(case: Case) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-USAGE = (
-    "Exit status: 0 gone, 1 reproduces, 3 fails differently (125 with --bisect), 125 cannot be judged here. "
-    "--device D runs it on device D."
-)
-
-
-def docstring(case: Case, *, values: str, remark: str = "", usage: str = USAGE) -> str:
+def docstring(case: Case, *, values: str, remark: str = "", usage: str = "") -> str:
     first, *more = [*shown_lines(case), ""]
     headline = title(case)
     if first and len(first) <= min(TITLE_WIDTH, LINE_WIDTH - len(headline) - 1):
