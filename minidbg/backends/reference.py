@@ -364,10 +364,12 @@ def innermost(backend: Any) -> Any:
 def name_of(backend: CompilerFn) -> str:
     """What a person calls it: ``my_pkg.mod.my_backend``, ``my_pkg.Compiler``, ``aot_autograd(fw_compiler=my_compiler)``."""
     inner = innermost(backend)
+    owner = inner if isinstance(inner, types.MethodType | types.FunctionType | type) else type(inner)
+    if owner is not inner and not is_foreign(owner.__module__) and (found := location_of(backend)):
+        return f"{found.module}.{found.path}".removeprefix("__main__.")
     compiler = (torch_internals.aot_autograd_arguments(inner) or {}).get("fw_compiler")
     if compiler is not None:
         return f"aot_autograd(fw_compiler={name_of(compiler)})"
-    owner = inner if isinstance(inner, types.MethodType | types.FunctionType | type) else type(inner)
     module = "" if owner.__module__ in ("__main__", None) else owner.__module__ + "."
     return f"{module}{owner.__qualname__}".replace("<locals>.", "").replace("<lambda>", "lambda")
 

@@ -247,10 +247,7 @@ class EntryPoint:
     ) -> CompiledFn:
         """As the wrapped backend. Raises BadSetting and UnknownBackend inside dynamo's BackendCompilerFailed."""
         if OWN_NAME in os.environ.get(OVERRIDE, ""):
-            raise BadSetting(
-                f"{OVERRIDE} names minidbg, which is not told there what the program asked for; start the program "
-                f"with 'minidbg run' instead"
-            )
+            raise BadSetting(f"{OVERRIDE} hides what the program asked for; use 'minidbg run' instead of it")
         given = dict(options or {})
         if mode is not None and "mode" not in given:
             given["mode"] = mode

@@ -110,7 +110,7 @@ def test_by_name_the_line_is_on_the_exception(answers: Answers) -> None:
 def test_torchs_variable_cannot_name_minidbg(monkeypatch: pytest.MonkeyPatch, cases: list[Case]) -> None:
     """It would be called in place of the backend that the program asked for, and wrap another."""
     monkeypatch.setenv("TORCH_COMPILE_OVERRIDE_BACKENDS", ">=0:minidbg")
-    sentence = pytest.raises(Exception, match="start the program with 'minidbg run' instead")
+    sentence = pytest.raises(Exception, match="use 'minidbg run' instead")
     with torch._dynamo.config.patch(debug_backend_override=">=0:minidbg"), sentence:
         torch.compile(relu, backend="eager")(torch.ones(3))
     assert cases == []

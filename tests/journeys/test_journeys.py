@@ -73,10 +73,8 @@ FORMS = ("plain", "guarded", "imported", "notebook", *TYPED)
 ROWS = [
     (form, way)
     for form in FORMS
-    for way, (_, words, _) in CALL_BY.items()
-    if (form, way) != ("plain", WRAP)
-    and not (form in ("notebook", *TYPED) and words)
-    and not (form == "command" and "override" in way)
+    for way, (_, words) in CALL_BY.items()
+    if (form, way) != ("plain", WRAP) and not (form in ("notebook", *TYPED) and words)
 ]
 
 
