@@ -292,7 +292,7 @@ SESSIONS = [
         Step(saving(sin=BROKEN + "# nothing that matters\n"), [
             "gate.py: still failing (reproduces)", "relu.py: still gone (gone)", "sin.py: still failing (reproduces)",
         ]),
-    ], quick=True),
+    ]),
     Session("once", {"relu": BROKEN, "gate": WORKS, "sin": OTHERWISE}, [
         Step(lambda desk: desk.once(status=1), [GATE_IS_NEW, NEW["relu"], "sin.py: new (changed)"]),
         Step(lambda desk: desk.once("minidbg_repros/gate.py", status=0), ["gate.py: still gone (gone)"]),

@@ -61,14 +61,6 @@ def test_one_whose_server_has_ended_has_no_result(ahead: InterpreterAhead, tmp_p
     assert end() is None
 
 
-def test_one_that_was_not_needed_leaves_nothing() -> None:
-    ahead = started()
-    folder = ahead.folder
-    assert folder.is_dir()
-    ahead.close()
-    assert not folder.exists()
-
-
 def of_the_reduction(argument: object, note: object) -> str:
     """In a child of the server, as a reduction is: the folder of what was started ahead for it."""
     ahead = workers.taken_ahead()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from minidbg import workers
 from minidbg.workers import Ended, Preparation, Request, run_python
 from minidbg.workers.pool import ServerPool
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 CALM = Preparation(("json",), warm="imports")
 TAKES = "held = [b'x' * (8 << 20) for _ in range(64)]; import time; time.sleep(60)"
 STARTS = (
@@ -90,7 +92,9 @@ PROGRAMS: Mapping[str, tuple[str, dict[str, Any], Callable[[Ended], bool]]] = {
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the servers that fork are for Linux")
-@pytest.mark.parametrize("way", ["interpreter", "fork", "interpreter of a pool", "fork of a pool"])
+@pytest.mark.parametrize(
+    "way", ["interpreter", "fork of a pool", *map(slow, ("fork", "interpreter of a pool"))]
+)
 def test_a_program_ends_in_the_same_way_wherever_it_runs(way: str, tmp_path: Path) -> None:
     script, wrong = tmp_path / "script.py", dict[str, Ended]()
     (tmp_path / "beside.py").write_text("VALUE = 41")
