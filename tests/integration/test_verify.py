@@ -136,6 +136,7 @@ def test_the_first_differing_node_of_a_large_graph_is_found_in_parts_of_it(
     assert max(sizes[1:]) <= 30
 
 
+@pytest.mark.slow
 def test_halves_are_asked_where_the_part_with_one_call_of_each_kind_fails_otherwise() -> None:
     def without_small_graphs(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
         calls = sum(node.op.startswith("call") for node in graph_module.graph.nodes)
@@ -163,6 +164,7 @@ def test_parts_are_not_asked_where_only_gradients_differ() -> None:
     assert len(compiles) == 1
 
 
+@pytest.mark.slow
 def test_a_node_that_goes_wrong_in_large_parts_alone_is_named_all_the_same() -> None:
     """A part as small as those that are looked at last is compiled otherwise, and right."""
 

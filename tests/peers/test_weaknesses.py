@@ -94,6 +94,7 @@ def test_w5_a_backend_may_destroy_the_graph_that_it_was_given(
     assert found.ops == ["relu"]
 
 
+@pytest.mark.slow
 def test_w7_what_does_not_reproduce_is_not_taken_for_a_failure(quick: None, tmp_path: Path) -> None:
     (broken := tmp_path / "broken").touch()
     backend = functools.partial(odd_backends.fails_while_broken, broken=str(broken))

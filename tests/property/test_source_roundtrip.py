@@ -134,7 +134,7 @@ def a_nested_graph(draw: st.DrawFn, graph: fx.Graph, *more: Any) -> fx.Node:
 KINDS = [a_call, an_operator, a_method, an_assignment, a_constant, a_block, a_nested_graph]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graph_modules())
 def test_what_is_written_is_read_back_exactly_and_its_builder_builds_it(gm: fx.GraphModule) -> None:
     assert_round_trip(gm)

@@ -182,6 +182,7 @@ def test_both_forms_are_told_from_our_own(after_dynamo: Path, after_aot: Path, t
     ]
 
 
+@pytest.mark.slow
 def test_settings_become_part_of_the_case_and_reach_no_other_process(
     after_dynamo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +213,7 @@ def test_autocast_around_the_call_is_part_of_the_case(after_dynamo: Path) -> Non
     assert [device for device, _, _ in case.spec.context.autocast] == ["cpu"]
 
 
+@pytest.mark.slow
 def test_training_is_tried_too_and_the_values_are_torchs_random_ones(after_dynamo: Path) -> None:
     state = torch.get_rng_state()
     forward, backward = importers.cases_of_torch_repro(after_dynamo, None)

@@ -131,6 +131,7 @@ def test_an_op_in_a_nested_graph_keeps_nothing_either(taken: bool) -> None:
     assert ends(result) == [(2, 1), (2, 1), (2, 2), (2, 1)]
 
 
+@pytest.mark.slow
 def test_what_the_failure_needs_stays_with_all_that_belongs_to_it() -> None:
     """The third value, in its place among fewer."""
     result = reduced(carries_three, "while_loop", "tanh")

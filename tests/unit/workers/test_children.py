@@ -93,7 +93,7 @@ PROGRAMS: Mapping[str, tuple[str, dict[str, Any], Callable[[Ended], bool]]] = {
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the servers that fork are for Linux")
 @pytest.mark.parametrize(
-    "way", ["interpreter", "fork of a pool", *map(slow, ("fork", "interpreter of a pool"))]
+    "way", ["fork of a pool", *map(slow, ("interpreter", "fork", "interpreter of a pool"))]
 )
 def test_a_program_ends_in_the_same_way_wherever_it_runs(way: str, tmp_path: Path) -> None:
     script, wrong = tmp_path / "script.py", dict[str, Ended]()
@@ -112,6 +112,7 @@ def test_a_program_ends_in_the_same_way_wherever_it_runs(way: str, tmp_path: Pat
     assert not wrong
 
 
+@pytest.mark.slow
 def test_the_time_begins_when_the_program_says_so() -> None:
     program = (
         "import time\ntime.sleep(2.5)\nprint('phase compile forward', flush=True)\nprint('there', flush=True)\n"

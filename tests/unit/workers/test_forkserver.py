@@ -100,7 +100,7 @@ def test_answer_comes_from_the_askers_surroundings_of_now(
     assert (done.answered, done.note, done.error) == (True, "heard", "")
 
 
-@pytest.mark.parametrize("warm", ["", "aot", "inductor"])
+@pytest.mark.parametrize("warm", ["", "aot", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_child_has_autograd_whatever_ran_here_and_whatever_the_server_has_compiled(warm: str) -> None:
     """The server's first backward is one of a single element: after a compile's no child could run another."""
     torch.autograd.backward(torch.ones(3, requires_grad=True).sum())
