@@ -319,16 +319,16 @@ def test_readme_shows_the_matrix_as_it_is_drawn() -> None:
     matrix = Matrix(clock=lambda: NOW + 4)
     matrix.hear(replace(STARTED, home="/home/me/minidbg_repros", states=()))
     matrix.hear(events.SweepStarted(12, 4, 2, ("torch/_inductor/lowering.py",), 1, at=NOW))
-    seconds = {"compile_add_8abe2e.py": 0.4, "runtime_bmm_51c0de.py": 4.1}
+    seconds = {"compile_add_a35d75.py": 0.4, "runtime_bmm_51c0de.py": 4.1}
     for repro, verdict, device, since in (
         ("runtime_bmm_51c0de.py", "reproduces", "cpu", NOW - 3 * 3600),
         ("runtime_bmm_51c0de.py", "crashed", "cuda:0", NOW - 3 * 3600),
-        ("compile_add_8abe2e.py", "gone", "cpu", NOW),
-        ("compile_add_8abe2e.py", "skipped", "cuda:0", NOW),
+        ("compile_add_a35d75.py", "gone", "cpu", NOW),
+        ("compile_add_a35d75.py", "skipped", "cuda:0", NOW),
     ):
         matrix.hear(replace(result(repro, verdict, device), since=since, seconds=seconds[repro]))
     revisions = {"last_before": "3f9c2a1b0d", "first_after": "3f9c2a1b0d+77ab01c2"}
-    matrix.hear(flip("compile_add_8abe2e.py", files=("torch/_inductor/lowering.py",), **revisions))
+    matrix.hear(flip("compile_add_a35d75.py", files=("torch/_inductor/lowering.py",), **revisions))
     matrix.hear(events.SweepFinished(12, "complete", 1.94, None, {}, 0, at=NOW))
     drawn = [line.rstrip() for line in as_text(matrix, width=110).splitlines()]
     assert drawn[: len(drawn) - 1] == shown[1].replace("14:02:51", clock(NOW)).splitlines(), (
