@@ -1,7 +1,7 @@
 """The one loop that forks: a server forks a supervisor for each question, and the supervisor runs it in a child and answers.
 
 A question is a function by its name, with an argument of plain values and limits. The asker sends one end of a socket pair over the
-server's control socket and the question over the other; the answer, the parts of a ``Ended``, comes back on it. So several
+server's control socket and the question over the other; the answer, the parts of an ``Ended``, comes back on it. So several
 questions may be under way at once, from several threads. An asker who writes a byte, closes the socket or dies ends its question.
 
 The server runs no thread. It ends with its control socket; what it runs ends with it, however it ends.

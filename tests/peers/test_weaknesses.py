@@ -19,6 +19,7 @@ from fails_on import raises_on
 from support.quick_path import failing_program, judge_in_fork, take_the_quick_path
 
 import minidbg
+from minidbg import workers
 from minidbg.words.errors import NotReproduced
 from minidbg.words.outcome import Direction, Verdict
 
@@ -105,6 +106,7 @@ def test_w7_what_does_not_reproduce_is_not_taken_for_a_failure(quick: None, tmp_
     broken.unlink()
     with pytest.raises(NotReproduced, match="does not show its failure here"):
         minidbg.reduce(report.capture)
+    workers.end_server()  # other tests expect to find no child
     assert not list(tmp_path.glob("*.py"))
 
 

@@ -43,15 +43,14 @@ def _nothing_is_left_behind() -> Iterator[None]:
     """No child, zombie or descriptor more than before the test, but the one interpreter that is kept for questions."""
     before = open_descriptors()
     kept_before = own_server()
-    known = set(left_over(kept_before))  # of tests in other folders, which torch keeps
     yield
     kept = own_server()
     if kept and not kept_before:
         before = open_descriptors()  # its control socket and its stderr
     until = time.monotonic() + 2  # who supervised a question ends just after its answer
-    while (left := set(left_over(kept)) - known) and kept and time.monotonic() < until:
+    while (left := left_over(kept)) and kept and time.monotonic() < until:
         time.sleep(0.01)
-    assert not left
+    assert left == []
     if open_descriptors() > before:
         gc.collect()
     assert open_descriptors() <= before
