@@ -47,6 +47,11 @@ class FilesChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class DevicesChanged:
+    """There are more devices, or one is back: ask for them, and run everything again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
     """A person asked for something: rerun, quit."""
 
@@ -65,8 +70,12 @@ class Revised:
     revisions: Mapping[str, Revision]
 
 
-Message: TypeAlias = FilesChanged | Key | Stop | Revised | Built | Future[Ended] | Ready | Died | Notice
+Message: TypeAlias = (
+    FilesChanged | DevicesChanged | Key | Stop | Revised | Built | Future[Ended] | Ready | Died | Notice
+)
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
+OtherMachines: TypeAlias = Callable[[Pool, Callable[[Message], None]], Pool]
+"""Of the pool of this machine, and of the inbox's ``put``: a pool that has devices of other machines too."""
 
 
 MOST_WAIT_S = 1.0
@@ -180,6 +189,8 @@ class Daemon:
         match message:
             case FilesChanged():
                 self.watched.look_soon()
+            case DevicesChanged():
+                self.ask_for_devices()
             case Future() if message is self.devices_asked:
                 self.machine_answered(message.result())
             case Future():
@@ -497,6 +508,8 @@ class Daemon:
             text = f"torch could not be asked for devices; only cpu is used: {last_line(message.stderr_tail)}"
             self.announce(Notice(text))
             machine = Machine({"cpu": "unknown"}, {"cpu": "cpu|unknown"})
+        if self.machine.environments:
+            self.watched.ask_for_all()  # it was asked before
         self.machine = machine
         self.announce(events.MachineFound(machine.torch, machine.names))
 
@@ -544,7 +557,9 @@ def views_of(settings: WatchSettings, inbox: Inbox, *, as_json: bool) -> list[Vi
     return views
 
 
-def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool) -> int:
+def run_daemon(
+    paths: list[Path], settings: WatchSettings, *, as_json: bool, others: OtherMachines | None = None
+) -> int:
     default = base.load().repro_dir
     for path in paths:
         if not path.exists() and path == default:
@@ -555,7 +570,8 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool) -> 
     backends = {repro.spec.backend.name for repro in repros}
 
     def make_pool(hidden: Path) -> Pool:
-        return ServerPool(inbox.put, preload_for(backends, forks=forks(settings.workers)), state=hidden)
+        here = ServerPool(inbox.put, preload_for(backends, forks=forks(settings.workers)), state=hidden)
+        return others(here, inbox.put) if others else here
 
     quiet_s = QUIET_BEFORE_BUILD_S if settings.build else QUIET_S
     file_events = FileEvents(lambda: inbox.put(FilesChanged()), quiet_s)

@@ -16,7 +16,7 @@ from minidbg.history import State
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.judge.death import outcome_of_run
 from minidbg.watch.repros import Repro
-from minidbg.watch.settings import WatchSettings, Workers
+from minidbg.watch.settings import WatchSettings, Workers, is_cpu, machine_of
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Lane, Run
 from minidbg.words import environment
@@ -72,7 +72,9 @@ class Runner:
         command = judging(repro, device)
         if run.purpose is Purpose.CANARY:
             command = (JUDGE_SCRIPT, str(repro.path.absolute()), "--device", device, "--json", "--one-op")
-        memory = self.settings.memory_bytes or memory_limit(self.settings.jobs, self.machine)
+        memory = self.settings.memory_bytes
+        if memory is None and not machine_of(device):
+            memory = memory_limit(self.settings.jobs, self.machine)
         end = self.pool.submit(Request(
             command, seconds=self.time_limit(run, repro, state, fresh=fork is None), fork=fork, memory_bytes=memory,
             recompiled=self.recompiled, nice=LONG_NICE if run.lane is Lane.LONG else 0, one_thread=not run.fresh,
@@ -122,9 +124,7 @@ def judging(repro: Repro, device: str, *, options: str = "", in_worker: bool = T
 
 def forks(workers: Workers, device: str = "cpu") -> bool:
     """Whether warm processes are forked: by default for the CPU on Linux, since elsewhere system libraries do not survive it."""
-    return workers is Workers.FORK or (
-        workers is Workers.AUTO and sys.platform == "linux" and device == "cpu"
-    )
+    return workers is Workers.FORK or (workers is Workers.AUTO and sys.platform == "linux" and is_cpu(device))
 
 
 def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> Preparation | None:

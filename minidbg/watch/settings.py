@@ -99,7 +99,16 @@ def load_with_origins(
 
 def whole_name(device: str) -> str:
     """``acme:0`` for ``acme``: the first device of a kind goes by both names."""
-    return device if device == "cpu" or ":" in device else f"{device}:0"
+    return device if is_cpu(device) or ":" in device else f"{device}:0"
+
+
+def machine_of(device: str) -> str:
+    """``box`` for ``box/cuda:0``, a device of another machine; empty for one that is here."""
+    return device.rpartition("/")[0]
+
+
+def is_cpu(device: str) -> bool:
+    return device.rpartition("/")[2] == "cpu"
 
 
 # Devices
@@ -138,15 +147,15 @@ def parse_devices(text: str | None) -> tuple[str, ...] | None:
     if not names:
         raise BadSetting("--devices is empty; give names such as cpu,cuda:1, or all")
     for name in names:
-        kind, _, index = name.partition(":")
+        kind, _, index = name.rpartition("/")[2].partition(":")
         if not kind.isidentifier() or (index and not index.isdecimal()):
             raise BadSetting(f"{name!r} is no device; devices look like cpu, cuda, cuda:1, mps, xpu, or all")
     return names
 
 
 def devices_of(own: str, wanted: Sequence[str] | None, machine: Machine) -> tuple[str, ...]:
-    """The devices that a repro is to run on: those wanted, else its ``own``. Missing ones are among them."""
-    names = [own]
+    """The devices that a repro is to run on: those wanted, else its ``own``, on each other machine if there are any. Missing ones are among them."""
+    names = [name for name in machine.environments if name.endswith(f"/{own}")] or [own]
     if wanted is not None:
         names = [name for one in wanted for name in (machine.present() if one == "all" else (one,))]
     return tuple(dict.fromkeys(names))

@@ -16,7 +16,7 @@ from minidbg.history import Observation, State
 from minidbg.watch.events import Unconfirmed
 from minidbg.watch.files import Snapshot
 from minidbg.watch.repros import Repro, module_names
-from minidbg.watch.settings import whole_name
+from minidbg.watch.settings import is_cpu, machine_of, whole_name
 from minidbg.watch.states import FAILING, Decision, Job, Purpose, Transition, decide
 from minidbg.words.outcome import Outcome, Verdict
 
@@ -69,6 +69,7 @@ class Sweep:
     repros: Mapping[str, Repro]
     states: Mapping[tuple[str, str], State]
     slots: int = 2
+    """Runs at the same time on one machine."""
     device_slots: int = 1
     """Runs at the same time on one device that is not the CPU: they share its memory."""
     whole: bool = False
@@ -132,40 +133,36 @@ class Sweep:
 
     def choose(self) -> Run | None:
         """Warm runs, confirmations beside them, what may hang last."""
-        running = Counter(run.lane for run in self.running)
+        running = Counter((machine_of(run.job.device), run.lane) for run in self.running)
         busy = Counter(whole_name(run.job.device) for run in self.running)
         warm = self.waits(Lane.WARM)
-        fresh_slots = max(1, self.slots // 8) if warm or running[Lane.WARM] else self.slots
-        room = {
-            Lane.WARM: self.slots - running[Lane.WARM],
-            Lane.FRESH: fresh_slots - running[Lane.FRESH],
-            Lane.LONG: 0 if warm else self.slots - running[Lane.LONG],
-        }
+
+        def has_room(lane: Lane, device: str) -> bool:
+            machine = machine_of(device)
+            beside_warm = lane is Lane.FRESH and (warm or running[machine, Lane.WARM])
+            slots = (
+                0 if lane is Lane.LONG and warm else max(1, self.slots // 8) if beside_warm else self.slots
+            )
+            return running[machine, lane] < slots and (is_cpu(device) or busy[device] < self.device_slots)
+
         for is_first in (True, False):
             for (lane, device), waiting in self.confirmations.items():
                 # Warm runs would keep a device of a few slots full to the end; of a single slot they get all.
-                has_turn = not is_first or (device != "cpu" and self.device_slots > 1)
-                if waiting and has_turn and room[lane] > 0 and self.has_room(device, busy):
+                has_turn = not is_first or (not is_cpu(device) and self.device_slots > 1)
+                if waiting and has_turn and has_room(lane, device):
                     self.confirmations[lane, device] = self.confirmations.pop(
                         (lane, device)
                     )  # others are next
                     return waiting.popleft()
             for lane in (Lane.WARM,) if is_first else (Lane.FRESH, Lane.LONG):
-                if room[lane] > 0 and (job := self.first(lane, busy)) is not None:
-                    return self.start(job)
+                queues = (
+                    jobs
+                    for (one, device), jobs in self.pending.items()
+                    if one is lane and has_room(lane, device)
+                )
+                if heads := [jobs[0] for jobs in queues if jobs]:
+                    return self.start(min(heads)[1])
         return None
-
-    def first(self, lane: Lane, busy: Mapping[str, int]) -> Job | None:
-        """The first of a lane's jobs whose device has room."""
-        heads = [
-            jobs[0]
-            for (one, device), jobs in self.pending.items()
-            if jobs and one is lane and self.has_room(device, busy)
-        ]
-        return min(heads)[1] if heads else None
-
-    def has_room(self, device: str, busy: Mapping[str, int]) -> bool:
-        return device == "cpu" or busy.get(device, 0) < self.device_slots
 
     def start(self, job: Job) -> Run:
         """Take the job out of its queue: its run; or the canary that goes ahead, and the job stays."""
