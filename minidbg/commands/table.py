@@ -32,6 +32,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "history": "minidbg.commands.watching:history",
         "accept": "minidbg.commands.watching:accept",
         "bisect": "minidbg.commands.watching:bisect",
+        "worker": "minidbg.extras.cluster.commands:worker",
     },
     "This installation": {
         "config": "minidbg.commands.showing:config",
@@ -45,6 +46,9 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
 COMMANDS: Mapping[str, str] = {
     name: where for commands in SECTIONS.values() for name, where in commands.items()
 }
+
+CLUSTER = "minidbg.extras.cluster.commands:pool_of"
+"""What makes of an option of ``watch``, an address, the pool of other machines."""
 
 
 def loaded(where: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from minidbg.commands.output import JSON, REPRO, ReproPath, existing_folder, print_json, repro_folder
+from minidbg.commands.table import CLUSTER, loaded
 from minidbg.watch.settings import FailOn, Workers, load
 from minidbg.words.errors import MinidbgError
 from minidbg.words.kinds import Kind
@@ -78,11 +79,13 @@ KINDS = click.option(
     "--device-jobs", type=click.IntRange(min=1), help="Runs at the same time on one device, default 1."
 )
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="Time limit of a run.")
+@click.option("--cluster", metavar="ADDRESS", help="Run on the workers of this Dask scheduler.")
 @click.option("--workers", type=words(Workers), help="Fork warm processes, or start fresh ones.")
 def watch(
     paths: tuple[Path, ...],
     as_json: bool,
     once: bool,
+    cluster: str | None,
     **options: Any,
 ) -> None:
     """Run the repros on each change of the code; say which flipped.
@@ -91,11 +94,11 @@ def watch(
     Ends with Ctrl-C.
     """
     found = list(paths) or [repro_folder()]
-    loaded = load(options)
-    settings = replace(loaded, once=once)
+    settings = replace(load(options), once=once)
+    others = loaded(CLUSTER)(cluster) if cluster else None
     from minidbg.watch.daemon import run_daemon
 
-    sys.exit(run_daemon(found, settings, as_json=as_json))
+    sys.exit(run_daemon(found, settings, as_json=as_json, others=others))
 
 
 @click.command("status")

@@ -1,0 +1,65 @@
+"""``minidbg worker``, and the pool of ``minidbg watch --cluster``. Dask is imported when one of them is used."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from minidbg.words.errors import BadSetting, MinidbgError
+from minidbg.words.machine import HERE
+
+if TYPE_CHECKING:
+    from minidbg.watch.daemon import OtherMachines
+
+CERTIFICATES = "set distributed.comm.tls in Dask's configuration ('minidbg help cluster' shows how)"
+
+
+def security_of(address: str) -> Any:
+    """Dask's ``Security`` for that scheduler. Raises BadSetting where anybody on the network could use it, MinidbgError without Dask."""
+    scheme, _, rest = address.partition("://")
+    is_here = rest.rpartition(":")[0] in ("127.0.0.1", "[::1]", "localhost")
+    if scheme != "tls" and not (scheme == "tcp" and is_here):
+        why = "whoever reaches a scheduler runs code on each worker as its user"
+        text = f"{address} is not encrypted, and not on this machine at tcp://127.0.0.1:PORT: {why}"
+        raise BadSetting(f"{text}; use tls://HOST:PORT, and {CERTIFICATES}")
+    try:
+        from distributed.security import Security
+    except ImportError as missing:
+        text = f"a cluster needs Dask ({missing}); install it: pip install 'minidbg[cluster]'"
+        raise MinidbgError(text) from missing
+    security = Security(require_encryption=scheme == "tls")
+    if scheme == "tls" and not security.tls_ca_file:
+        raise BadSetting(f"{address} needs certificates; {CERTIFICATES}")
+    return security
+
+
+@click.command("worker")
+@click.argument("address")
+@click.option(
+    "--name", default=platform.node(), show_default="the host's name",
+    help="What watch calls this machine; machines that are alike may share a name.",
+)  # fmt: skip
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), default=min(8, HERE.processors()), help="Runs at the same time."
+)  # fmt: skip
+def worker(address: str, name: str, jobs: int) -> None:
+    """Run repros here for 'minidbg watch --cluster'.
+
+    ADDRESS is that of a Dask scheduler ('dask scheduler' starts one): whoever reaches it runs code here as you. Ends
+    with Ctrl-C.
+    """
+    security = security_of(address)
+    from minidbg.extras.cluster.worker import serve
+
+    serve(address, security, name, jobs)
+
+
+def pool_of(address: str) -> OtherMachines:
+    """How the pool is made: it raises MinidbgError where no scheduler answers. Raises what ``security_of`` does."""
+    security = security_of(address)
+    from minidbg.extras.cluster.machines import Machines
+    from minidbg.extras.cluster.routing import RoutingPool
+
+    return lambda here, tell: RoutingPool(Machines(address, security, tell), here, tell)

@@ -1,0 +1,146 @@
+"""The machines of a Dask cluster, as watch sees them. A run is one task of Dask's with one resource, its device.
+
+Which worker runs it is decided by Dask, also when one dies under it. What is asked of a machine that is away ends as skipped, so that
+a sweep comes to its end; once the machine is back all is run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from itertools import count
+from typing import Any
+
+import dask
+from distributed import Client
+from distributed.scheduler import KilledWorker
+
+from minidbg import __version__
+from minidbg.extras.cluster.routing import Code
+from minidbg.extras.cluster.worker import NAME, judge, resource_of
+from minidbg.watch.daemon import DevicesChanged, Message
+from minidbg.watch.events import Notice
+from minidbg.watch.settings import machine_of
+from minidbg.words.errors import MinidbgError
+from minidbg.workers import Ended, Request
+
+CONNECT_S = 10.0
+LOOK_S = 1.0
+
+
+class Machines:
+    def __init__(self, address: str, security: Any, tell: Callable[[Message], None]) -> None:
+        """Raises MinidbgError where no scheduler answers."""
+        logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # what matters of it we say ourselves
+        self.address, self.security, self.tell = address, security, tell
+        self.lock = threading.Lock()
+        self.session, self.numbers = uuid.uuid4().hex[:8], count()
+        self.known: dict[str, tuple[Mapping[str, str], str]] = {}
+        """Of each device that was ever there what the probe says, and its name as a resource of Dask's."""
+        self.there: Mapping[str, tuple[Mapping[str, str], str]] = {}
+        self.notices: set[str] = set()
+        """What was told and is still so."""
+        self.closing = threading.Event()
+        try:
+            self.client = self.connect()
+        except OSError as error:
+            why = first_line(error)
+            raise MinidbgError(f"no scheduler at {address} ({why}); start one: dask scheduler") from error
+        self.look()
+        threading.Thread(target=self.keep_looking, name="minidbg-cluster", daemon=True).start()
+
+    def connect(self) -> Client:
+        return Client(self.address, security=self.security, timeout=CONNECT_S, set_as_default=False)
+
+    def devices(self) -> Mapping[str, Mapping[str, str]]:
+        return {name: row for name, (row, _) in list(self.known.items())}
+
+    def close(self) -> None:
+        self.closing.set()
+        with contextlib.suppress(Exception):  # the cluster may be in any state, and we want to leave
+            self.client.close(timeout=2)
+
+    # A run
+
+    def submit(self, device: str, request: Request, code: Code) -> Future[Ended]:
+        end: Future[Ended] = Future()
+        threading.Thread(target=self.run, args=(end, device, request, code), daemon=True).start()
+        return end
+
+    def run(self, end: Future[Ended], device: str, request: Request, code: Code) -> None:
+        """In a thread: have it run, and wait."""
+        ended = task = None
+        try:
+            task = self.task(device, request, code)
+            end.add_done_callback(lambda end: task.release())  # Dask ends what nobody wants any more
+            while device in self.there and ended is None:
+                with contextlib.suppress(TimeoutError):
+                    ended = Ended(**task.result(timeout=LOOK_S))
+        except Exception as error:  # noqa: BLE001 - what a machine raises; what Dask has lost has another status
+            failed = getattr(task, "status", "") == "error" and not isinstance(error, KilledWorker)
+            ended = unable(first_line(error)) if failed else Ended(lost=True)
+        if end.set_running_or_notify_cancel():
+            end.set_result(ended or unable(f"{machine_of(device)} is away"))
+
+    def task(self, device: str, request: Request, code: Code) -> Any:
+        with self.lock, dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TB"}):
+            # Of what was sent already this is the same future. As a task Dask makes it again where a worker that had it dies.
+            self.zip = self.client.submit(bytes, code.zipped, key=f"minidbg-code-{code.digest}", pure=False)
+            return self.client.submit(
+                judge, request, code.digest, code.paths, self.zip, key=f"minidbg-{self.session}-{next(self.numbers)}",
+                pure=False, resources={self.known[device][1]: 1},
+            )  # fmt: skip
+
+    # Who is there
+
+    def keep_looking(self) -> None:
+        while not self.closing.wait(LOOK_S):
+            self.look()
+
+    def look(self) -> None:
+        there: dict[str, tuple[Mapping[str, str], str]] = {}
+        workers: Mapping[str, Any] = {}
+        notices: set[str] = set()
+        marks: dict[str, str] = {}
+        try:
+            if self.client.status == "closed":
+                self.client = self.connect()
+            identity = self.client.scheduler.identity
+            workers = self.client.sync(identity, n_workers=-1, callback_timeout=CONNECT_S)["workers"]
+        except Exception as error:  # noqa: BLE001 - a lost connection shows itself in many ways
+            notices.add(f"the scheduler at {self.address} does not answer ({first_line(error)})")
+        for address, facts in [
+            (address, one[NAME]) for address, one in sorted(workers.items()) if NAME in one
+        ]:
+            name, version, why = facts["name"], facts["version"], ""
+            if version != __version__:
+                why = f"has minidbg {version}, and here is {__version__}; install the same"
+            elif marks.setdefault(name, facts["mark"]) != facts["mark"]:
+                why = "is not like another machine of that name; start it with another --name"
+            for device, row in facts["devices"].items() if not why else ():
+                there[f"{name}/{device}"] = row, resource_of(facts, device)
+            notices |= {f"{name} ({address}) gets no runs: it {why}"} if why else set()
+        is_news = any(self.there.get(name) != one for name, one in there.items())
+        self.there, self.known = there, {**self.known, **there}
+        away = {machine_of(device) for device in self.known.keys() - there.keys()}
+        notices |= {f"{name} is away; its runs wait for it" for name in away}
+        if not self.known:
+            notices.add(f"no machine works for {self.address} yet; on each: minidbg worker {self.address}")
+        for text in sorted(notices - self.notices):
+            self.tell(Notice(text))
+        self.notices = notices
+        if is_news:
+            self.tell(DevicesChanged())
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+
+
+def unable(reason: str) -> Ended:
+    return Ended(exit_status=125, stdout=json.dumps({"verdict": "skipped", "reason": reason}))

@@ -1,0 +1,117 @@
+"""The pool of ``watch --cluster``: a device ``machine/device`` is asked for at that machine, one without a machine here. Needs no Dask.
+
+What a run elsewhere is to see goes with it: all that is watched, as one zip that is called by the digest of its content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from minidbg.watch.daemon import Message
+from minidbg.watch.events import Notice
+from minidbg.watch.files import below, walk
+from minidbg.watch.settings import machine_of
+from minidbg.watch.sources import find_spec, site_packages
+from minidbg.words.json_lines import last_json
+from minidbg.words.text import plural
+from minidbg.workers import Ended, Request
+from minidbg.workers.pool import Pool
+
+ALSO_IGNORED = (".py", ".so", ".safetensors")
+"""What goes although git ignores it: a build puts it beside the sources, and repros need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    digest: str
+    zipped: bytes
+    """Each file at its absolute path on this machine."""
+    paths: tuple[str, ...]
+    """Folders that go in front of ``sys.path``."""
+
+
+class Others(Protocol):
+    """Other machines. Tests have scripted ones."""
+
+    def devices(self) -> Mapping[str, Mapping[str, str]]:
+        """What ``probe.py`` says of each there, by ``machine/device``."""
+
+    def submit(self, device: str, request: Request, code: Code) -> Future[Ended]: ...
+    def close(self) -> None: ...
+
+
+class RoutingPool:
+    def __init__(self, others: Others, here: Pool, tell: Callable[[Message], None]) -> None:
+        self.others, self.here, self.tell = others, here, tell
+        self.code: Code | None = None
+        """As it was at the sweep's first run elsewhere."""
+
+    def submit(self, request: Request) -> Future[Ended]:
+        if "--device" not in request.argv:
+            return self.with_devices(self.here.submit(request))
+        device = request.argv[request.argv.index("--device") + 1]
+        if not machine_of(device):
+            return self.here.submit(request)
+        if self.code is None:
+            self.code = packed(request.recompiled, self.tell)
+        return self.others.submit(device, request, self.code)
+
+    def with_devices(self, asked: Future[Ended]) -> Future[Ended]:
+        """The answer about devices, with those elsewhere. While there are none the daemon waits: it has none here either."""
+        both: Future[Ended] = Future()
+
+        def add(end: Future[Ended]) -> None:
+            ended, elsewhere = end.result(), self.others.devices()
+            answer = last_json(ended.stdout) or {"devices": {}, "torch": "", "machine": ""}
+            devices = {**answer["devices"], **elsewhere} if elsewhere else {}
+            both.set_result(replace(ended, stdout=json.dumps({**answer, "devices": devices})))
+
+        asked.add_done_callback(add)
+        return both
+
+    def refresh(self) -> Sequence[str]:
+        self.code = None
+        return self.here.refresh()
+
+    def close(self) -> None:
+        self.others.close()
+        self.here.close()
+
+
+def packed(roots: Iterable[str], tell: Callable[[Message], None]) -> Code:
+    """The files of these trees, and single files. What is installed stays, torch too: each machine has its own."""
+    torch = find_spec("torch")
+    stays = (*site_packages(), f"{os.path.dirname(torch.origin or '')}/" if torch else os.devnull)
+    roots = [root for root in roots if not f"{root}/".startswith(stays)]
+    beside = (path for root in roots for path in walk(root) if path.endswith(ALSO_IGNORED))
+    files: dict[str, bytes] = {}
+    for path in sorted({*below(roots), *beside}):
+        with contextlib.suppress(OSError):  # it has just gone
+            files[path] = Path(path).read_bytes()
+    paths = tuple(dict.fromkeys(map(import_folder, roots)))
+    total, buffer = hashlib.sha256(repr(paths).encode()), io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for path, content in files.items():
+            total.update(f"{path}\0{len(content)}\0".encode() + content)
+            archive.writestr(path.lstrip("/"), content)
+    size = f"{plural(len(files), 'file')}, {buffer.tell() / 1000:.0f} kB"
+    tell(Notice(f"what is watched goes to the other machines ({size}), and nothing else of this one"))
+    return Code(total.hexdigest()[:40], buffer.getvalue(), paths)
+
+
+def import_folder(root: str) -> str:
+    """The folder that must be on ``sys.path`` for a package or module, or for the package that it lies in."""
+    folder = os.path.dirname(root)
+    while os.path.isfile(f"{folder}/__init__.py"):
+        folder = os.path.dirname(folder)
+    return folder

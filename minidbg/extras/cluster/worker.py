@@ -1,0 +1,153 @@
+"""A Dask worker that judges repros, in forks and children of the same warm interpreter that ``minidbg watch`` has on one machine.
+
+The judged code never runs in the worker itself: a task waits in a thread for the end of a run. What a run is to see lies in a folder
+that is called by the digest of its content, each file at its path on the sender's machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import logging
+import os
+import shutil
+import threading
+import zipfile
+from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import dask
+from distributed import Worker, WorkerPlugin, get_worker
+
+from minidbg import __version__
+from minidbg.extras.cluster import on_path
+from minidbg.judge.command import JUDGE_SCRIPT
+from minidbg.watch.runner import PROBE_SCRIPT
+from minidbg.watch.settings import is_cpu, whole_name
+from minidbg.words.errors import MinidbgError
+from minidbg.words.json_lines import last_json
+from minidbg.words.machine import memory_limit
+from minidbg.workers import Ended, Request, leftovers
+from minidbg.workers.pool import WARM, ServerPool, preload_for
+
+NAME = "minidbg"
+"""Of the plugin, and of what the worker says of itself when it joins."""
+MOST_TREES = 4
+
+
+def resource_of(facts: Mapping[str, Any], device: str) -> str:
+    return f"{facts['name']}/{whole_name(device)}#{facts['mark']}"
+
+
+@dataclass(slots=True)
+class Judges(WorkerPlugin):  # type: ignore[misc]
+    """The interpreters of this process. They stay when the worker loses its scheduler and joins again."""
+
+    pool: ServerPool
+    folder: Path
+    jobs: int
+    name: str = NAME
+    runs: dict[str, Future[Ended]] = field(default_factory=dict)
+    """By the key of the task that waits for it."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """What this machine says of itself; ``mark`` is equal where a verdict is. Raises MinidbgError."""
+        no_torch = () if self.pool.preload.imports else ("--no-torch",)
+        ended = self.pool.submit(Request((PROBE_SCRIPT, "devices", *no_torch), fork=WARM)).result()
+        if (said := last_json(ended.stdout)) is None:
+            raise MinidbgError(f"torch could not be asked for devices: {ended.stderr_tail[-500:]}")
+        common = f"torch {said['torch']}, Python {said['python']}, {said['machine']}"
+        rows = said["devices"].items()
+        devices = {one: {**row, "driver": f"{row['driver']} {common}"} for one, row in rows}
+        mark = hashlib.sha256(json.dumps(devices, sort_keys=True).encode()).hexdigest()[:6]
+        return {"version": __version__, "name": name, "mark": mark, "devices": devices}
+
+    def judge(self, key: str, request: Request, digest: str, paths: tuple[str, ...], zipped: bytes) -> Ended:
+        """Run, and wait. Raises OSError."""
+        tree = str(self.unpacked(digest, zipped))
+        script, *options = request.argv[1:]
+        at = options.index("--device") + 1
+        options[at] = options[at].rpartition("/")[2]
+        folders = os.pathsep.join(tree + path for path in paths)
+        end = self.runs[key] = self.pool.submit(replace(
+            request, argv=(on_path.__file__, folders, JUDGE_SCRIPT, tree + script, *options), recompiled=(),
+            fork=request.fork and WARM, memory_bytes=request.memory_bytes or memory_limit(self.jobs),
+        ))  # fmt: skip
+        try:
+            ended = end.result()
+        except CancelledError:
+            return Ended()  # nobody wants it any more
+        finally:
+            del self.runs[key]
+        inside = [path for path in ended.files or () if path.startswith(tree)]
+        files = None if ended.files is None else tuple(path.removeprefix(tree) for path in inside)
+        texts = {name: getattr(ended, name).replace(tree, "") for name in ("stdout", "stderr_tail", "error")}
+        return replace(ended, files=files, **texts)
+
+    def unpacked(self, digest: str, zipped: bytes) -> Path:
+        """The folder of a content, which has its name once it is whole."""
+        tree = self.folder / digest
+        with self.lock:
+            if not tree.exists():
+                zipfile.ZipFile(io.BytesIO(zipped)).extractall(self.folder / "draft")
+                (self.folder / "draft").rename(tree)
+                for old in sorted(self.folder.iterdir(), key=os.path.getmtime)[:-MOST_TREES]:
+                    shutil.rmtree(old, ignore_errors=True)
+                self.pool.refresh()
+        return tree
+
+    def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
+        """Dask tells of a task: where nobody wants it any more its run ends."""
+        if finish in ("cancelled", "released", "forgotten") and (end := self.runs.get(str(key))) is not None:
+            end.cancel()
+
+    def teardown(self, worker: Worker) -> None:
+        """The scheduler has gone, and nobody waits for what still runs."""
+        for end in list(self.runs.values()):
+            end.cancel()
+
+
+def judge(request: Request, digest: str, paths: tuple[str, ...], zipped: bytes) -> dict[str, Any]:
+    """The task."""
+    worker = get_worker()
+    judges: Judges = worker.plugins[NAME]
+    return asdict(judges.judge(str(worker.get_current_task()), request, digest, paths, zipped))
+
+
+def serve(address: str, security: Any, name: str, jobs: int) -> None:
+    """Be a worker until a signal comes."""
+    logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)
+    dask.config.set({"distributed.worker.profile.enabled": False, "distributed.worker.http.routes": []})
+    folder = leftovers.make_folder("worker").resolve()  # as a run names the files that it has loaded
+    (folder / "code").mkdir()
+    pool = ServerPool(lambda message: None, preload_for(["inductor"], forks=True), state=folder)
+    try:
+        asyncio.run(work(address, security, Judges(pool, folder / "code", jobs), name))
+    finally:
+        pool.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def work(address: str, security: Any, judges: Judges, name: str) -> NoReturn:
+    """Join, with a new worker of Dask's whenever the scheduler was lost."""
+    facts = judges.facts(name)
+    devices = sorted(set(map(whole_name, facts["devices"])))
+    while True:
+        async with Worker(
+            address, security=security, plugins=(judges,), memory_limit=0, local_directory=str(judges.folder.parent),
+            # tcp:// is for this machine alone
+            host="127.0.0.1" if address.startswith("tcp:") else None, dashboard_address="127.0.0.1:0",
+            # the resources limit the runs; one thread more is for the code that they need
+            nthreads=judges.jobs + len(devices), startup_information={NAME: lambda worker: facts},
+            resources={resource_of(facts, device): judges.jobs if is_cpu(device) else 1 for device in devices},
+        ) as worker:  # fmt: skip
+            click.echo(f"minidbg: {name} works for {address}: {', '.join(devices)}", err=True)
+            await worker.finished()
+        click.echo(f"minidbg: {address} has gone; waiting for it", err=True)
