@@ -176,8 +176,9 @@ def why_not_gone(path: Path) -> str:
         still = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
         return f"{display_path(path)} still {'reproduces' if still else f'fails ({outcome.verdict})'}: {said}"
     own = whole_name(repro.read_header(path).spec.device)
-    seen = [one for one in queries.states_of(path) if not is_judged or whole_name(one.device) != own]
-    failing = [f"on {one.device} at {moment(one.seen)}" for one in seen if one.verdict in FAILING]
+    rows = [row for row in queries.rows_of(path) if row["verdict"] and not row["outdated"]]
+    seen = [row for row in rows if not is_judged or whole_name(row["device"]) != own]
+    failing = [f"on {row['device']} at {moment(row['seen'])}" for row in seen if row["verdict"] in FAILING]
     if failing:
         return f"{display_path(path)} was last seen to fail {', '.join(failing)}"
     return "" if is_judged or seen else f"{display_path(path)} cannot be judged here: {outcome.in_words}"
@@ -226,12 +227,12 @@ def bisect(revisions: tuple[str, str], repro: Path, as_json: bool, **options: An
     GOOD and BAD are revisions of the backend: in GOOD the failure is gone, in BAD it is there; either may be the
     older one. The search runs in a worktree of its own: your checkout is not touched.
     """
-    from minidbg.watch.bisecting import Bisection
+    from minidbg.watch import bisecting
 
     settings = load({})
     if not options["build"]:
         options |= {"build": settings.build, "build_folder": settings.folder}
-    found = Bisection(*revisions, repro, tell, **options).run()
+    found = bisecting.bisect(*revisions, repro, tell, **options)
     show([asdict(found)], found.text(), as_json=as_json)
 
 

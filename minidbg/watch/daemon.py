@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -30,7 +31,7 @@ from minidbg.watch.settings import FailOn, Machine, WatchSettings, devices_of, p
 from minidbg.watch.sources import installed_digest, repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, Job, Purpose, Transition, usual_seconds
 from minidbg.watch.sweep import CanaryKey, Run, Sweep, in_order
-from minidbg.watch.views import Announcer, FlipCommands, JsonLines, Log, PlainLines, View
+from minidbg.watch.views import Announcer, FlipCommands, JsonLines, PlainLines, View, log_in
 from minidbg.watch.watched import EMPTY, Watched
 from minidbg.words import settings as base
 from minidbg.words.errors import MinidbgError
@@ -106,8 +107,7 @@ class Daemon:
         self.home = home_of(self.paths)
         self.lock = Lock(self.home)
         hidden = hidden_folder(self.home)
-        self.log = Log(hidden / "watch.log")
-        announce.views.append(self.log)
+        announce.views.append(JsonLines(log_in(hidden)))
         self.history, notice = open_or_begin_anew(hidden / NAME, time.time())
         self.states = self.history.states()
         self.watched = Watched(self.paths, self.home, settings, file_events, announce)
@@ -140,7 +140,7 @@ class Daemon:
                 except queue.Empty:
                     pass
                 if self.status is None:
-                    self.guarded("step", lambda: self.step(time.monotonic()))
+                    self.guarded(lambda: self.step(time.monotonic()))
             return self.status
         finally:
             self.end()
@@ -164,26 +164,29 @@ class Daemon:
             self.tell_flip(flip)  # we were killed before
 
     def handle(self, message: Message) -> None:
-        self.guarded(repr(message)[:500], lambda: self.dispatch(message))
+        self.guarded(lambda: self.dispatch(message))
 
-    def guarded(self, what: str, job: Callable[[], None]) -> None:
+    def guarded(self, job: Callable[[], None]) -> None:
         """Do ``job``. A fault of ours is logged, said once, and followed by a rest; the daemon lives.
 
         Where the history cannot be written nothing can be judged either: all is run again after the rest.
         """
         try:
             job()
-        except Exception as fault:  # the fence around each job: one broken job must not end the daemon
-            self.log.exception("fault", what=what)
+        except Exception as fault:  # noqa: BLE001 - the fence around each job: one broken job must not end the daemon
             self.rest_s = min(MOST_REST_S, max(FIRST_REST_S, 2 * self.rest_s))
             self.resting_until = time.monotonic() + self.rest_s
             if isinstance(fault, MinidbgError):
                 self.watched.all_again = True
                 text = f"{fault}; nothing is judged until that is mended"
+                self.announce.once(text, Notice(text))
                 self.status = 125 if self.settings.once else None
             else:
-                text = f"a fault in minidbg itself ({type(fault).__name__}: {fault}); its traceback is in {self.log.path}"
-            self.announce.once(text, Notice(text))
+                log = hidden_folder(self.home) / "watch.log"
+                text = (
+                    f"a fault in minidbg itself ({type(fault).__name__}: {fault}); its traceback is in {log}"
+                )
+                self.announce.once(text, events.Fault(text, traceback.format_exc()))
 
     def dispatch(self, message: Message) -> None:
         match message:
@@ -195,8 +198,8 @@ class Daemon:
                 self.machine_answered(message.result())
             case Future():
                 self.run_ended(message)
-            case Ready(seconds):
-                self.announce(events.WorkersReady(round(seconds, 3)))
+            case Ready():
+                pass
             case Died(status, stderr):
                 text = f"the worker server ended with status {status}; a new one starts: {stderr[-300:]}"
                 self.announce(Notice(text))
@@ -211,7 +214,7 @@ class Daemon:
             case Key("rerun"):
                 self.watched.ask_for_all()
             case Stop(reason, status):
-                self.announce(events.Stopping(reason))
+                self.announce(Notice(f"stopping: {reason}"))
                 self.status = status
 
     def step(self, now: float) -> None:
@@ -249,7 +252,9 @@ class Daemon:
             folders = {str(repro.path.absolute().parent) for repro in watched.repros.values()}
             usual = usual_seconds(self.states.values(), watched.repros)
             if stale := self.runner.get_ready([*watched.all_roots(), *folders], usual):
-                self.announce(events.WorkersReplaced(tuple(map(display_path, stale[:20])), len(stale)))
+                others = f" and {plural(len(stale) - 1, 'other file')}" if len(stale) > 1 else ""
+                text = f"{display_path(stale[0])}{others} changed since the old ones started"
+                self.announce(Notice(f"this sweep waits for new workers: {text}"))
             files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
             number = self.history.start_sweep(began, code=code, files=files)
             jobs, unable = self.jobs_of(names)
@@ -258,10 +263,7 @@ class Daemon:
                 number, jobs, watched.repros, dict(self.states), code=code, slots=self.settings.jobs,
                 device_slots=self.settings.device_jobs, snapshot=watched.snapshot, whole=whole, began=began,
             )  # fmt: skip
-            devices = tuple(sorted({job.device for job in jobs}))
-            self.announce(
-                events.SweepStarted(number, len(jobs), len(names), tuple(files[:20]), len(changed), devices)
-            )
+            self.announce(events.SweepStarted(number, len(jobs), len(names), tuple(files[:20]), len(changed)))
             self.publish(self.sweep, unable)
             self.fill()
         except Exception:
@@ -292,7 +294,7 @@ class Daemon:
         for device in absent:
             here, missed = ", ".join(self.machine.present()), plural(absent[device], "repro")
             text = f"{device} not present (found {here}); {missed} skipped there; 'minidbg doctor' lists what is here"
-            self.announce.once(("missing", device), events.DeviceMissing(text, device))
+            self.announce.once(("missing", device), Notice(text))
         return jobs, unable
 
     # Its runs
@@ -413,9 +415,7 @@ class Daemon:
         sweep.decisions.update({one.job: replace(one, runs=()) for one in decisions})
 
     def tell_flip(self, flip: Flip) -> None:
-        repro = self.watched.repros.get(flip.repro)
-        path = str(repro.path) if repro else flip.repro
-        self.announce(events.flipped(self.history, flip, path, self.machine.torch))
+        self.announce(events.flipped(self.history, flip, self.home))
         self.history.mark_announced(flip.id)
 
     # Its end
@@ -511,7 +511,6 @@ class Daemon:
         if self.machine.environments:
             self.watched.ask_for_all()  # it was asked before
         self.machine = machine
-        self.announce(events.MachineFound(machine.torch, machine.names))
 
     def end(self) -> None:
         self.watched.events.stop()
@@ -521,7 +520,6 @@ class Daemon:
             self.history.end_sweep(self.sweep.number, time.time(), "interrupted")
         self.pool.close()
         self.history.close()
-        self.announce(events.Stopped(self.status))
         self.announce.close()
         self.lock.release()
 

@@ -7,7 +7,7 @@ prints, and ``WORDS`` or ``words`` the line that people read. A view matches on 
 from __future__ import annotations
 
 import dataclasses
-import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +23,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. ``at``: when it was told, in seconds since the epoch; the ``Announcer`` sets it."""
+    """Something that happened. ``at``: when, in seconds since the epoch."""
 
     name: ClassVar[str]
     WORDS: ClassVar[str] = ""
     """The event as people read it, for ``str.format``; empty when it is not worth a line."""
-    at: float = field(default=0.0, kw_only=True)
+    at: float = field(default_factory=time.time, kw_only=True, compare=False)
 
     def words(self) -> str:
         return self.WORDS.format(self)
@@ -37,14 +37,10 @@ class Event:
         return printable(self.words())
 
     def to_json(self) -> Json:
-        found = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "at"}
-        if "states" in found:
-            names = ("repro", "device", "verdict", "since", "reason")
-            found["states"] = [{name: getattr(state, name) for name in names} for state in found["states"]]
-        return found
-
-
-# The daemon and its machine
+        """Without where everything stood at the start, which ``minidbg list --json`` tells."""
+        names = [one.name for one in dataclasses.fields(self) if one.name not in ("at", "states")]
+        values = {name: getattr(self, name) for name in names}
+        return {"event": self.name, "at": round(self.at, 3), **values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,42 +53,10 @@ class Started(Event):
     files: int
     jobs: int
     states: tuple[State, ...] = ()
-    """Where everything stands, as far as it was seen here."""
 
     def words(self) -> str:
-        more = ", ..." if len(self.sources) > 8 else ""
-        sources = ", ".join(self.sources[:8]) + more or "no sources"
-        return (
-            f"watching {plural(len(self.repros), 'repro')} in {display_path(self.home)} and {plural(self.files, 'file')} in "
-            f"{sources} (process {self.pid})"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersReady(Event):
-    name = "workers_ready"
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersReplaced(Event):
-    """A sweep must wait for new workers: files have changed that the old ones had loaded, or the installed packages."""
-
-    name = "workers_replaced"
-    files: tuple[str, ...]
-    """The first of them; ``changed`` is their number."""
-    changed: int
-
-    def words(self) -> str:
-        others = f" and {plural(self.changed - 1, 'other file')}" if self.changed > 1 else ""
-        return f"this sweep waits for new workers: {self.files[0]}{others} changed since the old ones started"
-
-
-@dataclass(frozen=True, slots=True)
-class MachineFound(Event):
-    name = "machine"
-    torch: str
-    devices: Mapping[str, str]
+        what = f"{plural(len(self.repros), 'repro')} in {display_path(self.home)} and {plural(self.files, 'file')}"
+        return f"watching {what} in {', '.join(self.sources) or 'no sources'} (process {self.pid})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +67,11 @@ class Notice(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMissing(Notice):
-    name = "device_missing"
-    device: str
+class Fault(Notice):
+    """Something in minidbg itself went wrong."""
 
-
-@dataclass(frozen=True, slots=True)
-class Stopping(Event):
-    name = "stopping"
-    WORDS = "stopping: {0.reason}"
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped(Event):
-    name = "stopped"
-    status: int | None
+    name = "fault"
+    traceback: str
 
 
 # Repros that come and go
@@ -158,11 +111,10 @@ class SweepStarted(Event):
     files: tuple[str, ...]
     """The first of those that changed; ``changed`` is their number."""
     changed: int
-    devices: tuple[str, ...] = ()
 
     def words(self) -> str:
-        files = ", ".join(self.files[:3]) + (", ..." if self.changed > 3 else "")
-        return f"sweep {self.sweep}: {plural(self.jobs, 'run')}" + (f"; {files} changed" if files else "")
+        changed = f"; {names_of(self.files, 3)} changed" if self.files else ""
+        return f"sweep {self.sweep}: {plural(self.jobs, 'run')}{changed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,19 +194,18 @@ class Flipped(Event):
     files: tuple[str, ...]
     last_before: str
     first_after: str
-    path: str = ""
-    torch: str = ""
+    path: str
 
     def words(self) -> str:
         """What matters most comes first: the end of a long line is cut off."""
         verdicts = "" if self.kind in ("FIXED", "REGRESSED") else f" {self.before} -> {self.after}"
         files = f"{names_of(self.files, 2)} changed" if self.files else "no watched file changed"
-        revisions = dict.fromkeys(map(in_words, filter(None, (self.last_before, self.first_after))))
+        revisions = dict.fromkeys(filter(None, (self.last_before, self.first_after)))
         cause = "; ".join(filter(None, [files, " -> ".join(revisions)]))
-        return f"{self.kind} {Path(self.path).stem} [{self.device}]{verdicts}  {cause}"
+        return f"{self.kind} {Path(self.repro).stem} [{self.device}]{verdicts}  {cause}"
 
 
-def flipped(history: History, flip: Flip, path: str = "", torch: str = "") -> Flipped:
+def flipped(history: History, flip: Flip, home: Path) -> Flipped:
     """A flip with the two sweeps and revisions that it lies between, and which files had changed."""
     after, before = history.sweep(flip.sweep), history.sweep(flip.last_before)
     return Flipped(
@@ -262,20 +213,15 @@ def flipped(history: History, flip: Flip, path: str = "", torch: str = "") -> Fl
         files=tuple(after.files[:20]) if after else (),
         last_before=revision_text(before.revisions if before else {}),
         first_after=revision_text(after.revisions if after else {}),
-        path=path, torch=torch, at=flip.at,
+        path=str(home / flip.repro), at=flip.at,
     )  # fmt: skip
 
 
 def revision_text(revisions: Mapping[str, Revision]) -> str:
-    """``1a2b3c4d5e+0f1e2d3c`` for one repository; of several, with their names."""
+    """``1a2b3c4d5e+0f1e2d3c`` for one repository, a commit and a digest of what was not committed; of several, with their names."""
     if len(revisions) == 1:
         return str(next(iter(revisions.values())))
     return ", ".join(f"{Path(root).name} {revision}" for root, revision in sorted(revisions.items()))
-
-
-def in_words(revisions: str) -> str:
-    """``abc9cb0964 with edits (6c2b27b0)`` for ``abc9cb0964+6c2b27b0``."""
-    return re.sub(r"\+([0-9a-f]{8})\b", r" with edits (\1)", revisions).lstrip() or "?"
 
 
 def names_of(files: Sequence[str], most: int) -> str:

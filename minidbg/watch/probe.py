@@ -1,6 +1,6 @@
 """What devices there are: ``probe.py devices [--no-torch]``, a plain script in a worker, since the daemon holds no torch.
 
-It prints one line of JSON: ``{"devices": {name: {...}}, "torch", "python", "machine", "host"}``.
+It prints one line of JSON: ``{"devices": {name: {"name", "driver"}}, "torch", "machine"}``. With ``--no-torch`` only the processor is looked at.
 """
 
 from __future__ import annotations
@@ -17,22 +17,15 @@ from typing import Any
 def main(argv: Sequence[str]) -> int:
     here = str(Path(__file__).parent)
     sys.path[:] = [path for path in sys.path if path != here]
-    print(json.dumps(devices(*argv[1:])), flush=True)
-    return 0
-
-
-def devices(option: str = "") -> dict[str, Any]:
-    """What torch sees here; with ``--no-torch`` only the processor is looked at."""
-    found, version = {"cpu": {"name": processor(), "driver": ""}}, ""
-    if option != "--no-torch":
+    devices, version = {"cpu": {"name": processor(), "driver": ""}}, ""
+    if "--no-torch" not in argv:
         import torch
 
         version = torch.__version__
-        found |= accelerators(torch)
-    return {
-        "devices": found, "torch": version, "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}", "host": platform.node(),
-    }  # fmt: skip
+        devices |= accelerators(torch)
+    machine = f"{platform.system()} {platform.machine()}"
+    print(json.dumps({"devices": devices, "torch": version, "machine": machine}), flush=True)
+    return 0
 
 
 def accelerators(torch: Any) -> dict[str, dict[str, str]]:

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from minidbg.history import NAME, History, Observation, State
-from minidbg.watch.events import Flipped, Json, flipped, in_words, revision_text
-from minidbg.watch.repros import home_of, living_holder, name_of, read_repro, read_repros
+from minidbg.watch.events import Flipped, Json, flipped, revision_text
+from minidbg.watch.repros import home_of, living_holder, name_of, read_repros
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import LOG_LIMIT_BYTES, read_regular
 from minidbg.words.json_lines import json_objects
@@ -127,7 +127,7 @@ def status_text(found: Json) -> str:
         head = f"{found['folder']} is not watched; start with: minidbg watch {found['folder']}"
     lines = [head]
     if found["last_sweep"] is not None:
-        at = f" at {in_words(found['revision'])}" if found["revision"] else ""
+        at = f" at {found['revision']}" if found["revision"] else ""
         started = moment(found["last_sweep_started"])
         lines.append(f"last sweep: {found['last_sweep']}, {started}, {found['last_sweep_end']}{at}")
     counts = ", ".join(f"{count:,} {standing}" for standing, count in sorted(found["verdicts"].items()))
@@ -148,46 +148,23 @@ def history_of(path: Path, limit: int) -> Past:
     with history_in(home) as found:
         if found is None:
             raise MinidbgError(f"no history in {home}; 'minidbg watch {home}' begins one")
-        flips = [flipped(found, flip) for flip in found.flips(name, limit=limit)]
+        flips = [flipped(found, flip, home) for flip in found.flips(name, limit=limit)]
         return flips, found.observations(name, limit=limit) if name is not None else []
-
-
-def states_of(path: Path) -> list[State]:
-    """What was last seen of the repro as it is now, on each device."""
-    home = home_of([path])
-    repro = read_repro(path, name_of(path, home))
-    with history_in(home) as found:
-        states = found.states().values() if found is not None and repro is not None else ()
-        return [one for one in states if repro and (one.repro, one.script) == (repro.name, repro.digest)]
 
 
 def history_rows(past: Past) -> list[Json]:
     flips, runs = past
-    kept = ("at", "repro", "device", "sweep", "verdict", "purpose", "stale", "reason", "environment", "torch")
-    told = [{"entry": "flip", "at": flip.at, **flip.to_json()} for flip in flips]
+    names = ("at", "repro", "device", "sweep", "verdict", "purpose", "stale", "reason", "environment", "torch")  # fmt: skip
     return [
-        *({key: value for key, value in row.items() if key not in ("path", "torch")} for row in told),
-        *({"entry": "run", **{name: getattr(run, name) for name in kept}, "seconds": round(run.seconds, 3)} for run in runs),
+        *({"entry": "flip", **flip.to_json()} for flip in flips),
+        *({"entry": "run", **{name: getattr(run, name) for name in names}, "seconds": round(run.seconds, 3)} for run in runs),
     ]  # fmt: skip
 
 
 def history_text(past: Past) -> str:
-    """Flips one a line, then runs, those that follow each other with the same verdict on one line."""
+    """Flips one a line, as they were told; then runs, those that follow each other with the same verdict on one line."""
     flips, runs = past
-    lines = [] if flips else [plural(0, "flip")]
-    for flip in flips:
-        what = (
-            f"{moment(flip.at)}  {flip.kind:<11} {flip.repro} [{flip.device}] {flip.before} -> {flip.after}"
-        )
-        between = (
-            f" between {in_words(flip.last_before)} and {in_words(flip.first_after)}"
-            if flip.first_after
-            else ""
-        )
-        files = (
-            f" ({', '.join(flip.files[:3])}{', ...' if len(flip.files) > 3 else ''})" if flip.files else ""
-        )
-        lines.append(what + between + files)
+    lines = [f"{moment(flip.at)}  {flip.line()}" for flip in flips] or [plural(0, "flip")]
     for _, group in itertools.groupby(runs, lambda run: (run.verdict, run.device, run.stale)):
         run, *others = group
         stale = ", stale: the code changed meanwhile" if run.stale else ""

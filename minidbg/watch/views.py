@@ -1,32 +1,27 @@
-"""Who hears of events: the announcer hands each to all views. These are lines for people, JSON lines, the log, and ``on_flip``."""
+"""Who hears of events: the announcer hands each to all views. These are lines for people, JSON lines, and ``on_flip``."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import logging.handlers
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 import structlog
-from structlog import processors
+from structlog.processors import JSONRenderer
 
 from minidbg.watch.events import Event, Flipped, Judged, SweepFinished
 from minidbg.watch.states import Transition
 from minidbg.words import environment
 from minidbg.words.text import in_one_line, last_line, plural
 
-COMMAND_SECONDS, CLOSE_SECONDS = 60.0, 20.0
-"""That a command of ``on_flip`` gets, and what still runs when we end."""
-LOG_BYTES = 5_000_000
-LOG_FILES = 3
+COMMAND_SECONDS = 60.0
+"""That a command of ``on_flip`` gets."""
 UNCHANGED = Transition.STILL_FAILING, Transition.STILL_GONE
 
 
@@ -42,47 +37,32 @@ class View(Protocol):
 
 
 class JsonLines(View):
-    """One object a line, on a stream that someone reads."""
+    """One object a line, on a stream that someone reads, or in the log."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-
-    def show(self, event: Event) -> None:
-        said = {"event": event.name, "at": round(event.at, 3), **event.to_json()}
-        self.stream.write(json.dumps(said) + "\n")
-        self.stream.flush()
-
-
-class Log(View):
-    """The daemon's log: JSON lines in a file that is rotated, written by structlog; no other logger is touched."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.handler = logging.handlers.RotatingFileHandler(
-            path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", delay=True
-        )
-        # on a full disk it would write into the terminal
-        vars(self.handler)["handleError"] = lambda record: None
-        target = logging.Logger("minidbg.watch", logging.DEBUG)
-        target.addHandler(self.handler)
         self.log = structlog.wrap_logger(
-            target,
-            processors=[
-                processors.add_log_level, processors.TimeStamper(fmt="iso", utc=True),
-                processors.format_exc_info, processors.JSONRenderer(),
-            ],
-            wrapper_class=structlog.BoundLogger,
-        )  # fmt: skip
+            structlog.WriteLogger(stream), [event_first, JSONRenderer()], structlog.BoundLogger
+        )
 
     def show(self, event: Event) -> None:
-        self.log.info(event.name, **event.to_json())
-
-    def exception(self, event: str, **values: Any) -> None:
-        """Write the exception that is being handled, with its traceback."""
-        self.log.error(event, exc_info=True, **values)
+        self.log.info(**event.to_json())
 
     def close(self) -> None:
-        self.handler.close()
+        if self.stream is not sys.stdout:
+            self.stream.close()
+
+
+def event_first(logger: Any, method: str, values: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    return {"event": values.pop("event"), **values}
+
+
+def log_in(folder: Path) -> TextIO:
+    """``watch.log``, empty; that of the last daemon is ``watch.log.1``."""
+    path = folder / "watch.log"
+    if path.exists():
+        path.replace(folder / "watch.log.1")
+    return path.open("w", encoding="utf-8")
 
 
 class Announcer:
@@ -99,7 +79,6 @@ class Announcer:
             self(event)
 
     def __call__(self, event: Event) -> None:
-        event = replace(event, at=time.time())
         for view in list(self.views):
             try:
                 view.show(event)
@@ -136,7 +115,7 @@ class FlipCommands(View):
     def __init__(self, commands: Sequence[str], folder: Path, tell: Callable[[str], None]) -> None:
         self.commands, self.folder, self.tell = commands, folder, tell
         self.flips: list[Flipped] = []
-        self.threads: list[threading.Thread] = []
+        self.beside = ThreadPoolExecutor(1)
 
     def show(self, event: Event) -> None:
         if isinstance(event, Flipped):
@@ -145,14 +124,12 @@ class FlipCommands(View):
             self.send()
 
     def send(self) -> None:
-        flips, self.flips = self.flips, []
-        self.threads = [thread for thread in self.threads if thread.is_alive()]
-        if flips:
-            self.threads.append(threading.Thread(target=self.run, args=(flips,), daemon=True))
-            self.threads[-1].start()
+        if self.flips:
+            self.beside.submit(self.run, self.flips)
+            self.flips = []
 
     def run(self, flips: Sequence[Flipped]) -> None:
-        data = "".join(json.dumps({**one.to_json(), "at": one.at}) + "\n" for one in flips).encode()
+        data = "".join(json.dumps(one.to_json()) + "\n" for one in flips).encode()
         for command in self.commands:
             try:
                 done = subprocess.run(
@@ -168,8 +145,7 @@ class FlipCommands(View):
                 self.tell(in_one_line(f"on_flip {command!r}, for {plural(len(flips), 'flip')}: {trouble}"))
 
     def close(self) -> None:
-        """Run the commands for the rest, and give them some time; what goes wrong now nobody but stderr hears."""
+        """Run the commands for the rest, and wait; what goes wrong now nobody but stderr hears."""
         self.tell = lambda text: print(f"minidbg: {text}", file=sys.stderr)
         self.send()
-        for thread in self.threads:
-            thread.join(CLOSE_SECONDS)
+        self.beside.shutdown()

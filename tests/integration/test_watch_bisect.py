@@ -13,7 +13,8 @@ from support.signalled import Signalled
 from support.toy_repros import BROKEN, WORKS, git, script, toy_package
 
 from minidbg.commands.watching import bisect
-from minidbg.watch.bisecting import Bisection, CannotBisect
+from minidbg.watch import bisecting
+from minidbg.watch.bisecting import CannotBisect
 from minidbg.workers import leftovers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -59,7 +60,7 @@ def test_the_commit_that_broke_it_is_found_past_commits_that_cannot_be_judged(re
     (repository.package / "relu.py").write_text("uncommitted = 1\n")
     told: list[str] = []
     tracked = repository.package.relative_to(repository.folder) / "relu.py"
-    found = Bisection(good, bad, repository.repro, told.append, build=f"echo >> {tracked}").run()
+    found = bisecting.bisect(good, bad, repository.repro, told.append, build=f"echo >> {tracked}")
     assert (found.commit, found.fixed) == (culprit, False)
     assert found.subject == "optimise relu"
     assert found.text().startswith(f"{culprit} is the first that fails")
@@ -89,10 +90,10 @@ def test_a_build_runs_at_each_commit_and_where_it_fails_nothing_is_judged(reposi
     log = repository.folder.parent / "builds.txt"
     build = f"pwd >> {log}; test ! -e unbuildable"
     with pytest.raises(CannotBisect, match="cannot be judged"):
-        Bisection(good, bad, repository.repro, print, build=build).run()
+        bisecting.bisect(good, bad, repository.repro, print, build=build)
     assert str(repository.folder) not in log.read_text().splitlines(), "builds happen in the worktree"
     repository.commit(BROKEN, "later")
-    assert Bisection(repository.commits[1], bad, repository.repro, print).run().commit == culprit
+    assert bisecting.bisect(repository.commits[1], bad, repository.repro, print).commit == culprit
 
 
 def test_a_commit_without_the_folder_of_the_build_cannot_be_judged(repository: Repository) -> None:
@@ -101,16 +102,16 @@ def test_a_commit_without_the_folder_of_the_build_cannot_be_judged(repository: R
     (tools / "build.sh").write_text("")
     bad = repository.commit(BROKEN, "bad")
     with pytest.raises(CannotBisect, match=r"at the good end .* but: the build fails: .*No such file"):
-        Bisection(good, bad, repository.repro, print, build="sh build.sh", build_folder=tools).run()
+        bisecting.bisect(good, bad, repository.repro, print, build="sh build.sh", build_folder=tools)
 
 
 def test_wrong_ends_are_refused_before_the_search(repository: Repository) -> None:
     first = repository.commit(WORKS, "first")
     second = repository.commit(WORKS, "second")
-    with pytest.raises(CannotBisect, match=r"at the bad end .* should be seen to reproduce, but: gone"):
-        Bisection(first, second, repository.repro, print).run()
+    with pytest.raises(CannotBisect, match=r"at the bad end .* should be reproduces, but: gone"):
+        bisecting.bisect(first, second, repository.repro, print)
     with pytest.raises(CannotBisect, match=r"'nowhere' is no commit"):
-        Bisection("nowhere", second, repository.repro, print).run()
+        bisecting.bisect("nowhere", second, repository.repro, print)
 
 
 def test_a_backend_outside_any_repository_is_refused_with_the_way_out(
@@ -119,7 +120,7 @@ def test_a_backend_outside_any_repository_is_refused_with_the_way_out(
     first = repository.commit(WORKS, "first")
     os.rename(repository.folder / ".git", tmp_path / "elsewhere.git")
     with pytest.raises(CannotBisect, match=r"lies in no git repository; name it with --repository"):
-        Bisection(first, first, repository.repro, print).run()
+        bisecting.bisect(first, first, repository.repro, print)
 
 
 class Search:
@@ -146,22 +147,12 @@ def search(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return Search(repository, tmp_path, monkeypatch)
 
 
-def test_ctrl_c_says_how_far_the_search_is_and_how_to_go_on_and_leaves_nothing(search: Search) -> None:
-    search.command.send()
-    status, _, said = search.command.end()
-    assert status == 130
-    what, how = said.splitlines()[-2:]
-    good, bad = search.good[:10], search.bad[:10]
-    found = f"interrupted after 2 commits: gone at {good}, reproduces at {bad}"
-    assert what == f"minidbg: {found}"
-    assert how.startswith(f"  to go on: minidbg bisect {good} {bad} ")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_ends_the_search_and_leaves_nothing(search: Search, number: int, status: int) -> None:
+    search.command.send(number)
+    assert search.command.end()[0] == status
     assert search.worktrees() == []
-
-
-def test_sigterm_leaves_no_worktree(search: Search) -> None:
-    search.command.send(signal.SIGTERM)
-    assert search.command.end()[0] == -signal.SIGTERM
-    assert search.worktrees() == []
+    assert list(search.command.temporary.iterdir()) == []
 
 
 def test_the_next_search_clears_what_a_killed_one_left_and_nothing_of_a_living_one(
@@ -173,6 +164,6 @@ def test_the_next_search_clears_what_a_killed_one_left_and_nothing_of_a_living_o
     living = leftovers.make_folder("bisect", tmp_path) / "checkout"
     git(search.repository.folder, "worktree", "add", "-q", "--detach", str(living))
     with pytest.raises(CannotBisect, match="cannot be judged"):
-        Bisection(search.good, search.bad, search.repository.repro, print, seconds=3).run()
+        bisecting.bisect(search.good, search.bad, search.repository.repro, print, seconds=3)
     assert search.worktrees() == [str(living)]
     assert list(search.command.temporary.iterdir()) == []

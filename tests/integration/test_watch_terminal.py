@@ -68,7 +68,7 @@ def test_the_matrix_is_drawn_keys_work_and_the_terminal_is_given_back(tmp_path: 
         screen.press("\r")
         screen.wait_for("waiting; sweep 3")
         screen.press("o")
-        screen.wait_for("minidbg watch minidbg_repros")
+        screen.wait_for("minidbg_repros")
         assert [path.name for path in (tmp_path / "opened").iterdir()] == ["relu.py"], "what flipped last"
         (package / "sin.py").write_text(BROKEN.format(op="sin"))
         screen.wait_for("REGRESSED ")

@@ -36,7 +36,7 @@ def backend():
 
 MACHINE = {
     "devices": {"cpu": {"name": "a processor", "driver": ""}, "cuda:0": {"name": "a GPU", "driver": "1"}},
-    "torch": "2.13.0", "python": "3.11", "machine": "Linux x86_64", "host": "here",
+    "torch": "2.13.0", "machine": "Linux x86_64",
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from minidbg.history import History
 from minidbg.watch.daemon import FilesChanged, Key, Stop
 from minidbg.watch.settings import FailOn
 from minidbg.workers import Ended, Request
+from minidbg.workers.pool import Died
 
 
 def test_one_change_is_one_sweep_of_all_repros_with_the_failing_first(world: World) -> None:
@@ -145,7 +146,7 @@ def test_a_damaged_repro_is_shown_and_runs_nothing(world: World) -> None:
 def test_each_repro_runs_on_each_device_and_a_missing_one_is_skipped_aloud(world: World) -> None:
     world.start({"a": "gone"}, devices="cpu,cuda:1,all")
     assert {*world.data("result", "device")} == {"cpu", "cuda:0"}
-    (missing,) = world.names("device_missing")
+    (missing,) = world.names("notice")
     assert missing.text == (
         "cuda:1 not present (found cpu, cuda:0); 1 repro skipped there; 'minidbg doctor' lists what is here"
     )
@@ -166,9 +167,9 @@ def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(world: W
     for now in (0.0, 0.1, 0.2):
         while not daemon.inbox.empty():
             daemon.handle(daemon.inbox.get())
-        daemon.guarded("step", lambda now=now: daemon.step(now))  # type: ignore[misc]
-    assert len(world.names("notice")) == 1
-    assert "ZeroDivisionError" in world.names("notice")[0].text
+        daemon.guarded(lambda now=now: daemon.step(now))  # type: ignore[misc]
+    (fault,) = world.data("fault", "text")
+    assert "ZeroDivisionError" in fault
     assert daemon.resting_until > 0.2
 
 
@@ -206,8 +207,18 @@ def test_a_server_that_dies_once_is_asked_again_and_one_that_dies_twice_judges_n
     world.settle()
     world.edit(world.package / "a.py", "gone")
     world.pool.lose = 2
-    world.settle()
+    world.put(Died(-9, "out of memory"))
     assert world.daemon.sweep is None
+    said = "the worker server ended with status -9; a new one starts: out of memory"
+    assert world.data("notice", "text") == [said]
+
+
+def test_a_sweep_that_waits_for_new_workers_says_for_which_file(world: World) -> None:
+    world.start({"a": "reproduces"})
+    world.pool.stale = tuple(str(world.folder / name) for name in ("library.py", "other.py"))
+    world.save("a", "reproduces ")
+    said = "this sweep waits for new workers: library.py and 1 other file changed since the old ones started"
+    assert world.data("notice", "text") == [said]
 
 
 def test_states_survive_the_daemon_and_a_flip_that_was_not_told_is_told_by_the_next(world: World) -> None:
@@ -320,7 +331,7 @@ def test_while_the_history_cannot_be_written_nothing_is_judged_and_all_is_later(
     history.write("pragma query_only = on")
     world.edit(world.package / "a.py", "gone")
     daemon.handle(daemon.inbox.get())
-    daemon.guarded("step", lambda: daemon.step(float("inf")))
+    daemon.guarded(lambda: daemon.step(float("inf")))
     assert world.data("notice", "text") == [
         f"{history.path} cannot be written: attempt to write a readonly database; nothing is judged until that is mended"
     ]

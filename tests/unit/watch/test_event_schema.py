@@ -1,195 +1,71 @@
-"""What ``minidbg watch --json`` prints, byte for byte: programs read it, so no key, type or order in it may change unawares.
+"""What ``minidbg watch`` prints of each event: its JSON, byte for byte, since programs read it, and its line for people.
 
-Each session below is played through a whole daemon; together they have every event, and after each session's JSON stand its
-lines for people. Moments and durations stand as their type. After a change that is meant, write the file anew with
-``MINIDBG_WRITE_GOLDEN=1`` and read the difference.
+After a change that is meant, write the golden file anew with ``MINIDBG_WRITE_GOLDEN=1`` and read the difference.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import os
-import re
-from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
-from daemon_world import REPRO, World, script_of
-
-from minidbg.history import Revision
-from minidbg.watch import daemon, events
-from minidbg.watch.daemon import FilesChanged, Stop
-from minidbg.watch.events import Event, Notice
-from minidbg.watch.runner import Built
-from minidbg.watch.settings import FailOn
+from minidbg.watch import events
+from minidbg.watch.events import Event, Flipped, Judged, Notice, Unconfirmed
+from minidbg.watch.states import Transition
 from minidbg.watch.views import Announcer, JsonLines, PlainLines
-from minidbg.workers import Ended, Request
-from minidbg.workers.pool import Died, Ready
+from minidbg.words.outcome import Verdict
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "watch_events.txt"
-MOMENTS = re.compile(r'"(at|since|seconds|first_verdict_seconds)": -?\d+\.\d+(?=[,}])')
-SAID_AT = re.compile(r"(?m)^\d\d:\d\d:\d\d ")
-TOOK = re.compile(r"\d+\.\d+ s\b")
-
-Play = Callable[[Path, pytest.MonkeyPatch, pytest.CaptureFixture[str]], str]
-
-
-class Session(World):
-    """A world whose events are written as JSON lines. Its backend is at one revision in each sweep."""
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.json, self.lines = io.StringIO(), io.StringIO()
-        super().__init__(folder, JsonLines(self.json), PlainLines(self.lines, every_result=True))
-        patch.syspath_prepend(str(folder / "src"))
-        patch.chdir(folder)
-        patch.setattr(daemon, "revisions", lambda roots: {"/src": Revision("a" * 40, "b" * 40)})
-
-    def begin(self, repros: dict[str, str] | None = None, **settings: object) -> Any:
-        found = super().begin(repros, **settings)
-        self.pool.during = self.with_revision
-        return found
-
-    def with_revision(self, order: Request) -> None:
-        """Git answers before the first run, and not from its own thread at some moment."""
-        sweep = self.daemon.sweep
-        if sweep is not None:
-            self.daemon.history.set_revisions(sweep.number, daemon.revisions([]))
-
-    def end(self) -> str:
-        """What was printed until the daemon has ended."""
-        self.put(Stop("SIGTERM"))
-        self.daemon.end()
-        return self.printed()
-
-    def printed(self) -> str:
-        return self.json.getvalue() + SAID_AT.sub("", self.lines.getvalue())
-
-
-def a_day(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Repros that come and go, flips, a broken backend, a device that is not here."""
-    world = Session(folder, patch)
-    world.repro("a", "reproduces")
-    world.repro("b", "SEGV", kind="crash")
-    (world.repros / "cut_off.py").write_text("# /// script\n")
-    world.start(devices="cpu,cuda:1")
-    world.put(Ready(1.25))
-    world.put(Died(-9, "out of memory"))
-    world.put(Notice("a machine has joined"))
-    world.save("a", "gone")
-    answer = world.pool.answer
-
-    def changed(order: Request) -> Ended:
-        said = {"verdict": "changed", "seconds": 0.1, "message": "KeyError: 'x'\nmore", "reason": ""}
-        is_run = script_of(order).endswith("a.py")
-        return Ended(exit_status=0, stdout=json.dumps(said)) if is_run else answer(order)
-
-    world.pool.answer = changed  # type: ignore[method-assign]
-    world.save("a", "gone ")
-    world.pool.answer = answer  # type: ignore[method-assign]
-    for canary, text in (("invalid", "gone"), ("skipped", "gone  "), ("gone", "gone   ")):
-        world.pool.canary = canary
-        world.save("a", text)
-    (world.package / "new.py").write_text("reproduces")
-    new = world.repros / "new.py"
-    world.write(new, REPRO.format(kind="compile", expect="reproduces"))
-    world.write(new, REPRO.format(kind="runtime", expect="gone"))
-    world.write(new, "# /// script\n")
-    new.unlink()
-    world.put(FilesChanged())
-    return world.end()
+GONE, REPRODUCES, CHANGED = Verdict.GONE, Verdict.REPRODUCES, Verdict.CHANGED
+FLIP = Flipped(
+    "ops/a.py", "cpu", "FIXED", REPRODUCES, GONE, 2, 1, ("src/toy/x.py",), "aaaaaaaaaa", "aaaaaaaaaa+12345678", "/r/ops/a.py"
+)  # fmt: skip
+JUDGED = Judged(2, "a.py", "cpu", Transition.STILL_FAILING, REPRODUCES, 0.25, 1, "", expected=True, since=9.5)
+EVENTS: list[Event] = [
+    events.Started(7, "/r", ("a.py", "b.py"), ("src/toy", "csrc"), files=3, jobs=2),
+    FLIP,
+    replace(FLIP, files=("src/toy/__init__.py",), first_after="aaaaaaaaaa"),
+    replace(
+        FLIP, files=("a.py", "b.py", "c.py"), last_before="one a, two b", first_after="one a, two b+12345678"
+    ),
+    replace(FLIP, kind="changed", after=CHANGED, files=(), last_before="", first_after=""),
+    events.ReproAdded("new.py"),
+    events.ReproEdited("new.py"),
+    events.ReproDamaged("new.py", "damaged: no block"),
+    events.ReproRemoved("new.py"),
+    events.SweepStarted(2, 1, 2, (), 0),
+    events.SweepStarted(2, 2, 2, ("src/a.py", "src/b.py", "src/c.py", "src/d.py"), 4),
+    Unconfirmed(2, "a.py", "cpu", REPRODUCES, seen=True, verdict=GONE, seconds=0.25),
+    Unconfirmed(2, "a.py", "cpu", GONE, seen=False, verdict=REPRODUCES, seconds=0.25),
+    JUDGED,
+    replace(JUDGED, standing=Transition.REGRESSED, verdict=CHANGED, message="KeyError: 'x'\nmore"),
+    replace(JUDGED, standing=Transition.SKIPPED, verdict=None, reason="no device", expected=None, since=None),
+    replace(JUDGED, standing=Transition.NEW, reason="\x1b]0;owned\x07 \x1b[2J"),
+    events.SweepFinished(2, "complete", 1.5, 0.25, {"still failing": 1, "FIXED": 1}, 0),
+    events.SweepFinished(2, "superseded", 1.5, None, {}, 2),
+    events.BackendBroken("toy", "cpu", "SyntaxError", 1),
+    events.BackendBack("toy", "cpu"),
+    events.Unexpected("a.py", "cpu", GONE, REPRODUCES),
+    events.BuildStarted("make"),
+    events.BuildFailed(2, 0.5, "cc x.c\nx.c:1: error: no", "x.c:1: error: no"),
+    events.BuildFinished(0.5),
+    Notice("stopping: SIGTERM"),
+    events.Fault("a fault in minidbg itself", "Traceback"),
+]
 
 
-def with_a_build(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """A build that fails, then one that does not."""
-    ends = iter([(2, "cc x.c\nx.c:1: error: no", "x.c:1: error: no"), (0, "done", "")])
-
-    class ScriptedBuild:
-        def __init__(self, command: str, folder: Path) -> None: ...
-
-        def wait(self) -> Built:
-            status, output, error = next(ends)
-            return Built(self, status, 0.5, output, error)  # type: ignore[arg-type]
-
-        def cancel(self) -> None: ...
-
-    patch.setattr(daemon, "Build", ScriptedBuild)
-    world = Session(folder, patch)
-    world.start({"a": "reproduces"}, build="make")
-    world.save("a", "reproduces ")
-    return world.end()
-
-
-def with_new_workers(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """A save when files have changed that the workers had loaded."""
-    world = Session(folder, patch)
-    world.start({"a": "reproduces"})
-    for others in ((), (str(folder / "other.py"),)):
-        world.pool.stale = (str(folder / "library.py"), *others)
-        world.save("a", f"reproduces{' ' * len(others)} ")
-    return world.end()
-
-
-def once(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """``--once --fail-on unexpected`` with a repro that contradicts its header."""
-    world = Session(folder, patch)
-    world.repro("fixed", "gone")
-    world.start(once=True, fail_on=FailOn.UNEXPECTED)
-    world.daemon.end()
-    return world.printed()
-
-
-def begun_again(folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """A second daemon goes on from the states of the first, and says the flip that was stored and not told."""
-    world = Session(folder, patch)
-    world.start({"a": "reproduces"})
-    world.save("a", "gone")
-    world.daemon.history.connection.execute("update flips set announced = 0")
-    world.daemon.end()
-    world.json.truncate(world.json.seek(0))
-    world.lines.truncate(world.lines.seek(0))
-    world.start()
-    return world.end()
-
-
-SESSIONS = (a_day, with_a_build, with_new_workers, once, begun_again)
-
-
-def as_types(text: str, folder: Path) -> str:
-    """``text`` with the type of each moment in its place, and without this folder and this process."""
-    text = MOMENTS.sub(r'"\1": float', text.replace(str(folder), "FOLDER"))
-    text = TOOK.sub("0.0 s", text.replace(f'"pid": {os.getpid()},', '"pid": int,'))
-    return text.replace(f"(process {os.getpid()})", "(process int)")
-
-
-def written() -> Iterator[tuple[str, str]]:
-    """Each session's name and lines in the golden file."""
-    if GOLDEN.exists():
-        parts = re.split(r"(?m)^# (\w+)\n", GOLDEN.read_text())
-        yield from zip(parts[1::2], parts[2::2], strict=True)
-
-
-@pytest.mark.parametrize("play", SESSIONS, ids=lambda play: play.__name__)
-def test_events_are_printed_as_ever(
-    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write = os.environ.get("MINIDBG_WRITE_GOLDEN")
-    monkeypatch.delenv("MINIDBG_WRITE_GOLDEN", raising=False)  # it is no setting of minidbg
-    found = as_types(play(tmp_path, monkeypatch, capsys), tmp_path)
-    if write:
-        known = {**dict(written()), play.__name__: found}
-        GOLDEN.write_text("".join(f"# {name}\n{lines}" for name, lines in known.items()))
-    assert found == dict(written())[play.__name__]
-
-
-def test_the_sessions_have_every_event() -> None:
-    printed = set(re.findall(r'(?m)^{"event": "(\w+)"', GOLDEN.read_text()))
-    assert printed == {
-        kind.name
-        for kind in vars(events).values()
-        if isinstance(kind, type) and "name" in vars(kind) and kind is not Event
-    }
+def test_events_are_printed_as_ever() -> None:
+    stream = io.StringIO()
+    for event in EVENTS:
+        event = replace(event, at=10.0)
+        JsonLines(stream).show(event)
+        stream.write("".join(f"    {line}\n" for line in event.line().splitlines()))
+    if os.environ.get("MINIDBG_WRITE_GOLDEN"):
+        GOLDEN.write_text(stream.getvalue())
+    assert stream.getvalue() == GOLDEN.read_text()
+    kinds = {one for one in vars(events).values() if isinstance(one, type) and "name" in vars(one)}
+    assert kinds - {Event} == {type(event) for event in EVENTS}, "each is in the table"
 
 
 def test_something_that_is_to_be_said_once_is() -> None:
@@ -197,4 +73,4 @@ def test_something_that_is_to_be_said_once_is() -> None:
     announce = Announcer([PlainLines(stream)])
     for key, text in (("disk", "full"), ("disk", "still full"), ("git", "away")):
         announce.once(key, Notice(text))
-    assert SAID_AT.sub("", stream.getvalue()) == "full\naway\n"
+    assert [line[9:] for line in stream.getvalue().splitlines()] == ["full", "away"]
