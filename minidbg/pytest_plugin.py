@@ -22,7 +22,7 @@ import pytest
 
 from minidbg.watch.repros import Repro, find_repros, is_script, read_repro
 from minidbg.watch.runner import PROBE_SCRIPT, fork_for, judging, outcome_of
-from minidbg.watch.settings import Machine, Workers, devices_of, parse_devices
+from minidbg.watch.settings import Devices, Workers, devices_of, parse_devices
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import read_regular
 from minidbg.words.json_lines import last_json
@@ -166,8 +166,8 @@ class ReproFile(pytest.File):
         if repro is None or repro.damage:
             raise self.CollectError(f"{self.path}: {repro.damage if repro else 'has gone'}")
         wanted = parse_devices(self.config.getoption("minidbg_devices"))
-        machine = machine_here() if wanted and "all" in wanted else Machine({}, {})
-        for device in devices_of(repro.spec.device, wanted, machine):
+        here = devices_here() if wanted and "all" in wanted else Devices({})
+        for device in devices_of(repro.spec.device, wanted, here):
             yield ReproItem.from_parent(self, name=f"test_repro[{device}]", repro=repro, device=device)
 
 
@@ -201,7 +201,7 @@ class ReproItem(pytest.Item):
         pool = pool_of(self.config, {repro.spec.backend.name for repro in repros} if warm else None)
         fork = fork_for(Workers.AUTO, self.device, fresh=fresh or not warm)
         limit = self.config.getoption("minidbg_seconds")
-        if self.repro.spec.expected.kind.traits.endless:
+        if self.repro.may_hang:
             limit = min(limit, self.repro.spec.time_limit_s)
         request = Request(judging(self.repro, self.device), seconds=limit, fork=fork)
         return outcome_of(self.repro, self.device, pool.run(request))
@@ -222,7 +222,7 @@ def sentence(outcome: Outcome) -> str:
 
 
 @cache
-def machine_here() -> Machine:
+def devices_here() -> Devices:
     """The devices of this machine, asked in a child: this process needs no torch."""
     pool = OneByOne(preload_for((), forks=False))
     try:
@@ -230,6 +230,6 @@ def machine_here() -> Machine:
     finally:
         pool.close()
     try:
-        return Machine.from_json(last_json(ended.stdout) or {})
+        return Devices.from_json(last_json(ended.stdout) or {})
     except (KeyError, TypeError):
-        return Machine({}, {})
+        return Devices({})

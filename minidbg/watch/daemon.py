@@ -5,7 +5,7 @@ After each message ``step`` asks what there is to do now; nothing else begins a 
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import os
 import queue
 import signal
@@ -24,19 +24,19 @@ from typing import TypeAlias
 from minidbg.history import NAME, Flip, Observation, Revision, open_or_begin_anew
 from minidbg.watch import events
 from minidbg.watch.events import Notice
-from minidbg.watch.files import FileEvents, are_stale
+from minidbg.watch.files import FileEvents, are_stale, changes, digest_of_all
 from minidbg.watch.repros import Lock, Repro, hidden_folder, home_of, read_repros, stamp_of
-from minidbg.watch.runner import PROBE_SCRIPT, Build, Built, Runner, fork_for, forks, outcome_of
-from minidbg.watch.settings import FailOn, Machine, WatchSettings, devices_of, parse_devices
-from minidbg.watch.sources import installed_digest, repositories_worth_building, revisions
+from minidbg.watch.runner import PROBE_SCRIPT, Build, Built, Runner, fork_for, outcome_of
+from minidbg.watch.settings import Devices, FailOn, WatchSettings, devices_of
+from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, Job, Purpose, Transition, usual_seconds
-from minidbg.watch.sweep import CanaryKey, Run, Sweep, in_order
+from minidbg.watch.sweep import CAN_RUN, BackendKey, Run, Sweep, in_order
 from minidbg.watch.views import Announcer, FlipCommands, JsonLines, PlainLines, View, log_in
-from minidbg.watch.watched import EMPTY, Watched
+from minidbg.watch.watched import Watched
 from minidbg.words import settings as base
 from minidbg.words.errors import MinidbgError
 from minidbg.words.json_lines import last_json
-from minidbg.words.outcome import Outcome, Verdict, is_expected
+from minidbg.words.outcome import Verdict, is_expected
 from minidbg.words.text import display_path, last_line, plural
 from minidbg.workers import Ended, Request
 from minidbg.workers.pool import Died, Pool, Ready, ServerPool, preload_for
@@ -81,8 +81,8 @@ OtherMachines: TypeAlias = Callable[[Pool, Callable[[Message], None]], Pool]
 
 MOST_WAIT_S = 1.0
 MOST_SWEEPS_ONCE = 3
-FIRST_REST_S, MOST_REST_S = 1.0, 60.0
-"""After a fault of our own nothing is begun for a while, each time for twice as long."""
+REST_S = 10.0
+"""After a fault of our own nothing is begun for so long."""
 QUIET_S, QUIET_BEFORE_BUILD_S = 0.03, 0.2
 """A save may be of several files: what comes later supersedes the sweep, but nothing supersedes what a build writes."""
 MOST_FILES_TOLD = 200
@@ -113,16 +113,15 @@ class Daemon:
         self.watched = Watched(self.paths, self.home, settings, file_events, announce)
         self.pool = make_pool(hidden)
         self.runner = Runner(self.pool, settings, inbox.put)
-        self.machine = Machine({}, {})  # no devices until they were asked for
+        self.devices = Devices({})  # none until they were asked for
         self.devices_asked: Future[Ended] | None = None
         self.sweep: Sweep | None = None
-        self.broken: dict[CanaryKey, str] = {}  # why each backend is broken that is, as it was told
+        self.broken: dict[BackendKey, str] = {}  # why each backend is broken that is, as it was told
         self.build: Build | None = None
-        self.code_built = EMPTY  # when the build under way began
         self.builds_again = False  # the build was begun once more because of an edit under it
         self.status: int | None = None
         self.sweeps_done = 0
-        self.resting_until = self.rest_s = 0.0
+        self.resting_until = 0.0
         if notice:
             announce(Notice(notice))
 
@@ -132,13 +131,9 @@ class Daemon:
         try:
             self.start()
             while self.status is None:
-                try:
-                    wait = min(MOST_WAIT_S, max(0.0, self.watched.next_look - time.monotonic()))
+                wait = min(MOST_WAIT_S, max(0.0, self.watched.next_look - time.monotonic()))
+                with contextlib.suppress(queue.Empty):
                     self.handle(self.inbox.get(timeout=wait))
-                    while self.status is None and not self.inbox.empty():
-                        self.handle(self.inbox.get())
-                except queue.Empty:
-                    pass
                 if self.status is None:
                     self.guarded(lambda: self.step(time.monotonic()))
             return self.status
@@ -152,7 +147,7 @@ class Daemon:
         self.announce(events.Started(
             os.getpid(), str(self.home), repros=tuple(sorted(repros)),
             sources=tuple(display_path(root) for root in self.watched.roots),
-            files=len(self.watched.snapshot.files), jobs=self.settings.jobs,
+            files=len(self.watched.snapshot), jobs=self.settings.jobs,
             states=tuple(
                 state for (name, _), state in self.states.items() if name in repros
             ),
@@ -174,10 +169,9 @@ class Daemon:
         try:
             job()
         except Exception as fault:  # noqa: BLE001 - the fence around each job: one broken job must not end the daemon
-            self.rest_s = min(MOST_REST_S, max(FIRST_REST_S, 2 * self.rest_s))
-            self.resting_until = time.monotonic() + self.rest_s
+            self.resting_until = time.monotonic() + REST_S
             if isinstance(fault, MinidbgError):
-                self.watched.all_again = True
+                self.watched.ask_for_all()
                 text = f"{fault}; nothing is judged until that is mended"
                 self.announce.once(text, Notice(text))
                 self.status = 125 if self.settings.once else None
@@ -195,7 +189,7 @@ class Daemon:
             case DevicesChanged():
                 self.ask_for_devices()
             case Future() if message is self.devices_asked:
-                self.machine_answered(message.result())
+                self.devices_answered(message.result())
             case Future():
                 self.run_ended(message)
             case Ready():
@@ -221,10 +215,10 @@ class Daemon:
         """Do what there is to do: look, supersede the sweep or go on with it, end it, begin a build or a sweep."""
         if now >= self.watched.next_look:
             self.watched.look()
-        if not self.machine.environments:
+        if not self.devices.environments:
             return
         if self.sweep is not None:
-            if self.watched.snapshot.changes_since(self.sweep.snapshot):
+            if self.watched.snapshot != self.watched.begun:
                 self.supersede(self.sweep)
             self.fill()
             if self.sweep.finished and not self.runner.under_way:
@@ -239,38 +233,32 @@ class Daemon:
     # A sweep: its beginning
 
     def begin_sweep(self) -> None:
-        """Let all of them run again where it cannot be begun."""
-        watched = self.watched
-        changed = watched.snapshot.changes_since(watched.judged)
-        names, whole = watched.to_run, watched.runs_all
-        watched.all_again, watched.asked_for = False, set()
-        try:
-            began = time.time()
-            digest = watched.snapshot.digest() + installed_digest(self.machine.torch)
-            code = hashlib.sha1(digest.encode(), usedforsecurity=False).hexdigest()
-            # modules beside the scripts may be imported
-            folders = {str(repro.path.absolute().parent) for repro in watched.repros.values()}
-            usual = usual_seconds(self.states.values(), watched.repros)
-            if stale := self.runner.get_ready([*watched.all_roots(), *folders], usual):
-                others = f" and {plural(len(stale) - 1, 'other file')}" if len(stale) > 1 else ""
-                text = f"{display_path(stale[0])}{others} changed since the old ones started"
-                self.announce(Notice(f"this sweep waits for new workers: {text}"))
-            files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
-            number = self.history.start_sweep(began, code=code, files=files)
-            jobs, unable = self.jobs_of(names)
-            jobs = in_order(jobs, self.states, changed, watched.repros)
-            self.sweep = Sweep(
-                number, jobs, watched.repros, dict(self.states), code=code, slots=self.settings.jobs,
-                device_slots=self.settings.device_jobs, snapshot=watched.snapshot, whole=whole, began=began,
-            )  # fmt: skip
-            self.announce(events.SweepStarted(number, len(jobs), len(names), tuple(files[:20]), len(changed)))
-            self.publish(self.sweep, unable)
-            self.fill()
-        except Exception:
-            watched.all_again = True
-            raise
-        roots = repositories_worth_building(watched.roots)
+        watched, began = self.watched, time.time()
+        names, watched.begun = watched.to_run, watched.snapshot
+        changed = changes(watched.judged, watched.begun) if watched.judged is not None else []
+        code = f"{digest_of_all(watched.begun)} {self.devices.torch}"
+        # modules beside the scripts may be imported
+        folders = {str(repro.path.absolute().parent) for repro in watched.repros.values()}
+        self.runner.recompiled = (*watched.roots, *folders)
+        self.runner.usual_seconds = usual_seconds(self.states.values(), watched.repros)
+        if stale := self.pool.refresh():
+            others = f" and {plural(len(stale) - 1, 'other file')}" if len(stale) > 1 else ""
+            text = f"{display_path(stale[0])}{others} changed since the old ones started"
+            self.announce(Notice(f"this sweep waits for new workers: {text}"))
+        files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
+        number = self.history.start_sweep(began, code=code, files=files)
+        jobs, unable = self.jobs_of(names)
+        jobs = in_order(jobs, self.states, changed, watched.repros)
+        watched.to_run_again = set()
+        self.sweep = Sweep(
+            number, jobs, watched.repros, self.states, code=code, slots=self.settings.jobs,
+            device_slots=self.settings.device_jobs, began=began,
+        )  # fmt: skip
+        self.announce(events.SweepStarted(number, len(jobs), len(names), tuple(files[:20]), len(changed)))
+        roots = repositories_worth_building(root for root in watched.roots if root not in watched.loaded)
         self.beside(lambda: Revised(number, revisions(roots)))
+        self.publish(self.sweep, unable)
+        self.fill()
 
     def beside(self, job: Callable[[], Message]) -> None:
         """What ``job`` returns, in a thread, is a message."""
@@ -281,18 +269,17 @@ class Daemon:
         jobs: list[Job] = []
         unable: list[Decision] = []
         absent: Counter[str] = Counter()
-        wanted = parse_devices(self.settings.devices)
         for name in sorted(names):
             repro = self.watched.repros[name]
-            devices = devices_of(repro.spec.device, wanted, self.machine)
+            devices = devices_of(repro.spec.device, self.settings.devices, self.devices)
             every = [Job(name, device) for device in devices]
             if repro.damage:
                 unable += [Decision(job, Transition.INVALID, None, reason=repro.damage) for job in every]
             else:
-                absent.update(device for device in devices if device not in self.machine.environments)
+                absent.update(device for device in devices if device not in self.devices.environments)
                 jobs += [job for job in every if job.device not in absent]
         for device in absent:
-            here, missed = ", ".join(self.machine.present()), plural(absent[device], "repro")
+            here, missed = ", ".join(self.devices.present()), plural(absent[device], "repro")
             text = f"{device} not present (found {here}); {missed} skipped there; 'minidbg doctor' lists what is here"
             self.announce.once(("missing", device), Notice(text))
         return jobs, unable
@@ -305,19 +292,20 @@ class Daemon:
 
     def submit(self, sweep: Sweep, run: Run) -> None:
         """Start one run; where that fails all are to run again: others may wait for it in vain, if it is a canary."""
-        state = self.states.get((run.job.repro, run.job.device))
+        sweep.running.add(run)
         try:
-            self.runner.submit(run, sweep.repros[run.job.repro], state)
+            self.runner.submit(run, sweep.repros[run.job.repro], self.states.get(run.job))
         except Exception:
             sweep.running.discard(run)
-            self.watched.all_again = True
+            self.watched.ask_for_all()
             raise
 
     def supersede(self, sweep: Sweep) -> None:
         """The code is no longer what the sweep began with: nothing more of it is started, and its runs end."""
         if not sweep.edited:
             sweep.cut_short()
-            self.runner.cancel_all()
+            for end in self.runner.under_way:
+                end.cancel()
 
     def run_ended(self, end: Future[Ended]) -> None:
         """A run has ended; one of an earlier sweep is passed over.
@@ -329,90 +317,79 @@ class Daemon:
         if run is None or sweep is None:
             return
         sweep.running.discard(run)  # first: after a fault of our own nobody must wait for it
-        job, repro, is_canary = run.job, sweep.repros[run.job.repro], run.purpose is Purpose.CANARY
         if end.cancelled():
             return
-        message = end.result()
-        if message.lost and not sweep.edited and self.runner.lost(run):
-            sweep.running.add(run)
-            self.submit(sweep, run)
+        message, job, repro = end.result(), run.job, sweep.repros[run.job.repro]
+        is_canary = run.purpose is Purpose.CANARY
+        if message.lost and not (run.fresh or sweep.edited):
+            self.submit(sweep, replace(run, fresh=True))
             return
         files = message.files
         if files is None and not is_canary:
             # a crash, or a fresh interpreter, which cannot say: what the job has loaded before
-            state = self.states.get((job.repro, job.device))
+            state = self.states.get(job)
             files = sweep.runs[job][0].modules if job in sweep.runs else state.modules if state else ()
-        modules = self.watched.adopt(files or ())
+        own = map(os.path.realpath, (repro.path, repro.path.with_suffix(".safetensors")))
+        modules = self.watched.adopt(set(files or ()).difference(own))
         is_edited = stamp_of(repro.path) != repro.stamp
-        is_stale = is_edited or sweep.edited or are_stale(modules, sweep.snapshot, self.watched.snapshot)
+        is_stale = is_edited or sweep.edited or are_stale(modules, self.watched.begun)
         if is_stale:
             self.watched.look_soon()
         if is_edited:
-            self.watched.asked_for.add(repro.name)
+            self.watched.to_run_again.add(repro.name)
         elif is_stale:
             self.supersede(sweep)
-        if not is_canary:
-            seen = self.observation(sweep, run, message, modules)
-            if is_stale:
-                self.history.add(replace(seen, stale=True))
-            else:
-                self.publish(sweep, sweep.saw(run, seen))
-        elif not (message.lost or sweep.edited):
-            self.canary_ended(sweep, run, message)
+        seen = self.observation(sweep, run, message, modules)
+        if not is_canary and is_stale:
+            self.history.add(replace(seen, stale=True))
+        elif not is_canary:
+            self.publish(sweep, sweep.saw(run, seen))
+        elif not sweep.edited:
+            self.canary_ended(sweep, run, seen)
 
-    def canary_ended(self, sweep: Sweep, run: Run, message: Ended) -> None:
+    def canary_ended(self, sweep: Sweep, run: Run, seen: Observation) -> None:
         """A canary has reported; once is said when a backend breaks or is back."""
-        repro, key = sweep.repros[run.job.repro], sweep.canary(run.job)
-        seen, backend = outcome_of(repro, key.device, message), repro.spec.backend.name
-        decided = sweep.saw_canary(run, seen)
-        is_broken = seen.verdict not in (Verdict.GONE, Verdict.SKIPPED)
-        if is_broken and self.broken.get(key) != seen.reason:
-            self.broken[key] = seen.reason
-            count = sum(repro.backend_key == key.backend for repro in self.watched.repros.values())
-            self.announce(events.BackendBroken(backend, key.device, seen.reason, count))
-        elif not is_broken and self.broken.pop(key, None) is not None:
-            self.announce(events.BackendBack(backend, key.device))
-        self.publish(sweep, decided)
+        key, name = sweep.key(run.job), sweep.repros[run.job.repro].spec.backend.name
+        if seen.verdict not in CAN_RUN and self.broken.get(key) != seen.outcome.reason:
+            self.broken[key] = seen.outcome.reason
+            count = sum(repro.backend_key == key[0] for repro in self.watched.repros.values())
+            self.announce(events.BackendBroken(name, run.job.device, seen.outcome.reason, count))
+        elif seen.verdict in CAN_RUN and self.broken.pop(key, None) is not None:
+            self.announce(events.BackendBack(name, run.job.device))
+        self.publish(sweep, sweep.saw_canary(run, seen.verdict))
 
     def observation(self, sweep: Sweep, run: Run, message: Ended, modules: tuple[str, ...]) -> Observation:
-        repro, device, files = sweep.repros[run.job.repro], run.job.device, self.watched.snapshot
+        repro, device = sweep.repros[run.job.repro], run.job.device
         outcome = outcome_of(repro, device, message)
-        if message.lost:
-            outcome = Outcome(Verdict.INVALID, reason="the worker process died twice under it", device=device)
         return Observation(
             repro.name, device, time.time(), replace(outcome, message=outcome.message[:MESSAGE_CHARACTERS]),
-            purpose=run.purpose, sweep=sweep.number, script=repro.digest, torch=self.machine.torch,
-            environment=self.machine.environments[device], code=sweep.code,
-            loaded=files.digest(modules) if modules else "", modules=modules, fresh=run.fresh,
+            purpose=run.purpose, sweep=sweep.number, script=repro.digest, torch=self.devices.torch,
+            environment=self.devices.environments[device], code=sweep.code,
+            loaded=digest_of_all(self.watched.snapshot, modules) if modules else "", modules=modules, fresh=run.fresh,
         )  # fmt: skip
 
     def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:
         """Announce what is to be confirmed. Decisions are stored and then told; a flip is told once, also when we were killed in between."""
-        decisions = [one for one in found if isinstance(one, Decision)]
         for one in found:
+            if isinstance(one, events.Unconfirmed) or one.runs:
+                sweep.first_verdict = sweep.first_verdict or time.time()
             if isinstance(one, events.Unconfirmed):
                 self.announce(one)
-        if sweep.first_verdict is None and (
-            len(found) > len(decisions) or any(one.runs for one in decisions)
-        ):
-            sweep.first_verdict = time.time()
-        flips = []
-        with self.history.transaction():
-            for decision in decisions:
-                for run in decision.runs:
+                continue
+            flip, state = one.flip, one.state if one.runs else None
+            with self.history.transaction():
+                for run in one.runs:
                     self.history.add(run)
-                if decision.state is not None and decision.runs:
-                    self.history.add(decision.state)
-                if flip := decision.flip:
-                    flips.append(replace(flip, id=self.history.add(flip)))
-        for decision in decisions:
-            if decision.state is not None and decision.runs:
-                self.states[decision.job.repro, decision.job.device] = decision.state
-            self.announce(judged(sweep.number, decision, sweep.repros[decision.job.repro]))
-        for flip in flips:
-            self.tell_flip(flip)
-        # The runs are in the history now.
-        sweep.decisions.update({one.job: replace(one, runs=()) for one in decisions})
+                if state is not None:
+                    self.history.add(state)
+                if flip is not None:
+                    flip = replace(flip, id=self.history.add(flip))
+            if state is not None:
+                self.states[one.job] = state
+            self.announce(judged(sweep.number, one, sweep.repros[one.job.repro]))
+            if flip is not None:
+                self.tell_flip(flip)
+            sweep.decisions[one.job] = replace(one, runs=())  # they are in the history now
 
     def tell_flip(self, flip: Flip) -> None:
         self.announce(events.flipped(self.history, flip, self.home))
@@ -422,16 +399,14 @@ class Daemon:
 
     def end_sweep(self, sweep: Sweep) -> None:
         """All of it is done; with ``--once`` the daemon is, when the code stood still."""
-        if self.settings.once:
-            self.watched.look()
-            sweep.edited |= bool(self.watched.snapshot.changes_since(sweep.snapshot))
         self.sweep, watched = None, self.watched
-        if sweep.whole and sweep.edited:
-            watched.all_again = True
-        elif sweep.whole:
-            watched.judged = sweep.snapshot
-        elif sweep.edited:
-            watched.asked_for |= {job.repro for job in sweep.jobs} - {job.repro for job in sweep.decisions}
+        if self.settings.once:
+            watched.look()
+            sweep.edited |= watched.snapshot != watched.begun
+        if sweep.edited:
+            watched.to_run_again |= {job.repro for job in sweep.jobs}
+        else:  # also of a few repros: all others were judged on this code before
+            watched.judged = watched.begun
         end, now = "superseded" if sweep.edited else "complete", time.time()
         self.history.end_sweep(sweep.number, now, end)
         first = None if sweep.first_verdict is None else round(sweep.first_verdict - sweep.began, 3)
@@ -440,7 +415,6 @@ class Daemon:
         self.announce(events.SweepFinished(sweep.number, end, took, first, standings, sweep.unjudged))
         if sweep.number % 50 == 0:
             self.history.prune()
-        self.rest_s = 0.0
         self.sweeps_done += 1
         if self.settings.once and not watched.wants_sweep:
             self.status = self.status_of_once(sweep.decisions.values())
@@ -467,31 +441,27 @@ class Daemon:
 
     def begin_build(self) -> None:
         command = self.settings.build or ""
-        self.code_built, self.watched.built = self.watched.snapshot, EMPTY
         self.build = Build(command, self.settings.folder)
+        self.watched.built = self.watched.snapshot
         self.announce(events.BuildStarted(command))
         self.beside(self.build.wait)
 
     def build_ended(self, message: Built) -> None:
         """A file edited under the build may have been missed: then another one is needed, once."""
-        if message.build is not self.build:
-            return
         self.build, watched = None, self.watched
         watched.look()
-        seconds = round(message.seconds, 3)
-        if message.status != 0:
-            watched.build_failed = watched.snapshot
-            self.announce(events.BuildFailed(message.status, seconds, message.output, message.error))
-            number = self.history.start_sweep(time.time(), code=watched.snapshot.digest(), files=[])
-            self.history.end_sweep(number, time.time(), "build_failed")
-            self.status = 125 if self.settings.once else None
-            return
-        watched.build_failed = EMPTY
-        self.announce(events.BuildFinished(seconds))
-        edited = set(watched.snapshot.changes_since(self.code_built)) - watched.snapshot.loaded.keys()
-        self.builds_again = bool(edited) and not self.builds_again
+        edited = {*changes(watched.built or {}, watched.snapshot)} - watched.loaded
+        watched.build_failed, seconds = message.status != 0, round(message.seconds, 3)
+        self.builds_again = bool(edited) and not (self.builds_again or watched.build_failed)
         if not self.builds_again:
             watched.built = watched.snapshot
+        if not watched.build_failed:
+            self.announce(events.BuildFinished(seconds))
+            return
+        self.announce(events.BuildFailed(message.status, seconds, message.output, message.error))
+        number = self.history.start_sweep(time.time(), code=digest_of_all(watched.snapshot), files=[])
+        self.history.end_sweep(number, time.time(), "build_failed")
+        self.status = 125 if self.settings.once else None
 
     # Devices, the end
 
@@ -501,16 +471,16 @@ class Daemon:
         self.devices_asked = self.pool.submit(Request(command, fork=fork_for(self.settings.workers)))
         self.devices_asked.add_done_callback(self.inbox.put)
 
-    def machine_answered(self, message: Ended) -> None:
+    def devices_answered(self, message: Ended) -> None:
         try:
-            machine = Machine.from_json(last_json(message.stdout) or {})
+            devices = Devices.from_json(last_json(message.stdout) or {})
         except (KeyError, TypeError):
             text = f"torch could not be asked for devices; only cpu is used: {last_line(message.stderr_tail)}"
             self.announce(Notice(text))
-            machine = Machine({"cpu": "unknown"}, {"cpu": "cpu|unknown"})
-        if self.machine.environments:
+            devices = Devices({"cpu": "cpu|unknown"})
+        if self.devices.environments:
             self.watched.ask_for_all()  # it was asked before
-        self.machine = machine
+        self.devices = devices
 
     def end(self) -> None:
         self.watched.events.stop()
@@ -568,7 +538,8 @@ def run_daemon(
     backends = {repro.spec.backend.name for repro in repros}
 
     def make_pool(hidden: Path) -> Pool:
-        here = ServerPool(inbox.put, preload_for(backends, forks=forks(settings.workers)), state=hidden)
+        preload = preload_for(backends, forks=fork_for(settings.workers) is not None)
+        here = ServerPool(inbox.put, preload, state=hidden)
         return others(here, inbox.put) if others else here
 
     quiet_s = QUIET_BEFORE_BUILD_S if settings.build else QUIET_S

@@ -16,7 +16,6 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -47,84 +46,64 @@ RACY_NS = 2_000_000_000
 
 Stamp: TypeAlias = tuple[int, int, int, int]
 """Size, modification time, change time and inode: what no write leaves as it was."""
+Snapshot: TypeAlias = dict[str, str]
+"""The files at one moment, by absolute path: a digest of what each held."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    stamp: Stamp
-    digest: str
-    racy: bool = False
-    """Whether it was so young when it was read that its time stamp proves nothing."""
+def scan(roots: Iterable[str], ignore: Sequence[str] = ()) -> Snapshot:
+    """Every file of these folders and single files as it is now."""
+    digests = {path: digest_of(path) for root in roots for path in below(root, ignore)}
+    return {path: digest for path, digest in digests.items() if digest is not None}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
-    """The files at one moment, by absolute path."""
-
-    files: Mapping[str, Entry] = field(default_factory=dict)
-    roots: tuple[str, ...] = ()
-    """The folders and single files that were looked at."""
-    loaded: Mapping[str, Entry] = field(default_factory=dict)
-    """Single files that runs have loaded and no root covers, as they were at first: from elsewhere, or ignored by git as build outputs are."""
-
-    def digest(self, paths: Iterable[str] | None = None) -> str:
-        total = hashlib.sha1(usedforsecurity=False)
-        for path in sorted(self.files if paths is None else self.files.keys() & set(paths)):
-            total.update(f"{path}\0{self.files[path].digest}\0".encode())
-        return total.hexdigest()
-
-    def covers(self, path: str) -> bool:
-        return path in self.loaded or any(is_inside(path, root) for root in self.roots)
-
-    def changes_since(self, before: Snapshot) -> tuple[str, ...]:
-        return changes(before, self) if before is not self else ()
-
-    def with_loaded(self, paths: Iterable[str]) -> Snapshot:
-        """These files are watched from now on."""
-        now = {path: entry for path in paths if (entry := look(path, None)) is not None}
-        return Snapshot({**self.files, **now}, self.roots, {**now, **self.loaded})
+def changes(before: Snapshot, now: Snapshot) -> list[str]:
+    """The files that came, went, or hold something else."""
+    return sorted({path for path, _ in before.items() ^ now.items()})
 
 
-@lru_cache(maxsize=8)
-def changes(before: Snapshot, now: Snapshot) -> tuple[str, ...]:
-    """The files that differ. What only one of the two watches has not changed, but for what was loaded since: that was as it was at first."""
-    first = {path: entry for path, entry in now.loaded.items() if path not in before.loaded}
-    old, new = {**first, **before.files}, now.files
-    edited = [path for path in old.keys() & new.keys() if old[path].digest != new[path].digest]
-    both = old.keys() ^ new.keys()
-    came_or_went = [path for path in both if (before if path in new else now).covers(path)]
-    return tuple(sorted(edited + came_or_went))
+def are_stale(paths: Iterable[str], then: Snapshot) -> bool:
+    """Whether one of these files no longer holds what it held then, by a look at the files themselves."""
+    return any(path in then and digest_of(path) != then[path] for path in paths)
 
 
-def scan(roots: Iterable[str], before: Snapshot, ignore: Sequence[str] = ()) -> Snapshot:
-    """Look at every file below ``roots``, and at those that runs have loaded. What looks the same as ``before`` is not read again."""
-    roots = tuple(roots)
-    paths = dict.fromkeys([*below(roots, ignore), *before.loaded])
-    entries = {path: look(path, before.files.get(path)) for path in paths}
-    files = {path: entry for path, entry in entries.items() if entry is not None}
-    if files and files == before.files and roots == before.roots:
-        return before
-    return Snapshot(files, roots, before.loaded)
+def digest_of_all(snapshot: Snapshot, paths: Iterable[str] | None = None) -> str:
+    total = hashlib.sha1(usedforsecurity=False)
+    for path in sorted(snapshot if paths is None else snapshot.keys() & set(paths)):
+        total.update(f"{path}\0{snapshot[path]}\0".encode())
+    return total.hexdigest()
 
 
-def below(roots: Iterable[str], ignore: Sequence[str] = ()) -> Iterator[str]:
-    """The files of the roots that are no junk: what git lists of them, and of those that git knows nothing of all that is there."""
-    by_repository: dict[str | None, list[str]] = {}
-    for root in roots:
-        by_repository.setdefault(repository_of(root) if os.path.isdir(root) else None, []).append(root)
-    for repository, inside in by_repository.items():
-        names = (
-            git(repository, "ls-files", "-coz", "--exclude-standard", "--", *inside) if repository else b""
-        )
-        listed = [
-            os.path.join(repository or "", name) for name in os.fsdecode(names or b"").split("\0") if name
-        ]
-        for root in inside:
-            for path in [path for path in listed if is_inside(path, root)] or walk(root):
-                if os.path.exists(os.path.join(path, ".git")) and not os.path.islink(path):
-                    yield from below([path.rstrip(os.sep)], ignore)
-                elif path == root or is_wanted(os.path.relpath(path, root), ignore):
-                    yield path
+def digest_of(path: str) -> str | None:
+    """Of what the file holds now; None where there is none. It is read only when it may have changed since it was read last."""
+    try:
+        status, now_ns = os.stat(path), time.time_ns()
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if status.st_size >= LARGE_BYTES:
+            return f"{status.st_size}@{status.st_mtime_ns}"
+        is_racy = now_ns - max(status.st_mtime_ns, status.st_ctime_ns) < RACY_NS
+        read = read_digest.__wrapped__ if is_racy else read_digest
+        return read(path, stamp_in(status))
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=1 << 17)
+def read_digest(path: str, known_by: Stamp) -> str:
+    """Raises OSError, which is not remembered."""
+    return hashlib.sha1(Path(path).read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def below(root: str, ignore: Sequence[str] = ()) -> Iterator[str]:
+    """The files of a root that are no junk: what git lists there, and where it lists nothing all that is there."""
+    in_git = os.path.isdir(root) and repository_of(root) is not None
+    names = git(root, "ls-files", "-coz", "--exclude-standard") if in_git else None
+    listed = [os.path.join(root, name) for name in os.fsdecode(names or b"").split("\0") if name]
+    for path in listed or walk(root):
+        if os.path.exists(os.path.join(path, ".git")) and not os.path.islink(path):
+            yield from below(path.rstrip(os.sep), ignore)
+        elif path == root or is_wanted(os.path.relpath(path, root), ignore):
+            yield path
 
 
 def walk(root: str) -> Iterator[str]:
@@ -144,36 +123,6 @@ def is_wanted(name: str, ignore: Sequence[str]) -> bool:
     return not any(
         fnmatch.fnmatch(part, pattern.strip("/")) for pattern in ignore for part in (name, *folders, file)
     )
-
-
-def look(path: str, known: Entry | None) -> Entry | None:
-    """The file as it is now, or None when it is not there. Its content is read only if it may have changed."""
-    now_ns = time.time_ns()
-    try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        found = stamp_in(status)
-        if known is not None and known.stamp == found and not known.racy:
-            return known
-        if status.st_size >= LARGE_BYTES:
-            digest = f"{status.st_size}@{status.st_mtime_ns}"
-        else:
-            digest = hashlib.sha1(Path(path).read_bytes(), usedforsecurity=False).hexdigest()
-    except OSError:
-        return None
-    return Entry(found, digest, racy=now_ns - max(status.st_mtime_ns, status.st_ctime_ns) < RACY_NS)
-
-
-def are_stale(paths: Iterable[str], then: Snapshot, now: Snapshot) -> bool:
-    """Whether one of these files no longer holds what it held then, by a look at the files themselves. ``now`` knows what was loaded since."""
-    for path in paths:
-        known = then.files.get(path) or now.loaded.get(path)
-        if known is not None and stamp(path) != known.stamp:
-            entry = look(path, None)
-            if entry is None or entry.digest != known.digest:
-                return True
-    return False
 
 
 def stamp(path: str) -> Stamp | None:
@@ -232,7 +181,7 @@ class FileEvents(events.FileSystemEventHandler):
     def __init__(self, changed: Callable[[], None], quiet_s: float) -> None:
         self.debouncer = EventDebouncer(quiet_s, lambda events: changed())
         self.observer: BaseObserver | None = None
-        self.folders: dict[str, tuple[bool, int]] = {}
+        self.folders: Mapping[str, tuple[bool, int]] = {}
         """That are watched: whether with all below, and the inode, since a watch stays with a folder that was moved away."""
 
     def watch(self, roots: Iterable[str], shallow: Iterable[str]) -> None:
@@ -241,8 +190,8 @@ class FileEvents(events.FileSystemEventHandler):
         wanted = {one if os.path.isdir(one) else os.path.dirname(one) for one in (*roots, *shallow)}
         folders = {
             one: (one in deep, os.stat(one).st_ino)
-            for one in sorted(wanted)
-            if os.path.isdir(one) and deep.isdisjoint(map(str, Path(one).parents))
+            for one in sorted(filter(os.path.isdir, wanted))
+            if deep.isdisjoint(map(str, Path(one).parents))
         }
         if folders == self.folders:
             return

@@ -7,7 +7,6 @@ reads the same block in full.
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 import os
 import platform
@@ -59,9 +58,9 @@ class Repro:
     """Why it cannot be run, when it cannot."""
     spec: RunSpec = field(default=UNKNOWN, compare=False)
     """How it is run and what it must show, as the header says."""
-    provenance: Provenance = field(default=Provenance(), compare=False)
     expect: Verdict = Verdict.REPRODUCES
     nodes: int = 0
+    """Of the graph as it was captured."""
     backend_source: str = ""
     """The text above the model, which ends with ``backend = EXPR``."""
 
@@ -69,8 +68,11 @@ class Repro:
     def backend_key(self) -> str:
         """Equal for repros that get the same backend in the same way: they share a canary."""
         backend = self.spec.backend
-        how = [self.backend_source, *map(repr, (backend.options, backend.mode, backend.paths))]
-        return hashlib.sha1("\0".join(how).encode(), usedforsecurity=False).hexdigest()[:12]
+        return repr((self.backend_source, backend.options, backend.mode, backend.paths))
+
+    @property
+    def may_hang(self) -> bool:
+        return self.spec.expected.kind.traits.endless
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -79,10 +81,9 @@ class Repro:
 
     @property
     def failure(self) -> tuple[object, ...]:
-        """What a capture and the repro that it was reduced to have in common: backend, failure, and the size at capture."""
-        failure, nodes = self.spec.expected, self.provenance.nodes or self.nodes
-        name = self.spec.backend.name
-        return name, failure.kind, failure.types, failure.message, failure.frames[:1], nodes
+        """What a capture and the repro that it was reduced to have in common."""
+        failure, name = self.spec.expected, self.spec.backend.name
+        return name, failure.kind, failure.types, failure.message, failure.frames[:1], self.nodes
 
     @property
     def failing_modules(self) -> tuple[str, ...]:
@@ -134,24 +135,24 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 def read_repro(path: Path, name: str) -> Repro | None:
     """The repro at ``path``, or None when it has just gone. Nothing in it is run."""
     now = stamp_of(path)  # before reading: a change in between is seen at the next look
+    digest = ""
     try:
         data = read_regular(path, SCRIPT_LIMIT_BYTES)
-        total = digest_of_files(path, data)
+        digest = digest_of_files(path, data)
+        text = text_of(data)
+        table = table_of(text, path)
+        return Repro(
+            name, path, digest, now, spec=RunSpec.from_table(table), expect=Verdict(expected_in(table)),
+            nodes=Provenance.from_table(table).nodes or nodes_in(table), backend_source=backend_source(text),
+        )  # fmt: skip
     except FileNotFoundError:
         return None
     except OSError as error:
         which = "" if error.filename in (None, str(path)) else f"{Path(error.filename).name} "
-        return Repro(name, path, "", now, damage=f"{which}cannot be read: {error.strerror or error}")
-    try:
-        text = text_of(data)
-        table = table_of(text, path)
-        return Repro(
-            name, path, total, now, spec=RunSpec.from_table(table), provenance=Provenance.from_table(table),
-            expect=Verdict(expected_in(table)), nodes=nodes_in(table),
-            backend_source=backend_source(text),
-        )  # fmt: skip
+        damage = f"{which}cannot be read: {error.strerror or error}"
     except DAMAGE as error:
-        return Repro(name, path, total, now, damage=f"damaged: {damage_in_words(error)}")
+        damage = f"damaged: {damage_in_words(error)}"
+    return Repro(name, path, digest, now, damage=damage)
 
 
 def backend_source(text: str) -> str:
@@ -184,12 +185,6 @@ def home_of(paths: Sequence[Path]) -> Path:
             raise MinidbgError(f"{path}: no such file or folder; give repro scripts or folders of them")
     first = paths[0]
     return first if first.is_dir() else first.parent
-
-
-def module_names(path: str) -> list[str]:
-    """All that Python can import the file at ``path`` as: ``c``, ``b.c`` and ``a.b.c`` for ``/a/b/c.py``."""
-    parts = path.removesuffix(".py").removesuffix("/__init__").strip("/").split("/")
-    return [".".join(parts[start:]) for start in range(len(parts))] if path.endswith(".py") else []
 
 
 def find_repro(text: Path, folder: Path) -> Path:
@@ -253,6 +248,8 @@ def shown_by(capture: Repro, repros: Iterable[Repro]) -> Repro | None:
 
 LOCK = "watch.lock"
 HOLDER = "watch.json"
+CLOCK_S = 2.0
+"""That the kernel's word on when a process began may be off."""
 
 
 class AlreadyWatched(MinidbgError):
@@ -270,14 +267,12 @@ class Lock:
         try:
             self.lock.acquire(blocking=False)
         except filelock.Timeout:
-            holder = read_holder(folder)
+            holder = living_holder(folder)
             who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
             since = f" since {moment(holder['started'])}" if holder else ""
             how = "'minidbg status' shows what it does, kill it to take over"
             raise AlreadyWatched(f"{folder} is already watched by {who}{since}; {how}") from None
-        about = {
-            "pid": os.getpid(), "created": psutil.Process().create_time(), "started": time.time(), "host": platform.node(),
-        }  # fmt: skip
+        about = {"pid": os.getpid(), "started": time.time(), "host": platform.node()}
         replace_file(self.holder, json.dumps(about).encode())
 
     def release(self) -> None:
@@ -298,26 +293,18 @@ def hidden_folder(folder: Path) -> Path:
     return hidden
 
 
-def read_holder(folder: Path) -> Mapping[str, Any]:
-    try:
-        about = json.loads(read_regular(folder / HIDDEN / HOLDER, NOTE_LIMIT_BYTES))
-        kinds = {"pid": int, "host": str, "started": float, "created": float}
-        return about if all(type(about[name]) is kind for name, kind in kinds.items()) else {}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return {}
-
-
 def living_holder(folder: Path) -> Mapping[str, Any]:
     """The daemon that watches the folder now, and whether its process is ``stopped`` (Ctrl-Z, SIGSTOP); empty when there is none.
 
-    A reused process number does not deceive it. Of another machine's processes nobody knows anything.
+    A process that has begun since has its number by chance. Of another machine's processes nobody knows anything.
     """
-    about = read_holder(folder)
-    if not about or about["host"] != platform.node():
-        return about
     try:
-        process = psutil.Process(about["pid"])
-        is_it = abs(process.create_time() - about["created"]) < 0.05
-        return {**about, "stopped": process.status() == psutil.STATUS_STOPPED} if is_it else {}
-    except psutil.Error:
+        about = json.loads(read_regular(folder / HIDDEN / HOLDER, NOTE_LIMIT_BYTES))
+        pid, host, started = int(about["pid"]), str(about["host"]), float(about["started"])
+        process = psutil.Process(pid) if host == platform.node() else None
+        if process is not None and process.create_time() > started + CLOCK_S:
+            return {}
+        stopped = process is not None and process.status() == psutil.STATUS_STOPPED
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError, psutil.Error):
         return {}
+    return {"pid": pid, "host": host, "started": started, "stopped": stopped}

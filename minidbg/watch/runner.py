@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,14 +21,13 @@ from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Lane, Run
 from minidbg.words import environment
 from minidbg.words.machine import HERE, Machine, busyness, memory_limit
-from minidbg.words.outcome import Outcome
+from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import RunSpec
 from minidbg.workers import Ended, Preparation, Request
 from minidbg.workers.child import end_of, kill_group
 from minidbg.workers.pool import WARM, Pool
 
 PROBE_SCRIPT = str(Path(__file__).with_name("probe.py"))
-CANARY_SECONDS = 120.0
 FIRST_RUN_SECONDS = 180.0
 LEAST_SECONDS = 30.0
 MOST_SECONDS = 900.0
@@ -51,24 +50,13 @@ class Runner:
     machine: Machine = HERE
     recompiled: tuple[str, ...] = ()
     """Whose bytecode no run uses: the files and folders that are watched."""
-    under_way: dict[Future[Ended], Run] = field(default_factory=dict)
-    lost_once: set[Run] = field(default_factory=set)
-    """Runs whose server died under them: they are run once more, in a fresh interpreter."""
     usual_seconds: float = 0.0
-    """The longest that a repro which came back has taken."""
-
-    def get_ready(self, roots: Iterable[str], usual_seconds: float) -> Sequence[str]:
-        """For a new sweep: interpreters that hold no old code, and find none of ``roots`` in bytecode.
-
-        Returns the files for whose change interpreters must start anew, which the sweep waits for.
-        """
-        self.usual_seconds = usual_seconds
-        self.recompiled = tuple(roots)
-        return self.pool.refresh()
+    under_way: dict[Future[Ended], Run] = field(default_factory=dict)
 
     def submit(self, run: Run, repro: Repro, state: State | None) -> None:
         """Have the pool judge the repro on the run's device."""
-        fork, device = self.forked_from(run), run.job.device
+        device = run.job.device
+        fork = fork_for(self.settings.workers, device, fresh=run.fresh)
         command = judging(repro, device)
         if run.purpose is Purpose.CANARY:
             command = (JUDGE_SCRIPT, str(repro.path.absolute()), "--device", device, "--json", "--one-op")
@@ -84,11 +72,11 @@ class Runner:
 
     def time_limit(self, run: Run, repro: Repro, state: State | None, *, fresh: bool) -> float:
         if run.purpose is Purpose.CANARY:
-            return CANARY_SECONDS
+            return FIRST_RUN_SECONDS
         fixed = self.settings.seconds
         busy = busyness(self.machine)
         least = LEAST_SECONDS * busy
-        if repro.spec.expected.kind.traits.endless:
+        if repro.may_hang:
             own = repro.spec.time_limit_s
             enough = fixed or max(LEAST_HANG_SECONDS, FACTOR * self.usual_seconds)
             return min(own, enough) + (HANG_START_SECONDS * busy if fresh else 0)
@@ -97,18 +85,6 @@ class Runner:
         if state is None or state.script != repro.digest:
             return FIRST_RUN_SECONDS
         return min(MOST_SECONDS, max(least, FACTOR * state.seconds) + (least if fresh else 0))
-
-    def forked_from(self, run: Run) -> Preparation | None:
-        fresh = run.fresh or run in self.lost_once
-        return fork_for(self.settings.workers, run.job.device, fresh=fresh)
-
-    def lost(self, run: Run) -> bool:
-        self.lost_once ^= {run}
-        return run in self.lost_once
-
-    def cancel_all(self) -> None:
-        for end in self.under_way:
-            end.cancel()
 
 
 def judging(repro: Repro, device: str, *, options: str = "", in_worker: bool = True) -> tuple[str, ...]:
@@ -122,20 +98,22 @@ def judging(repro: Repro, device: str, *, options: str = "", in_worker: bool = T
     return (JUDGE_SCRIPT, str(repro.path.absolute()), *more, "--device", device, how)
 
 
-def forks(workers: Workers, device: str = "cpu") -> bool:
-    """Whether warm processes are forked: by default for the CPU on Linux, since elsewhere system libraries do not survive it."""
-    return workers is Workers.FORK or (workers is Workers.AUTO and sys.platform == "linux" and is_cpu(device))
-
-
 def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> Preparation | None:
-    """Interpreters of their own confirm: they differ in what a fork inherits, such as the order of sets."""
-    return WARM if forks(workers, device) and not fresh else None
+    """What a run is forked from: by default for the CPU on Linux, since elsewhere system libraries do not survive it.
+
+    Interpreters of their own confirm: they differ in what a fork inherits, such as the order of sets.
+    """
+    survives = sys.platform == "linux" and is_cpu(device)
+    forks = workers is Workers.FORK or (workers is Workers.AUTO and survives)
+    return WARM if forks and not fresh else None
 
 
 # What the end of a run says
 
 
 def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
+    if ended.lost:
+        return Outcome(Verdict.INVALID, reason="the worker process died under it", device=device)
     spec = as_its_header_says(repro)
     tells = spec.traits.dies  # as ``judging`` asks for it
     outcome = outcome_of_run(ended, spec, limit_s=round(ended.seconds), tells_phases=tells)
@@ -158,7 +136,6 @@ ERROR = re.compile(r"\b(error|fatal|failed|undefined reference|no such file)\b|E
 class Built:
     """A build has ended. ``output``: its last lines; ``error``: of one that failed the first line that tells of an error."""
 
-    build: Build
     status: int
     seconds: float
     output: str
@@ -192,7 +169,7 @@ class Build:
         told = [line.strip() for line in lines if line.strip()]
         failures = [line for line in told if ERROR.search(line)] or told[-1:] or [""]
         error = failures[0] if status else ""
-        return Built(self, status, time.monotonic() - self.began, "\n".join(lines[-OUTPUT_LINES:]), error)
+        return Built(status, time.monotonic() - self.began, "\n".join(lines[-OUTPUT_LINES:]), error)
 
     def cancel(self) -> None:
         kill_group(self.process.pid)

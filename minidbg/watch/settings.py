@@ -43,8 +43,8 @@ def commands(value: Any) -> tuple[str, ...]:
 class WatchSettings:
     """Checked values. Those with a check may stand in a file."""
 
-    devices: str | None = setting(None, lambda value: ",".join(texts(value)))
-    """``cpu,cuda:1`` or ``all``; None runs each repro on the device its header names."""
+    devices: tuple[str, ...] | None = setting(None, lambda value: parse_devices(",".join(texts(value))))
+    """``cpu`` and ``cuda:1``, or ``all``; None runs each repro on the device its header names."""
     sources: tuple[Path, ...] = setting((), folders)
     """Folders to watch besides those of the repros' backends."""
     ignore: tuple[str, ...] = setting((), texts)
@@ -115,23 +115,20 @@ def is_cpu(device: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Devices:
     """What ``probe.py`` found here, by the name that a device is asked for by."""
 
-    names: Mapping[str, str]
-    """The devices' own: ``NVIDIA H100``, or the processor's."""
     environments: Mapping[str, str]
     """What tells each from those of other machines, and of another driver."""
     torch: str = ""
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Machine:
-        devices = data["devices"]
+    def from_json(cls, data: Mapping[str, Any]) -> Devices:
         keys = {
             name: "|".join((name, one["name"], data["machine"], one["driver"]))
-            for name, one in devices.items()
+            for name, one in data["devices"].items()
         }
-        return cls({name: one["name"] for name, one in devices.items()}, keys, data["torch"])
+        return cls(keys, data["torch"])
 
     def present(self) -> tuple[str, ...]:
         """The devices to name to a person: ``cuda:0``, not ``cuda`` as well."""
@@ -153,9 +150,9 @@ def parse_devices(text: str | None) -> tuple[str, ...] | None:
     return names
 
 
-def devices_of(own: str, wanted: Sequence[str] | None, machine: Machine) -> tuple[str, ...]:
+def devices_of(own: str, wanted: Sequence[str] | None, here: Devices) -> tuple[str, ...]:
     """The devices that a repro is to run on: those wanted, else its ``own``, on each other machine if there are any. Missing ones are among them."""
-    names = [name for name in machine.environments if name.endswith(f"/{own}")] or [own]
+    names = [name for name in here.environments if name.endswith(f"/{own}")] or [own]
     if wanted is not None:
-        names = [name for one in wanted for name in (machine.present() if one == "all" else (one,))]
+        names = [name for one in wanted for name in (here.present() if one == "all" else (one,))]
     return tuple(dict.fromkeys(names))

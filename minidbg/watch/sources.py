@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from minidbg.history import Revision
-from minidbg.watch.files import JUNK_FOLDERS, git, is_inside, repository_of
+from minidbg.watch.files import JUNK_FOLDERS, digest_of, git, is_inside, repository_of
 from minidbg.watch.repros import Repro
 from minidbg.words.script_header import HIDDEN
 
@@ -46,18 +46,8 @@ def revision_of(repository: str) -> Revision | None:
         return Revision(commit.decode().strip())
     total = hashlib.sha1(change, usedforsecurity=False)
     for name in untracked:
-        total.update(name + b"\0" + content_of(os.path.join(os.fsencode(repository), name)))
+        total.update(name + b"\0" + str(digest_of(os.path.join(repository, os.fsdecode(name)))).encode())
     return Revision(commit.decode().strip(), total.hexdigest())
-
-
-def content_of(path: bytes) -> bytes:
-    try:
-        if os.path.getsize(path) > 1 << 20:
-            return str(os.path.getsize(path)).encode()
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
 
 
 TORCH_TREES = ("_inductor", "_dynamo", "_functorch", "_decomp", "_refs", "_higher_order_ops", "fx")
@@ -95,12 +85,9 @@ def module_roots(name: str, paths: Sequence[str]) -> list[str]:
 
 def find_spec(name: str) -> ModuleSpec | None:
     """Where Python would import a top-level module from; it is not imported."""
-    if name == "__main__":
-        return None
-    try:
-        return importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        return None
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
+        return importlib.util.find_spec(name) if name != "__main__" else None
+    return None
 
 
 CODE = re.compile(r"\.(py|so|pyd|dylib)$|\.so\.")
@@ -147,15 +134,3 @@ def left_out_folders(home: Path) -> tuple[str, ...]:
 def repositories_worth_building(roots: Iterable[str]) -> tuple[str, ...]:
     """The git working trees of those of ``roots`` that are not inside an installation."""
     return repositories_of(root for root in roots if not root.startswith(site_packages()))
-
-
-INSTALLED = (".dist-info", ".pth", ".egg-link")
-
-
-def installed_digest(torch: str) -> str:
-    """A digest of what else decides a verdict: torch's version, and the names and versions of installed packages."""
-    names = {torch}
-    for folder in site.getsitepackages():
-        with contextlib.suppress(OSError):
-            names.update(name for name in os.listdir(folder) if name.endswith(INSTALLED))
-    return hashlib.sha1("\n".join(sorted(names)).encode(), usedforsecurity=False).hexdigest()

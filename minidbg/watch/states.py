@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from minidbg.history import Flip, Observation, State
 from minidbg.watch.repros import Repro
@@ -63,8 +63,7 @@ class Purpose(enum.StrEnum):
     CONFIRM = "confirm"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Job:
+class Job(NamedTuple):
     repro: str
     device: str
 
@@ -212,10 +211,6 @@ def flip_between(before: State, after: Verdict, transition: Transition, runs: Se
 
 
 def usual_seconds(states: Iterable[State], repros: Mapping[str, Repro]) -> float:
-    known = ((state, repros[state.repro]) for state in states if state.repro in repros)
-    came_back = (
-        state.seconds
-        for state, repro in known
-        if not repro.spec.expected.kind.traits.endless and state.verdict is not Verdict.TIMEOUT
-    )
-    return max(came_back, default=0.0)
+    """The longest that a repro which came back has taken."""
+    came_back = [one for one in states if one.repro in repros and one.verdict is not Verdict.TIMEOUT]
+    return max((one.seconds for one in came_back if not repros[one.repro].may_hang), default=0.0)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +16,8 @@ from minidbg.watch.views import Announcer
 
 LOOK_S, LOOK_FACTOR = 5.0, 50.0
 """How often everything is looked at although no event says so; looks take a small part of the time."""
-THREE_LOOKS_S = 0.9
-"""Three looks take at least so long, while events never end: a single save is looked at at once."""
-EMPTY = Snapshot()
+LEAST_LOOK_FACTOR = 10.0
+"""The same while events never end. A single save is looked at at once."""
 
 
 @dataclass(slots=True)
@@ -33,23 +30,22 @@ class Watched:
     events: FileEvents
     announce: Announcer
     repros: dict[str, Repro] = field(default_factory=dict)
-    roots: tuple[str, ...] = ()
-    snapshot: Snapshot = EMPTY
+    roots: list[str] = field(default_factory=list)
+    """The folders and single files that are looked at. Each is taken to have been at all times what it was at the first look."""
+    loaded: set[str] = field(default_factory=set)
+    """Those of them that runs have loaded: from elsewhere, or ignored by git as build outputs are."""
+    snapshot: Snapshot = field(default_factory=dict)
     """The code as it is now; below, as it was when..."""
-    judged: Snapshot = EMPTY
-    """... the last whole sweep began that was completed,"""
-    built: Snapshot = EMPTY
-    """... the last build began that succeeded,"""
-    build_failed: Snapshot = EMPTY
-    """... the last build failed. Empty when there was none, or when another one is asked for."""
-    all_again: bool = False
-    """Whether all repros are to run although no code has changed: a person asked, or a sweep was cut short."""
-    asked_for: set[str] = field(default_factory=set)
-    """Those that are to run."""
-    own: frozenset[str] = frozenset()
-    """The real paths of the scripts and of the tensors beside them, which are no code."""
-    looks: deque[float] = field(default_factory=lambda: deque([0.0] * 3, maxlen=3))
-    """When the last ones ended."""
+    begun: Snapshot = field(default_factory=dict)
+    """... the sweep began that is under way,"""
+    judged: Snapshot | None = None
+    """... the last sweep began that was completed,"""
+    built: Snapshot | None = None
+    """... the last build ended; None when there was none, or when another one is asked for."""
+    build_failed: bool = False
+    to_run_again: set[str] = field(default_factory=set)
+    """The repros that are to run although no code has changed: they were edited, a person asked, or a sweep was cut short."""
+    soonest_look: float = 0.0
     next_look: float = 0.0
     look_is_due: bool = False
     """Whether something has changed since the last look: no sweep begins before the next one."""
@@ -59,28 +55,26 @@ class Watched:
     @property
     def needs_build(self) -> bool:
         """Whether the build's outputs may not be those of the present code: also when that code was judged before."""
-        return bool(self.settings.build) and self.differs(self.built)
+        return bool(self.settings.build) and self.built != self.snapshot
 
     @property
     def runs_all(self) -> bool:
-        return self.all_again or self.differs(self.judged)
+        return self.judged != self.snapshot
 
     @property
     def to_run(self) -> set[str]:
-        return set(self.repros) if self.runs_all else self.asked_for & self.repros.keys()
+        return self.repros.keys() & (self.repros if self.runs_all else self.to_run_again)
 
     @property
     def wants_sweep(self) -> bool:
         """Whether there is a reason for a sweep; none while the code is what the last build failed on."""
-        wanted = self.needs_build or self.runs_all or bool(self.to_run)
-        return wanted and not self.look_is_due and self.differs(self.build_failed)
-
-    def differs(self, then: Snapshot) -> bool:
-        return then is EMPTY or bool(self.snapshot.changes_since(then))
+        wanted = self.runs_all or bool(self.to_run)
+        return not self.look_is_due and (self.needs_build or (wanted and not self.build_failed))
 
     def ask_for_all(self) -> None:
         """Run every repro, changed or not, and build again what could not be built."""
-        self.all_again, self.build_failed = True, EMPTY
+        self.to_run_again |= self.repros.keys()
+        self.built = None if self.build_failed else self.built
 
     # Looking
 
@@ -89,18 +83,17 @@ class Watched:
         began = time.monotonic()
         self.read_repros()
         self.watch_events()
-        self.snapshot = scan(self.roots, self.snapshot, self.settings.ignore)
-        seconds = time.monotonic() - began
-        self.looks.append(began + seconds)
-        self.look_is_due = False
-        self.next_look = self.looks[-1] + (self.settings.poll_s or max(LOOK_S, LOOK_FACTOR * seconds))
+        self.snapshot = scan(self.roots, self.settings.ignore)
+        now = time.monotonic()
+        self.look_is_due, self.soonest_look = False, now + LEAST_LOOK_FACTOR * (now - began)
+        self.next_look = now + (self.settings.poll_s or max(LOOK_S, LOOK_FACTOR * (now - began)))
 
     def look_soon(self) -> None:
         self.look_is_due = True
-        self.next_look = min(self.next_look, self.looks[0] + THREE_LOOKS_S)
+        self.next_look = min(self.next_look, self.soonest_look)
 
     def read_repros(self) -> None:
-        before, is_first = self.repros, self.snapshot is EMPTY
+        before, is_first = self.repros, not self.next_look
         self.repros = read_repros(self.paths, self.home, before)
         changed = {
             name
@@ -115,34 +108,38 @@ class Watched:
                 self.announce((ReproEdited if name in before else ReproAdded)(name))
         for name in sorted(before.keys() - self.repros.keys()):
             self.announce(ReproRemoved(name))
-        self.asked_for |= changed
-        if changed or before.keys() != self.repros.keys():
+        self.to_run_again |= changed
+        if changed:
             roots = sources.source_roots(self.repros.values(), self.settings.sources)
             if self.settings.build:
                 roots += sources.repositories_worth_building(roots)
-            self.roots = tuple(dict.fromkeys(roots))
-            scripts = [repro.path for repro in self.repros.values()]
-            both = (file for path in scripts for file in (path, path.with_suffix(".safetensors")))
-            self.own = frozenset(map(os.path.realpath, both))
+            self.watch(roots)
+
+    def watch(self, roots: Iterable[str]) -> None:
+        """Look at these from now on."""
+        more = [root for root in dict.fromkeys(roots) if root not in self.roots]
+        self.roots += more
+        now = scan(more, self.settings.ignore) if more else {}
+        self.snapshot, self.begun = {**now, **self.snapshot}, {**now, **self.begun}
+        self.judged = self.judged and {**now, **self.judged}
+        self.built = self.built and {**now, **self.built}
 
     def watch_events(self) -> None:
         """Have events sent for everything that is watched. One sweep alone, or who polls, needs none."""
         if self.settings.poll_s is not None or self.settings.once:
             return
         try:
-            self.events.watch(self.all_roots(), [str(one.absolute()) for one in self.paths])
+            self.events.watch(self.roots, [str(one.absolute()) for one in self.paths])
         except OSError as error:
             text = f"file events are not to be had ({error}); everything is looked at every few seconds"
             self.announce.once("events", Notice(text))
 
-    def all_roots(self) -> list[str]:
-        return [*self.roots, *sorted(self.snapshot.loaded)]
-
     def adopt(self, files: Iterable[str]) -> tuple[str, ...]:
         """Watch also these files, which a run has loaded, where no root covers them; those that are watched then."""
         files = frozenset(files)
-        if unknown := files - self.snapshot.files.keys() - self.own:
+        if unknown := files - self.snapshot.keys():
             left_out = sources.left_out_folders(self.home)
-            if found := [*sources.worth_watching(unknown, self.roots, left_out)]:
-                self.snapshot = self.snapshot.with_loaded(found)
-        return tuple(sorted(files & self.snapshot.files.keys()))
+            if more := [*sources.worth_watching(unknown, self.roots, left_out)]:
+                self.watch(more)
+                self.loaded.update(more)
+        return tuple(sorted(files & self.snapshot.keys()))

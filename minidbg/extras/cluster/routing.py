@@ -19,7 +19,7 @@ from typing import Protocol
 
 from minidbg.watch.daemon import Message
 from minidbg.watch.events import Notice
-from minidbg.watch.files import below, walk
+from minidbg.watch.files import scan, walk
 from minidbg.watch.settings import machine_of
 from minidbg.watch.sources import find_spec, site_packages
 from minidbg.words.json_lines import last_json
@@ -95,7 +95,7 @@ def packed(roots: Iterable[str], tell: Callable[[Message], None]) -> Code:
     roots = [root for root in roots if not f"{root}/".startswith(stays)]
     beside = (path for root in roots for path in walk(root) if path.endswith(ALSO_IGNORED))
     files: dict[str, bytes] = {}
-    for path in sorted({*below(roots), *beside}):
+    for path in sorted({*scan(roots), *beside}):
         with contextlib.suppress(OSError):  # it has just gone
             files[path] = Path(path).read_bytes()
     paths = tuple(dict.fromkeys(map(import_folder, roots)))

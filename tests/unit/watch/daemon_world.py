@@ -56,7 +56,7 @@ class TablePool:
     during: Callable[[Request], None] = lambda order: None
     """What happens in the world while an order runs."""
     lose: int = 0
-    """How many of the next orders the server dies under."""
+    """How many of the next runs of a repro the server dies under."""
     stale: Sequence[str] = ()
     """Files that the servers have loaded and that have changed since."""
     closed: bool = False
@@ -67,7 +67,7 @@ class TablePool:
     def ends(self, order: Request) -> Ended:
         self.orders.append(order)
         self.during(order)
-        if self.lose and order.argv[1:2] != ("devices",):
+        if self.lose and script_of(order):
             self.lose -= 1
             return Ended(lost=True)
         return self.answer(order)

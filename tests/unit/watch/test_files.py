@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from minidbg.watch.files import FileEvents, Snapshot, are_stale, scan
+from minidbg.watch.files import FileEvents, are_stale, changes, digest_of_all, scan
 
 
 @pytest.fixture
@@ -22,18 +23,12 @@ def tree(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def repository(tree: Path) -> Path:
-    subprocess.run(["git", "init", "-q", str(tree)], check=True)
-    return tree
+def look(folder: Path, ignore: tuple[str, ...] = ()) -> dict[str, str]:
+    return scan([str(folder)], ignore)
 
 
-def look(folder: Path, before: Snapshot | None = None, ignore: tuple[str, ...] = ()) -> Snapshot:
-    return scan([str(folder)], before or Snapshot(), ignore)
-
-
-def names(folder: Path, paths: object) -> list[str]:
-    return sorted(os.path.relpath(path, folder) for path in paths)  # type: ignore[attr-defined]
+def names(folder: Path, paths: Iterable[str]) -> list[str]:
+    return sorted(os.path.relpath(path, folder) for path in paths)
 
 
 def test_added_removed_and_edited_files_are_changes_and_touched_ones_are_not(tree: Path) -> None:
@@ -43,10 +38,19 @@ def test_added_removed_and_edited_files_are_changes_and_touched_ones_are_not(tre
     (tree / "inner").rename(tree / "moved")
     (tree / "c.py").write_text("")
     os.utime(tree / "same.py", ns=(1, 1))
-    after = look(tree, before)
-    assert names(tree, after.changes_since(before)) == ["a.py", "c.py", "inner/b.py", "moved/b.py"]
-    assert before.digest([str(tree / "same.py")]) == after.digest([str(tree / "same.py")])
-    assert before.digest([str(tree / "a.py")]) != after.digest([str(tree / "a.py")])
+    after = look(tree)
+    assert names(tree, changes(before, after)) == ["a.py", "c.py", "inner/b.py", "moved/b.py"]
+    same, edited = (
+        [digest_of_all(one, [str(tree / name)]) for one in (before, after)] for name in ("same.py", "a.py")
+    )
+    assert len(set(same)) == 1
+    assert len(set(edited)) == 2
+    stale = {
+        name: are_stale([str(tree / name)], before) for name in ("same.py", "a.py", "inner/b.py", "c.py")
+    }
+    assert stale == {"same.py": False, "a.py": True, "inner/b.py": True, "c.py": False}, (
+        "c.py was not there to be loaded"
+    )
 
 
 def test_two_edits_of_the_same_size_within_one_time_stamp_are_seen(tree: Path) -> None:
@@ -55,29 +59,29 @@ def test_two_edits_of_the_same_size_within_one_time_stamp_are_seen(tree: Path) -
     before = look(tree)
     path.write_text("a = 2\n")
     os.utime(path, ns=(now, now))
-    assert names(tree, look(tree, before).changes_since(before)) == ["a.py"]
+    assert names(tree, changes(before, look(tree))) == ["a.py"]
 
 
-@pytest.mark.parametrize("in_git", [True, False])
-@pytest.mark.parametrize(
-    "name",
-    ["__pycache__/a.cpython-311.pyc", ".git/odd", "a.py~", ".a.py.swp", "4913", ".#a.py", "x.tmp", ".venv/lib/a.py",
-     "thing.egg-info/PKG-INFO", ".minidbg/history.sqlite", "node_modules/x.js", "a.py___jb_tmp___", "my.gen", "gen/x.py"],
-)  # fmt: skip
-def test_junk_and_what_a_setting_names_is_never_watched(tree: Path, name: str, in_git: bool) -> None:
-    if in_git:
+JUNK = [
+    "__pycache__/a.cpython-311.pyc", ".git/odd", "a.py~", ".a.py.swp", "4913", ".#a.py", "x.tmp", ".venv/lib/a.py",
+    "thing.egg-info/PKG-INFO", ".minidbg/history.sqlite", "node_modules/x.js", "a.py___jb_tmp___", "my.gen", "gen/x.py",
+]  # fmt: skip
+
+
+def test_junk_and_what_a_setting_names_is_never_watched_and_links_do_not_trap_a_look(tree: Path) -> None:
+    for name in JUNK:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("junk")
+    (tree / "loop").symlink_to(tree)
+    for setting in ("outside git", "in git"):
+        assert names(tree, look(tree, ("*.gen", "/gen/"))) == ["a.py", "inner/b.py"], setting
+        shutil.rmtree(tree / ".git")
         subprocess.run(["git", "init", "-q", str(tree)], check=True)
-    before = look(tree)
-    path = tree / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("junk")
-    assert look(tree, before, ("*.gen", "/gen/")).files == before.files
+    assert names(tree, look(tree / "a.py")) == ["a.py"], "a root may be a file"
 
 
-def test_gits_word_on_what_is_ignored_is_taken(repository: Path) -> None:
-    (repository / ".gitignore").write_text("*.log\n/generated/\nenv/\n")
-    (repository / "inner" / ".gitignore").write_text("!kept.log\n")
-    nested = repository / "nested"
+def test_gits_word_on_what_is_ignored_is_taken(tree: Path) -> None:
+    nested = tree / "nested"
     for name in (
         "x.log",
         "inner/kept.log",
@@ -86,62 +90,18 @@ def test_gits_word_on_what_is_ignored_is_taken(repository: Path) -> None:
         "env/lib/backend/p.py",
         "nested/n.py",
     ):
-        (repository / name).parent.mkdir(parents=True, exist_ok=True)
-        (repository / name).write_text("")
-    subprocess.run(["git", "init", "-q", str(nested)], check=True)
-    (nested / "loop").symlink_to(repository)
-    assert names(repository, look(repository).files) == [
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("")
+    for folder in (tree, nested):
+        subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (tree / ".gitignore").write_text("*.log\n/generated/\nenv/\n")
+    (tree / "inner" / ".gitignore").write_text("!kept.log\n")
+    (nested / "loop").symlink_to(tree)
+    assert names(tree, look(tree)) == [
         ".gitignore", "a.py", "inner/.gitignore", "inner/b.py", "inner/kept.log", "nested/n.py",
     ]  # fmt: skip
-    package = repository / "env" / "lib" / "backend"
-    assert names(package, look(package).files) == ["p.py"], (
-        "it is watched although it lies in an ignored folder"
-    )
-
-
-def test_links_do_not_trap_a_look_and_where_nothing_has_changed_there_is_no_new_snapshot(tree: Path) -> None:
-    (tree / "loop").symlink_to(tree)
-    for path in (tree / "a.py", tree / "inner" / "b.py"):
-        os.utime(path, ns=(1, 1))
-    assert names(tree, look(tree).files) == ["a.py", "inner/b.py"]
-    assert names(tree, look(tree / "a.py").files) == ["a.py"]
-    library = Path(os.__file__)
-    before = look(library)
-    assert look(library, before) is before
-
-
-def test_what_only_one_of_two_snapshots_watches_has_not_changed(repository: Path, tmp_path: Path) -> None:
-    """A library that git ignores counts from the run on that has loaded it; then it may come and go."""
-    (repository / ".gitignore").write_text("*.so\n")
-    library, other = repository / "ext.so", tmp_path / "other.py"
-    library.write_bytes(b"1")
-    other.write_text("")
-    roots = [str(repository)]
-    first = scan(roots, Snapshot())
-    loaded = first.with_loaded([str(library)])
-    assert str(library) in loaded.files
-    assert loaded.changes_since(first) == ()
-    library.write_bytes(b"2")
-    again = scan(roots, loaded)
-    assert names(repository, again.changes_since(loaded)) == ["ext.so"]
-    assert names(repository, again.changes_since(first)) == ["ext.so"], "also since before it was loaded"
-    assert are_stale([str(library)], first, loaded)
-    library.unlink()
-    assert names(repository, scan(roots, again).changes_since(again)) == ["ext.so"]
-    more = scan([*roots, str(other)], again)
-    assert names(repository, more.changes_since(again)) == ["ext.so"], "and not the file of the new root"
-
-
-def test_a_run_is_stale_when_what_it_has_loaded_was_edited_and_not_when_it_was_touched(tree: Path) -> None:
-    then = look(tree)
-    a, b = str(tree / "a.py"), str(tree / "inner" / "b.py")
-    os.utime(a, ns=(1, 1))
-    (tree / "inner" / "b.py").write_text("b = 2\n")
-    assert [are_stale(paths, then, then) for paths in ([a], [b], [a, b], [], [str(tree / "new.py")])] == [
-        False, True, True, False, False,
-    ]  # fmt: skip
-    Path(a).unlink()
-    assert are_stale([a], then, then)
+    package = tree / "env" / "lib" / "backend"
+    assert names(package, look(package)) == ["p.py"], "it is watched although it lies in an ignored folder"
 
 
 # Events

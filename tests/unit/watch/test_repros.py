@@ -7,9 +7,9 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from minidbg.watch.repros import (
@@ -23,9 +23,10 @@ from minidbg.watch.repros import (
     hidden_folder,
     imported_in,
     living_holder,
-    module_names,
     read_repro,
     read_repros,
+    shown_by,
+    unreduced,
 )
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Verdict
@@ -99,22 +100,19 @@ def test_what_a_script_needs_is_read_without_running_it(tmp_path: Path) -> None:
     assert found.failing_modules == ("acme.ops", "acme")
 
 
-def test_tensors_beside_a_script_are_part_of_it(tmp_path: Path) -> None:
-    path = script(tmp_path)
-    digests = {read(path).digest}
-    for content in (b"1", b"2"):
-        path.with_suffix(".safetensors").write_bytes(content)
-        digests.add(read(path).digest)
-    assert len(digests) == 3
-
-
-def test_a_repro_whose_files_look_the_same_is_not_read_again_and_one_that_changed_is(tmp_path: Path) -> None:
+def test_what_changed_is_read_again_and_tensors_beside_a_script_are_part_of_it(tmp_path: Path) -> None:
     path, other = script(tmp_path), script(tmp_path, "b.py")
     before = read_repros([tmp_path], tmp_path)
     other.write_text(SCRIPT.replace("nodes = 3", "nodes = 4"))
     after = read_repros([tmp_path], tmp_path, before)
     assert after["a.py"] is before["a.py"]
     assert after["b.py"].nodes == 4
+    digests = {after["a.py"].digest}
+    for content in (b"1", b"2"):
+        path.with_suffix(".safetensors").write_bytes(content)
+        after = read_repros([tmp_path], tmp_path, after)
+        digests.add(after["a.py"].digest)
+    assert len(digests) == 3
     path.unlink()
     assert list(read_repros([tmp_path], tmp_path, after)) == ["b.py"]
 
@@ -152,27 +150,12 @@ def test_a_hostile_script_is_one_damaged_repro_that_says_why_and_what_to_do(tmp_
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    ("source", "modules"),
-    [
-        ("import a.b, c", ("a", "c")),
-        ("from a.b import c", ("a",)),
-        ("from . import a", ()),
-        ("from .a import b", ()),
-        ("import torch, a", ("a",)),
-        ("def f():\n    import a", ("a",)),
-    ],
-)
-def test_the_modules_of_a_backend_are_those_that_its_function_imports(
-    source: str, modules: tuple[str, ...]
-) -> None:
-    assert imported_in(source) == modules
-
-
-def test_a_file_is_all_that_python_can_import_it_as() -> None:
-    assert module_names("/a/b/c.py") == ["a.b.c", "b.c", "c"]
-    assert module_names("/a/b/__init__.py") == ["a.b", "b"]
-    assert module_names("/a/b/c.so") == []
+def test_the_modules_of_a_backend_are_those_that_its_function_imports() -> None:
+    sources = {
+        "import a.b, c": ("a", "c"), "from a.b import c": ("a",), "from . import a": (), "from .a import b": (),
+        "import torch, os, a": ("a",), "def f():\n    import a": ("a",),
+    }  # fmt: skip
+    assert {source: imported_in(source) for source in sources} == sources
 
 
 def test_a_repro_is_found_by_its_path_or_enough_of_its_name(tmp_path: Path) -> None:
@@ -229,25 +212,44 @@ def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None
         Lock(tmp_path)
 
 
-def held_by(folder: Path, **changes: object) -> dict[str, object]:
-    own = psutil.Process()
-    about = {"pid": own.pid, "created": own.create_time(), "started": 0.0, "host": platform.node(), **changes}
-    (hidden_folder(folder) / HOLDER).write_text(json.dumps(about))
-    return about
+def test_who_holds_a_folder_is_what_its_file_says_while_that_process_lives(tmp_path: Path) -> None:
+    here = {"pid": os.getpid(), "started": time.time(), "host": platform.node()}
+    elsewhere = {**here, "host": "another", "pid": 2**22 + 5}
+    texts = {
+        "this process": (json.dumps(here), os.getpid()),
+        "another machine, of whose processes nothing is known": (json.dumps(elsewhere), 2**22 + 5),
+        "a process that is gone": (json.dumps({**here, "pid": 2**22 + 5}), None),
+        "one that has begun since": (json.dumps({**here, "started": 0.0}), None),
+        **{f"no word of a holder: {text}": (text, None) for text in ("", "[]", '{"pid": 3}', "{")},
+    }
+    file = hidden_folder(tmp_path) / HOLDER
+    found = {}
+    for what, (text, _) in texts.items():
+        file.write_text(text)
+        found[what] = living_holder(tmp_path).get("pid")
+    assert found == {what: pid for what, (_, pid) in texts.items()}
 
 
-def test_of_a_holder_on_another_machine_nothing_is_known_but_what_it_said(tmp_path: Path) -> None:
-    about = held_by(tmp_path, host="another", pid=2**22 + 5)
-    assert living_holder(tmp_path) == about
+def test_captures_wait_the_oldest_first_until_they_are_reduced_or_a_repro_shows_their_failure(
+    tmp_path: Path,
+) -> None:
+    (captures := tmp_path / ".minidbg" / "captures").mkdir(parents=True)
 
+    def waiting() -> list[str]:
+        return [one.path.stem for one in unreduced(tmp_path)]
 
-@pytest.mark.parametrize("changes", [{"pid": 2**22 + 5}, {"created": 0.0}])
-def test_a_process_that_is_gone_holds_nothing(tmp_path: Path, changes: dict[str, object]) -> None:
-    held_by(tmp_path, **changes)
-    assert living_holder(tmp_path) == {}
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"pid": 3}', "{"])
-def test_what_is_no_word_of_a_holder_counts_as_none(tmp_path: Path, text: str) -> None:
-    (hidden_folder(tmp_path) / HOLDER).write_text(text)
-    assert living_holder(tmp_path) == {}
+    for at, (name, error) in enumerate((("old", "A"), ("new", "B")), 1):
+        os.utime(script(captures, f"{name}.py", SCRIPT.replace("ValueError", error)), (at, at))
+    (captures / "damaged.py").write_text("# ///")
+    assert waiting() == ["old", "new"]
+    script(tmp_path, "b.py", SCRIPT.replace("ValueError", "B"))
+    (tmp_path / "cut_off.py").write_text("")
+    repros = read_repros([tmp_path], tmp_path).values()
+    assert [known and known.name for known in (shown_by(one, repros) for one in unreduced(tmp_path))] == [
+        None,
+        "b.py",
+    ]
+    (captures / "old.reduced").touch()
+    assert waiting() == ["new"]
+    os.utime(captures / "old.py", (time.time() + 10,) * 2)
+    assert waiting() == ["new", "old"]

@@ -14,7 +14,7 @@ import pytest
 
 from minidbg.watch.probe import accelerators
 from minidbg.watch.runner import Build
-from minidbg.watch.settings import Machine, devices_of, load, parse_devices
+from minidbg.watch.settings import Devices, devices_of, load, parse_devices
 from minidbg.watch.sources import left_out_folders, module_roots, worth_watching
 from minidbg.words.errors import BadSetting
 
@@ -58,7 +58,7 @@ def test_of_loaded_files_only_those_are_watched_that_can_change_a_verdict(tmp_pa
     )
 
 
-def machine_with(kind: str, count: int, version: str = "12.8") -> Machine:
+def devices_with(kind: str, count: int, version: str = "12.8") -> Devices:
     """A machine whose torch has ``count`` accelerators, the last of which is the current one."""
     accelerator = SimpleNamespace(
         is_available=lambda: count > 0, current_accelerator=lambda: SimpleNamespace(type=kind),
@@ -66,16 +66,16 @@ def machine_with(kind: str, count: int, version: str = "12.8") -> Machine:
     )  # fmt: skip
     torch: Any = SimpleNamespace(accelerator=accelerator, version=SimpleNamespace(**{kind: version}))
     devices = {"cpu": {"name": "a processor", "driver": ""}, **accelerators(torch)}
-    return Machine.from_json({"devices": devices, "torch": "2.13.0", "machine": "Linux"})
+    return Devices.from_json({"devices": devices, "torch": "2.13.0", "machine": "Linux"})
 
 
 def test_each_accelerator_is_found_under_its_number_and_the_current_one_by_its_kind() -> None:
-    two = machine_with("cuda", 2)
+    two = devices_with("cuda", 2)
     assert two.present() == ("cpu", "cuda:0", "cuda:1")
     assert len(set(two.environments.values())) == 4, "two accelerators are two places"
-    assert two.environments["cuda"] != machine_with("cuda", 2, "13.0").environments["cuda"]
-    assert machine_with("cuda", 0).present() == ("cpu",)
-    wanted = devices_of("cpu", parse_devices("all, xpu:1,cpu"), machine_with("xpu", 1))
+    assert two.environments["cuda"] != devices_with("cuda", 2, "13.0").environments["cuda"]
+    assert devices_with("cuda", 0).present() == ("cpu",)
+    wanted = devices_of("cpu", parse_devices("all, xpu:1,cpu"), devices_with("xpu", 1))
     assert wanted == ("cpu", "xpu:0", "xpu:1"), "what is not here is asked for all the same"
 
 
