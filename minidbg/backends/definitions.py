@@ -10,7 +10,7 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -53,22 +53,18 @@ class Piece(NamedTuple):
 
 
 class Copy:
-    """Statements of one module that hold certain names, and everything that these use, transitively.
+    """Statements of the program that hold certain names, and everything that these use, transitively.
 
     Each ``add_`` method raises NotSelfContained and then leaves the copy as it was.
-    ``file`` is the ``co_filename`` of a function of a module that has no file.
+    ``file`` is the ``co_filename`` of a function of a program that has no file.
     """
 
-    def __init__(self, module: str, file: str | None = None) -> None:
-        self.module = module
+    def __init__(self, file: str | None) -> None:
+        self.namespace = vars(sys.modules["__main__"])
         self.pieces: dict[str, Piece] = {}
         """By their text."""
-        self.statements = statements_of(module, file)
+        self.statements = statements_of("__main__", file)
         self._files = list(dict.fromkeys(found.file for found in self.statements))
-
-    @property
-    def namespace(self) -> Mapping[str, Any]:
-        return vars(sys.modules[self.module])
 
     def text(self, known: Set[str] = frozenset()) -> str:
         """All that was copied, beyond the statements with a ``known`` text and what every script imports."""
@@ -155,7 +151,7 @@ class Copy:
     def _imports(self, name: str, binders: list[Statement]) -> list[Piece]:
         if not all(isinstance(found.node, ast.Import | ast.ImportFrom) for found in binders):
             return []
-        package = getattr(sys.modules[self.module], "__package__", None) or ""
+        package = self.namespace.get("__package__") or ""
         lines = (
             line for found in binders for bound, line in single_imports(found.node, package) if bound == name
         )

@@ -66,13 +66,11 @@ def requirement_of(module: str) -> tuple[str, str, tuple[str, ...]]:
     """What brings a loaded ``module``: a requirement that an index knows, or else a remark; and folders that are not on every ``sys.path``."""
     top, folders = top_level(module), folders_of(module)
     names = list(dict.fromkeys(_distributions_by_module(tuple(sys.path)).get(top, ())))
-    if len(names) > 1:  # parts of one namespace package
-        names.sort(key=lambda name: not _holds(name, module))
-    for name in names[:1]:
-        brings = distribution(name)
-        if not brings.read_text("direct_url.json"):
-            # no index knows a local label
-            return f"{brings.name}=={brings.version.partition('+')[0]}", "", folders
+    if len(names) == 1 and not (brings := distribution(names[0])).read_text("direct_url.json"):
+        # no index knows a local label
+        return f"{brings.name}=={brings.version.partition('+')[0]}", "", folders
+    if len(names) > 1:
+        return "", f"{top} was installed by one of {', '.join(names)}", folders
     if not folders and not names:
         return "", "", ()
     home = f"the folder {os.path.basename(folders[0])}" if folders else "a folder or an archive"
@@ -106,9 +104,3 @@ def _installed_places() -> tuple[str, ...]:
 def _distributions_by_module(path: tuple[str, ...]) -> dict[str, list[str]]:
     """Top-level module to distribution names; reading all metadata takes a while, so once per ``sys.path``."""
     return dict(packages_distributions())
-
-
-def _holds(name: str, module: str) -> bool:
-    file = getattr(sys.modules.get(module), "__file__", None)
-    files = distribution(name).files or () if isinstance(file, str) else ()
-    return any(os.path.realpath(str(one.locate())) == os.path.realpath(str(file)) for one in files)

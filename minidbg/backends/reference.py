@@ -39,6 +39,8 @@ NEEDS = {
     "tensorrt": "torch_tensorrt",
 }
 """Backends of torch that import another package when they are first called."""
+REGISTERS = re.compile(r"^@?[\w.]*register_\w*backend\b", re.MULTILINE)
+"""A registration at the top level of a module; what a function of it registers nobody need have called."""
 
 
 class NotReferable(Exception):
@@ -51,7 +53,7 @@ class RefBuilder:
     Names are given out so that two objects of one name from two modules stay apart.
     """
 
-    def __init__(self, start: BackendRef = BackendRef("", "")) -> None:  # noqa: B008 - it is frozen
+    def __init__(self, start: BackendRef) -> None:
         self._start = start
         self.setup: dict[str, None] = dict.fromkeys(start.setup)
         self.copied: Copy | None = None
@@ -77,7 +79,7 @@ class RefBuilder:
         self.uses(module)
 
     def copy_of_main(self, file: str | None = None) -> Copy:
-        self.copied = self.copied or Copy("__main__", file)
+        self.copied = self.copied or Copy(file)
         return self.copied
 
     def uses(self, module: str) -> None:
@@ -169,8 +171,8 @@ def _copied(value: Any, location: Location | None, builder: RefBuilder) -> str:
         return location.path
     if (
         not isinstance(value, types.FunctionType)
-        or value.__name__ == "<lambda>"
         or value.__code__.co_freevars
+        or value.__name__ == "<lambda>"
     ):
         return ""
     copied.add_function(value)
@@ -230,12 +232,10 @@ def find(
     inner, inner_options, inner_mode = torch_internals.as_given_to_compile(backend)
     options, mode = options or inner_options or {}, mode or inner_mode
     statements = as_statements(setup)
-    builder = RefBuilder()
-    for statement in statements:
-        builder.setup[statement] = None
-        for found in read_statements(statement, "<setup>"):
-            for module in filter(is_foreign, found.imported):
-                builder.uses(module)
+    builder = RefBuilder(BackendRef("", "", setup=statements))
+    for found in itertools.chain(*(read_statements(statement, "<setup>") for statement in statements)):
+        for module in filter(is_foreign, found.imported):
+            builder.uses(module)
     name, expression = _expression(inner, statements, reference, builder)
     check_options(options, name)
     return builder.reference(name, expression, options, mode)
@@ -310,9 +310,8 @@ def _registered(name: str, statements: Sequence[str], builder: RefBuilder) -> st
         return repr(name)
     if is_foreign(defined) and finds_again(defined):
         # an import of a.b.c runs a and a.b as well
-        parts = defined.split(".")
-        for module in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
-            if registers(source_of(module), name):
+        for module in itertools.accumulate(defined.split("."), "{}.{}".format):
+            if name in (text := source_of(module)) and REGISTERS.search(text):
                 builder.import_module(module, f'registers "{name}"')
                 return repr(name)
     if statements:
@@ -341,14 +340,6 @@ def made_by(backend: Any) -> Any:
     inner = innermost(backend)
     compiler = (torch_internals.aot_autograd_arguments(inner) or {}).get("fw_compiler")
     return inner if compiler is None else made_by(compiler)
-
-
-def registers(text: str, name: str) -> bool:
-    """Whether the import of a module of source ``text`` seems to register ``name``: by a call or a decorator at its top level.
-
-    What a function of it registers counts for nothing: nobody need have called it.
-    """
-    return name in text and re.search(r"^@?[\w.]*register_\w*backend\b", text, re.MULTILINE) is not None
 
 
 # --- what a person is told ---
@@ -384,11 +375,9 @@ def described(backend: Any) -> str:
     if compiler is not None:
         return f"aot_autograd over {described(compiler)}"
     if isinstance(backend, types.FunctionType):
-        kind = "lambda" if backend.__name__ == "<lambda>" else "function"
-        kind = "closure" if backend.__code__.co_freevars else kind
-        return (
-            f"a {kind} of {os.path.basename(backend.__code__.co_filename)}:{backend.__code__.co_firstlineno}"
-        )
+        code, is_lambda = backend.__code__, backend.__name__ == "<lambda>"
+        kind = "closure" if code.co_freevars else "lambda" if is_lambda else "function"
+        return f"a {kind} of {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
     owner = type(backend)
     return f"an object of the class {owner.__qualname__} of {where_defined(owner)}"
 
