@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from minidbg.backends.definitions import OF_SCRIPTS
 from minidbg.backends.statements import first_line
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.fx.effects import walk
 from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, SCRIPT_IMPORTS
 from minidbg.source.inputs import as_scripts_do, write_inputs
 from minidbg.source.module_text import write_graph_builder, write_module
-from minidbg.source.origins import comments_by_line, stack_trace
+from minidbg.source.origins import stack_trace
 from minidbg.source.parse import read_module
 from minidbg.words.errors import UnreadableRepro
 from minidbg.words.files import open_regular
@@ -83,8 +83,8 @@ def load(path: Path | str) -> Case:
 
 def _namespace(path: Path, parts: Parts) -> dict[str, Any]:
     # where the definitions at the top have run, once: operators cannot be registered twice
-    known = {**backends.namespace_of(parts.backend), "__file__": str(path)}
-    text = "\n\n".join([parts.stored, parts.kernels, parts.model, parts.inputs])
+    known = {**backends.namespace_of(parts.backend), "__file__": str(path), "_from_line": _from_line}
+    text = "\n\n".join([parts.stored, parts.kernels, _from_lines(parts.model), parts.inputs])
     return backends.run_as_module(f"minidbg_repro_{next(_numbers)}", text, **known)
 
 
@@ -93,7 +93,6 @@ def _graph(
 ) -> tuple[fx.GraphModule, tuple[Any, ...]]:
     if header.spec.call is CallPath.DIRECT:
         graph_module: fx.GraphModule = namespace["graph"]()
-        _remember_locations(ast.parse(parts.model).body[0], comments_by_line(parts.model), graph_module)
     else:
         read = read_module(parts.model, namespace)
         if read is None:
@@ -107,21 +106,17 @@ def _graph(
     return graph_module, values
 
 
-def _remember_locations(maker: ast.stmt, comments: Mapping[int, str], graph_module: object) -> None:
-    """Nodes that ``graph()`` has built line by line, and those of nested graphs, know again which line of the user's they came from."""
-    if not (isinstance(maker, ast.FunctionDef) and isinstance(graph_module, fx.GraphModule)):
-        return
-    inner = {node.name: node for node in maker.body if isinstance(node, ast.FunctionDef)}
-    nodes = {node.name: node for node in graph_module.graph.nodes}
-    for statement in maker.body:
-        match statement:
-            case ast.Assign([ast.Attribute() as target], ast.Call(ast.Name(called))) if called in inner:
-                module = walk(graph_module, ast.unparse(target).partition(".")[2])
-                _remember_locations(inner[called], comments, module)
-            case ast.Assign(value=ast.Call(args=[*_, ast.Constant(name)])) | ast.Expr(
-                ast.Call(args=[*_, ast.Constant(name)])
-            ) if name in nodes and (trace := stack_trace(comments.get(statement.end_lineno or 0, ""))):
-                nodes[name].meta["stack_trace"] = trace
+_LINE_OF_NODE = re.compile(r"(?m)(g\.create_node\(.*\))  # .+:\d+$")
+
+
+def _from_lines(builder: str) -> str:
+    """The text of ``graph()``, such that each node knows again which line of the user's it came from."""
+    return _LINE_OF_NODE.sub(lambda line: f"_from_line({line[1]}, {stack_trace(line[0])!r})", builder)
+
+
+def _from_line(node: fx.Node, trace: str) -> fx.Node:
+    node.meta["stack_trace"] = trace
+    return node
 
 
 def _without_model(

@@ -239,7 +239,7 @@ def _model(
 
     if case.spec.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module, constant_expression=expression)
-    return module_text.write_module(case.graph_module, "Repro", constant_expression=expression)
+    return module_text.write_module(case.graph_module, constant_expression=expression)
 
 
 def _embedded(case: Case) -> str:

@@ -94,8 +94,6 @@ BINARY: Mapping[Callable[..., Any], str] = {
     operator.le: "<=",
     operator.gt: ">",
     operator.ge: ">=",
-    operator.is_: "is",
-    operator.is_not: "is not",
 }
 """Functions written between their two arguments."""
 
@@ -111,26 +109,25 @@ GET_DATA = torch_internals.get_data_function()
 """What dynamo calls for ``x.data``, the only form that it takes back."""
 
 
-def _no_name(node: fx.Node) -> str:
-    raise CannotWrite(f"node {node.name!r}", "it stands where only constants can")
-
-
 class Expressions:
-    def __init__(self, name_of: Callable[[fx.Node], str] = _no_name) -> None:
-        self._name_of = name_of
+    def __init__(self, name_of: Callable[[fx.Node], str] = str) -> None:
+        self.name_of = name_of
+        self.attributes: Mapping[str, str] = {}
+        """By the target of a node the attribute of ``self`` that it stands for."""
         self.imports: set[str] = set()
         self.roots: set[str] = set()
         self.kernels = Definitions(self.value, self.imports)
 
     def node(self, node: fx.Node) -> str:
         try:
-            if node.op == "get_attr":
-                return attribute_path("self", str(node.target))
-            if node.op == "call_module":
-                called = attribute_path("self", str(node.target))
-                return f"{called}({self._arguments(node.args, node.kwargs)})"
-            if node.op == "call_method":
-                return self._method(node)
+            match node.op:
+                case "get_attr":
+                    return f"self.{self.attributes[str(node.target)]}"
+                case "call_module":
+                    called = self.attributes[str(node.target)]
+                    return f"self.{called}({self._arguments(node.args, node.kwargs)})"
+                case "call_method":
+                    return self._method(node)
             return self._function(node)
         except CannotWrite as refusal:
             refusal.add_note(f"in node {node.name!r} ({node.op})")
@@ -139,7 +136,7 @@ class Expressions:
     def value(self, value: Any) -> str:
         """``value`` as an expression that gives an equal one. Raises CannotWrite naming its type."""
         if isinstance(value, fx.Node):
-            return self._name_of(value)
+            return self.name_of(value)
         if value is None or isinstance(value, bool):
             return repr(value)
         if value is Ellipsis:
@@ -151,16 +148,15 @@ class Expressions:
         for kind in (int, str, bytes):
             if isinstance(value, kind):  # by the plain type's repr: a subclass may have one of its own
                 return kind.__repr__(value)
-        if isinstance(value, tuple | list | dict | set | slice | range):
+        if isinstance(value, tuple | list | dict | slice | range):
             return self._container(value)
         return self._torch_value(value)
 
     def reference(self, value: Any) -> str:
-        reference = reference_to(value)
-        self.roots.add(reference.root)
-        if reference.imports:
-            self.imports.add(reference.imports)
-        return reference.text
+        text, imported = reference_to(value)
+        self.roots.add(text.partition(".")[0])
+        self.imports |= {imported} - {""}
+        return text
 
     def index(self, value: Any) -> str:
         if type(value) is tuple and value:
@@ -180,11 +176,8 @@ class Expressions:
         if torch_internals.is_kernel_launch(node):
             kernel, grid, given, by_name = torch_internals.launch_of(node)
             return f"{self._kernel(kernel)}[{self.value(grid)}]({self._arguments(given, by_name)})"
-        if not node.kwargs and args and isinstance(target, Callable):  # type: ignore[arg-type]  # typing form
-            infix = self._infix(target, args)
-            if infix is not None:
-                return infix
-        return f"{self.reference(target)}({self._arguments(args, node.kwargs)})"
+        infix = self._infix(target, args) if args and not node.kwargs else ""
+        return infix or f"{self.reference(target)}({self._arguments(args, node.kwargs)})"
 
     def _kernel(self, kernel: Any) -> str:
         name = self.kernels.name_of(kernel)
@@ -192,48 +185,45 @@ class Expressions:
         return name
 
     def keywords(self, node: fx.Node) -> str:
-        if not torch_internals.is_kernel_launch(node):
-            return self.value(dict(node.kwargs))
-        kernel, constants = torch_internals.kernel_and_constants(node)
-        self.imports.add(f"import {torch_internals.TABLE.rpartition('.')[0]}")
         texts = {key: self.value(value) for key, value in node.kwargs.items()}
-        texts["kernel_idx"] = f"{torch_internals.TABLE}.add_kernel({self._kernel(kernel)})"
-        texts["constant_args_idx"] = f"{torch_internals.TABLE}.add_constant_args({self.value(constants)})"
+        if torch_internals.is_kernel_launch(node):
+            kernel, constants = torch_internals.kernel_and_constants(node)
+            table = self.reference(torch_internals.table_of_kernels())
+            texts["kernel_idx"] = f"{table}.add_kernel({self._kernel(kernel)})"
+            texts["constant_args_idx"] = f"{table}.add_constant_args({self.value(constants)})"
         return "{" + ", ".join(f"{key!r}: {text}" for key, text in texts.items()) + "}"
 
-    def _infix(self, target: Any, args: tuple[Any, ...]) -> str | None:
-        """The operator form where it means exactly the call, else None."""
-        first_is_node = isinstance(args[0], fx.Node)
-        if target in UNARY and len(args) == 1 and first_is_node:
-            return f"{UNARY[target]}{self.value(args[0])}"
-        if target in BINARY and len(args) == 2 and _stands_between(target, args):
-            left, right = self.value(args[0]), self.value(args[1])
+    def _infix(self, target: Any, args: tuple[Any, ...]) -> str:
+        """The operator form where it means exactly the call, else nothing."""
+        if target in BINARY and len(args) == 2 and any(isinstance(arg, fx.Node) for arg in args):
+            left, right = map(self.value, args)
             # -1 ** x is -(1 ** x)
             left = f"({left})" if target is operator.pow and left.startswith("-") else left
             return f"{left} {BINARY[target]} {right}"
-        if target is operator.getitem and len(args) == 2 and first_is_node:
-            return f"{self.value(args[0])}[{self.index(args[1])}]"
-        if target is getattr and len(args) == 2 and first_is_node and _is_attribute(args[1]):
-            # x.data is another function to dynamo, see below
-            return f"{self.value(args[0])}.{args[1]}" if args[1] != "data" or GET_DATA is None else None
-        if GET_DATA is not None and target is GET_DATA and len(args) == 1 and first_is_node:
-            return f"{self.value(args[0])}.data"
-        return None
+        match args:
+            case (fx.Node() as node,) if target in UNARY:
+                return f"{UNARY[target]}{self.value(node)}"
+            case (fx.Node() as node,) if target is GET_DATA:
+                return f"{self.value(node)}.data"
+            case (fx.Node() as node, index) if target is operator.getitem:
+                return f"{self.value(node)}[{self.index(index)}]"
+            case (fx.Node() as node, name) if target is getattr and _is_attribute(name):
+                # x.data is another function to dynamo
+                return f"{self.value(node)}.{name}" if name != "data" or GET_DATA is None else ""
+        return ""
 
     def _method(self, node: fx.Node) -> str:
         owner, *rest = node.args or (None,)
-        if not isinstance(owner, fx.Node):
-            raise CannotWrite(f"method {node.target!r}", "it is called on something that is not a node")
-        if not _is_attribute(node.target):
-            raise CannotWrite(f"method {node.target!r}", "its name is not an identifier")
+        if not isinstance(owner, fx.Node) or not _is_attribute(node.target):
+            raise CannotWrite(f"method {node.target!r}", "no attribute of a node is called so")
         return f"{self.value(owner)}.{node.target}({self._arguments(rest, node.kwargs)})"
 
     def _arguments(self, args: Any, kwargs: Mapping[str, Any]) -> str:
         parts = [self.value(arg) for arg in args]
-        parts += [f"{name}={self.value(v)}" for name, v in kwargs.items() if is_plain_identifier(name)]
-        odd = {name: value for name, value in kwargs.items() if not is_plain_identifier(name)}
-        if odd:
-            parts.append(f"**{self.value(odd)}")
+        if all(map(is_plain_identifier, kwargs)):
+            parts += [f"{name}={self.value(value)}" for name, value in kwargs.items()]
+        else:
+            parts.append(f"**{self.value(dict(kwargs))}")
         return ", ".join(parts)
 
     def _container(self, value: Any) -> str:
@@ -243,8 +233,6 @@ class Expressions:
             return f"range({value.start}, {value.stop}, {value.step})"
         if isinstance(value, dict):
             return "{" + ", ".join(f"{self.value(k)}: {self.value(v)}" for k, v in value.items()) + "}"
-        if isinstance(value, set):
-            return f"{{{', '.join(sorted(map(self.value, value)))}}}" if value else "set()"
         inside = ", ".join(self.value(item) for item in value)
         if isinstance(value, list):
             return f"[{inside}]"
@@ -261,11 +249,6 @@ class Expressions:
             return f"torch.device({str(value)!r})"
         if isinstance(value, torch.Generator):
             return f"torch.Generator({str(value.device)!r}).manual_seed({value.initial_seed()})"
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            if isinstance(value, torch.SymInt) and (constant := value.node.maybe_as_int()) is not None:
-                return repr(constant)
-            what = f"the symbolic number {value}"
-            raise CannotWrite(what, "it stands in an argument and is no node of the graph")
         if (shared := shared_text(value)) is not None:
             self.roots.add("torch")
             self.imports |= {f"import {shared[1]}"} if shared[1] else set()
@@ -275,13 +258,6 @@ class Expressions:
             return self.reference(value)
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise CannotWrite(f"an argument of type {kind}", "it has no literal form")
-
-
-def _stands_between(target: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the operator form computes something at run time and compiles without a warning."""
-    if target in (operator.is_, operator.is_not):  # Python warns of identity with a literal
-        return all(isinstance(arg, fx.Node) or arg is None for arg in args) and args != (None, None)
-    return any(isinstance(arg, fx.Node) for arg in args)
 
 
 def _is_attribute(name: Any) -> bool:
@@ -295,10 +271,3 @@ def literal(value: Any) -> str:
     if write.imports:
         raise CannotWrite(text, "it takes an import, and stands where only constants can")
     return text
-
-
-def attribute_path(owner: str, path: str) -> str:
-    """``owner.a.b``; a part that is no identifier is looked up by its string: ``getattr(owner.a, '0').b``."""
-    for part in path.split("."):
-        owner = f"{owner}.{part}" if is_plain_identifier(part) else f"getattr({owner}, {part!r})"
-    return owner

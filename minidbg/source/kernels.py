@@ -16,7 +16,7 @@ from minidbg import torch_internals
 from minidbg.backends.modules import is_installed
 from minidbg.backends.statements import read_statements
 from minidbg.fx.effects import walk
-from minidbg.source.names import is_plain_identifier
+from minidbg.source.names import is_plain_identifier, numbered
 from minidbg.words.errors import CannotWrite
 
 USUAL = {"triton": "triton", "tl": "triton.language"}
@@ -24,23 +24,23 @@ USUAL = {"triton": "triton", "tl": "triton.language"}
 
 
 class Definitions:
-    """The statements that define kernels, by the names that they bind, in order; ``imports`` collects what they need.
+    """The statements that define kernels and what these look up, imports among them, by the names that they bind, in order.
 
-    ``write`` gives the expression for a value that is no kernel.
+    ``write`` gives the expression for a value that is no kernel; ``imports`` collects what installed kernels need.
     """
 
     def __init__(self, write: Callable[[Any], str], imports: set[str]) -> None:
         self.texts: dict[str, str] = {}
         self._write = write
         self._imports = imports
-        self._modules: dict[str, ModuleType] = {}
 
     def name_of(self, kernel: Any) -> str:
         function = kernel
         while not inspect.isfunction(function):
-            function = getattr(function, "fn", None)
-            if function is None:
-                raise CannotWrite(f"a kernel of type {type(kernel).__qualname__}", "it has no function")
+            if not torch_internals.is_kernel(function):
+                kind = f"{type(function).__module__}.{type(function).__qualname__}"
+                raise CannotWrite(f"a kernel of type {kind}", "only triton.jit and triton.autotune are known")
+            function = function.fn
         try:
             module = sys.modules.get(function.__module__)
             place = os.path.dirname(str(getattr(module, "__file__", None) or ""))
@@ -53,61 +53,54 @@ class Definitions:
             raise
 
     def _defined(self, kernel: Any) -> str:
-        if not torch_internals.is_kernel(kernel):
-            kind = f"{type(kernel).__module__}.{type(kernel).__qualname__}"
-            raise CannotWrite(f"a kernel of type {kind}", "only triton.jit and triton.autotune are known")
-        text = _text_of(kernel)
-        name = kernel.fn.__name__
-        if self._bind(name, text):
-            scope = kernel.fn.__globals__ | inspect.getclosurevars(kernel.fn).nonlocals
-            (statement,) = read_statements(text, "<kernel>")
-            for used in sorted(statement.needs - {name}):
-                if used in scope:
-                    self._look_up(used, scope[used])
-                elif used in USUAL:
-                    self._look_up(used, sys.modules[USUAL[used]])
-                elif not hasattr(builtins, used):
-                    why = "it was local where the kernel was defined, and is gone"
-                    raise CannotWrite(f"the name {used}", why)
-            self.texts[name] = self.texts.pop(name)  # it comes after what it looks up
-        return str(name)
+        name, text = str(kernel.fn.__name__), _text_of(kernel)
+        if self.texts.get(name) == text:
+            return name
+        self._bind(name, text)
+        scope = {used: sys.modules[module] for used, module in USUAL.items()}
+        scope |= kernel.fn.__globals__ | inspect.getclosurevars(kernel.fn).nonlocals
+        (statement,) = read_statements(text, "<kernel>")
+        for used in sorted(statement.needs - {name}):
+            if used in scope:
+                self._look_up(used, scope[used])
+            elif not hasattr(builtins, used):
+                why = "it was local where the kernel was defined, and is gone"
+                raise CannotWrite(f"the name {used}", why)
+        self.texts[name] = self.texts.pop(name)  # it comes after what it looks up
+        return name
 
     def _look_up(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType):
-            self._imports.add(f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else ""))
-            if self._modules.setdefault(name, value) is not value:
-                raise CannotWrite(f"the name {name}", "it stands for different modules in two kernels")
-            return
         home = getattr(value, "__module__", None)
-        if home in sys.stdlib_module_names and getattr(sys.modules[home], name, None) is value:
-            self._imports.add(f"from {home} import {name}")
-            return
-        if torch_internals.is_kernel(value):
-            text = self.name_of(value)
+        if isinstance(value, ModuleType):
+            text = f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")
+        elif home in sys.stdlib_module_names and getattr(sys.modules[home], name, None) is value:
+            text = f"from {home} import {name}"
+        elif torch_internals.is_kernel(value):
+            text = f"{name} = {self.name_of(value)}"
         elif type(value).__qualname__ == "constexpr":
-            self._imports.add("import triton")
-            text = f"triton.language.constexpr({self._write(value.value)})"
+            self._bind("triton", "import triton")
+            text = f"{name} = triton.language.constexpr({self._write(value.value)})"
         else:
-            text = self._write(value)
-        if text != name:
-            self._bind(name, f"{name} = {text}")
+            text = f"{name} = {self._write(value)}"
+        if text != f"{name} = {name}":
+            self._bind(name, text)
 
     def _tuned(self, tuner: Any) -> str:
         """An autotuned kernel, from the tuner as it is: dynamo makes some of its own, for ``num_warps=`` at a launch."""
-        configs = ", ".join(map(self._config, tuner.configs))
-        arguments = [f"configs=[{configs}]", f"key={self._write(list(getattr(tuner, 'keys', ())))}"]
-        for part in ("reset_to_zero", "restore_value"):
-            if getattr(tuner, part, None):
-                arguments.append(f"{part}={self._write(list(getattr(tuner, part)))}")
         for part in ("user_defined_pre_hook", "user_defined_post_hook", "perf_model", "early_config_prune"):
             if getattr(tuner, part, None):
                 raise CannotWrite("its autotuner", f"it has a function of its own, {part}")
+        arguments = [f"configs=[{', '.join(map(self._config, tuner.configs))}]"]
+        for name, part in (("key", "keys"), ("reset_to_zero",) * 2, ("restore_value",) * 2):
+            if (value := getattr(tuner, part, None)) or name == "key":
+                arguments.append(f"{name}={self._write(list(value or ()))}")
+        self._bind("triton", "import triton")
         inner = self._defined(tuner.fn)
-        self._imports.add("import triton")
         made = f"triton.autotune({', '.join(arguments)})({inner})"
-        name, number = f"{inner}_tuned", 1
-        while not self._bind_if_free(name, f"{name} = {made}"):
-            name, number = f"{inner}_tuned_{number}", number + 1
+        name = numbered(
+            f"{inner}_tuned", {name for name, text in self.texts.items() if text != f"{name} = {made}"}
+        )
+        self._bind(name, f"{name} = {made}")
         return name
 
     def _config(self, config: Any) -> str:
@@ -120,22 +113,16 @@ class Definitions:
                 arguments.append(f"{name}={self._write(value)}")
         return f"triton.Config({', '.join(arguments)})"
 
-    def _bind(self, name: str, text: str) -> bool:
-        is_new = name not in self.texts
-        if not self._bind_if_free(name, text):
-            raise CannotWrite(f"the name {name}", "the kernels of the graph use it for two different things")
-        return is_new
-
-    def _bind_if_free(self, name: str, text: str) -> bool:
+    def _bind(self, name: str, text: str) -> None:
         if not is_plain_identifier(name):
             raise CannotWrite(f"the name {name}", "it is no plain identifier")
-        return self.texts.setdefault(name, text) == text
+        if self.texts.setdefault(name, text) != text:
+            raise CannotWrite(f"the name {name}", "the kernels of the graph use it for two different things")
 
 
 def _text_of(kernel: Any) -> str:
     """The definition of a kernel without its other decorators. Triton keeps the source of each function that it compiles."""
-    source = getattr(kernel, "raw_src", None) or inspect.getsource(kernel.fn)
-    text = textwrap.dedent("".join(source))
+    text = textwrap.dedent("".join(getattr(kernel, "raw_src", None) or inspect.getsource(kernel.fn)))
     (node,) = ast.parse(text).body
     assert isinstance(node, ast.FunctionDef)
     parts = [ast.get_source_segment(text, part) or "" for part in node.decorator_list]

@@ -12,8 +12,7 @@ import keyword
 import re
 import sys
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -31,8 +30,7 @@ RESERVED = frozenset({*keyword.kwlist, *dir(builtins), "self", "torch", "constan
 _FROM_SOURCE = re.compile(r"[LG]_(.+?)_?|[lg]_(.+?)_")
 """How dynamo names an input after its source ``L['x']``; subgraphs hold it in lower case."""
 
-_ROOT = re.compile(r"^[^\W\d]\w*?_(?:modules|parameters|buffers)_(?=.)")
-_INSIDE = re.compile(r"_(?:modules|parameters|buffers)_(?=.)")
+_HOLDERS = re.compile(r"(?:^[^\W\d]\w*?)?_(?:modules|parameters|buffers)_(?=.)")
 _NOT_IN_NAMES = re.compile(r"[^0-9a-zA-Z_]+")
 
 
@@ -45,24 +43,11 @@ def is_plain_identifier(text: str) -> bool:
     return text.isascii() and text.isidentifier() and not keyword.iskeyword(text) and not mangled
 
 
-def readable(raw: str) -> tuple[str, ...]:
-    """Names for an input that dynamo called ``raw``, the best first.
-
-    ``L_self_modules_h_modules_0_parameters_weight_`` gives ``h_0_weight`` and, for a case of two
-    modules with the same inner name, ``self_h_0_weight``. A readable name is its own best name.
-    """
-    short = _to_fixed_point(raw, short=True)
-    long = _to_fixed_point(raw, short=False)
-    return (short, long) if short != long else (short,)
-
-
-def _to_fixed_point(raw: str, *, short: bool) -> str:
-    """Strip dynamo's marks until none is left, so that a name once written is not changed when read back."""
-    name = raw
-    while match := _FROM_SOURCE.fullmatch(name):
-        inner = match[1] or match[2]
-        name = identifier(_INSIDE.sub("_", _ROOT.sub("", inner) if short else inner))
-    return identifier(name)
+def readable(raw: str) -> str:
+    """A name for an input that dynamo called ``raw``: ``h_0_weight`` of ``L_self_modules_h_modules_0_parameters_weight_``."""
+    while match := _FROM_SOURCE.fullmatch(raw):  # until no mark is left: a name once written is its own
+        raw = identifier(_HOLDERS.sub("_", match[1] or match[2]).removeprefix("_"))
+    return identifier(raw)
 
 
 def identifier(name: str) -> str:
@@ -81,23 +66,12 @@ class Names:
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
         self._used: set[str] = set(reserved)
-        self.by_node: dict[fx.Node, str] = {}
 
-    def __getitem__(self, node: fx.Node) -> str:
-        return self.by_node[node]
-
-    def add(self, node: fx.Node) -> str:
-        is_input = node.op == "placeholder"
-        name = self.unique(*(readable(str(node.target)) if is_input else (identifier(node.name),)))
-        self.by_node[node] = name
-        return name
+    def of(self, node: fx.Node) -> str:
+        return self.free(readable(str(node.target)) if node.op == "placeholder" else node.name)
 
     def free(self, raw: str) -> str:
-        return self.unique(identifier(raw))
-
-    def unique(self, *candidates: str) -> str:
-        free = (name for name in candidates if name not in self._used)
-        name = next(free, None) or numbered(candidates[-1], self._used)
+        name = numbered(identifier(raw), self._used)
         self._used.add(name)
         return name
 
@@ -120,27 +94,21 @@ _HOMES = (
 )
 """Where a function is looked for by its own name, the best place first."""
 
-LOADED_WITH_TORCH = frozenset(
-    {
-        *(home for home in _HOMES if home.startswith("torch")),
-        *("torch._C", "torch._C._nn", "torch.functional", "torch.utils.checkpoint", "torch.amp"),
-        *("torch.amp.autocast_mode", "torch.autograd", "torch.autograd.function", "torch.autograd.grad_mode"),
-    }
+LOADED_WITH_TORCH = (
+    *("torch._C", "torch._C._nn", "torch.functional", "torch.utils.checkpoint", "torch.autograd"),
+    *("torch.amp", "torch.amp.autocast_mode", "torch.autograd.function", "torch.autograd.grad_mode"),
+    *(home for home in _HOMES if home.startswith("torch")),
 )
 """Modules that ``import torch`` brings; any other is imported by name."""
 
-_KNOWN: dict[int, tuple[Any, Reference]] = {}
-"""By identity what Python or torch itself brings, which stays where it is, and how it is named."""
 
-
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     text: str
     imports: str = ""
 
-    @property
-    def root(self) -> str:
-        return self.text.partition(".")[0]
+
+_KNOWN: dict[int, tuple[Any, Reference]] = {}
+"""By identity what Python or torch itself brings, which stays where it is, and how it is named."""
 
 
 def reference_to(value: Any) -> Reference:
@@ -157,20 +125,25 @@ def reference_to(value: Any) -> Reference:
         root, _, inside = module.partition(".")
         # of torch._C._functorch the name is no module's, but an attribute's
         home = sys.modules.get(module) or (walk(sys.modules.get(root), inside) if inside else None)
-        if walk(home, path) is not value or module == "__main__":
+        text = f"{module}.{path}"
+        if module == "__main__" or walk(home, path) is not value:
             continue
-        if not all(map(is_plain_identifier, [*module.split("."), *path.split(".")])):
+        if not all(map(is_plain_identifier, text.split("."))):
             continue
-        # what defines a custom operator is known to the backend's reference
-        is_foreign = path.startswith("ops.higher_order.") and not type(value).__module__.startswith("torch.")
-        reference = _with_import(f"{module}.{path}", type(value).__module__ if is_foreign else module)
-        if operator_path is None and not reference.imports:
+        if path.startswith("ops.higher_order.") and not type(value).__module__.startswith("torch."):
+            # what defines a custom operator is known to the backend's reference
+            return Reference(text, f"import {type(value).__module__}")
+        if module != "builtins" and module not in LOADED_WITH_TORCH:
+            return Reference(text, f"import {module if module in sys.modules else root}")
+        reference = Reference(text.removeprefix("builtins."))
+        if operator_path is None:
             _KNOWN[id(value)] = value, reference
         return reference
+    home, name = (getattr(value, f"__{part}__", None) for part in ("module", "qualname"))
     # dynamo's closures for DTensors in torch 2.11
-    is_torchs = str(getattr(value, "__module__", "")).startswith("torch.")
+    is_torchs = str(home).startswith("torch.")
     why = "torch made it for this graph" if is_torchs else "define it in a module, by a global name"
-    raise CannotWrite(_describe(value), f"no import leads to it; {why}")
+    raise CannotWrite(f"{home}.{name or type(value).__name__}", f"no import leads to it; {why}")
 
 
 def _places(value: Any) -> Iterator[tuple[str, str]]:
@@ -181,25 +154,9 @@ def _places(value: Any) -> Iterator[tuple[str, str]]:
     yield from (("torch._C._nn", own_name), ("torch._C", own_name))
     kind, home = type(value).__qualname__, type(value).__module__
     if hasattr(type(value), "__members__"):  # an enum of Python or of pybind11
-        name = getattr(value, "name", "")
-        yield home, f"{kind}.{name}"
-        yield home, f"{kind.lstrip('_')}.{name}"
+        yield from ((home, f"{name}.{getattr(value, 'name', '')}") for name in (kind, kind.lstrip("_")))
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(module, str) and isinstance(path, str):
-        yield module, path
-        yield module, path.rpartition(".")[2]
+        yield from ((module, path), (module, path.rpartition(".")[2]))
     globals_of_home = dict(getattr(sys.modules.get(home), "__dict__", {}))
     yield from ((home, name) for name, found in globals_of_home.items() if found is value)
-
-
-def _with_import(text: str, module: str) -> Reference:
-    if module == "builtins":
-        return Reference(text.removeprefix("builtins."))
-    if module in LOADED_WITH_TORCH:
-        return Reference(text)
-    return Reference(text, f"import {module if module in sys.modules else module.partition('.')[0]}")
-
-
-def _describe(value: Any) -> str:
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
-    return f"{getattr(value, '__module__', None)}.{name}"

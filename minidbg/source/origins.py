@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import os
 import re
 import sys
-import tokenize
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -37,7 +34,7 @@ def cell_name(file: str) -> str:
 
 
 _FRAME = re.compile(r' *File "(.*)", line (\d+).*')
-_LOCATION = re.compile(r"(.+):(\d+)")
+_COMMENT = re.compile(r".*  # (.+):(\d+)")
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 HUNTS_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "extras", "hunt", "")
 
@@ -65,45 +62,16 @@ def location(node: fx.Node) -> str:
     return ""
 
 
-def stack_trace(comment: str) -> str | None:
-    """The stack trace that ``location`` reads as ``comment``, or None for another comment."""
-    match = _LOCATION.fullmatch(comment)
-    return f'  File "{match[1]}", line {match[2]}, in forward\n' if match else None
+def stack_trace(line: str) -> str:
+    """The stack trace that ``location`` reads as the comment at the end of ``line``; nothing for another comment."""
+    match = _COMMENT.fullmatch(line)
+    return f'  File "{match[1]}", line {match[2]}, in forward\n' if match else ""
 
 
-def traces_of(graph_module: fx.GraphModule) -> dict[str, dict[str, str]]:
-    """By the path of each graph and the name of each node the stack trace that ends in the user's line, as ``location`` names it."""
-    return {
-        path: {node.name: trace for node in graph.nodes if (trace := _users_frame(node))}
-        for path, graph in _graphs(graph_module).items()
-    }
-
-
-def put_traces(graph_module: fx.GraphModule, traces: Mapping[str, Mapping[str, str]]) -> None:
-    for path, graph in _graphs(graph_module).items():
-        for node in graph.nodes:
-            if trace := traces[path].get(node.name):
-                node.meta["stack_trace"] = trace
-
-
-def _users_frame(node: fx.Node) -> str:
-    if node.op in ("placeholder", "output") or not (place := location(node)):
-        return ""
-    _, _, text = user_frames(node)[0]
-    return (stack_trace(place) or "") + (f"    {text}\n" if text else "")
-
-
-def _graphs(graph_module: fx.GraphModule) -> dict[str, fx.Graph]:
-    modules = graph_module.named_modules(remove_duplicate=False)
-    return {path: module.graph for path, module in modules if isinstance(module, fx.GraphModule)}
-
-
-def comments_by_line(source: str) -> dict[int, str]:
-    return {
-        token.start[0]: token.string.removeprefix("#").strip()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
+def users_frame(node: fx.Node) -> str:
+    """The stack trace of ``node`` for another process: one frame, in the place that ``location`` names."""
+    frames = user_frames(node) if node.op not in ("placeholder", "output") else ()
+    return "".join(f"{stack_trace(f'  # {location(node)}')}    {text}\n" for _, _, text in frames[:1])
 
 
 def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False) -> tuple[str, str]:
@@ -132,13 +100,10 @@ def is_the_users(file: str) -> bool:
 def mentions(message: str, node: fx.Node) -> bool:
     """Whether the error text names the node, or the source line that it stands for."""
     last = str(node.stack_trace).strip().splitlines()[-1].strip()
-    if f"%{node.name} " in message or f"'{node.name}'" in message or (len(last) > 8 and last in message):
-        return True
-    # a name like "add" is also a word of any message; one like "add_3" is not
-    return (
-        re.search(r"[_\d]", node.name) is not None
-        and re.search(rf"\b{re.escape(node.name)}\b", message) is not None
-    )
+    name = re.escape(node.name)
+    # "add" is also a word of any message; "add_3" is not
+    named = rf"\b{name}\b" if re.search(r"[_\d]", name) else f"%{name} |'{name}'"
+    return re.search(named, message) is not None or (len(last) > 8 and last in message)
 
 
 def short_path(file: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from torch import fx, nn
 from minidbg import torch_internals
 from minidbg.fx.effects import FORMS
 from minidbg.source.expressions import BINARY, GET_DATA, UNARY
-from minidbg.source.module_text import used_targets, write_module
+from minidbg.source.module_text import write_module
 from minidbg.source.names import Names
-from minidbg.source.origins import comments_by_line, stack_trace
+from minidbg.source.origins import stack_trace
 
 Operation = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 """The kind of a node, its target, arguments and keywords."""
@@ -32,7 +32,7 @@ def read_module(class_source: str, namespace: dict[str, Any]) -> fx.GraphModule 
     """
     (definition,) = ast.parse(class_source).body
     assert isinstance(definition, ast.ClassDef)
-    comments = comments_by_line(class_source)
+    lines = class_source.split("\n")
     made: dict[int, fx.GraphModule] = {}
 
     def read(definition: ast.ClassDef, instance: nn.Module) -> fx.GraphModule:
@@ -40,13 +40,13 @@ def read_module(class_source: str, namespace: dict[str, Any]) -> fx.GraphModule 
             return made[id(instance)]
         nested = {item.name: item for item in definition.body if isinstance(item, ast.ClassDef)}
         (forward,) = (item for item in definition.body if getattr(item, "name", "") == "forward")
-        assert isinstance(forward, ast.FunctionDef)
-        graph = _ForwardReader(forward, namespace, comments).graph
+        graph = _ForwardReader(forward, namespace, lines).graph
         root: dict[str, Any] = {}
-        for target in used_targets(graph):
-            value = operator.attrgetter(target)(instance)
-            inner = nested.get(type(value).__name__)
-            root[target] = read(inner, value) if inner is not None else value
+        for node in graph.nodes:
+            if node.op in ("get_attr", "call_module"):
+                value = root[node.target] = getattr(instance, node.target)
+                if inner := nested.get(type(value).__name__):
+                    root[node.target] = read(inner, value)
         made[id(instance)] = torch_internals.lazy_graph_module(root, graph)
         return made[id(instance)]
 
@@ -54,7 +54,7 @@ def read_module(class_source: str, namespace: dict[str, Any]) -> fx.GraphModule 
         outermost = namespace[definition.name]()
         try:
             graph_module = read(definition, outermost)
-            again = write_module(graph_module, definition.name).text
+            again = write_module(graph_module).text
         except Exception:  # noqa: BLE001 - what a person wrote may raise anything where it is taken for ours
             return None
     return graph_module if _without_init(again) == _without_init(class_source) else None
@@ -62,45 +62,28 @@ def read_module(class_source: str, namespace: dict[str, Any]) -> fx.GraphModule 
 
 def _without_init(class_source: str) -> str:
     tree = ast.parse(class_source)
-    items = list(tree.body)
-    for one in items:
+    for one in ast.walk(tree):
         if isinstance(one, ast.ClassDef):
             one.body = [item for item in one.body if getattr(item, "name", "") != "__init__"]
-            items += one.body
     return ast.dump(tree)
 
 
-class _Itself:
-    """``self`` where an expression is evaluated: an attribute is known by its dotted name, an item by its index."""
-
-    def __init__(self, path: str = "") -> None:
-        self.__path = path
-
-    def __getattr__(self, name: str) -> _Itself:
-        return _Itself(f"{self.__path}.{name}")
-
+class _Index:
     def __getitem__(self, index: Any) -> Any:
         return index
 
-    def __str__(self) -> str:
-        return self.__path.removeprefix(".")
-
 
 class _ForwardReader:
-    def __init__(
-        self, forward: ast.FunctionDef, namespace: dict[str, Any], comments: Mapping[int, str]
-    ) -> None:
+    def __init__(self, forward: Any, namespace: dict[str, Any], lines: Sequence[str]) -> None:
         self.graph = fx.Graph()
         self._namespace = namespace
-        self._comments = comments
-        self._values: dict[str, Any] = {"self": _Itself()}
+        self._lines = lines
+        self._values: dict[str, Any] = {"self": _Index()}  # no node has this name
         names = (item for item in ast.walk(forward) if isinstance(item, ast.arg | ast.Name))
         self._free_names = Names(one.arg if isinstance(one, ast.arg) else one.id for one in names)
-        parameters = [one.arg for one in forward.args.args[1:]]
-        defaults = dict(zip(reversed(parameters), reversed(forward.args.defaults), strict=False))
-        for name in parameters:
-            given = (self._value(defaults[name]),) if name in defaults else ()
-            self._values[name] = self._add(("placeholder", name, given, {}), name)
+        for parameter in forward.args.args[1:]:
+            name = parameter.arg
+            self._values[name] = self._add(("placeholder", name, (), {}), name)
         for statement in forward.body:
             self._read(statement)
 
@@ -125,7 +108,7 @@ class _ForwardReader:
                 self._add(("call_function", form.exit, (node,), {}))
             case _:
                 raise TypeError(f"a {type(statement).__name__} is no node")
-        if trace := stack_trace(self._comments.get(statement.lineno, "")):
+        if trace := stack_trace(self._lines[statement.lineno - 1]):
             node.meta["stack_trace"] = trace
 
     def _add(self, operation: Operation, name: str = "") -> fx.Node:
@@ -141,11 +124,15 @@ class _ForwardReader:
                 return "call_function", SYMBOLS[type(op)], (self._value(operand),), {}
             case ast.Subscript():
                 return "call_function", operator.getitem, self._item(expression), {}
-            case ast.Attribute(ast.Name(id=name), "data") if name != "self" and GET_DATA is not None:
+            case ast.Attribute(ast.Name("self"), attr):
+                return "get_attr", attr, (), {}
+            case ast.Attribute(ast.Name(id=name), "data") if GET_DATA is not None:
                 return "call_function", GET_DATA, (self._values[name],), {}
-            case ast.Attribute(ast.Name(id=name), attr) if name != "self":
+            case ast.Attribute(ast.Name(id=name), attr):
                 return "call_function", getattr, (self._values[name], attr), {}
-            case ast.Call(ast.Attribute(ast.Name(id=name), attr)) if name != "self" and name in self._values:
+            case ast.Call(ast.Attribute(ast.Name("self"), attr)):
+                return "call_module", attr, *self._given(expression)
+            case ast.Call(ast.Attribute(ast.Name(id=name), attr)) if name in self._values:
                 args, kwargs = self._given(expression)
                 return "call_method", attr, (self._values[name], *args), kwargs
             case ast.Call(ast.Subscript(kernel, grid)):  # a user's Triton kernel
@@ -153,12 +140,8 @@ class _ForwardReader:
                 target, kwargs = torch_internals.launch_arguments(*launched)
                 return "call_function", target, (), kwargs
             case ast.Call(func=function):
-                target, (args, kwargs) = self._value(function), self._given(expression)
-                if isinstance(target, _Itself):
-                    return "call_module", str(target), args, kwargs
-                if not any(isinstance(one, _Itself) for one in args):  # getattr(self, "0")
-                    return "call_function", target, args, kwargs
-        return "get_attr", str(self._value(expression)), (), {}
+                return "call_function", self._value(function), *self._given(expression)
+        raise TypeError(f"a {type(expression).__name__} is no node")
 
     def _given(self, call: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         kwargs: dict[str, Any] = {}

@@ -128,10 +128,10 @@ class _Values(Expressions):
     """Writes what a subclass keeps beside its tensors; plain dataclasses by their constructor."""
 
     def reference(self, value: Any) -> str:
-        found = reference_to(value)
-        module = found.imports.removeprefix("import ")
-        if module and walk(sys.modules.get(found.root), found.text.partition(".")[2]) is not value:
-            name = found.text.removeprefix(f"{module}.")
+        text, imported = reference_to(value)
+        module, (root, _, path) = imported.removeprefix("import "), text.partition(".")
+        if module and walk(sys.modules.get(root), path) is not value:
+            name = text.removeprefix(f"{module}.")
             self.imports.add(f"from {module} import {name.partition('.')[0]}")
             return name
         return super().reference(value)

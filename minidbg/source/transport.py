@@ -17,7 +17,6 @@ from minidbg import torch_internals
 from minidbg.backends import run_as_module
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import with_group
-from minidbg.source import origins
 from minidbg.source.inputs import Exactness, as_scripts_do, bytes_to_store, write_inputs
 from minidbg.source.module_text import write_graph_builder
 from minidbg.source.names import identifier
@@ -71,7 +70,6 @@ def pack(case: Case, *, room_bytes: int = UNLIMITED) -> Parcel:
         "values": "\n".join([*inputs.imports, *inputs.lines]),
         "names": list(inputs.names),
         "constants": list(graph.constants),
-        "traces": origins.traces_of(case.graph_module),
     }
     return Parcel(table, inputs.stored, owners, 0 if sent else whole)
 
@@ -111,5 +109,4 @@ def unpack(table: Mapping[str, Any], stored: Stored) -> Case:
             constants=constants,
             graph_module=torch_internals.lazy_graph_module,
         )["graph"]()
-    origins.put_traces(graph_module, table["traces"])
     return Case(graph_module, tuple(inputs), spec, Provenance(**read_literal(table["provenance"])))

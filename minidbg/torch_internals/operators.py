@@ -193,10 +193,6 @@ def kernels_kept() -> Iterator[None]:
     vars(table).update(kept)
 
 
-TABLE = "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table"
-"""The name of that table in source text; its module is imported for it."""
-
-
 def is_kernel_launch(node: fx.Node) -> bool:
     return str(getattr(node.target, "_name", "")).startswith("triton_kernel_wrapper")
 

@@ -111,7 +111,7 @@ def lost_note(failure: Failure) -> list[str]:
     lost = [f"{name} was set" for name in config_without_literal()]
     placeholders = failure.graph_module.graph.find_nodes(op="placeholder")
     for node, value in zip(placeholders, failure.inputs, strict=False):
-        name = readable(str(node.target))[0]
+        name = readable(str(node.target))
         if isinstance(value, torch.Tensor) and type(value._base) is type(value):
             lost.append(f"{name} was a view with a base of its own ({name}._base)")
         if getattr(getattr(value, "__torch_function__", None), "__func__", own.__func__) is not own.__func__:

@@ -220,7 +220,7 @@ class Verification:
         index = index_of_input(where)
         if index is None:
             return where
-        name = readable(str(self.before.graph.graph.find_nodes(op="placeholder")[index].target))[0]
+        name = readable(str(self.before.graph.graph.find_nodes(op="placeholder")[index].target))
         named = where.replace(f"input {index}", f"input {index} ({name})", 1)
         spoilt = ", which eager leaves as it is," if self.is_spoilt(where) else AFTER_THE_CALL
         return named.replace(AFTER_THE_CALL, spoilt)

@@ -160,16 +160,3 @@ def test_a_level_that_the_failure_lies_in_stays_whole(tmp_path: Path) -> None:
         found = failing_program(function, (torch.randn(3, 4),), refuses_sin, tmp_path / function.__name__)
         for name in ("increment", "decrement"):
             assert f"{level}_{name}_nesting" in found.text
-
-
-def refuses_the_method_sin(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-    if any(node.op == "call_method" and node.target == "sin" for node in gm.graph.nodes):
-        raise NotImplementedError("no methods")
-    return gm.forward
-
-
-def test_lines_that_enter_and_leave_a_level_are_marked(tmp_path: Path) -> None:
-    found = failing_program(mapped, (torch.randn(3, 4),), refuses_the_method_sin, tmp_path)
-    lines = [line.strip() for line in found.text.splitlines()]
-    for mark, call in (("enters", "_vmap_increment_nesting"), ("leaves", "_vmap_decrement_nesting")):
-        assert call in lines[lines.index(f"# {mark} a level of vmap") + 1]

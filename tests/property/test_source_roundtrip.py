@@ -7,17 +7,13 @@ import operator
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.graphs_to_write import assert_round_trip
-from torch import Tensor, fx
+from torch import fx
 
 from minidbg import torch_internals
-from minidbg.fx.copying import capture_by_dynamo
-from minidbg.fx.mutation import mutated_placeholders
 from minidbg.source.expressions import BINARY, UNARY
-from minidbg.source.module_text import instantiate, write_module
-from minidbg.source.size import call_targets
 
 ENTER_AUTOCAST, EXIT_AUTOCAST = torch_internals.autocast_functions()
 SET_GRAD = torch._C._set_grad_enabled
@@ -138,92 +134,3 @@ KINDS = [a_call, an_operator, a_method, an_assignment, a_constant, a_block, a_ne
 @given(graph_modules())
 def test_what_is_written_is_read_back_exactly_and_its_builder_builds_it(gm: fx.GraphModule) -> None:
     assert_round_trip(gm)
-
-
-def square_steps(draw: st.DrawFn) -> Any:
-    """A function over two ``[4, 4]`` tensors made of random steps that all give ``[4, 4]`` tensors."""
-    step = st.tuples(st.sampled_from(list(STEPS)), st.integers(0, 9), st.integers(0, 9))
-    steps = draw(st.lists(step, min_size=1, max_size=8))
-
-    def run(x: Tensor, y: Tensor) -> list[Tensor]:
-        values = [x, y]
-        for name, one, two in steps:
-            values.append(STEPS[name](values[one % len(values)], values[two % len(values)]))
-        return values[2:]
-
-    return run
-
-
-def in_autocast(a: Tensor, b: Tensor) -> Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return (a @ b).float()
-
-
-def without_grad(a: Tensor, b: Tensor) -> Tensor:
-    with torch.no_grad():
-        return a - b
-
-
-def write_row(a: Tensor, b: Tensor) -> Tensor:
-    a[1:, ::2] = 3
-    return a + b
-
-
-def factory(a: Tensor, b: Tensor) -> Tensor:
-    return torch.full((4, 4), 2.0).cumsum(0) + torch.arange(4.0)
-
-
-def branch(a: Tensor, b: Tensor) -> Tensor:
-    return torch.cond(a.sum() > 0, lambda u, v: u * 2 + v, lambda u, v: u - v, (a.clone(), b.clone()))
-
-
-STEPS = {
-    "add": lambda a, b: a + b,
-    "scaled": lambda a, b: torch.add(a, b, alpha=2),
-    "in_place": lambda a, b: a.add_(1),
-    "i_operator": lambda a, b: operator.imul(a, 2),
-    "transposed": lambda a, b: a.t(),
-    "view": lambda a, b: a.reshape(2, 8).view(4, 4),
-    "top": lambda a, b: a.topk(4, dim=1, sorted=True).values,
-    "split": lambda a, b: torch.cat(a.split([1, 3], dim=0)[::-1]),
-    "sized": lambda a, b: a * b.shape[0] + a.new_zeros(b.size(0), 4),
-    "through_view": lambda a, b: a[0].mul_(0.5) + b,
-    "in_autocast": in_autocast,
-    "without_grad": without_grad,
-    "write_row": write_row,
-    "factory": factory,
-    "branch": branch,
-}
-
-
-# no shrinking: each example takes two captures
-@settings(max_examples=3, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
-@given(st.data(), st.sampled_from([False, True]))
-def test_dynamo_gives_a_written_graph_back_and_it_computes_the_same(
-    data: st.DataObject, dynamic: bool
-) -> None:
-    function = square_steps(data.draw)
-    torch._dynamo.reset()
-    gm, inputs = capture_by_dynamo(function, (torch.randn(4, 4), torch.randn(4, 4)), dynamic=dynamic)
-    module = instantiate(write_module(gm))
-    again, _ = capture_by_dynamo(module, inputs, dynamic=dynamic)
-    assert without_switches(call_targets(again)) == without_switches(call_targets(gm))
-    before = copies(inputs)
-    ours, expected_inputs = copies(inputs), copies(inputs)
-    torch.testing.assert_close(module(*ours), gm(*expected_inputs), equal_nan=True)
-    torch.testing.assert_close(ours, expected_inputs, equal_nan=True)
-    tensors = [index for index, value in enumerate(before) if isinstance(value, Tensor)]
-    assert {i for i in tensors if not same(before[i], ours[i])} <= mutated_placeholders(gm)
-
-
-def without_switches(targets: tuple[str, ...]) -> list[str]:
-    """Dynamo drops grad switches that cancel each other, once nothing that it dropped stands between them."""
-    return [target for target in targets if target != "torch._C._set_grad_enabled"]
-
-
-def copies(inputs: tuple[Any, ...]) -> list[Any]:
-    return [value.clone() if isinstance(value, Tensor) else value for value in inputs]
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())

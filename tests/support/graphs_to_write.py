@@ -6,21 +6,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
 from minidbg import torch_internals
+from minidbg.backends import run_as_module
 from minidbg.source.module_text import ModuleSource, instantiate, write_graph_builder, write_module
 from minidbg.source.parse import read_module
 from minidbg.source.size import canonical_text
-
-
-def namespace_of(source: ModuleSource) -> dict[str, Any]:
-    """What a script around ``source`` would have in its globals."""
-    found: dict[str, Any] = {"torch": torch, "constants": source.constants}
-    for statement in source.imports:
-        exec(statement, found)
-    return found
 
 
 def graph_of(build: Callable[[fx.Graph], Any], inputs: int = 1, root: Any = None) -> fx.GraphModule:
@@ -59,8 +51,9 @@ def assert_round_trip(gm: fx.GraphModule) -> ModuleSource:
     assert write_module(back).text == source.text
     assert canonical_text(back) == canonical_text(gm)
     builder = write_graph_builder(gm)
-    names = namespace_of(builder) | {"lazy": torch_internals.lazy_graph_module}
     # GraphModule would compile fx's own text, which cannot say all that ours can
-    exec(builder.text.replace("torch.fx.GraphModule(root, g)", "lazy(root, g)"), names)
+    text = builder.text.replace("torch.fx.GraphModule(root, g)", "lazy(root, g)")
+    whole = "\n".join(["import torch", *builder.imports, *builder.kernels.values(), text])
+    names = run_as_module("built", whole, constants=builder.constants, lazy=torch_internals.lazy_graph_module)
     assert canonical_text(names["graph"]()) == canonical_text(gm)
     return source

@@ -17,7 +17,7 @@ from minidbg.fx.copying import capture_by_dynamo, storage_key
 from minidbg.fx.effects import lookup
 from minidbg.fx.ranks import with_group
 from minidbg.source import transport
-from minidbg.source.origins import location
+from minidbg.source.origins import location, user_frames
 from minidbg.source.size import canonical_text
 from minidbg.source.subclasses import construction_of, is_constructed
 from minidbg.words.run_spec import BackendRef, RunSpec
@@ -77,7 +77,8 @@ def nodes_of(graph_module: fx.GraphModule, path: str = "") -> dict[str, list[tup
 
 
 def line_of(node: fx.Node) -> str:
-    return location(node) if node.op not in ("placeholder", "output") else ""
+    frames = user_frames(node) if node.op not in ("placeholder", "output") else ()
+    return "".join(f"{location(node)} {text}" for _, _, text in frames[:1])
 
 
 def described(value: Any) -> Any:
