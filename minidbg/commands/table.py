@@ -47,8 +47,12 @@ COMMANDS: Mapping[str, str] = {
     name: where for commands in SECTIONS.values() for name, where in commands.items()
 }
 
-CLUSTER = "minidbg.extras.cluster.commands:pool_of"
-"""What makes of an option of ``watch``, an address, the pool of other machines."""
+WATCH: Mapping[str, str] = {
+    "cluster": "minidbg.extras.cluster.commands:pool_of",
+    "serve": "minidbg.extras.page.server:PageServer",
+    "html": "minidbg.extras.page.state:HtmlFile",
+}
+"""Option of ``watch`` -> what makes of its value the pool of other machines, or a view that hears the events too."""
 
 
 def loaded(where: str) -> Any:

@@ -7,13 +7,14 @@ import enum
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from minidbg.commands.output import JSON, REPRO, ReproPath, existing_folder, print_json, repro_folder
-from minidbg.commands.table import CLUSTER, loaded
+from minidbg.commands.table import WATCH, loaded
 from minidbg.watch.settings import FailOn, Workers, load
 from minidbg.words.errors import MinidbgError
 from minidbg.words.kinds import Kind
@@ -68,6 +69,18 @@ KINDS = click.option(
     type=click.FloatRange(min=0.05),
     help="Look every SECONDS instead of waiting for events.",
 )
+@click.option(
+    "--serve",
+    metavar="[ADDRESS]",
+    is_flag=False,
+    flag_value="127.0.0.1:8437",
+    help="Show it as a web page at HOST:PORT too.",
+)
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write that page into a file after each sweep.",
+)
 @click.option("--build", help="Shell command to run before a sweep, for example 'ninja -C build'.")
 @click.option(
     "--on-flip",
@@ -86,6 +99,8 @@ def watch(
     as_json: bool,
     once: bool,
     cluster: str | None,
+    serve: str | None,
+    html: Path | None,
     **options: Any,
 ) -> None:
     """Run the repros on each change of the code; say which flipped.
@@ -95,10 +110,12 @@ def watch(
     """
     found = list(paths) or [repro_folder()]
     settings = replace(load(options), once=once)
-    others = loaded(CLUSTER)(cluster) if cluster else None
+    others = loaded(WATCH["cluster"])(cluster) if cluster else None
+    pages = {"serve": serve, "html": html}
+    more = [partial(loaded(WATCH[option]), value) for option, value in pages.items() if value]
     from minidbg.watch.daemon import run_daemon
 
-    sys.exit(run_daemon(found, settings, as_json=as_json, others=others))
+    sys.exit(run_daemon(found, settings, as_json=as_json, others=others, more_views=more))
 
 
 @click.command("status")

@@ -510,10 +510,17 @@ def judged(sweep: int, decision: Decision, repro: Repro) -> events.Judged:
 # The daemon with those who hear of its events
 
 
-def views_of(settings: WatchSettings, inbox: Inbox, *, as_json: bool) -> list[View]:
-    views: list[View] = []
+MakeView: TypeAlias = Callable[[Callable[[str], None]], View]
+"""Of a function by which the view tells a person something."""
+
+
+def views_of(settings: WatchSettings, inbox: Inbox, more: Sequence[MakeView], *, as_json: bool) -> list[View]:
+    def tell(text: str) -> None:
+        inbox.put(Notice(text))
+
+    views = [make(tell) for make in more]
     if settings.on_flip:
-        views.append(FlipCommands(settings.on_flip, settings.folder, lambda text: inbox.put(Notice(text))))
+        views.append(FlipCommands(settings.on_flip, settings.folder, tell))
     if as_json:
         views.append(JsonLines(sys.stdout))
     elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
@@ -526,14 +533,19 @@ def views_of(settings: WatchSettings, inbox: Inbox, *, as_json: bool) -> list[Vi
 
 
 def run_daemon(
-    paths: list[Path], settings: WatchSettings, *, as_json: bool, others: OtherMachines | None = None
+    paths: list[Path],
+    settings: WatchSettings,
+    *,
+    as_json: bool,
+    others: OtherMachines | None = None,
+    more_views: Sequence[MakeView] = (),
 ) -> int:
     default = base.load().repro_dir
     for path in paths:
         if not path.exists() and path == default:
             path.mkdir(parents=True)  # the first repro may come while we watch
     inbox: Inbox = queue.SimpleQueue()
-    announce = Announcer(views_of(settings, inbox, as_json=as_json))
+    announce = Announcer(views_of(settings, inbox, more_views, as_json=as_json))
     repros = read_repros(paths, Path()).values()
     backends = {repro.spec.backend.name for repro in repros}
 

@@ -22,6 +22,7 @@ def environment(folders: tuple[Path, ...] = FOLDERS) -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(list(map(str, folders))),
         undefined=jinja2.StrictUndefined,
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

@@ -1,0 +1,1 @@
+"""The page of ``watch``: a file, or served beside the daemon."""

@@ -1,0 +1,153 @@
+"""``minidbg watch --serve``: the page from a web server beside the daemon. It can be read, and nothing can be done with it.
+
+A server-sent event says that something changed, and the page fetches its part again. On the loopback whoever is on this machine
+may read; elsewhere a token in the address is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from urllib.parse import urlsplit
+
+from minidbg.extras.page.state import SCRIPT, STYLE, Page
+from minidbg.words.errors import MinidbgError
+
+try:
+    import uvicorn
+    from starlette import responses
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+except ImportError as missing:
+    raise MinidbgError(
+        f"--serve needs a web server ({missing}); install it: pip install 'minidbg[serve]'"
+    ) from missing
+
+REFRESH_S = 0.25
+"""A page hears of changes no more often."""
+CLOSE_SECONDS = 5.0
+
+
+def digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+HEADERS = {
+    # all texts are escaped; a mistake in that would still run no script and send nothing anywhere
+    "content-security-policy": f"default-src 'none'; style-src {digest(STYLE)}; script-src {digest(SCRIPT)}; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+class PageServer(Page):
+    """The server, in a thread of its own until it is closed."""
+
+    live = True
+
+    def __init__(self, address: str, tell: Callable[[str], None]) -> None:
+        """``address``: ``HOST:PORT``, ``HOST`` or ``:PORT``; without a port a free one is taken. Raises MinidbgError."""
+        super().__init__()
+        host, self.socket = bound(address)
+        self.port = self.socket.getsockname()[1]
+        self.token = "" if is_loopback(host) else secrets.token_urlsafe(16)
+        self.closing = False
+        routes = [
+            Route("/", lambda request: HTMLResponse(self.html())),
+            Route("/part", lambda request: HTMLResponse(self.html("part.html.j2"))),
+            Route("/repro", self.repro),
+            Route("/news", self.news),
+        ]
+        app = Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=self.guarded)])
+        self.server = uvicorn.Server(
+            uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        )
+        self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)
+        self.thread.start()
+        named = f"[{host}]" if ":" in host else host
+        tell(f"the page: http://{named}:{self.port}/{f'?token={self.token}' if self.token else ''}")
+
+    def close(self) -> None:
+        self.closing = self.server.should_exit = True
+        self.thread.join(CLOSE_SECONDS)
+        self.socket.close()
+
+    def repro(self, request: Request) -> Response:
+        """Starlette calls what is not ``async`` in a thread."""
+        try:
+            return HTMLResponse(self.story(request.query_params.get("name", "")))
+        except MinidbgError as error:
+            return PlainTextResponse(str(error), 404)
+
+    async def news(self, request: Request) -> Response:
+        return responses.StreamingResponse(self.told(), media_type="text/event-stream")
+
+    async def told(self) -> AsyncIterator[str]:
+        """``changed``, at once and after each change."""
+        seen = -1
+        while not self.closing:
+            if self.changes != seen:
+                seen = self.changes
+                yield "data: changed\n\n"
+            await asyncio.sleep(REFRESH_S)
+
+    # Who may read
+
+    async def guarded(self, request: Request, call: RequestResponseEndpoint) -> Response:
+        response = self.refusal(request) or await call(request)
+        response.headers.update(HEADERS)
+        return response
+
+    def refusal(self, request: Request) -> Response | None:
+        """The answer to whoever may not read, or who brings the token in the address; None for the others."""
+        host, cookie = request.headers.get("host", ""), f"minidbg-{self.port}"
+        if not self.token:
+            # a page of elsewhere whose name was made to lead here (DNS rebinding)
+            is_here = is_loopback(urlsplit(f"//{host}").hostname or "")
+            return (
+                None if is_here else PlainTextResponse(f"{host!r} is no name of this machine's loopback", 421)
+            )
+        if self.is_token(request.query_params.get("token", "")):
+            response = responses.RedirectResponse("/", 303)
+            response.set_cookie(cookie, self.token, httponly=True, samesite="lax")
+            return response
+        if self.is_token(request.cookies.get(cookie, "")):
+            return None
+        return PlainTextResponse("the address lacks its token: 'minidbg watch' says the whole address", 403)
+
+    def is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode("utf-8", "backslashreplace"), self.token.encode())
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
+
+
+def bound(address: str) -> tuple[str, socket.socket]:
+    """The host that is meant, and a socket that listens there. Raises MinidbgError."""
+    try:
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname or "127.0.0.1", parts.port or 0
+        return host, socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise MinidbgError(
+            f"no page at {address!r}: {why}; give HOST:PORT, for example 127.0.0.1:8437"
+        ) from error

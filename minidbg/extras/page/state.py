@@ -1,0 +1,86 @@
+"""The state of watch as a page, and a page of each repro; ``minidbg watch --html`` writes the first into a file.
+
+Both templates are given values only; they escape all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from minidbg.watch import events, queries
+from minidbg.watch.events import Event
+from minidbg.watch.matrix import Matrix
+from minidbg.watch.repros import name_of, read_repro
+from minidbg.watch.views import View
+from minidbg.words import templates
+from minidbg.words.errors import MinidbgError
+from minidbg.words.files import read_regular, replace_file
+from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, text_of
+from minidbg.words.text import display_path, moment, printable
+
+HISTORY_ENTRIES = 50
+WRITTEN_AT = events.Started, events.SweepFinished, events.BuildFailed
+STYLE, SCRIPT = (templates.fill(name, {}) for name in ("page.css", "page.js"))
+
+
+class Page(View):
+    """The state, kept up to date by events, and its HTML."""
+
+    live = False
+    """Whether there is a server that the page can ask for more."""
+
+    def __init__(self) -> None:
+        self.matrix = Matrix()
+        self.changes = 0
+        self.lock = threading.Lock()
+
+    def show(self, event: Event) -> None:
+        with self.lock:
+            self.matrix.hear(event)
+            self.changes += 1
+
+    def html(self, template: str = "page.html.j2") -> str:
+        with self.lock:
+            home = display_path(self.matrix.home) if self.matrix.home else ""
+            return filled(template, matrix=self.matrix, home=home, live=self.live)
+
+    def story(self, name: str) -> str:
+        """The page of a repro: its failure, what was seen of it, and its script. Raises MinidbgError where none is so called."""
+        with self.lock:
+            cells, home = self.matrix.of_repro(name), Path(self.matrix.home)
+        path = home / name
+        if not cells or (repro := read_repro(path, name_of(path, home))) is None:
+            raise MinidbgError(f"no repro {printable(name)} is watched")
+        try:
+            script = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
+        except (OSError, ValueError) as error:
+            script = f"# cannot be read: {error}"
+        past = queries.history_text(queries.history_of(path, HISTORY_ENTRIES))
+        return filled("story.html.j2", cells=cells, repro=repro, script=script, past=past)
+
+
+class HtmlFile(Page):
+    """The page as a file, written anew when a sweep has ended: for a web server, or an artifact of CI."""
+
+    def __init__(self, path: Path, tell: object = None) -> None:
+        """Raises OSError where ``path`` cannot be written."""
+        super().__init__()
+        self.path = path
+        self.write()
+
+    def write(self) -> None:
+        replace_file(self.path, self.html().encode())
+
+    def show(self, event: Event) -> None:
+        super().show(event)
+        if isinstance(event, WRITTEN_AT):
+            self.write()
+
+
+def filled(template: str, **values: Any) -> str:
+    return templates.fill(
+        template,
+        {**values, "style": STYLE, "script_of_page": SCRIPT, "moment": moment, "printable": printable},
+    )
