@@ -62,7 +62,6 @@ class Key:
 @dataclass(frozen=True, slots=True)
 class Stop:
     reason: str
-    status: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +206,9 @@ class Daemon:
                 self.inbox.put(Stop("asked to"))
             case Key("rerun"):
                 self.watched.ask_for_all()
-            case Stop(reason, status):
+            case Stop(reason):
                 self.announce(Notice(f"stopping: {reason}"))
-                self.status = status
+                self.status = 0
 
     def step(self, now: float) -> None:
         """Do what there is to do: look, supersede the sweep or go on with it, end it, begin a build or a sweep."""
@@ -271,13 +270,13 @@ class Daemon:
         absent: Counter[str] = Counter()
         for name in sorted(names):
             repro = self.watched.repros[name]
-            devices = devices_of(repro.spec.device, self.settings.devices, self.devices)
-            every = [Job(name, device) for device in devices]
-            if repro.damage:
-                unable += [Decision(job, Transition.INVALID, None, reason=repro.damage) for job in every]
-            else:
-                absent.update(device for device in devices if device not in self.devices.environments)
-                jobs += [job for job in every if job.device not in absent]
+            for device in devices_of(repro.spec.device, self.settings.devices, self.devices):
+                if repro.damage:
+                    unable.append(Decision(Job(name, device), Transition.INVALID, None, reason=repro.damage))
+                elif device in self.devices.environments:
+                    jobs.append(Job(name, device))
+                else:
+                    absent[device] += 1
         for device in absent:
             here, missed = ", ".join(self.devices.present()), plural(absent[device], "repro")
             text = f"{device} not present (found {here}); {missed} skipped there; 'minidbg doctor' lists what is here"
@@ -325,7 +324,7 @@ class Daemon:
             self.submit(sweep, replace(run, fresh=True))
             return
         files = message.files
-        if files is None and not is_canary:
+        if files is None:
             # a crash, or a fresh interpreter, which cannot say: what the job has loaded before
             state = self.states.get(job)
             files = sweep.runs[job][0].modules if job in sweep.runs else state.modules if state else ()

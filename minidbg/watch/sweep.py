@@ -58,8 +58,6 @@ class Run:
     job: Job
     fresh: bool = False
     lane: Lane = Lane.WARM
-    turn: int = 0
-    """How many runs of the job came before it in this sweep."""
 
 
 @dataclass(slots=True)
@@ -117,12 +115,16 @@ class Sweep:
     def is_broken(self, job: Job) -> bool:
         return (self.canaries[self.key(job)] or Verdict.GONE) not in CAN_RUN
 
+    def before(self, job: Job) -> State | None:
+        """The state of the job; none when its script is another by now."""
+        state = self.states.get(job)
+        return state if state is not None and state.script == self.repros[job.repro].digest else None
+
     def lane(self, job: Job) -> Lane:
-        state, repro = self.states.get(job), self.repros[job.repro]
-        if repro.may_hang or (state is not None and state.verdict is Verdict.TIMEOUT):
+        before = self.before(job)
+        if self.repros[job.repro].may_hang or (before is not None and before.verdict is Verdict.TIMEOUT):
             return Lane.LONG
-        is_fresh = state is not None and state.fresh and state.script == repro.digest
-        return Lane.FRESH if is_fresh else Lane.WARM
+        return Lane.FRESH if before is not None and before.fresh else Lane.WARM
 
     def next_run(self) -> Run | None:
         running = Counter((machine_of(run.job.device), run.lane) for run in self.running)
@@ -167,7 +169,7 @@ class Sweep:
             return []
         runs = self.runs.setdefault(job, [])
         runs.append(shown)
-        before, repro = self.states.get(job), self.repros[job.repro]
+        before, repro = self.before(job), self.repros[job.repro]
         decision = decide(job, before, runs, expect=repro.expect)
         if decision is None and len(runs) == MOST_RUNS:
             reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {shown.reason}"
@@ -176,14 +178,13 @@ class Sweep:
             del self.runs[job]
             return [decision]
         lane = Lane.LONG if shown.verdict is Verdict.TIMEOUT or repro.may_hang else Lane.FRESH
-        self.waiting[lane, True].append(Run(Purpose.CONFIRM, job, True, lane, len(runs)))
-        is_first = before is None or before.script != repro.digest
-        known = repro.expect if before is None or is_first else before.verdict
+        self.waiting[lane, True].append(Run(Purpose.CONFIRM, job, True, lane))
+        known = before.verdict if before is not None else repro.expect
         if len(runs) > 1 or shown.verdict is known:
             return []
         return [Unconfirmed(
             self.number, job.repro, job.device, known,
-            seen=not is_first, verdict=shown.verdict, seconds=round(shown.seconds, 3),
+            seen=before is not None, verdict=shown.verdict, seconds=round(shown.seconds, 3),
         )]  # fmt: skip
 
     def cut_short(self) -> None:

@@ -14,10 +14,9 @@ from minidbg.watch.repros import Repro, read_repros
 from minidbg.watch.settings import WatchSettings
 from minidbg.watch.views import Announcer
 
-LOOK_S, LOOK_FACTOR = 5.0, 50.0
-"""How often everything is looked at although no event says so; looks take a small part of the time."""
-LEAST_LOOK_FACTOR = 10.0
-"""The same while events never end. A single save is looked at at once."""
+LOOK_S, LOOK_FACTOR = 5.0, 10.0
+"""How long after a look the next one comes although no event says so; and how many times as long as a look at least, while events
+never end. A single save is looked at at once."""
 
 
 @dataclass(slots=True)
@@ -47,8 +46,7 @@ class Watched:
     """The repros that are to run although no code has changed: they were edited, a person asked, or a sweep was cut short."""
     soonest_look: float = 0.0
     next_look: float = 0.0
-    look_is_due: bool = False
-    """Whether something has changed since the last look: no sweep begins before the next one."""
+    """The soonest one, when something has changed since the last."""
 
     # What is to be done
 
@@ -67,9 +65,9 @@ class Watched:
 
     @property
     def wants_sweep(self) -> bool:
-        """Whether there is a reason for a sweep; none while the code is what the last build failed on."""
-        wanted = self.runs_all or bool(self.to_run)
-        return not self.look_is_due and (self.needs_build or (wanted and not self.build_failed))
+        """Whether there is a reason for a sweep; none before a look that is due, nor while the code is what the last build failed on."""
+        wanted, look_is_due = self.runs_all or bool(self.to_run), self.next_look <= self.soonest_look
+        return not look_is_due and (self.needs_build or (wanted and not self.build_failed))
 
     def ask_for_all(self) -> None:
         """Run every repro, changed or not, and build again what could not be built."""
@@ -85,11 +83,10 @@ class Watched:
         self.watch_events()
         self.snapshot = scan(self.roots, self.settings.ignore)
         now = time.monotonic()
-        self.look_is_due, self.soonest_look = False, now + LEAST_LOOK_FACTOR * (now - began)
-        self.next_look = now + (self.settings.poll_s or max(LOOK_S, LOOK_FACTOR * (now - began)))
+        self.soonest_look = now + LOOK_FACTOR * (now - began)
+        self.next_look = self.soonest_look + (self.settings.poll_s or LOOK_S)
 
     def look_soon(self) -> None:
-        self.look_is_due = True
         self.next_look = min(self.next_look, self.soonest_look)
 
     def read_repros(self) -> None:
