@@ -32,6 +32,7 @@ from minidbg.source import transport
 from minidbg.words import environment
 from minidbg.words.errors import BackendUnreachable
 from minidbg.words.machine import HERE, Machine
+from minidbg.words.run_spec import RunSpec
 
 SPARE_BYTES = 256 << 20
 """What is left free of the memory that the files take."""
@@ -132,7 +133,7 @@ def read(path: Path) -> Case:
 
 def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
     """Import the backend of a parcel, then make its case: the backend may define the operators of the graph, or make its process group."""
-    compiler = backends.resolve(transport.spec_of(table).backend)
+    compiler = backends.resolve(RunSpec.from_literal(table["spec"]).backend)
     return replace(transport.unpack(table, stored), compiler=compiler)
 
 

@@ -451,9 +451,8 @@ def why_not(last: Outcome, expected: Signature | None) -> str:
 def what_is_missing(smallest: Case, neighbour: Case) -> str:
     """What ``neighbour``, which passes, is without: ``passes without torch.relu``, or how many inputs; empty where it has them all."""
     gone = Counter(call_targets(smallest.graph_module)) - Counter(call_targets(neighbour.graph_module))
-    names = [name for name in gone if name not in "{}"]
-    if names:
-        return f"passes without {' and '.join(names)}"
+    if gone:
+        return f"passes without {' and '.join(gone)}"
     if len(neighbour.inputs) < len(smallest.inputs):
         return f"passes with {len(neighbour.inputs)} of the {len(smallest.inputs)} inputs"
     return ""

@@ -39,7 +39,7 @@ def inputs_on(path: Path, device: str) -> tuple[Any, ...]:
     header = header_of(text, path)
     parts = read_parts(text, header)
     namespace = _namespace(path, parts)
-    with stored_tensors(path), as_scripts_do([device]):
+    with stored_tensors(path), as_scripts_do():
         return tuple(namespace["inputs"](device))
 
 
@@ -72,9 +72,8 @@ def load(path: Path | str) -> Case:
     parts = read_parts(text, header)
     compiler = backends.resolve(parts.backend)
     namespace = _namespace(path, parts)
-    with stored_tensors(path), as_scripts_do([header.spec.device]):
-        values = tuple(namespace["inputs"](header.spec.device))
     with stored_tensors(path), as_scripts_do():
+        values = tuple(namespace["inputs"](header.spec.device))
         graph_module, inputs = _graph(parts, header, namespace, values)
     setup = _without_model(parts.backend.setup, graph_module, inputs, header.spec.call)
     spec = replace(header.spec, backend=replace(parts.backend, setup=setup))

@@ -39,7 +39,7 @@ def op_names(gm: fx.GraphModule) -> tuple[str, ...]:
 
     ``getitem`` mostly picks one of several results, and is named where it is all there is.
     """
-    names = dict.fromkeys(filter(None, (_short(target) for target in call_targets(gm) if target not in "{}")))
+    names = dict.fromkeys(filter(None, map(_short, call_targets(gm))))
     return tuple(name for name in names if name != "getitem") or tuple(names)
 
 

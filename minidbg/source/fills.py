@@ -24,9 +24,6 @@ MOST_DISTINCT = 1 << 20
 SAMPLE = 1 << 16
 """Elements looked at to fit a distribution."""
 
-_OPAQUE_NAMES = ("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2")
-_OPAQUE = {getattr(torch, name) for name in _OPAQUE_NAMES if hasattr(torch, name)}
-"""Dtypes without numbers: made from bytes."""
 _HAVE_RANDOM = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.complex64, torch.complex128),
@@ -34,7 +31,8 @@ _HAVE_RANDOM = (
 
 
 def is_opaque(dtype: torch.dtype) -> bool:
-    return dtype in _OPAQUE
+    """Whether it has no numbers, so that values are made from bytes."""
+    return str(dtype).startswith(("torch.bits", "torch.float4"))
 
 
 def is_index(value: Tensor) -> bool:
@@ -86,19 +84,14 @@ class Fill:
 
     def _counts(self, value: Tensor) -> Iterator[str]:
         """A sequence along the last dimension, the same in each row."""
-        *repeats, length = self.size or (1,)
+        *rows, length = self.size or (1,)
         first = value.reshape(-1, length)[0, :2].tolist()
-        step = first[-1] - first[0]
-        if not step:
+        if not (step := first[-1] - first[0]):
             return
         start, stop = first[0], first[0] + step * length
         bounds = [stop] if (start, step) == (0, 1) else [start, stop] if step == 1 else [start, stop, step]
-        text = f"torch.arange({', '.join(map(str, bounds))}{self.place})"
-        if set(repeats) <= {1}:
-            text += ".unsqueeze(0)" * len(repeats)
-        else:
-            text += f".repeat({', '.join(map(str, [*repeats, 1]))})"
-        yield self.cast(text, torch.int64)
+        text = self.call("arange", ", ".join(map(str, bounds)), self.dtype, torch.int64)
+        yield from (text, f"{text}.unsqueeze(0)", f"{text}.repeat({', '.join(map(str, [*rows, 1]))})")
 
     def _triangles(self, values: list[float]) -> Iterator[str]:
         """A causal mask: one value on one side of one of the usual diagonals, 0 on the other."""
@@ -113,7 +106,7 @@ class Fill:
     def _makes(self, text: str, value: Tensor) -> bool:
         try:
             made: Tensor = eval(text, {"torch": torch, "device": value.device}).to(value.device)
-        except NotImplementedError:  # an op that does not take this dtype
+        except RuntimeError:  # an op that does not take this dtype, a number that is too large, no room
             return False
         if (made.shape, made.dtype) != (value.shape, value.dtype):
             return False
@@ -125,64 +118,55 @@ class Fill:
 
     # --- drawn ---
 
-    def unseen(self) -> str:
-        """For a tensor without values: standard normal numbers, integers 0 and 1 (a safe index)."""
-        if is_opaque(self.dtype):
-            return self.bytes()
-        if self.dtype is torch.bool:
-            return self.mask(0.5)
-        has_integers = not (self.dtype.is_floating_point or self.dtype.is_complex)
-        return self.integers(0, 2) if has_integers else self.scaled(1)
-
     @torch.no_grad()
-    def like(self, value: Tensor) -> str:
-        """Numbers like those of ``value``, which may have another shape; NaN and infinities count for nothing."""
+    def like(self, value: Tensor | None) -> str:
+        """Numbers like those of ``value``, which may have another shape; NaN and infinities count for nothing.
+
+        Where nobody can see them, standard normal numbers, and integers 0 and 1 (a safe index).
+        """
         if is_opaque(self.dtype):
-            return self.bytes()
+            text = self.call("randint", f"0, 256, {self.size}", torch.uint8, torch.int64)
+            return f"{text}.view({self.dtype})"
+        if value is None:
+            has_sign = self.dtype.is_floating_point or self.dtype.is_complex
+            value = torch.tensor([-1 if has_sign else 0, 1]).to(self.dtype)
         if not value.numel():
             return self.full(0)
         if self.dtype is torch.bool:
             share = value.float().mean().item()
             return self.full(share == 1) if share in (0, 1) else self.mask(min(max(share, 0.01), 0.99))
         if value.is_complex():
-            return self.scaled(_simple(_sample(value).abs().square().mean().sqrt().item()))
+            return self.scaled(_sample(value).abs().square().mean().sqrt().item())
         return self._floats_like(_sample(value)) if value.is_floating_point() else self._integers_like(value)
 
     def _integers_like(self, value: Tensor) -> str:
         value = value if value.dtype in (torch.int32, torch.int64) else value.to(torch.int64)
         low, high = (int(bound) for bound in value.aminmax())
         if self.dtype is torch.uint64 and low < 0:
-            return self.integers(0, 2**63 - 1)
-        if low == high:
-            return self.full(low)
+            low, high = 0, 2**63 - 2
         count, choices = value.numel(), high - low + 1
         # so many of so few choices are hardly all different by chance
-        may_be = math.prod(self.size) <= choices <= MOST_DISTINCT and count * count >= 6 * choices
+        may_be = math.prod(self.size) <= choices <= MOST_DISTINCT and 1 < choices <= count * count / 6
         is_distinct = may_be and torch.unique(value).numel() == count
         return (self.distinct if is_distinct else self.integers)(low, high + 1)
 
     def _floats_like(self, sample: Tensor) -> str:
         sample = sample[sample.isfinite()]
-        if not sample.numel():
-            return self.full(0.0)
-        low, high = sample.min().item(), sample.max().item()
+        low, high = (bound.item() for bound in sample.aminmax()) if sample.numel() else (0.0, 0.0)
         if low == high:
             return self.full(low)
-        is_flat = sample.numel() >= ENOUGH and _kurtosis(sample) < 2.2
-        if low < 0 < high:
-            if is_flat:
-                return self.uniform(low, high)
-            mean, deviation = sample.mean().item(), sample.std(correction=0).item()
-            if abs(mean) <= max(0.1, 3 / math.sqrt(sample.numel())) * deviation:
-                mean = 0.0
-            return self.scaled(_simple(deviation, 3 / math.sqrt(2 * sample.numel())), mean=mean)
-        size = sample.abs()
-        if low >= 0 and low < 0.2 and 0.8 < high <= 1 and _kurtosis(sample) < 2.2:
+        mean, deviation, count = sample.mean().item(), sample.std(correction=0).item(), sample.numel()
+        # the fourth moment is 1.8 for uniform values, 3 for normal ones
+        is_flat = count >= ENOUGH and ((sample - mean) / deviation).pow(4).mean().item() < 2.2
+        if low < 0 < high and not is_flat:
+            mean = mean if abs(mean) > max(0.1, 3 / math.sqrt(count)) * deviation else 0.0
+            return self.scaled(deviation, mean=mean, tolerance=3 / math.sqrt(2 * count))
+        if 0 <= low < 0.2 and 0.8 < high <= 1:
             return self.cast(self.floats("rand"))
+        size = sample.abs()
         if is_flat or size.min() > 0.2 * size.max():
             return self.uniform(low, high)
-        root_mean_square = size.square().mean().sqrt().item()
-        return self.scaled(math.copysign(_simple(root_mean_square), low + high), ".abs()")
+        return self.scaled(math.copysign(size.square().mean().sqrt().item(), low + high), ".abs()")
 
     # --- torch's factories ---
 
@@ -209,7 +193,14 @@ class Fill:
             return self.sized(function, torch.complex64)
         return self.sized(function, self.dtype if self.dtype in _HAVE_RANDOM else torch.float32)
 
-    def scaled(self, scale: float, method: str = "", mean: float = 0) -> str:
+    def scaled(self, scale: float, method: str = "", mean: float = 0, tolerance: float = 0) -> str:
+        # a round number, so that the same is written of what this makes
+        near = (
+            one
+            for one in (1.0, float(f"{scale:.0e}"))
+            if abs(one - scale) <= max(0.1, tolerance) * abs(scale)
+        )
+        scale = next(near, scale)
         text = self.floats("randn") + method + (f" * {rounded(scale)}" if scale != 1 else "")
         return self.cast(f"{text} {'-' if mean < 0 else '+'} {rounded(abs(mean))}" if mean else text)
 
@@ -223,8 +214,6 @@ class Fill:
         return f"{self.sized('rand', torch.float32)} < {rounded(share)}"
 
     def full(self, value: complex) -> str:
-        if self.dtype is torch.bool:
-            return self.sized("ones" if value else "zeros")
         if not self.size:
             return self.tensor(number(value, self.dtype))
         if value == 0 and not isinstance(value, complex) and math.copysign(1, value) > 0:
@@ -243,22 +232,11 @@ class Fill:
 
     def distinct(self, low: int, high: int) -> str:
         """As many of the integers from ``low`` to below ``high`` as there are elements, in any order."""
-        count = math.prod(self.size)
-        text = f"torch.randperm({high - low}{self.place}{self.generator})" + (
-            f"[:{count}]" if count < high - low else ""
-        )
-        text = f"{text} + {low}" if low else text
-        if len(self.size) != 1:
-            text = f"{grouped(text)}.view({', '.join(map(str, self.size))})"
+        count, text = math.prod(self.size), self.call("randperm", str(high - low), torch.int64, torch.int64)
+        text += f"[:{count}]" if count < high - low else ""
+        text += f" + {low}" if low else ""
+        text = f"{grouped(text)}.view({', '.join(map(str, self.size))})" if len(self.size) != 1 else text
         return self.cast(text, torch.int64)
-
-    def bytes(self) -> str:
-        *outer, last = self.size or (1,)
-        size = (*outer, last * self.dtype.itemsize)
-        text = (
-            f"torch.randint(0, 256, {size}, dtype=torch.uint8{self.place}{self.generator}).view({self.dtype})"
-        )
-        return text if self.size else f"{text}.view(())"
 
 
 def grouped(text: str) -> str:
@@ -280,27 +258,12 @@ def wide(value: Tensor) -> Tensor:
 
 
 def all_finite(value: Tensor) -> bool:
-    """Whether ``value`` holds neither NaN nor infinity; one pass without a mask when it does not."""
+    """Whether ``value`` holds neither NaN nor infinity; one pass without a mask."""
     if not value.numel() or is_index(value) or is_opaque(value.dtype):
         return True
     value = wide(value[tuple(slice(0, 1) if step == 0 else slice(None) for step in value.stride())])
-    # The sum of float16 values may overflow where none of them is infinite; it is taken in float32.
-    total = value.sum(dtype=torch.float32) if value.dtype.itemsize == 2 else value.sum()
-    return bool(total.isfinite()) or bool(value.isfinite().all())
-
-
-def _kurtosis(sample: Tensor) -> float:
-    """Fourth standardised moment; 1.8 for uniform values, 3 for normal ones."""
-    centred = sample - sample.mean()
-    variance = centred.square().mean()
-    return (centred.pow(4).mean() / variance.square()).item() if variance > 0 else math.inf
-
-
-def _simple(value: float, tolerance: float = 0.1) -> float:
-    for candidate in (1.0, float(f"{value:.0e}")):
-        if abs(candidate - value) <= max(0.1, tolerance) * abs(value):
-            return candidate
-    return float(f"{value:.1e}")
+    value = torch.view_as_real(value) if value.is_complex() else value
+    return all(bool(bound.isfinite()) for bound in value.aminmax())
 
 
 def _sample(value: Tensor) -> Tensor:

@@ -21,20 +21,12 @@ import torch
 from torch import Tensor
 
 from minidbg import torch_internals
-from minidbg.fx.ranks import imports_of, shared_text
-from minidbg.source.expressions import literal, number, quoted
+from minidbg.source.expressions import Expressions, number, quoted
 from minidbg.source.fills import Fill, all_finite, grouped, is_index, wide
-from minidbg.source.layouts import (
-    StridedLayout,
-    contiguous_stride,
-    layout_of,
-    start_of,
-    view_into,
-    view_of,
-)
+from minidbg.source.layouts import StridedLayout, contiguous_stride, layout_of, start_of, view_into, view_of
 from minidbg.source.names import numbered
 from minidbg.source.subclasses import construction_of, is_constructed
-from minidbg.torch_internals.devices import BROKEN, generators_put_back, in_use
+from minidbg.torch_internals.devices import BROKEN, random_numbers_put_back
 from minidbg.words.errors import CannotWrite
 
 SEED = 0
@@ -61,22 +53,11 @@ class Exactness(enum.StrEnum):
     """All values as they were."""
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
-    """A flat tensor in the text, which several inputs show parts of."""
-
-    name: str
-    size: int
-    dtype: torch.dtype
-    start: int
-    """Bytes of the storage before it that are left out."""
-
-
 @dataclass(slots=True)
 class InputsText:
     """Statements that make values again under ``names``, the imports they need, and what they read from the .safetensors file.
 
-    Names used: ``torch``, ``device`` (which stands for ``device``), ``stored(key, dtype, device)``. A value is written in the
+    Names used: ``torch``, ``device`` (which stands for ``device``), ``stored(key, dtype, device=)``. A value is written in the
     first of these ways that fits: as the same object as an earlier one, as a view of a storage that several share, by the
     constructor of its subclass (its parts first), as a view of a base that is stored, literal or drawn. ``raw``: nobody reads
     the text, and values that are wanted exactly are stored without being looked at, in their own memory where that is plain.
@@ -94,8 +75,8 @@ class InputsText:
     """By key: uint8 ``[n]`` on the cpu."""
     made: dict[int, tuple[Any, str]] = field(default_factory=dict)
     """By identity what was written, so that its id stays its own, and its name."""
-    bases: dict[int, Base] = field(default_factory=dict)
-    """By storage."""
+    bases: dict[int, tuple[str, Tensor, int]] = field(default_factory=dict)
+    """By storage that several show parts of: the name of a flat tensor, one like it on meta, the bytes before it that are left out."""
     taken: set[str] = field(default_factory=lambda: {*RESERVED})
 
     def free(self, name: str) -> str:
@@ -106,29 +87,27 @@ class InputsText:
 
     def value(self, name: str, value: Any, *, is_part: bool = False) -> None:
         """Write ``name = ...``. Raises CannotWrite for what has no form in a script: it is never silently replaced by another."""
-        if id(value) in self.made:
+        if isinstance(value, Tensor) and id(value) in self.made:
             self.lines.append(f"{name} = {self.made[id(value)][1]}")
             return
         if not isinstance(value, Tensor):
+            write = Expressions()
             try:
-                text = known[0] if (known := shared_text(value)) else literal(value)
+                self.lines.append(f"{name} = {write.value(value)}")
             except CannotWrite as refusal:
                 raise CannotWrite(f"input {name}", f"it holds {refusal.part}") from refusal
-            self.imports |= dict.fromkeys(imports_of([value]))
-            self.lines.append(f"{name} = {text}")
-            if not known:
-                return
+            self.imports |= dict.fromkeys(sorted(write.imports))
         elif is_constructed(value):
-            self.constructed(name, value)
+            self.lines.append(f"{name} = {flagged(value, self.constructed(name, value))}")
         elif not is_strided(value):
             kind = "nested" if value.is_nested else f"of layout {value.layout}"
             raise CannotWrite(f"input {name}", f"the tensor is {'quantized' if value.is_quantized else kind}")
-        elif (base := self.bases.get(storage_of(value))) is not None:
-            layout = layout_of(value, base.start)
-            typed = f".view({value.dtype})" if value.dtype is not base.dtype else ""
-            length = base.size * base.dtype.itemsize // value.dtype.itemsize
-            view = typed + view_into(length, layout)
-            self.emit(value, name, finished(value, base.name, view, layout, is_new=False))
+        elif storage_of(value) in self.bases:
+            text, flat, start = self.bases[storage_of(value)]
+            if value.dtype is not flat.dtype:
+                text, flat = f"{text}.view({value.dtype})", flat.view(value.dtype)
+            view = view_into(flat.numel(), layout_of(value, start))
+            self.emit(value, name, flagged(value, text, view, is_new=False))
         else:
             # offsets and indices hold the form of the whole; codes of 8 bits are values like others
             is_form = is_part and is_index(value) and value.dtype.itemsize > 1
@@ -140,11 +119,7 @@ class InputsText:
         """An expression of ``value``, whose storage nobody shares; its values may have been written before as ``name``."""
         layout = layout_of(value, start_of([value]))
         size, view = view_of(layout)
-        # a copy with channels last is one of a base whose elements are in order
-        copies = view.startswith(".to(")
-        shown = StridedLayout(layout.shape, contiguous_stride(layout.shape)) if copies else layout
-        text = self.base(name, value, size, shown, is_exact=is_exact)
-        return finished(value, text, view, layout, is_new=True)
+        return flagged(value, self.base(name, value, size, layout, is_exact=is_exact), view)
 
     def emit(self, value: Tensor, name: str, text: str, *more: str) -> None:
         if text != name:
@@ -153,7 +128,7 @@ class InputsText:
                 lines = ["with torch.inference_mode():", *(textwrap.indent(line, "    ") for line in lines)]
             self.lines += lines
 
-    def constructed(self, name: str, value: Tensor) -> None:
+    def constructed(self, name: str, value: Tensor) -> str:
         construction = construction_of(value, f"input {name}")
         variables: dict[str, str] = {}
         for part, inner in construction.parts.items():
@@ -161,8 +136,7 @@ class InputsText:
                 self.value(self.free(f"{name}_{part}"), inner, is_part=True)
             variables[part] = self.made[id(inner)][1]
         self.imports |= dict.fromkeys(construction.imports)
-        text = construction.text.format(**variables)
-        self.lines.append(f"{name} = {finished(value, text, '', None, is_new=True)}")
+        return construction.text.format(**variables)
 
     def storages(self, values: Iterable[Any]) -> None:
         """Write the bases of the storages that several of ``values`` lie in."""
@@ -170,47 +144,37 @@ class InputsText:
         for value in values:
             if isinstance(value, Tensor) and not is_constructed(value) and is_strided(value):
                 groups.setdefault(storage_of(value), {})[id(value)] = value
-        for storage, group in groups.items():
-            if len(group) > 1:
-                self.storage(storage, list(group.values()))
-
-    def storage(self, storage: int, group: Sequence[Tensor]) -> None:
-        name = numbered("storage", self.taken)
-        self.taken.add(name)
-        largest = max(group, key=lambda value: value.numel() * value.dtype.itemsize)
-        dtype, unit = largest.dtype, max(value.dtype.itemsize for value in group)
-        start = start_of(group)
-        stop = max(layout_of(value, start).span * value.dtype.itemsize for value in group)
-        size = -(-stop // unit) * unit // dtype.itemsize
-        self.bases[storage] = Base(name, size, dtype, start)
-        is_exact = any(wanted_exact(value, self.exactness) for value in group)
-        if is_exact and readable(largest) is not None:
-            flat = torch.zeros(size, dtype=dtype, device=largest.device)
-            for value in group:
-                put(flat.view(value.dtype), plain(value), layout_of(value, start))
-            text = self.exact(name, self.fill(largest, (size,)), flat)
-        else:
-            text = self.base(name, largest, (size,), layout_of(largest, start), is_exact=False)
-        self.emit(largest, name, text)
+        for storage, by_identity in groups.items():
+            if len(group := list(by_identity.values())) < 2:
+                continue
+            self.taken.add(name := numbered("storage", self.taken))
+            largest = max(group, key=lambda value: value.numel() * value.dtype.itemsize)
+            unit, start = max(value.dtype.itemsize for value in group), start_of(group)
+            stop = max(layout_of(value, start).span * value.dtype.itemsize for value in group)
+            size = -(-stop // unit) * unit // largest.dtype.itemsize
+            self.bases[storage] = name, torch.empty(size, dtype=largest.dtype, device="meta"), start
+            whole, layout = largest, layout_of(largest, start)
+            wanted = any(wanted_exact(value, self.exactness) for value in group)
+            if is_exact := wanted and readable(largest) is largest:
+                whole, layout = largest.new_zeros(size), StridedLayout((size,), (1,))
+                for value in group:
+                    copy(layout_of(value, start).seen_in(whole.view(value.dtype)), plain(value))
+            self.emit(largest, name, self.base(name, whole, (size,), layout, is_exact=is_exact))
 
     # --- the values of a base ---
-
-    def fill(self, value: Tensor, size: tuple[int, ...]) -> Fill:
-        # The first device of a kind goes by the kind's name, as in hand-written code.
-        device = device_name(value)
-        text = "device" if device == self.device else quoted(device)
-        return Fill(size, value.dtype, text if self.device else "", self.explicit, self.generator)
 
     def base(
         self, name: str, value: Tensor, size: tuple[int, ...], layout: StridedLayout, *, is_exact: bool
     ) -> str:
         """An expression of the base ``[*size]`` that shows ``value`` by ``layout``; ``name`` where it had to be written before."""
-        fill = self.fill(value, size)
+        # the first device of a kind goes by the kind's name, as in hand-written code
+        device = "device" if device_name(value) == self.device else quoted(device_name(value))
+        fill = Fill(size, value.dtype, device if self.device else "", self.explicit, self.generator)
         if torch_internals.is_zero_tensor(value):
             return fill.call("_efficientzerotensor", str(size), value.dtype)
         seen = readable(value)
         if seen is None or (self.raw and not is_exact):
-            return fill.unseen()
+            return fill.like(None)
         try:
             return self.seen(name, fill, plain(seen), layout, is_exact=is_exact)
         except torch.OutOfMemoryError:  # where the failure is that its device is full, it is read elsewhere
@@ -219,16 +183,11 @@ class InputsText:
             return self.seen(name, fill, plain(seen).cpu(), layout, is_exact=is_exact)
 
     def seen(self, name: str, fill: Fill, value: Tensor, layout: StridedLayout, *, is_exact: bool) -> str:
-        is_finite = is_exact or all_finite(value)
-        # of few values NaN, or an index, is not told apart from the others
-        is_tiny = value.numel() <= FEW_PLACES and math.prod(fill.size) <= SMALL_ELEMENTS
-        if is_exact or (is_tiny and (is_index(value) or not is_finite)):
+        if is_exact:
             return self.exact(name, fill, base_data(value, fill.size, layout))
-        if layout.shows_all and math.prod(fill.size) == layout.span:
-            text = fill.exact(base_data(value, fill.size, layout))
-            if text is not None:
-                return text
-        if is_finite:
+        if layout.shows_all and (text := fill.exact(base_data(value, fill.size, layout))) is not None:
+            return text
+        if all_finite(value):
             return fill.like(value)
         data = wide(base_data(value, fill.size, layout))
         odd = ~data.isfinite()
@@ -246,9 +205,8 @@ class InputsText:
         """The values of ``data``, the whole base: in the text when they are few or follow a rule, else stored under ``name``."""
         text = None if self.raw else fill.exact(data, SMALL_ELEMENTS)
         if text is None:
-            self.stored[name] = as_bytes(data, in_place=self.raw)
-            place = [fill.device] if fill.device else []
-            text = f"stored({', '.join([quoted(name), str(data.dtype), *place])})"
+            self.stored[name] = data.detach().reshape(-1).cpu().view(torch.uint8)
+            text = f"stored({quoted(name)}, {data.dtype}{fill.place})"
             text += f".view({', '.join(map(str, fill.size)) or '()'})" if len(fill.size) != 1 else ""
         return text
 
@@ -319,8 +277,7 @@ def main_device(values: Iterable[Any]) -> str:
     devices = Counter(
         device_name(value) for value in values if isinstance(value, Tensor) and not value.is_meta
     )
-    ranked = sorted(devices, key=lambda device: (device == "cpu", -devices[device]))
-    return ranked[0] if ranked else "cpu"
+    return max(devices, key=lambda device: (device != "cpu", devices[device]), default="cpu")
 
 
 def wanted_exact(value: Tensor, exactness: Exactness) -> bool:
@@ -343,56 +300,38 @@ def storage_of(value: Tensor) -> int:
 # --- flags ---
 
 
-def finished(value: Tensor, text: str, view: str, layout: StridedLayout | None, *, is_new: bool) -> str:
+def flagged(value: Tensor, text: str, view: str = "", *, is_new: bool = True) -> str:
     """The base's ``text`` seen as ``value``: its view, its lazy bits, Parameter, requires_grad, leafness.
 
     ``is_new``: the base is nobody else's, so it may be made to require grad itself.
     """
-    is_lazy = layout is not None and value.is_conj()
-    view += ".conj()" if is_lazy else ""
+    is_inner = value.requires_grad and not value.is_leaf
+    if is_inner and is_new:  # the plainest op that keeps values
+        text = f"{grouped(text)}.requires_grad_() * 1"
+    elif is_inner:  # a view of a leaf, in memory that others share: eager writes to none
+        text, view = f"{text}.detach().requires_grad_()", view or f".view({tuple(value.shape)})"
+    is_lazy = not is_constructed(value)  # of a subclass, its parts are
+    view += ".conj()" if is_lazy and value.is_conj() else ""
     seen = grouped(text) + view if view else text
-    if value.requires_grad and not value.is_leaf:
-        is_kept = layout is None or not view or not (is_lazy or layout.offset or not keeps_strides(layout))
-        if is_new and is_kept:  # the plainest op that keeps values and strides
-            return f"{grouped(seen)}.requires_grad_() * 1"
-        # a view of a leaf, in memory that it may share: eager writes to none
-        leaf = grouped(text) if is_new else f"{text}.detach()"
-        return f"{leaf}.requires_grad_(){view or f'.view({tuple(value.shape)})'}"
-    if layout is not None and value.is_neg():
+    if is_lazy and value.is_neg():
         seen = f"torch._neg_view({seen})"
     if isinstance(value, torch.nn.Parameter):
         return f"torch.nn.Parameter({seen}{'' if value.requires_grad else ', requires_grad=False'})"
-    if not value.requires_grad:
+    if is_inner or not value.requires_grad:
         return seen
     return f"{grouped(seen if is_new or view else f'{text}.detach()')}.requires_grad_()"
-
-
-def keeps_strides(layout: StridedLayout) -> bool:
-    """Whether an op on a tensor of that layout gives one of the same strides."""
-    like = torch.empty_strided(layout.shape, layout.stride, device="meta")
-    return like.clone().stride() == layout.stride
 
 
 # --- memory ---
 
 
-def has_data(value: Tensor) -> bool:
-    """Whether ``value`` holds numbers that can be read: not those of fake and meta tensors, of freed memory, nor of a device in error."""
-    return not (
-        value.device.type == "meta"
-        or torch_internals.is_fake(value)
-        or value.device in BROKEN
-        or torch_internals.is_freed(value)
-    )
-
-
 def readable(value: Tensor) -> Tensor | None:
-    """A tensor of the same layout that can be read: ``value``, or what was seen of it; None where there is none."""
-    if has_data(value):
-        return value
-    seen = RESCUED_VALUES.get(storage_of(value)) if value.device in BROKEN else None
-    fits = seen is not None and (seen.shape, seen.stride()) == (value.shape, value.stride())
-    return seen if fits else None
+    """``value``, or what was seen of it before its device was in error; None where there are no numbers (fake, meta, freed)."""
+    if value.device in BROKEN:
+        seen = RESCUED_VALUES.get(storage_of(value))
+        return seen if seen is not None and layout_of(seen) == layout_of(value) else None
+    is_empty = value.is_meta or torch_internals.is_fake(value) or torch_internals.is_freed(value)
+    return None if is_empty else value
 
 
 def plain(value: Tensor) -> Tensor:
@@ -406,33 +345,20 @@ def base_data(value: Tensor, size: tuple[int, ...], layout: StridedLayout) -> Te
 
     The rest of the user's storage is none of a script's business.
     """
-    if size == layout.shape and layout.is_contiguous:
-        return value.contiguous()
     if layout.shows_all and math.prod(size) == layout.span and value.stride() == layout.stride:
         return value.as_strided(size, contiguous_stride(size), int(value.storage_offset()))
-    flat = torch.zeros(math.prod(size), dtype=value.dtype, device=value.device)
-    put(flat, value, layout)
+    flat = value.new_zeros(math.prod(size))
+    copy(layout.seen_in(flat), value)
     return flat.view(size)
 
 
-def put(flat: Tensor, value: Tensor, layout: StridedLayout) -> None:
-    # By index: copy_ refuses a target in which two elements share their memory. As bytes: not all dtypes can be put.
-    places = torch.arange(flat.numel(), device=flat.device).as_strided(
-        layout.shape, layout.stride, layout.offset
-    )
-    if value.numel():
-        # a contiguous tensor of one element may have any stride
-        in_order = value.new_empty(value.numel()).copy_(value.reshape(-1))
-        elements = in_order.view(torch.uint8).view(value.numel(), -1)
-        flat.view(torch.uint8).view(flat.numel(), -1)[places.reshape(-1)] = elements
-
-
-def as_bytes(data: Tensor, *, in_place: bool = False) -> Tensor:
-    """The bytes of ``data``, which lies in order; ``in_place`` its own memory where that can be, for who reads it before anybody writes to it."""
-    flat = data.detach().reshape(-1)
-    if not (in_place and flat.device.type == "cpu" and torch_internals.has_plain_memory(flat)):
-        flat = torch.empty(flat.numel(), dtype=flat.dtype, device="cpu").copy_(flat)
-    return flat.view(torch.uint8)
+def copy(target: Tensor, value: Tensor) -> None:
+    """``target.copy_(value)``, which refuses a target in which elements share their memory."""
+    try:
+        target.copy_(value)
+    except RuntimeError:
+        for one, other in zip(target, value, strict=True):
+            copy(one, other)
 
 
 # --- from text to tensors ---
@@ -446,30 +372,21 @@ def materialise(text: InputsText) -> list[Any]:
 
     # "__main__": the module of classes that the text makes
     namespace = {"__name__": "__main__", "torch": torch, "device": text.device, "stored": stored}
-    with as_scripts_do([text.device]):
+    with as_scripts_do():
         exec("\n".join([*text.imports, *text.lines]), namespace)
     return [namespace[name] for name in text.names]
 
 
 @contextlib.contextmanager
-def as_scripts_do(devices: Iterable[str] = ("cpu",)) -> Iterator[None]:
-    """torch as it is when a script begins: no mode, default dtype, the scripts' seed. What was before comes back after.
-
-    ``devices`` are those whose random numbers may be drawn.
-    """
-    dtype = torch.get_default_dtype()
-    kinds = {torch.device(name).type for name in devices} - {"cpu", "meta"}
+def as_scripts_do() -> Iterator[None]:
+    """torch as it is when a script begins: no mode, default dtype, the scripts' seed. What was before comes back after."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch_internals.in_silence())
         stack.enter_context(torch_internals.without_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        # manual_seed seeds every accelerator in use, also where none of its numbers is drawn.
-        used = kinds | ({kind} if (kind := in_use()) is not None else set())
-        count = {kind: torch.get_device_module(kind).device_count() for kind in used}
-        names = [f"{kind}:{index}" for kind in used for index in range(count[kind])]
-        stack.enter_context(generators_put_back(names))
-        stack.callback(torch.set_default_dtype, dtype)
+        stack.enter_context(random_numbers_put_back())
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
         torch.manual_seed(SEED)
         yield

@@ -30,6 +30,9 @@ class StridedLayout:
         last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
         return self.offset + last + 1
 
+    def seen_in(self, flat: Tensor) -> Tensor:
+        return flat.as_strided(self.shape, self.stride, self.offset)
+
     @property
     def is_contiguous(self) -> bool:
         return self.offset == 0 and self.stride == contiguous_stride(self.shape)
@@ -37,15 +40,10 @@ class StridedLayout:
     @property
     def shows_all(self) -> bool:
         """Whether each element from the storage's beginning to the last one used is seen, by one index but for expanded dims."""
-        steps = (
-            (step, size) for size, step in zip(self.shape, self.stride, strict=True) if step and size > 1
-        )
-        expected = 1
-        for step, size in sorted(steps):
-            if step != expected:
-                return False
-            expected *= size
-        return self.offset == 0 and 0 not in self.shape
+        once = [1 if step == 0 else size for size, step in zip(self.shape, self.stride, strict=True)]
+        like = torch.empty_strided(once, self.stride, device="meta")
+        # what has neither gaps nor overlaps is what a copy keeps the strides of
+        return self.offset == 0 and torch.empty_like(like).stride() == self.stride
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -71,16 +69,13 @@ def view_of(layout: StridedLayout) -> tuple[tuple[int, ...], str]:
     """The shape of a contiguous base, and the text of a view that gives ``layout`` on it: the first that does on meta."""
     if layout.is_contiguous:
         return layout.shape, ""
-    flat = layout.span if 0 in layout.shape else max(layout.span, 1)
-    return next(found for found in _candidates(layout, flat) if _gives(*found, layout))
+    return next(found for found in _candidates(layout) if _gives(*found, layout))
 
 
 def view_into(size: int, layout: StridedLayout) -> str:
     """The text of a view that gives ``layout`` on a flat base ``[size]`` that other tensors share."""
     sizes = ", ".join(map(str, layout.shape)) or "()"
-    part = f"[{layout.offset or ''}:{layout.span if layout.span < size else ''}]"
-    texts = ("", part, f".view({sizes})", f"{part}.view({sizes})", _strided(layout))
-    return next(text for text in texts if _gives((size,), text, layout))
+    return next(text for text in ("", f".view({sizes})", _strided(layout)) if _gives((size,), text, layout))
 
 
 def _strided(layout: StridedLayout) -> str:
@@ -96,11 +91,8 @@ def _gives(base: tuple[int, ...], text: str, layout: StridedLayout) -> bool:
     return StridedLayout(tuple(found.shape), found.stride(), int(found.storage_offset())) == layout
 
 
-def _candidates(layout: StridedLayout, flat: int) -> Iterator[tuple[tuple[int, ...], str]]:
+def _candidates(layout: StridedLayout) -> Iterator[tuple[tuple[int, ...], str]]:
     shape, stride = layout.shape, layout.stride
-    yield shape, ""
-    if len(shape) in (4, 5):
-        yield shape, f".to(memory_format=torch.channels_last{'_3d' if len(shape) == 5 else ''})"
     if len(shape) > 1:
         yield _permuted(layout)
     if 0 in stride:
@@ -108,19 +100,14 @@ def _candidates(layout: StridedLayout, flat: int) -> Iterator[tuple[tuple[int, .
         yield base, f".expand({', '.join(map(str, shape))})"
     elif shape and 0 not in shape and stride[-1] == 1:
         yield _sliced(layout)
-    yield (flat,), _strided(layout)
+    yield (layout.span,), _strided(layout)
 
 
 def _permuted(layout: StridedLayout) -> tuple[tuple[int, ...], str]:
     dims = range(len(layout.shape))
-    order = sorted(dims, key=lambda dim: (-layout.stride[dim], dim))
-    base = tuple(layout.shape[dim] for dim in order)
-    inverse = [order.index(dim) for dim in dims]
-    moved = [str(dim) for dim in dims if inverse[dim] != dim]
-    if len(dims) == 2:
-        return base, ".t()"
-    swapped = len(moved) == 2
-    return base, f".transpose({', '.join(moved)})" if swapped else f".permute({', '.join(map(str, inverse))})"
+    order = sorted(dims, key=lambda dim: (-layout.stride[dim], layout.shape[dim] == 1))
+    inverse = ", ".join(str(order.index(dim)) for dim in dims)
+    return tuple(layout.shape[dim] for dim in order), ".t()" if len(dims) == 2 else f".permute({inverse})"
 
 
 def _sliced(layout: StridedLayout) -> tuple[tuple[int, ...], str]:

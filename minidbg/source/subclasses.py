@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,18 +50,12 @@ def construction_of(value: Tensor, part: str) -> Construction:
 
 
 def _dtensor(value: Any) -> Construction:
-    from torch.distributed.tensor import DTensor
-
-    local = value.to_local().detach()
-    plain = DTensor.from_local(local, value.device_mesh, value.placements, run_check=False)
-    write = _Values()
-    keywords = ["run_check=False"]
-    if plain.shape != value.shape or plain.stride() != value.stride():  # shards of unequal size
-        keywords += [f"shape=torch.Size({list(value.shape)})", f"stride={tuple(value.stride())}"]
-    given = ", ".join(["{local}", "{mesh}", write.value(list(value.placements)), *keywords])
-    text = f"{TENSOR}.DTensor.from_local({given})"
+    placements = _Values().value(list(value.placements))
+    # shards may be of unequal size, so that the whole is not as many times one of them
+    whole = f"shape=torch.Size({list(value.shape)}), stride={tuple(value.stride())}"
+    text = f"{TENSOR}.DTensor.from_local({{local}}, {{mesh}}, {placements}, run_check=False, {whole})"
     imports = (f"import {TENSOR}", *imports_of([value.device_mesh, *value.placements]))
-    return Construction({"local": local, "mesh": value.device_mesh}, text, imports)
+    return Construction({"local": value.to_local().detach(), "mesh": value.device_mesh}, text, imports)
 
 
 def _jagged(value: Any) -> Construction:
@@ -73,12 +68,7 @@ def _jagged(value: Any) -> Construction:
         if f"{name}_tensor" in known:  # its first size is the number
             given.append(f"{name}={known[f'{name}_tensor'].shape[0]}")
     text = f"torch.nested.nested_tensor_from_jagged({', '.join(given)})"
-    return Construction(parts, text, ())
-
-
-def _masked(value: Any) -> Construction:
-    parts = {"data": value.get_data().detach(), "mask": value.get_mask()}
-    return Construction(parts, "torch.masked.masked_tensor({data}, {mask})", ("import torch.masked",))
+    return Construction(parts, text)
 
 
 def _by_unflatten(value: Any) -> Construction:
@@ -119,7 +109,6 @@ CONSTRUCTORS: Mapping[str, Callable[[Any], Construction]] = {
     "torch.distributed.tensor.DTensor": _dtensor,
     "torch.distributed.tensor._api.DTensor": _dtensor,
     "torch.nested._internal.nested_tensor.NestedTensor": _jagged,
-    "torch.masked.maskedtensor.core.MaskedTensor": _masked,
 }
 """Classes whose public constructor says more than ``__tensor_unflatten__``."""
 
@@ -130,6 +119,7 @@ class _Values(Expressions):
     def reference(self, value: Any) -> str:
         text, imported = reference_to(value)
         module, (root, _, path) = imported.removeprefix("import "), text.partition(".")
+        # a function may have the name of the package: torchao.quantization.quantize_
         if module and walk(sys.modules.get(root), path) is not value:
             name = text.removeprefix(f"{module}.")
             self.imports.add(f"from {module} import {name.partition('.')[0]}")
@@ -145,17 +135,10 @@ class _Values(Expressions):
 
 
 def plain_stand_in(value: Tensor) -> Tensor | None:
-    """A plain tensor for one of a subclass: a DTensor's local shard, what a quantised one stands for, a bare one's data; None where nothing does."""
-    for way in ("to_local", "dequantize", "values"):
-        if hasattr(type(value), way) and way != ("values" if not value.is_nested else ""):
-            try:
-                found = getattr(value.detach(), way)()
-            except (RuntimeError, NotImplementedError, TypeError):
-                continue
-            if type(found) is Tensor:
-                return found.detach().clone()
-    if not hasattr(value, "__tensor_flatten__"):
-        return value.detach().as_subclass(Tensor).clone() if _holds_its_data(type(value)) else None
-    names, _ = value.__tensor_flatten__()
-    plain = (one for one in (getattr(value, name) for name in names) if type(one) is Tensor)
-    return next((one.detach().clone() for one in plain if one.shape == value.shape), None)
+    """A plain tensor for one of a subclass: what a quantised one stands for, else the first that it is made of; None where nothing does."""
+    found: list[Any] = []
+    with suppress(RuntimeError, TypeError):  # most cannot
+        found.append(value.detach().dequantize())
+    with suppress(CannotWrite):
+        found += construction_of(value, "an input").parts.values()
+    return next((one.detach().clone() for one in found if type(one) is Tensor), None)

@@ -84,29 +84,23 @@ def owners_of(storages: Mapping[str, Tensor], values: Iterable[Any]) -> dict[str
     return {key: value for key, value in found if value is not None}
 
 
-def spec_of(table: Mapping[str, Any]) -> RunSpec:
-    return RunSpec.from_literal(table["spec"])
-
-
 def unpack(table: Mapping[str, Any], stored: Stored) -> Case:
     """The case of a parcel. What its backend defines, operators and a process group, must be there; ``compiler`` is not set.
 
     Raises whatever the imports and the constructors that it names raise.
     """
-    spec = spec_of(table)
-    # the module of classes that the text makes
+    spec = RunSpec.from_literal(table["spec"])
+    # "__main__": the module of classes that the text makes
     made: dict[str, Any] = {"__name__": "__main__", "torch": torch, "device": spec.device, "stored": stored}
-    with as_scripts_do([spec.device]):
-        exec(compile(table["values"], "<values>", "exec", dont_inherit=True), made)
-    values = [made[name] for name in table["names"]]
-    inputs = values[: len(values) - len(table["constants"])]
-    constants = dict(zip(table["constants"], values[len(inputs) :], strict=True))
     with as_scripts_do():
+        exec(compile(table["values"], "<values>", "exec", dont_inherit=True), made)
+        values = [made[name] for name in table["names"]]
+        inputs = values[: len(values) - len(table["constants"])]
         graph_module = run_as_module(
             f"minidbg_case_{next(_numbers)}",
             table["graph"],
             torch=torch,
-            constants=constants,
+            constants=dict(zip(table["constants"], values[len(inputs) :], strict=True)),
             graph_module=torch_internals.lazy_graph_module,
         )["graph"]()
     return Case(graph_module, tuple(inputs), spec, Provenance(**read_literal(table["provenance"])))

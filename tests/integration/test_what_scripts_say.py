@@ -14,9 +14,6 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 import minidbg
-from minidbg.fx.case import Case
-from minidbg.repro import Exactness, Form, render
-from minidbg.words.run_spec import BackendRef, RunSpec
 
 
 @pytest.fixture(autouse=True)
@@ -77,31 +74,7 @@ class Marked(torch.Tensor):
     """Bare: a plain tensor of another type."""
 
 
-@pytest.mark.parametrize("kind", [Marked, type("Local", (torch.Tensor,), {"__module__": "__main__"})])
-def test_a_bare_subclass_of_tensor_is_written_by_as_subclass(kind: Any) -> None:
-    value = torch.arange(6.0).reshape(3, 2).t().as_subclass(kind)
-    graph = fx.symbolic_trace(program)
-    case = Case(graph, (value,), RunSpec(BackendRef("b", '"eager"')))
-    text = render(case, Form.CAPTURE, exactness=Exactness.SMALL).text
-    assert ".as_subclass(" in text
-    names: dict[str, Any] = {"__name__": "script"}
-    exec(text, names)
-    (made,) = names["inputs"]()
-    assert type(made).__name__ == kind.__name__
-    assert made.stride() == value.stride()
-    assert torch.equal(made.as_subclass(torch.Tensor), value.as_subclass(torch.Tensor))
-
-
 LOCAL = type("Local", (torch.Tensor,), {"__module__": "__main__"})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Marked, LOCAL])
-def test_a_failure_with_a_bare_subclass_ends_as_a_repro_without_it(tmp_path: Path, kind: Any) -> None:
-    found = failing_program(program, (torch.randn(3).as_subclass(kind),), refuses_sin, tmp_path)
-    assert found.ops == ["sin"]
-    assert "as_subclass" not in found.text
-    assert "values of the failing run" not in found.text
 
 
 def refuses_own(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
@@ -111,12 +84,14 @@ def refuses_own(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", [refuses_sin, refuses_own])
 @pytest.mark.parametrize("kind", [Marked, LOCAL])
-def test_a_failure_that_needs_a_bare_subclass_needs_neither_its_module_nor_values(
-    tmp_path: Path, kind: Any
+def test_a_bare_subclass_is_in_a_script_only_if_it_is_needed_and_needs_neither_its_module_nor_values(
+    tmp_path: Path, kind: Any, backend: Any
 ) -> None:
-    found = failing_program(program, (torch.randn(3).as_subclass(kind),), refuses_own, tmp_path)
-    assert f'.as_subclass(type("{kind.__name__}"' in found.text
+    found = failing_program(program, (torch.randn(3).as_subclass(kind),), backend, tmp_path)
+    assert (f'.as_subclass(type("{kind.__name__}"' in found.text) is (backend is refuses_own)
+    assert ("as_subclass" in found.text) is (backend is refuses_own)
     assert "values of the failing run" not in found.text
 
 

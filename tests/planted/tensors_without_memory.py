@@ -17,8 +17,8 @@ from minidbg.fx.runs import StorageSerials
 from minidbg.judge import arithmetic, compare, precision, undefined
 from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.snapshot import CannotCompare, _are_plain, snapshot
-from minidbg.source import size
 from minidbg.source.inputs import materialise, write_inputs
+from minidbg.source.size import canonical_text
 from minidbg.words.errors import MinidbgError
 from minidbg.wrapper import rollback
 from minidbg.wrapper.capture import real_value
@@ -100,6 +100,13 @@ def compared(value: torch.Tensor) -> None:
         compare.mismatch(one, two, Ensemble({tag: [run] for tag in Tag}))
 
 
+def holding(value: torch.Tensor) -> torch.fx.GraphModule:
+    graph, root = torch.fx.Graph(), torch.nn.Module()
+    root.value = value
+    graph.output(graph.get_attr("value"))
+    return torch.fx.GraphModule(root, graph)
+
+
 def in_modes(value: torch.Tensor) -> None:
     for mode in (
         precision.RoundingNoise(1),
@@ -126,7 +133,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "real_value": lambda value: described(real_value(value, 0)),
     "keep": lambda value: rollback.keep([value], [0], [], limit_bytes=1 << 30).restore(),
     "fact": effects.fact_of,
-    "hash": size._tensor_text,
+    "hash": lambda value: canonical_text(holding(value)),
 }
 NO_LOOK = {("modes", "freed"), ("compare", "freed"), ("largest", "freed")}
 """The program's own ops on them end the process; verification refuses such calls before."""

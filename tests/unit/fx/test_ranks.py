@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from support.graphs_to_write import read
+from support.travelled import assert_same_case, case_over, travelled
 from torch import distributed, fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.testing._internal.two_tensor import TwoTensor
 
 from minidbg.fx import ranks
 from minidbg.fx.case import Case
@@ -59,6 +59,10 @@ def test_a_dtensor_is_written_with_its_mesh_placements_and_local_shard(placement
     assert made.shape == value.shape
     assert made.requires_grad
     assert torch.equal(made.to_local(), value.to_local())
+    case = case_over(value)
+    there = travelled(case)
+    assert_same_case(case, there)
+    assert any("init_process_group" in line for line in there.backend.setup)
     assert 'mesh_dim_names=("dp", "tp")' in text.replace("'", '"')
 
 
@@ -68,27 +72,11 @@ def test_a_dtensor_of_unequal_shards_keeps_its_shape(mesh: DeviceMesh) -> None:
     assert made_again(value)[0].shape == (7, 3)
 
 
-def test_a_subclass_is_written_by_its_own_constructor() -> None:
-    value = TwoTensor(torch.randn(2, 3), torch.randn(2, 3))
-    made, text = made_again(torch.nn.Parameter(value))
-    assert isinstance(made, TwoTensor)
-    assert isinstance(made, torch.nn.Parameter)
-    assert torch.equal(made.a, value.a)
-    assert torch.equal(made.b, value.b)
-    assert "import torch.testing._internal.two_tensor" in text
-
-
 def test_nested_tensors_that_share_their_offsets_still_do() -> None:
     one = torch.nested.nested_tensor_from_jagged(torch.randn(6, 3), torch.tensor([0, 2, 6]))
     first, second = materialise(write_inputs([one, one.sin()], ["a", "b"]))
     assert (first + second).is_nested  # eager refuses to add those of other offsets
     assert first.offsets().tolist() == [0, 2, 6]
-
-
-def test_a_masked_tensor_keeps_its_mask() -> None:
-    mask = torch.tensor([True, False, True])
-    made, _ = made_again(torch.masked.masked_tensor(torch.randn(3), mask))
-    assert torch.equal(made.get_mask(), mask)
 
 
 class NotTakenApart(torch.Tensor):

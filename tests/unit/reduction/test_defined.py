@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from minidbg.fx.effects import tensors_in
 from minidbg.reduction.core import Minimized, minimize
-from minidbg.source.inputs import materialise, write_inputs
 
 
 def simplified(function: Callable[..., Any], inputs: Sequence[Any], op: str) -> Minimized:
@@ -100,14 +99,3 @@ def test_places_to_write_to_stay_distinct(op: str) -> None:
     result = simplified(WRITES[op], [x(16), places(11, 3, 14), x(3)], op)
     (index,) = (value for value in result.inputs if value.dtype is torch.int64)
     assert torch.unique(index).numel() == index.numel()
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
-@pytest.mark.parametrize("size", [(20,), (4, 5)])
-def test_distinct_integers_are_made_anew_as_distinct_ones(dtype: torch.dtype, size: tuple[int, ...]) -> None:
-    value = (torch.randperm(60, generator=torch.Generator().manual_seed(0))[:20] + 7).to(dtype).reshape(size)
-    (made,) = materialise(write_inputs([value], ["i"]))
-    assert (made.dtype, made.shape) == (value.dtype, value.shape)
-    assert torch.unique(made).numel() == 20
-    assert int(value.min()) <= int(made.min())
-    assert int(made.max()) <= int(value.max())
