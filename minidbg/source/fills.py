@@ -194,13 +194,9 @@ class Fill:
         return self.sized(function, self.dtype if self.dtype in _HAVE_RANDOM else torch.float32)
 
     def scaled(self, scale: float, method: str = "", mean: float = 0, tolerance: float = 0) -> str:
+        off = max(0.1, tolerance) * abs(scale)
         # a round number, so that the same is written of what this makes
-        near = (
-            one
-            for one in (1.0, float(f"{scale:.0e}"))
-            if abs(one - scale) <= max(0.1, tolerance) * abs(scale)
-        )
-        scale = next(near, scale)
+        scale = next((one for one in (1.0, float(f"{scale:.0e}")) if abs(one - scale) <= off), scale)
         text = self.floats("randn") + method + (f" * {rounded(scale)}" if scale != 1 else "")
         return self.cast(f"{text} {'-' if mean < 0 else '+'} {rounded(abs(mean))}" if mean else text)
 

@@ -110,7 +110,6 @@ def holding(value: torch.Tensor) -> torch.fx.GraphModule:
 def in_modes(value: torch.Tensor) -> None:
     for mode in (
         precision.RoundingNoise(1),
-        precision.MonteCarloArithmetic(1),
         undefined.UndefinedResults(),
         undefined.ZeroFilled(),
     ):

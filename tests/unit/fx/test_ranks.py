@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.graphs_to_write import read
-from support.travelled import assert_same_case, case_over, travelled
+from support.travelled import assert_same_case, case_over, described, travelled
 from torch import distributed, fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -45,31 +45,28 @@ def made_again(value: Any, exactness: Exactness = Exactness.EXACT) -> tuple[Any,
 # ---- values
 
 
+SHARDS: list[tuple[list[Any], dict[str, Any]]] = [
+    ([Shard(0), Replicate()], {}),
+    ([Partial("sum"), Shard(1)], {}),
+    ([Replicate(), Partial("avg")], {}),
+    ([Shard(0), Replicate()], {"shape": torch.Size([7, 4]), "stride": (4, 1)}),  # of unequal size
+]
+
+
 @pytest.mark.usefixtures("mesh")
-@pytest.mark.parametrize(
-    "placements", [[Shard(0), Replicate()], [Partial("sum"), Shard(1)], [Replicate(), Partial("avg")]]
-)
-def test_a_dtensor_is_written_with_its_mesh_placements_and_local_shard(placements: list[Any]) -> None:
+@pytest.mark.parametrize(("placements", "whole"), SHARDS)
+def test_a_dtensor_is_written_with_its_mesh_placements_and_local_shard(placements: Any, whole: Any) -> None:
+    """So it comes to another process, in the group that it needs."""
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
-    value = DTensor.from_local(torch.randn(3, 4), mesh, placements, run_check=False).requires_grad_()
-    made, text = made_again(value)
-    assert type(made) is DTensor
-    assert made.placements == tuple(placements)
-    assert made.device_mesh == mesh
-    assert made.shape == value.shape
-    assert made.requires_grad
-    assert torch.equal(made.to_local(), value.to_local())
+    value = DTensor.from_local(torch.randn(3, 4), mesh, placements, run_check=False, **whole)
+    made, text = made_again(value.requires_grad_())
+    assert (type(made), made.placements, made.shape) == (DTensor, tuple(placements), value.shape)
+    assert described(made) == described(value)
+    assert 'mesh_dim_names=("dp", "tp")' in text.replace("'", '"')
     case = case_over(value)
     there = travelled(case)
     assert_same_case(case, there)
     assert any("init_process_group" in line for line in there.backend.setup)
-    assert 'mesh_dim_names=("dp", "tp")' in text.replace("'", '"')
-
-
-def test_a_dtensor_of_unequal_shards_keeps_its_shape(mesh: DeviceMesh) -> None:
-    whole = {"shape": torch.Size([7, 3]), "stride": (3, 1)}
-    value = DTensor.from_local(torch.randn(2, 3), mesh, [Shard(0)], run_check=False, **whole)
-    assert made_again(value)[0].shape == (7, 3)
 
 
 def test_nested_tensors_that_share_their_offsets_still_do() -> None:

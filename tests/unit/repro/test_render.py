@@ -120,30 +120,19 @@ def test_many_inputs_stand_on_lines_of_readable_length(make_case):
     assert "return (\n" in top_of(case)
 
 
-class TestConstants:
-    """Tensors that the graph owns."""
-
-    def test_small_ones_are_literal(self, make_case):
-        case = make_case(with_constant(torch.tensor([1.5, -2.0])), (torch.randn(2),))
-        assert "self.register_buffer('mask', torch.tensor([1.5, -2.0]))" in top_of(case).replace('"', "'")
-
-    def test_weights_are_random_unless_values_matter(self, make_case):
-        torch.manual_seed(0)
-        case = make_case(with_constant(torch.randn(400) * 3), (torch.randn(400),))
-        assert "torch.randn(400, generator=torch.Generator().manual_seed(1)) * 3)" in top_of(case)
-        assert not render(case).tensors
-        assert list(render(case, exactness=Exactness.EXACT).tensors) == ["Repro.mask", "x"]
-
-    def test_large_integer_tables_are_stored_even_so(self, make_case):
-        case = make_case(with_constant(torch.randint(0, 99, (300,))), (torch.randn(300),))
-        assert list(render(case).tensors) == ["Repro.mask"]
-        assert "safetensors" in top_of(case)
-
-    def test_nan_in_a_large_one_is_kept(self, make_case):
-        value = torch.randn(300)
-        value[7] = math.nan
-        case = make_case(with_constant(value), (torch.randn(300),))
-        assert list(render(case).tensors) == ["Repro.mask"]
+def test_small_tensors_of_a_graph_are_literal_integers_and_nan_stored_and_weights_random(make_case):
+    torch.manual_seed(0)
+    with_nan = torch.randn(300).index_fill(0, torch.tensor([7]), math.nan)
+    small, weights, table, odd = (
+        make_case(with_constant(value), (torch.randn(400),))
+        for value in (torch.tensor([1.5, -2.0]), torch.randn(400) * 3, torch.randint(0, 99, (300,)), with_nan)
+    )
+    assert "self.register_buffer('mask', torch.tensor([1.5, -2.0]))" in top_of(small).replace('"', "'")
+    assert "torch.randn(400, generator=torch.Generator().manual_seed(1)) * 3)" in top_of(weights)
+    assert not render(weights).tensors
+    assert list(render(weights, exactness=Exactness.EXACT).tensors) == ["Repro.mask", "x"]
+    assert "safetensors" in top_of(table)
+    assert list(render(table).tensors) == list(render(odd).tensors) == ["Repro.mask"]
 
 
 def test_values_beyond_the_limit_are_refused(make_case):
