@@ -53,8 +53,10 @@ def canonical_text(gm: fx.GraphModule) -> str:
                 attributes[id(value)] = f"@{len(attributes)}"
                 lines.append(f"{attributes[id(value)]}: {text_of_attribute(value)}")
             target = attributes[id(value)]
-        arguments = text_of(write.value, node.args), text_of(write.keywords, node)
-        lines.append(f"{names[node]} = {node.op} {target} {' '.join(arguments)}")
+        is_launch = torch_internals.is_kernel_launch(node)
+        keywords = (write.keywords, node) if is_launch else (write.value, sorted(node.kwargs.items()))
+        line = f"{node.op} {target} {text_of(write.value, node.args)} {text_of(*keywords)}"
+        lines.append(f"{names[node]} = {line}")
     return "\n".join([*lines, *write.kernels.texts.values()])
 
 
