@@ -141,7 +141,7 @@ def test_of_a_worker_that_dies_in_a_sweep_each_run_is_done_by_another_of_its_nam
 ) -> None:
     ops = [f"op{number}" for number in range(12)]
     desk = Checkout(tmp_path / "desk", dict.fromkeys(ops, SLOW), {op: script(op) for op in ops})
-    workers = [cluster.worker(name, "--name", "box", "-j", "1") for name in ("one", "two")]
+    workers = [cluster.worker(name, "--name", "box", "-j", "2") for name in ("one", "two")]
     options = "-j", "2", "--cluster", cluster.address
     with watching(desk.folder, *options, env=desk.env) as running:
         running.wait_for_sweep(since=0)

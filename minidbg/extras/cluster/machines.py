@@ -16,13 +16,12 @@ from concurrent.futures import Future
 from itertools import count
 from typing import Any
 
-import dask
 from distributed import Client
 from distributed.scheduler import KilledWorker
 
 from minidbg import __version__
 from minidbg.extras.cluster.routing import Code
-from minidbg.extras.cluster.worker import NAME, judge, resource_of
+from minidbg.extras.cluster.worker import NAME, Unpacks, judge, resource_of
 from minidbg.watch.daemon import DevicesChanged, Message
 from minidbg.watch.events import Notice
 from minidbg.watch.settings import machine_of
@@ -39,7 +38,9 @@ class Machines:
         logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # what matters of it we say ourselves
         self.address, self.security, self.tell = address, security, tell
         self.lock = threading.Lock()
-        self.session, self.numbers = uuid.uuid4().hex[:8], count()
+        self.session, self.numbers = f"{NAME}-{uuid.uuid4().hex[:8]}", count()
+        self.sent = ""
+        """The digest of the code that the workers have; empty where one may have lost it."""
         self.known: dict[str, tuple[Mapping[str, str], str]] = {}
         """Of each device that was ever there what the probe says, and its name as a resource of Dask's."""
         self.there: Mapping[str, tuple[Mapping[str, str], str]] = {}
@@ -63,6 +64,7 @@ class Machines:
     def close(self) -> None:
         self.closing.set()
         with contextlib.suppress(Exception):  # the cluster may be in any state, and we want to leave
+            self.client.unregister_worker_plugin(self.session)
             self.client.close(timeout=2)
 
     # A run
@@ -84,15 +86,18 @@ class Machines:
         except Exception as error:  # noqa: BLE001 - what a machine raises; what Dask has lost has another status
             failed = getattr(task, "status", "") == "error" and not isinstance(error, KilledWorker)
             ended = unable(first_line(error)) if failed else Ended(lost=True)
+        if ended is not None and ended.lost:
+            self.sent = ""
         if end.set_running_or_notify_cancel():
             end.set_result(ended or unable(f"{machine_of(device)} is away"))
 
     def task(self, device: str, request: Request, code: Code) -> Any:
-        with self.lock, dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TB"}):
-            # Of what was sent already this is the same future. As a task Dask makes it again where a worker that had it dies.
-            self.zip = self.client.submit(bytes, code.zipped, key=f"minidbg-code-{code.digest}", pure=False)
+        with self.lock:
+            if self.sent != code.digest:  # a plugin, which Dask takes to workers that come later too
+                self.client.register_plugin(Unpacks(code.digest, code.zipped), name=self.session)
+                self.sent = code.digest
             return self.client.submit(
-                judge, request, code.digest, code.paths, self.zip, key=f"minidbg-{self.session}-{next(self.numbers)}",
+                judge, request, code.digest, code.paths, key=f"{self.session}-{next(self.numbers)}",
                 pure=False, resources={self.known[device][1]: 1},
             )  # fmt: skip
 

@@ -12,8 +12,8 @@ import io
 import json
 import logging
 import os
+import platform
 import shutil
-import threading
 import zipfile
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
@@ -55,7 +55,6 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
     name: str = NAME
     runs: dict[str, Future[Ended]] = field(default_factory=dict)
     """By the key of the task that waits for it."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def facts(self, name: str) -> dict[str, Any]:
         """What this machine says of itself; ``mark`` is equal where a verdict is. Raises MinidbgError."""
@@ -63,15 +62,17 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
         ended = self.pool.submit(Request((PROBE_SCRIPT, "devices", *no_torch), fork=WARM)).result()
         if (said := last_json(ended.stdout)) is None:
             raise MinidbgError(f"torch could not be asked for devices: {ended.stderr_tail[-500:]}")
-        common = f"torch {said['torch']}, Python {said['python']}, {said['machine']}"
+        common = f"torch {said['torch']}, Python {platform.python_version()}, {said['machine']}"
         rows = said["devices"].items()
         devices = {one: {**row, "driver": f"{row['driver']} {common}"} for one, row in rows}
         mark = hashlib.sha256(json.dumps(devices, sort_keys=True).encode()).hexdigest()[:6]
         return {"version": __version__, "name": name, "mark": mark, "devices": devices}
 
-    def judge(self, key: str, request: Request, digest: str, paths: tuple[str, ...], zipped: bytes) -> Ended:
-        """Run, and wait. Raises OSError."""
-        tree = str(self.unpacked(digest, zipped))
+    def judge(self, key: str, request: Request, digest: str, paths: tuple[str, ...]) -> Ended:
+        """Run, and wait; it is lost where the code is not here, or no more."""
+        tree = str(self.folder / digest)
+        if not os.path.exists(tree):
+            return Ended(lost=True)
         script, *options = request.argv[1:]
         at = options.index("--device") + 1
         options[at] = options[at].rpartition("/")[2]
@@ -91,17 +92,14 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
         texts = {name: getattr(ended, name).replace(tree, "") for name in ("stdout", "stderr_tail", "error")}
         return replace(ended, files=files, **texts)
 
-    def unpacked(self, digest: str, zipped: bytes) -> Path:
-        """The folder of a content, which has its name once it is whole."""
-        tree = self.folder / digest
-        with self.lock:
-            if not tree.exists():
-                zipfile.ZipFile(io.BytesIO(zipped)).extractall(self.folder / "draft")
-                (self.folder / "draft").rename(tree)
-                for old in sorted(self.folder.iterdir(), key=os.path.getmtime)[:-MOST_TREES]:
-                    shutil.rmtree(old, ignore_errors=True)
-                self.pool.refresh()
-        return tree
+    def unpack(self, digest: str, zipped: bytes) -> None:
+        """Make the folder of a content, which has its name once it is whole. Raises OSError."""
+        if not (self.folder / digest).exists():
+            zipfile.ZipFile(io.BytesIO(zipped)).extractall(self.folder / "draft")
+            (self.folder / "draft").rename(self.folder / digest)
+            for old in sorted(self.folder.iterdir(), key=os.path.getmtime)[:-MOST_TREES]:
+                shutil.rmtree(old, ignore_errors=True)
+            self.pool.refresh()
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
         """Dask tells of a task: where nobody wants it any more its run ends."""
@@ -114,11 +112,23 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
             end.cancel()
 
 
-def judge(request: Request, digest: str, paths: tuple[str, ...], zipped: bytes) -> dict[str, Any]:
+@dataclass
+class Unpacks(WorkerPlugin):  # type: ignore[misc]
+    """How code comes to a worker, also to one that joins later."""
+
+    digest: str
+    zipped: bytes
+
+    def setup(self, worker: Worker) -> None:
+        if NAME in worker.plugins:
+            worker.plugins[NAME].unpack(self.digest, self.zipped)
+
+
+def judge(request: Request, digest: str, paths: tuple[str, ...]) -> dict[str, Any]:
     """The task."""
     worker = get_worker()
     judges: Judges = worker.plugins[NAME]
-    return asdict(judges.judge(str(worker.get_current_task()), request, digest, paths, zipped))
+    return asdict(judges.judge(str(worker.get_current_task()), request, digest, paths))
 
 
 def serve(address: str, security: Any, name: str, jobs: int) -> None:
@@ -144,7 +154,7 @@ async def work(address: str, security: Any, judges: Judges, name: str) -> NoRetu
             address, security=security, plugins=(judges,), memory_limit=0, local_directory=str(judges.folder.parent),
             # tcp:// is for this machine alone
             host="127.0.0.1" if address.startswith("tcp:") else None, dashboard_address="127.0.0.1:0",
-            # the resources limit the runs; one thread more is for the code that they need
+            # fewer at the same time: as many as there are of the resources
             nthreads=judges.jobs + len(devices), startup_information={NAME: lambda worker: facts},
             resources={resource_of(facts, device): judges.jobs if is_cpu(device) else 1 for device in devices},
         ) as worker:  # fmt: skip
