@@ -21,17 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CRASHES = "def {op}(value):\n    import os, signal\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
 HANGS = "def {op}(value):\n    while True: pass\n"
-FLAKY = """
-from pathlib import Path
-
-def {op}(value):
-    runs = Path(__file__ + ".log")  # which .gitignore leaves out
-    number = int(runs.read_text()) if runs.exists() else 0
-    runs.write_text(str(number + 1))
-    if number % 2 == 0:
-        raise ValueError('{op} is broken')
-"""
-"""Fails in every other run, the first one among them."""
 OTHERWISE = "def {op}(value):\n    raise TypeError('{op} fails in another way')\n"
 
 OPS = {
@@ -136,32 +125,6 @@ def test_a_flip_names_the_revisions_on_both_sides(desk: Desk, daemon: WatchProce
     daemon.wait_for_sweep(since=mark)
 
 
-def test_a_syntax_error_is_a_broken_backend_and_its_revert_changes_nothing(
-    desk: Desk, daemon: WatchProcess
-) -> None:
-    mark = daemon.mark()
-    desk.save("relu", "def relu(value:\n")
-    broken = daemon.wait_for_event("backend_broken", since=mark)
-    assert "SyntaxError" in broken["reason"]
-    assert "relu.py, line 1" in broken["reason"]
-    daemon.wait_for_sweep(since=mark)
-    assert states(desk) == FIRST_STATES
-    with daemon.sweep() as mark:
-        desk.save("sin", BROKEN + "\n\n# still broken elsewhere\n")
-    assert daemon.since(mark, "backend_broken") == [], "it is said once"
-    desk.save("relu", BROKEN)
-    daemon.wait_for_event("backend_back", since=mark)
-    daemon.wait_for_sweep(since=daemon.mark() - 1)
-    assert states(desk) == FIRST_STATES
-    assert daemon.flips() == []
-
-
-def test_an_atomic_save_is_seen(desk: Desk, daemon: WatchProcess) -> None:
-    with daemon.sweep():
-        desk.save_atomically("sqrt", WORKS)
-    assert daemon.flips() == [("FIXED", "sqrt.py")]
-
-
 def test_a_save_without_a_change_and_junk_cause_no_sweep(desk: Desk, daemon: WatchProcess) -> None:
     mark = daemon.mark()
     desk.save("sqrt", BROKEN)
@@ -230,35 +193,6 @@ def test_an_edit_during_a_sweep_leaves_no_result_that_spans_it(desk: Desk, daemo
     assert flips in (log, sorted(log + relu))
 
 
-def test_repros_that_come_change_and_go_are_noticed(desk: Desk, daemon: WatchProcess) -> None:
-    with daemon.sweep() as mark:
-        (desk.repros / "second_relu.py").write_text(script("relu"))
-    assert [event["repro"] for event in daemon.since(mark, "repro_added")] == ["second_relu.py"]
-    (started,) = daemon.since(mark, "sweep_started")
-    assert started["repros"] == 1, "the others need not run"
-    with daemon.sweep() as mark:
-        (desk.repros / "second_relu.py").write_text(script("cos"))
-    assert states(desk)["second_relu.py"] == "gone"
-    assert daemon.flips() == [], "an edited repro begins a new history"
-    mark = daemon.mark()
-    (desk.repros / "second_relu.py").unlink()
-    (desk.repros / "damaged.py").write_text(script("sin"))
-    daemon.wait_for_event("repro_removed", since=mark)
-    daemon.wait_for_sweep(since=mark)
-    assert states(desk)["damaged.py"] == "reproduces"
-
-
-def test_a_flaky_repro_is_called_flaky_and_nothing_else(desk: Desk, daemon: WatchProcess) -> None:
-    mark = daemon.mark()
-    desk.save("tan", FLAKY)
-    flip = daemon.wait_for_event("flip", after="flaky", since=mark)
-    assert flip["repro"] == "tan.py"
-    for number in range(4):
-        with daemon.sweep() as mark:
-            desk.save("tan", FLAKY + f"# edit {number}\n")
-        assert [flip["repro"] for flip in daemon.since(mark, "flip") if flip["kind"] == "FIXED"] == []
-
-
 def test_kill_9_loses_nothing_but_the_running_sweep(desk: Desk) -> None:
     with watching(desk.folder, env=desk.env) as first:
         first.wait_for_sweep(since=0)
@@ -321,15 +255,6 @@ def test_spawned_workers_see_the_same(desk: Desk) -> None:
         assert running.stop() == 0
 
 
-def test_the_hook_gets_each_flip_on_its_stdin(desk: Desk) -> None:
-    with watching(desk.folder, "--on-flip", "cat >> flips.json; echo >> flips.json", env=desk.env) as running:
-        running.wait_for_sweep(since=0)
-        with running.sweep():
-            desk.save("relu", WORKS)
-        assert running.stop() == 0
-    assert '"kind": "FIXED"' in (desk.folder / "flips.json").read_text()
-
-
 def test_a_build_runs_first_and_its_failure_flips_nothing(desk: Desk) -> None:
     build = "cp backend/toy/relu.src backend/toy/relu.py"
     (desk.package / "relu.src").write_text(BROKEN.format(op="relu"))
@@ -350,14 +275,3 @@ def test_a_build_runs_first_and_its_failure_flips_nothing(desk: Desk) -> None:
             (desk.package / "relu.src").write_text(WORKS.format(op="relu") + "\n")
         assert running.flips() == [("FIXED", "relu.py")]
         assert running.stop() == 0
-
-
-def test_once_exits_with_the_status_of_what_it_saw(desk: Desk) -> None:
-    def once(*arguments: str) -> int:
-        with watching(desk.folder, "--once", *arguments, env=desk.env) as running:
-            return running.process.wait(180)
-
-    cos, other = (str(desk.repros / name) for name in ("cos.py", "other.py"))
-    assert once(cos, other) == 3
-    assert once(str(desk.repros / "damaged.py")) == 125
-    assert once(cos, "--fail-on", "unexpected") == 1

@@ -169,7 +169,7 @@ SHOWN: dict[str, tuple[list[Event], str, tuple[int, int], list[str]]] = {
     "a build": ([events.BuildStarted("make", at=NOW)], "", (80, 24), ["building: make  |  1.0 s"]),
     "a build that failed": (
         [events.BuildStarted("make", at=NOW), events.BuildFailed(1, 1.0, "", "kernels.c:17:5: error: too few", at=NOW)], "", (80, 24),
-        ["build failed, rows are from before it", "kernels.c:17:5: error: too few"],
+        ["build failed: kernels.c:17:5: error: too few"],
     ),
     "a broken backend": ([broken()], "", (80, 24), ["broken: toy on cpu: SyntaxError"]),
     "the error of the selected row": ([result("b.py", "reproduces", message=MESSAGE)], "jj", (80, 24), ["> b.py", MESSAGE[:60], MESSAGE[-20:].strip()]),
@@ -388,56 +388,43 @@ REPRODUCES = Outcome(Verdict.REPRODUCES, message="ValueError: no kernel")
 NO_DEVICE = Outcome(Verdict.SKIPPED, reason="no device cuda")
 
 
-@pytest.mark.parametrize(
-    ("outcome", "seen", "why"),
-    [
-        (Outcome(Verdict.GONE), {}, ""),
-        (Outcome(Verdict.GONE), {"cpu": Verdict.REPRODUCES}, ""),
-        (
-            Outcome(Verdict.GONE),
-            {"cuda:0": Verdict.REPRODUCES},
-            r"was last seen to fail on cuda:0 at 1970-01-1\d ",
-        ),
-        (REPRODUCES, {"cpu": Verdict.GONE}, "still reproduces: ValueError: no kernel"),
-        (Outcome(Verdict.CRASHED, reason="SIGSEGV"), {}, r"still fails \(crashed\): SIGSEGV"),
-        (NO_DEVICE, {}, "cannot be judged here: skipped: no device cuda"),
-        (NO_DEVICE, {"cpu": Verdict.GONE}, ""),
-        (NO_DEVICE, {"cpu": Verdict.REPRODUCES}, "was last seen to fail on cpu"),
-    ],
-)
-def test_accept_takes_no_repro_that_still_fails(
+GONE = Outcome(Verdict.GONE)
+FAR = r"was last seen to fail on cuda:0 at 1970-01-1\d "
+ACCEPTED: list[tuple[Outcome, dict[str, Verdict], str]] = [
+    (GONE, {}, ""),
+    (GONE, {"cpu": Verdict.REPRODUCES}, ""),
+    (GONE, {"cuda:0": Verdict.REPRODUCES}, FAR),
+    (REPRODUCES, {"cpu": Verdict.GONE}, "still reproduces: ValueError: no kernel"),
+    (Outcome(Verdict.CRASHED, reason="SIGSEGV"), {}, r"still fails \(crashed\): SIGSEGV"),
+    (NO_DEVICE, {}, "cannot be judged here: skipped: no device cuda"),
+    (NO_DEVICE, {"cpu": Verdict.GONE}, ""),
+    (NO_DEVICE, {"cpu": Verdict.REPRODUCES}, "was last seen to fail on cpu"),
+]
+"""What a run shows of a repro, what watch saw elsewhere, and why it is not accepted."""
+
+
+@pytest.mark.parametrize(("outcome", "seen", "why"), ACCEPTED)
+def test_accept_takes_no_repro_that_still_fails_nor_another_beside_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, seen: dict[str, Verdict], why: str
 ) -> None:
     from minidbg.watch.repros import read_repro
 
-    path = folder / "never.py"
+    path, other = folder / "never.py", folder / "b.py"
     digest = read_repro(path, "never.py").digest
     with History(folder / ".minidbg" / "history.sqlite") as opened:
         for device, verdict in seen.items():
             opened.add(State("never.py", device, verdict, NOW, NOW, digest, "e", "c"))
         opened.add(State("never.py", "xpu", Verdict.REPRODUCES, NOW, NOW, "before an edit", "e", "c"))
-    monkeypatch.setattr("minidbg.repro.run", lambda path, seconds: outcome)
-    before = path.read_text()
-    done = CliRunner().invoke(accept, [str(path)])
+    monkeypatch.setattr("minidbg.repro.run", lambda path, seconds: GONE if path == other else outcome)
+    before = other.read_text()
+    done = CliRunner().invoke(accept, [str(other), str(path)])
+    assert (other.read_text() == before) is bool(why)
     if why:
         assert re.search(f"never.py {why}", str(done.exception))
-        assert (
-            done.exception.in_two()[1]
-            == "no header was changed; accept it when the failure is gone, or give --force"
-        )
-        assert path.read_text() == before
+        advice = "no header was changed; accept it when the failure is gone, or give --force"
+        assert done.exception.in_two()[1] == advice
     else:
-        assert (done.exit_code, "regression test" in done.output) == (0, True)
-
-
-def test_where_one_repro_still_fails_no_other_is_accepted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcomes = {"never.py": Outcome(Verdict.GONE), "b.py": REPRODUCES}
-    monkeypatch.setattr("minidbg.repro.run", lambda path, seconds: outcomes[path.name])
-    before = (folder / "never.py").read_text()
-    assert CliRunner().invoke(accept, [str(folder / name) for name in outcomes]).exit_code != 0
-    assert (folder / "never.py").read_text() == before
+        assert (done.exit_code, done.output.count("regression test")) == (0, 2)
 
 
 def test_list_names_the_repros_of_one_kind(folder: Path) -> None:
