@@ -76,7 +76,8 @@ def bisect(
         )
         raise CannotBisect(f"the code of backend {backend.name} lies in {where}; name it with --repository")
     checkout = Path(repositories[0]).resolve()
-    with worktree(checkout, commit_of(checkout, bad)) as tree:
+    good, bad = (commit_of(checkout, revision) for revision in (good, bad))
+    with worktree(checkout, bad) as tree:
         # the backend's modules are imported from there: they lie as in the repository
         above = [Path(root).parent for root in roots if Path(root).parent.is_relative_to(checkout)]
         folders = dict.fromkeys(str(tree / one.relative_to(checkout)) for one in above)
@@ -105,42 +106,30 @@ def bisect(
             reason = ": ".join(filter(None, [str(outcome.verdict), outcome.reason or first_line]))
             return outcome.verdict if outcome.verdict in (Verdict.GONE, Verdict.REPRODUCES) else None, reason
 
-        return search(tree, commit_of(checkout, good), commit_of(checkout, bad), judge, tell)
-
-
-def search(
-    tree: Path,
-    good: str,
-    bad: str,
-    judge: Callable[[], tuple[Verdict | None, str]],
-    tell: Callable[[str], None],
-) -> Culprit:
-    """Let git choose commits. The older end's behaviour is git's "before", the newer one's "after".
-
-    First see that the repro does at both ends what was said: a search from wrong ends finds some commit, and a wrong one.
-    """
-    ends = {bad: ("bad", Verdict.REPRODUCES), good: ("good", Verdict.GONE)}
-    for commit, (word, wanted) in ends.items():
-        git(tree, "checkout", "--quiet", "--force", commit)
-        verdict, reason = judge()
-        tell(f"{word} end {commit[:10]}: {reason}")
-        if verdict is not wanted:
-            end = f"at the {word} end {commit[:10]} the verdict should be {wanted}"
-            raise CannotBisect(f"{end}, but: {reason}; name another commit")
-    old, new = (bad, good) if git(tree, "merge-base", good, bad) == bad else (good, bad)
-    said, steps = git_bisect(tree, "start", "--term-old=before", "--term-new=after", new, old), 2
-    while not re.search(r"(?m)^[0-9a-f]{40} is the first '?after'? commit", said):
-        commit = git(tree, "rev-parse", "HEAD")
-        verdict, reason = judge()
-        tell(f"{commit[:10]}: {reason}")
-        steps += 1
-        said = git_bisect(
-            tree, "skip" if verdict is None else "before" if verdict is ends[old][1] else "after"
-        )
-    commit = git(tree, "rev-parse", "refs/bisect/after")
-    told = git(tree, "show", "--no-patch", "--format=%s%x00%an%x00%ad", "--date=short", commit)
-    subject, author, date = told.split("\0")
-    return Culprit(commit, subject, author, date, old == bad, steps)
+        # first see that the repro does at both ends what was said: from wrong ends git finds some commit, and a wrong one
+        old, new = (bad, good) if git(tree, "merge-base", good, bad) == bad else (good, bad)
+        ends = {bad: ("bad", Verdict.REPRODUCES), good: ("good", Verdict.GONE)}
+        for commit, (word, wanted) in ends.items():
+            git(tree, "checkout", "--quiet", "--force", commit)
+            verdict, reason = judge()
+            tell(f"{word} end {commit[:10]}: {reason}")
+            if verdict is not wanted:
+                end = f"at the {word} end {commit[:10]} the verdict should be {wanted}"
+                raise CannotBisect(f"{end}, but: {reason}; name another commit")
+        # the older end's behaviour is git's "before", the newer one's "after"
+        said, steps = git_bisect(tree, "start", "--term-old=before", "--term-new=after", new, old), 2
+        while not re.search(r"(?m)^[0-9a-f]{40} is the first '?after'? commit", said):
+            commit = git(tree, "rev-parse", "HEAD")
+            verdict, reason = judge()
+            tell(f"{commit[:10]}: {reason}")
+            steps += 1
+            said = git_bisect(
+                tree, "skip" if verdict is None else "before" if verdict is ends[old][1] else "after"
+            )
+        commit = git(tree, "rev-parse", "refs/bisect/after")
+        told = git(tree, "show", "--no-patch", "--format=%s%x00%an%x00%ad", "--date=short", commit)
+        subject, author, date = told.split("\0")
+        return Culprit(commit, subject, author, date, old == bad, steps)
 
 
 def commit_of(repository: Path, revision: str) -> str:

@@ -37,6 +37,7 @@ class Matrix:
     """Why, by backend and device."""
     building: bool = False
     """Whether a build runs or has failed: nothing was judged on what it builds."""
+    build_failure: str = ""
     activity: str = "starting workers"
     files: tuple[str, ...] = ()
     """The first of those whose change the last sweep judges."""
@@ -112,8 +113,10 @@ class Matrix:
                 self.activity, self.began, self.jobs = f"building: {event.command}", event.at, 0
                 self.building = True
             case events.BuildFailed():
-                self.activity, self.began = f"build failed: {event.error}", None
+                self.activity, self.began = "build failed, rows are from before it", None
+                self.build_failure = event.error
             case events.BuildFinished():
-                self.activity, self.began, self.building = "waiting; built", None, False
+                self.activity, self.began = "waiting; built", None
+                self.build_failure, self.building = "", False
             case events.Notice() | events.ReproDamaged():
                 self.notices.append(event)

@@ -81,7 +81,7 @@ class Screen:
     def render(self, width: int, height: int) -> RenderableType:
         """What matters most comes first; lines and rows that do not fit are cut off, and their number is said."""
         matrix = self.matrix
-        head = lines(self.headline(), width, "bold", most=2)
+        head = lines(self.headline(), width, "bold") + lines(matrix.build_failure, width, "bold red", most=3)
         for (backend, device), why in matrix.broken.items():
             head += lines(f"broken: {backend} on {device}: {why}", width, "bold red", most=2)
         flips = [*matrix.flips][: max(1, height // 6)]

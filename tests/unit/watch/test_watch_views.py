@@ -169,7 +169,7 @@ SHOWN: dict[str, tuple[list[Event], str, tuple[int, int], list[str]]] = {
     "a build": ([events.BuildStarted("make", at=NOW)], "", (80, 24), ["building: make  |  1.0 s"]),
     "a build that failed": (
         [events.BuildStarted("make", at=NOW), events.BuildFailed(1, 1.0, "", "kernels.c:17:5: error: too few", at=NOW)], "", (80, 24),
-        ["build failed: kernels.c:17:5: error: too few"],
+        ["build failed, rows are from before it", "kernels.c:17:5: error: too few"],
     ),
     "a broken backend": ([broken()], "", (80, 24), ["broken: toy on cpu: SyntaxError"]),
     "the error of the selected row": ([result("b.py", "reproduces", message=MESSAGE)], "jj", (80, 24), ["> b.py", MESSAGE[:60], MESSAGE[-20:].strip()]),
