@@ -545,7 +545,7 @@ def run_daemon(
             path.mkdir(parents=True)  # the first repro may come while we watch
     inbox: Inbox = queue.SimpleQueue()
     announce = Announcer(views_of(settings, inbox, more_views, as_json=as_json))
-    repros = read_repros(paths, Path()).values()
+    repros = read_repros(paths, Path(), parsed=False).values()
     backends = {repro.spec.backend.name for repro in repros}
 
     def make_pool(hidden: Path) -> Pool:

@@ -112,14 +112,15 @@ def name_of(path: Path, home: Path) -> str:
 
 
 def read_repros(
-    paths: Sequence[Path], home: Path, known: Mapping[str, Repro] | None = None
+    paths: Sequence[Path], home: Path, known: Mapping[str, Repro] | None = None, *, parsed: bool = True
 ) -> dict[str, Repro]:
     """All repros below ``paths`` by name, damaged ones too. Those of ``known`` whose files are the same are kept."""
     found: dict[str, Repro] = {}
     for path in find_repros(paths):
         name = name_of(path, home)
         old = (known or {}).get(name)
-        repro = old if old is not None and old.stamp == stamp_of(path) else read_repro(path, name)
+        is_same = old is not None and old.stamp == stamp_of(path)
+        repro = old if is_same else read_repro(path, name, parsed=parsed)
         if repro is not None:
             found[name] = repro
     return found
@@ -132,8 +133,8 @@ def stamp_of(path: Path) -> tuple[int, ...]:
     return tuple(number for file in files for number in stamp(file) or (0, 0, 0, 0))
 
 
-def read_repro(path: Path, name: str) -> Repro | None:
-    """The repro at ``path``, or None when it has just gone. Nothing in it is run."""
+def read_repro(path: Path, name: str, *, parsed: bool = True) -> Repro | None:
+    """The repro at ``path``, or None when it has just gone. Nothing in it is run; not ``parsed``, which is most of the work, its header alone is read."""
     now = stamp_of(path)  # before reading: a change in between is seen at the next look
     digest = ""
     try:
@@ -143,7 +144,7 @@ def read_repro(path: Path, name: str) -> Repro | None:
         table = table_of(text, path)
         return Repro(
             name, path, digest, now, spec=RunSpec.from_table(table), expect=Verdict(expected_in(table)),
-            nodes=Provenance.from_table(table).nodes or nodes_in(table), backend_source=backend_source(text),
+            nodes=Provenance.from_table(table).nodes or nodes_in(table), backend_source=backend_source(text) if parsed else "",
         )  # fmt: skip
     except FileNotFoundError:
         return None
@@ -158,9 +159,14 @@ def read_repro(path: Path, name: str) -> Repro | None:
 def backend_source(text: str) -> str:
     """The script down to what it binds ``backend`` to, without its docstring: imports, what was copied, ``backend = EXPR``."""
     nodes = [node for node in ast.parse(text).body if not isinstance(node, ast.Expr)]
-    bound = (getattr(node, "name", "") or ast.unparse(getattr(node, "targets", [node])[0]) for node in nodes)
-    ends = [at for at, name in enumerate(bound, 1) if name == "backend"]
-    return "\n".join(ast.get_source_segment(text, node) or "" for node in nodes[: max(ends, default=0)])
+    ends = [
+        node.end_lineno or 0 for node in nodes if "backend" in (getattr(node, "name", ""), *names_bound(node))
+    ]
+    return "\n".join(text.splitlines()[nodes[0].lineno - 1 : max(ends)]) if ends else ""
+
+
+def names_bound(node: ast.stmt) -> list[str]:
+    return [one.id for one in getattr(node, "targets", ()) if isinstance(one, ast.Name)]
 
 
 @lru_cache(maxsize=256)
