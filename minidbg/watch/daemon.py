@@ -24,7 +24,7 @@ from typing import TypeAlias
 from minidbg.history import NAME, Flip, Observation, Revision, open_or_begin_anew
 from minidbg.watch import events
 from minidbg.watch.events import Notice
-from minidbg.watch.files import FileEvents, are_stale, changes, digest_of_all
+from minidbg.watch.files import QUIET_BEFORE_BUILD_S, QUIET_S, FileEvents, are_stale, changes, digest_of_all
 from minidbg.watch.repros import Lock, Repro, hidden_folder, home_of, read_repros, stamp_of
 from minidbg.watch.runner import PROBE_SCRIPT, Build, Built, Runner, fork_for, outcome_of
 from minidbg.watch.settings import Devices, FailOn, WatchSettings, devices_of
@@ -82,8 +82,6 @@ MOST_WAIT_S = 1.0
 MOST_SWEEPS_ONCE = 3
 REST_S = 10.0
 """After a fault of our own nothing is begun for so long."""
-QUIET_S, QUIET_BEFORE_BUILD_S = 0.03, 0.2
-"""A save may be of several files: what comes later supersedes the sweep, but nothing supersedes what a build writes."""
 MOST_FILES_TOLD = 200
 MESSAGE_CHARACTERS = 1000
 
@@ -100,7 +98,7 @@ class Daemon:
         file_events: FileEvents,
         make_pool: Callable[[Path], Pool],
     ) -> None:
-        """Takes the lock and opens the history. Pool, runs and file events put messages into the inbox. Raises AlreadyWatched and MinidbgError."""
+        """Takes the lock and opens the history. Pool, runs and file events put messages into the inbox. Raises MinidbgError."""
         self.paths = [path.absolute() for path in paths]
         self.settings, self.announce, self.inbox = settings, announce, inbox
         self.home = home_of(self.paths)
@@ -323,13 +321,11 @@ class Daemon:
         if message.lost and not (run.fresh or sweep.edited):
             self.submit(sweep, replace(run, fresh=True))
             return
-        files = message.files
-        if files is None:
-            # a crash, or a fresh interpreter, which cannot say: what the job has loaded before
-            state = self.states.get(job)
-            files = sweep.runs[job][0].modules if job in sweep.runs else state.modules if state else ()
+        before = sweep.runs[job][0] if job in sweep.runs else self.states.get(job)
+        # a crash, or a fresh interpreter, cannot say what it has loaded: what the job has loaded before
+        files = message.files if message.files is not None else before.modules if before else ()
         own = map(os.path.realpath, (repro.path, repro.path.with_suffix(".safetensors")))
-        modules = self.watched.adopt(set(files or ()).difference(own))
+        modules = self.watched.adopt(set(files).difference(own))
         is_edited = stamp_of(repro.path) != repro.stamp
         is_stale = is_edited or sweep.edited or are_stale(modules, self.watched.begun)
         if is_stale:
@@ -424,11 +420,12 @@ class Daemon:
     def status_of_once(self, decisions: Iterable[Decision]) -> int:
         """What ``--once`` exits with; with ``--fail-on unexpected`` 1 when a header is contradicted, and by what is said."""
         states = [one.state for one in decisions if one.state and one.transition not in NOT_JUDGED]
-        verdicts, unexpected = {state.verdict for state in states}, 0
+        verdicts = {state.verdict for state in states}
         if not verdicts:
             return 125
         if self.settings.fail_on is FailOn.ANY:
             return 1 if verdicts & {Verdict.REPRODUCES, Verdict.FLAKY} else 3 if verdicts & FAILING else 0
+        unexpected = 0
         for state in states:
             expect = self.watched.repros[state.repro].expect
             if not is_expected(state.verdict, expect):

@@ -175,6 +175,10 @@ WRITES: list[type[events.FileSystemEvent]] = [
 """Opening and reading are left out: our own runs do that, and would cause the next sweep."""
 
 
+QUIET_S, QUIET_BEFORE_BUILD_S = 0.03, 0.2
+"""A save may be of several files: what comes later supersedes the sweep, but nothing supersedes what a build writes."""
+
+
 class FileEvents(events.FileSystemEventHandler):
     """Calls ``changed``, in a thread of watchdog's, when something has been written and it has been quiet for ``quiet_s``. Tests have scripted ones."""
 

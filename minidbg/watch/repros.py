@@ -258,15 +258,11 @@ CLOCK_S = 2.0
 """That the kernel's word on when a process began may be off."""
 
 
-class AlreadyWatched(MinidbgError):
-    """Another daemon watches this folder."""
-
-
 class Lock:
     """The right to watch a folder, held from construction to ``release``, and given back by the kernel if we die."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises AlreadyWatched."""
+        """Raises MinidbgError where another daemon watches it."""
         hidden = hidden_folder(folder)
         self.lock = filelock.FileLock(hidden / LOCK)
         self.holder = hidden / HOLDER
@@ -277,7 +273,7 @@ class Lock:
             who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
             since = f" since {moment(holder['started'])}" if holder else ""
             how = "'minidbg status' shows what it does, kill it to take over"
-            raise AlreadyWatched(f"{folder} is already watched by {who}{since}; {how}") from None
+            raise MinidbgError(f"{folder} is already watched by {who}{since}; {how}") from None
         about = {"pid": os.getpid(), "started": time.time(), "host": platform.node()}
         replace_file(self.holder, json.dumps(about).encode())
 

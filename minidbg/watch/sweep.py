@@ -140,8 +140,7 @@ class Sweep:
                 return False
             return is_cpu(device) or busy[whole_name(device)] < self.device_slots
 
-        # Warm runs would keep a device of a few slots full to the end; of a single slot they get all.
-        for queue in [*ORDER[1:3], *ORDER] if self.device_slots > 1 else ORDER:
+        for queue in ORDER:
             for run in self.waiting[queue]:
                 if has_room(run.lane, run.job.device):
                     self.waiting[queue].remove(run)

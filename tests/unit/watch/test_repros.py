@@ -14,7 +14,6 @@ import pytest
 
 from minidbg.watch.repros import (
     HOLDER,
-    AlreadyWatched,
     Lock,
     Repro,
     expect_gone,
@@ -199,7 +198,7 @@ def test_a_folder_is_watched_once_and_a_killed_daemon_watches_nothing(tmp_path: 
     assert (tmp_path / ".minidbg" / HOLDER).exists()
     assert living_holder(tmp_path) == {}
     lock = Lock(tmp_path)
-    with pytest.raises(AlreadyWatched, match=rf"already watched by process {os.getpid()} on .* since"):
+    with pytest.raises(MinidbgError, match=rf"already watched by process {os.getpid()} on .* since"):
         Lock(tmp_path)
     assert (living_holder(tmp_path)["pid"], living_holder(tmp_path)["stopped"]) == (os.getpid(), False)
     lock.release()

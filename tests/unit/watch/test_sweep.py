@@ -207,18 +207,6 @@ def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not
     ]  # fmt: skip
 
 
-def test_a_flip_is_confirmed_while_warm_runs_keep_a_device_full() -> None:
-    states = [state(f"{name}.py", device="acme:0") for name in "abcdef"]
-    sweep = passed(sweep_over(*states, slots=3, device_slots=3))
-    first, second, _ = started(sweep)
-    report(sweep, first, GONE)
-    (again,) = started(sweep)
-    assert (again.job, again.purpose) == (first.job, Purpose.CONFIRM)
-    report(sweep, second, GONE)
-    (warm,) = started(sweep)
-    assert warm.purpose is Purpose.RUN, "one fresh interpreter at a time beside warm runs"
-
-
 @pytest.mark.parametrize("verdicts", [[REPRODUCES], [GONE, GONE], [GONE, REPRODUCES, REPRODUCES]])
 def test_every_job_gets_exactly_one_decision(verdicts: list[Verdict]) -> None:
     sweep = passed(sweep_over(*(state(f"{number}.py") for number in range(7)), slots=3))
