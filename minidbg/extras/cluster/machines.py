@@ -13,7 +13,6 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from itertools import count
 from typing import Any
 
 from distributed import Client
@@ -38,7 +37,7 @@ class Machines:
         logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # what matters of it we say ourselves
         self.address, self.security, self.tell = address, security, tell
         self.lock = threading.Lock()
-        self.session, self.numbers = f"{NAME}-{uuid.uuid4().hex[:8]}", count()
+        self.session = f"{NAME}-{uuid.uuid4()}"
         self.sent = ""
         """The digest of the code that the workers have; empty where one may have lost it."""
         self.known: dict[str, tuple[Mapping[str, str], str]] = {}
@@ -78,7 +77,12 @@ class Machines:
         """In a thread: have it run, and wait."""
         ended = task = None
         try:
-            task = self.task(device, request, code)
+            with self.lock:
+                if self.sent != code.digest:  # by a plugin, which Dask takes to workers that come later too
+                    self.client.register_plugin(Unpacks(code.digest, code.zipped), name=self.session)
+                    self.sent = code.digest
+            wanted = {self.known[device][1]: 1}
+            task = self.client.submit(judge, request, code.digest, code.paths, pure=False, resources=wanted)
             end.add_done_callback(lambda end: task.release())  # Dask ends what nobody wants any more
             while device in self.there and ended is None:
                 with contextlib.suppress(TimeoutError):
@@ -90,16 +94,6 @@ class Machines:
             self.sent = ""
         if end.set_running_or_notify_cancel():
             end.set_result(ended or unable(f"{machine_of(device)} is away"))
-
-    def task(self, device: str, request: Request, code: Code) -> Any:
-        with self.lock:
-            if self.sent != code.digest:  # a plugin, which Dask takes to workers that come later too
-                self.client.register_plugin(Unpacks(code.digest, code.zipped), name=self.session)
-                self.sent = code.digest
-            return self.client.submit(
-                judge, request, code.digest, code.paths, key=f"{self.session}-{next(self.numbers)}",
-                pure=False, resources={self.known[device][1]: 1},
-            )  # fmt: skip
 
     # Who is there
 

@@ -33,19 +33,17 @@ ALSO_IGNORED = (".py", ".so", ".safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Code:
+    """A zip with each file at its absolute path on this machine; ``paths`` go in front of ``sys.path``."""
+
     digest: str
     zipped: bytes
-    """Each file at its absolute path on this machine."""
     paths: tuple[str, ...]
-    """Folders that go in front of ``sys.path``."""
 
 
 class Others(Protocol):
-    """Other machines. Tests have scripted ones."""
+    """Other machines; of each device, ``machine/device``, what ``probe.py`` says. Tests have scripted ones."""
 
-    def devices(self) -> Mapping[str, Mapping[str, str]]:
-        """What ``probe.py`` says of each there, by ``machine/device``."""
-
+    def devices(self) -> Mapping[str, Mapping[str, str]]: ...
     def submit(self, device: str, request: Request, code: Code) -> Future[Ended]: ...
     def close(self) -> None: ...
 

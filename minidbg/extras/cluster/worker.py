@@ -87,8 +87,7 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
             return Ended()  # nobody wants it any more
         finally:
             del self.runs[key]
-        inside = [path for path in ended.files or () if path.startswith(tree)]
-        files = None if ended.files is None else tuple(path.removeprefix(tree) for path in inside)
+        files = ended.files and tuple(one.removeprefix(tree) for one in ended.files if one.startswith(tree))
         texts = {name: getattr(ended, name).replace(tree, "") for name in ("stdout", "stderr_tail", "error")}
         return replace(ended, files=files, **texts)
 
