@@ -25,7 +25,7 @@ from minidbg.history import NAME, Flip, Observation, Revision, open_or_begin_ane
 from minidbg.watch import events
 from minidbg.watch.events import Notice
 from minidbg.watch.files import QUIET_BEFORE_BUILD_S, QUIET_S, FileEvents, are_stale, changes, digest_of_all
-from minidbg.watch.repros import Lock, Repro, hidden_folder, home_of, read_repros, stamp_of
+from minidbg.watch.repros import Lock, Repro, contents_of, hidden_folder, home_of, read_repros
 from minidbg.watch.runner import PROBE_SCRIPT, Build, Built, Runner, fork_for, outcome_of
 from minidbg.watch.settings import Devices, FailOn, WatchSettings, devices_of
 from minidbg.watch.sources import repositories_worth_building, revisions
@@ -326,7 +326,7 @@ class Daemon:
         files = message.files if message.files is not None else before.modules if before else ()
         own = map(os.path.realpath, (repro.path, repro.path.with_suffix(".safetensors")))
         modules = self.watched.adopt(set(files).difference(own))
-        is_edited = stamp_of(repro.path) != repro.stamp
+        is_edited = contents_of(repro.path) != repro.contents
         is_stale = is_edited or sweep.edited or are_stale(modules, self.watched.begun)
         if is_stale:
             self.watched.look_soon()

@@ -125,13 +125,6 @@ def is_wanted(name: str, ignore: Sequence[str]) -> bool:
     )
 
 
-def stamp(path: str) -> Stamp | None:
-    try:
-        return stamp_in(os.stat(path))
-    except OSError:
-        return None
-
-
 def stamp_in(status: os.stat_result) -> Stamp:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 

@@ -22,7 +22,7 @@ from typing import Any
 import filelock
 import psutil
 
-from minidbg.watch.files import stamp
+from minidbg.watch.files import digest_of
 from minidbg.words.errors import MinidbgError, UnreadableRepro
 from minidbg.words.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular, replace_file
 from minidbg.words.outcome import Verdict
@@ -52,8 +52,8 @@ class Repro:
     path: Path
     digest: str
     """Of the script and the tensors beside it."""
-    stamp: tuple[int, ...] = ()
-    """Size and times of both files, by which a later look sees that they are the same."""
+    contents: tuple[str | None, ...] = ()
+    """``contents_of`` both files when they were read, by which a later look sees that they are the same."""
     damage: str = ""
     """Why it cannot be run, when it cannot."""
     spec: RunSpec = field(default=UNKNOWN, compare=False)
@@ -119,23 +119,22 @@ def read_repros(
     for path in find_repros(paths):
         name = name_of(path, home)
         old = (known or {}).get(name)
-        is_same = old is not None and old.stamp == stamp_of(path)
+        is_same = old is not None and old.contents == contents_of(path)
         repro = old if is_same else read_repro(path, name, parsed=parsed)
         if repro is not None:
             found[name] = repro
     return found
 
 
-def stamp_of(path: Path) -> tuple[int, ...]:
-    """Size, times and inode of a script and of the tensors beside it; other numbers when they were written again."""
+def contents_of(path: Path) -> tuple[str | None, ...]:
+    """Digests of a script and of the tensors beside it, as they are now."""
     script = str(path)  # asked for after each run: no Path
-    files = script, os.path.splitext(script)[0] + ".safetensors"
-    return tuple(number for file in files for number in stamp(file) or (0, 0, 0, 0))
+    return digest_of(script), digest_of(os.path.splitext(script)[0] + ".safetensors")
 
 
 def read_repro(path: Path, name: str, *, parsed: bool = True) -> Repro | None:
     """The repro at ``path``, or None when it has just gone. Nothing in it is run; not ``parsed``, which is most of the work, its header alone is read."""
-    now = stamp_of(path)  # before reading: a change in between is seen at the next look
+    now = contents_of(path)  # before reading: a change in between is seen at the next look
     digest = ""
     try:
         data = read_regular(path, SCRIPT_LIMIT_BYTES)
@@ -238,7 +237,7 @@ def unreduced(folder: Path) -> list[Repro]:
     """The captures of the repro folder that nobody has reduced since they were written, the oldest first."""
 
     def written(path: Path) -> int:
-        return stamp_of(path)[1]
+        return path.stat().st_mtime_ns if is_file(path) else 0
 
     paths = sorted(glob(folder / HIDDEN / "captures", "*.py"), key=written)
     waiting = (path for path in paths if written(path) > written(path.with_suffix(".reduced")))
