@@ -29,6 +29,9 @@ INDENT = "    "
 ConstantExpression = Callable[[str, Tensor], str]
 """Dotted name and tensor -> the expression that ``__init__`` evaluates to make it."""
 
+Nested = Callable[[str, fx.GraphModule], str]
+"""Name of an attribute and the graph that it is -> the expression that makes it."""
+
 _numbers = itertools.count(1)
 
 
@@ -89,7 +92,7 @@ class _Writer:
             blocks.append(self.write_class(inner, name, f"{path}{attribute}.")[0])
             return f"self.{name}()"
 
-        if statements := list(self._attributes(gm, attributes, path, "self", nested)):
+        if statements := self._attributes(gm, attributes, path, "self", nested):
             lines = ["def __init__(self):", INDENT + "super().__init__()"]
             blocks.append("\n".join(lines + [INDENT + line for line in statements]))
         for node in gm.graph.find_nodes(op="placeholder"):
@@ -97,7 +100,7 @@ class _Writer:
                 raise CannotWrite(f"the input {node.target!r}", "it takes a varying number of values")
         # a value that nobody uses is written without a name
         named = [node for node in gm.graph.nodes if node.op == "placeholder" or node.users]
-        lines = self._with_names(named, attributes, set(), lambda: list(_forward(gm.graph, self._write)))
+        lines = self._with_names(named, set(), lambda: list(_forward(gm.graph, self._write)))
         body = textwrap.indent("\n\n".join([*blocks, "\n".join(lines)]), INDENT)
         return f"class {name}(torch.nn.Module):\n{body}", self._input_names(gm.graph)
 
@@ -110,20 +113,16 @@ class _Writer:
             parts.append(self.write_builder(inner, name, f"{path}{attribute}.")[0] + "\n")
             return f"{name}()"
 
-        statements = list(self._attributes(gm, attributes, path, "root", nested))
+        statements = self._attributes(gm, attributes, path, "root", nested)
         nodes, taken = list(gm.graph.nodes), set(_OWN_NAMES)
-        lines = self._with_names(nodes, attributes, taken, lambda: list(map(self._builder_line, nodes)))
+        lines = self._with_names(nodes, taken, lambda: list(map(self._builder_line, nodes)))
         made = "graph_module" if self._own_names else "torch.fx.GraphModule"
         parts += ["root, g = torch.nn.Module(), torch.fx.Graph()", *statements, *lines]
         body = textwrap.indent("\n".join([*parts, f"return {made}(root, g)"]), INDENT)
         return f"def {name}():\n{body}", self._input_names(gm.graph)
 
     def _with_names(
-        self,
-        nodes: Sequence[fx.Node],
-        attributes: Mapping[str, str],
-        taken: set[str],
-        lines: Callable[[], list[str]],
+        self, nodes: Sequence[fx.Node], taken: set[str], lines: Callable[[], list[str]]
     ) -> list[str]:
         """What ``lines`` gives with names for ``nodes`` that are not ``taken``; again when its text needs one of them for an import."""
         write = self._write
@@ -132,7 +131,7 @@ class _Writer:
             # inputs first: theirs are the names from the user's code
             in_order = sorted(nodes, key=lambda node: node.op != "placeholder")
             by_node = {node: names.of(node) for node in in_order}
-            write.name_of, write.attributes = by_node.__getitem__, attributes
+            write.name_of = by_node.__getitem__
             written = lines()
             if write.roots.isdisjoint(by_node.values()):
                 return written
@@ -159,26 +158,21 @@ class _Writer:
         return _commented(f"{variable} = {line}" if node.users else line, node)
 
     def _attributes(
-        self,
-        gm: fx.GraphModule,
-        attributes: Mapping[str, str],
-        path: str,
-        owner: str,
-        nested: Callable[[str, fx.GraphModule], str],
-    ) -> Iterator[str]:
+        self, gm: fx.GraphModule, attributes: Mapping[str, str], path: str, owner: str, nested: Nested
+    ) -> list[str]:
         """Statements that make what ``gm`` uses, as ``attributes`` of ``owner``; ``nested`` gives the expression that makes a graph.
 
         Raises CannotWrite naming the attribute that has no form.
         """
-        written: dict[int, str] = {}
+        statements, written = [], dict[int, str]()
         for target, name in attributes.items():
             value = lookup(gm, target)
             is_shared = isinstance(value, Tensor | nn.Module)
             same = written.setdefault(id(value), name) if is_shared else name
             if same != name:
-                yield f"{owner}.{name} = {owner}.{same}"
+                text = f"{owner}.{same}"
             elif isinstance(value, fx.GraphModule):
-                yield f"{owner}.{name} = {nested(name, value)}"
+                text = nested(name, value)
             elif isinstance(value, nn.Module):
                 kind = type(value).__name__
                 why = "dynamo inlines modules, so only a graph made by hand calls one; give the model instead"
@@ -186,13 +180,16 @@ class _Writer:
             elif isinstance(value, Tensor):
                 self._constants[path + name] = value
                 text = self._constant_expression(path + name, value)
-                if isinstance(value, nn.Parameter):
-                    flag = "" if value.requires_grad else ", requires_grad=False"
-                    yield f"{owner}.{name} = torch.nn.Parameter({text}{flag})"
-                else:  # also for a plain tensor attribute: a GraphModule makes a buffer of it
-                    yield f"{owner}.register_buffer({name!r}, {text})"
+                if not isinstance(value, nn.Parameter):
+                    # also for a plain tensor attribute: a GraphModule makes a buffer of it
+                    statements.append(f"{owner}.register_buffer({name!r}, {text})")
+                    continue
+                text = f"torch.nn.Parameter({text}{'' if value.requires_grad else ', requires_grad=False'})"
             else:
-                yield f"{owner}.{name} = {self._write.value(value)}"
+                text = self._write.value(value)
+            statements.append(f"{owner}.{name} = {text}")
+        self._write.attributes = attributes  # the graphs inside have been written
+        return statements
 
 
 def _attribute_names(gm: fx.GraphModule) -> dict[str, str]:
@@ -241,13 +238,8 @@ def _commented(text: str, node: fx.Node) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    return textwrap.fill(
-        ", ".join(names),
-        LINE_LENGTH - 4,
-        initial_indent=INDENT,
-        subsequent_indent=INDENT,
-        break_long_words=False,
-    )
+    lines = textwrap.wrap(", ".join(names), LINE_LENGTH - 8, break_long_words=False)
+    return textwrap.indent("\n".join(lines), INDENT)
 
 
 def instantiate(source: ModuleSource, constants: Mapping[str, Tensor] | None = None) -> nn.Module:
