@@ -40,9 +40,11 @@ class StridedLayout:
     @property
     def shows_all(self) -> bool:
         """Whether each element from the storage's beginning to the last one used is seen, by one index but for expanded dims."""
+        if self.is_contiguous:
+            return True
+        # what has neither gaps nor overlaps is what a copy keeps the strides of
         once = [1 if step == 0 else size for size, step in zip(self.shape, self.stride, strict=True)]
         like = torch.empty_strided(once, self.stride, device="meta")
-        # what has neither gaps nor overlaps is what a copy keeps the strides of
         return self.offset == 0 and torch.empty_like(like).stride() == self.stride
 
 
