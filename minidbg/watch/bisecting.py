@@ -26,10 +26,6 @@ from minidbg.words.text import last_line, plural
 from minidbg.workers import leftovers, run_python
 
 
-class CannotBisect(MinidbgError):
-    """The search cannot be made, or came to no end."""
-
-
 @dataclass(frozen=True, slots=True)
 class Culprit:
     """The first commit with the newer behaviour. ``fixed``: whether that is the fix, not the culprit."""
@@ -62,11 +58,11 @@ def bisect(
     """Find the commit between two revisions of the backend's repository at which the repro ``path`` flipped.
 
     ``build`` runs in ``build_folder``, in the worktree the same place below its root. ``options`` of the backend, a Python dict
-    as text, are added to the repro's own. Raises CannotBisect, saying what stands in the way and what to do.
+    as text, are added to the repro's own. Raises MinidbgError, saying what stands in the way and what to do.
     """
     repro = read_repro(path, str(path))
     if repro is None or repro.damage:
-        raise CannotBisect(f"{path}: {repro.damage if repro else 'has gone'}")
+        raise MinidbgError(f"{path}: {repro.damage if repro else 'has gone'}")
     backend = repro.spec.backend
     roots = [root for module in repro.modules for root in module_roots(module, backend.paths)]
     repositories = [str(repository.absolute())] if repository else repositories_of(roots)
@@ -74,9 +70,9 @@ def bisect(
         where = (
             f"several git repositories ({', '.join(repositories)})" if repositories else "no git repository"
         )
-        raise CannotBisect(f"the code of backend {backend.name} lies in {where}; name it with --repository")
+        raise MinidbgError(f"the code of backend {backend.name} lies in {where}; name it with --repository")
     checkout = Path(repositories[0]).resolve()
-    good, bad = (commit_of(checkout, revision) for revision in (good, bad))
+    good, bad = (git(checkout, "log", "-1", "--format=%H", revision, "--") for revision in (good, bad))
     with worktree(checkout, bad) as tree:
         # the backend's modules are imported from there: they lie as in the repository
         above = [Path(root).parent for root in roots if Path(root).parent.is_relative_to(checkout)]
@@ -115,7 +111,7 @@ def bisect(
             tell(f"{word} end {commit[:10]}: {reason}")
             if verdict is not wanted:
                 end = f"at the {word} end {commit[:10]} the verdict should be {wanted}"
-                raise CannotBisect(f"{end}, but: {reason}; name another commit")
+                raise MinidbgError(f"{end}, but: {reason}; name another commit")
         # the older end's behaviour is git's "before", the newer one's "after"
         said, steps = git_bisect(tree, "start", "--term-old=before", "--term-new=after", new, old), 2
         while not re.search(r"(?m)^[0-9a-f]{40} is the first '?after'? commit", said):
@@ -130,13 +126,6 @@ def bisect(
         told = git(tree, "show", "--no-patch", "--format=%s%x00%an%x00%ad", "--date=short", commit)
         subject, author, date = told.split("\0")
         return Culprit(commit, subject, author, date, old == bad, steps)
-
-
-def commit_of(repository: Path, revision: str) -> str:
-    try:
-        return git(repository, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-    except CannotBisect:
-        raise CannotBisect(f"{revision!r} is no commit of {repository}") from None
 
 
 @contextlib.contextmanager
@@ -168,20 +157,20 @@ def imported_from_elsewhere(tree: Path, repro: Repro, env: dict[str, str]) -> st
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """What git prints. Raises CannotBisect."""
+    """What git prints. Raises MinidbgError."""
     try:
         done = run_git(str(folder), *arguments)
     except OSError as error:
-        raise CannotBisect(f"git cannot be run: {error}") from error
+        raise MinidbgError(f"git cannot be run: {error}") from error
     printed = done.stdout.decode(errors="replace").strip()
     if done.returncode == 0:
         return printed
     if names := re.findall(r"(?m)^[0-9a-f]{40}$", printed):  # of a bisection
-        raise CannotBisect(
+        raise MinidbgError(
             f"the commits that are left cannot be judged, it is one of {', '.join(names[:10])}"
         )
     why = last_line(done.stderr.decode(errors="replace")) or last_line(printed)
-    raise CannotBisect(f"git {shlex.join(arguments)}: {why}")
+    raise MinidbgError(f"git {shlex.join(arguments)}: {why}")
 
 
 def git_bisect(tree: Path, *arguments: str) -> str:

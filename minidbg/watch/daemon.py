@@ -366,8 +366,6 @@ class Daemon:
     def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:
         """Announce what is to be confirmed. Decisions are stored and then told; a flip is told once, also when we were killed in between."""
         for one in found:
-            if isinstance(one, events.Unconfirmed) or one.runs:
-                sweep.first_verdict = sweep.first_verdict or time.time()
             if isinstance(one, events.Unconfirmed):
                 self.announce(one)
                 continue
@@ -404,10 +402,9 @@ class Daemon:
             watched.judged = watched.begun
         end, now = "superseded" if sweep.edited else "complete", time.time()
         self.history.end_sweep(sweep.number, now, end)
-        first = None if sweep.first_verdict is None else round(sweep.first_verdict - sweep.began, 3)
         standings = dict(Counter(str(one.transition) for one in sweep.decisions.values()))
         took = round(now - sweep.began, 3)
-        self.announce(events.SweepFinished(sweep.number, end, took, first, standings, sweep.unjudged))
+        self.announce(events.SweepFinished(sweep.number, end, took, standings, sweep.unjudged))
         if sweep.number % 50 == 0:
             self.history.prune()
         self.sweeps_done += 1

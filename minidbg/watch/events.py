@@ -124,7 +124,6 @@ class SweepFinished(Event):
     end: str
     """complete, or superseded by a change of the code."""
     seconds: float
-    first_verdict_seconds: float | None
     standings: Mapping[str, int]
     unjudged: int
 

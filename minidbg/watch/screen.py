@@ -1,6 +1,6 @@
 """The matrix on a terminal: which row is selected, what each key does, and how all of it is drawn in the lines and columns there are.
 
-To add a key, write its row of ``KEYS`` and its case in ``Screen.press``.
+To add a key, write its word in ``KEYS``, its row of ``HELP`` and its case in ``Screen.press``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ STYLES: Mapping[str | None, str] = {
     "crashed": "bold yellow", "timeout": "yellow", "changed": "yellow", "flaky": "magenta", "reproduces": "red",
     "invalid": "bold red", "skipped": "dim", "gone": "green", "FIXED": "bold green", "REGRESSED": "bold red",
 }  # fmt: skip
-KEYS = {
-    "Enter": ("rerun", "run all repros again, and sort them: what fails comes first"),
-    "up/down": ("select", "select a repro, and show its error; also j and k, page up and down"),
-    "o": ("open", "open the selected repro, else the last that flipped, in $EDITOR"),
-    "q": ("quit", "end watching"),
-    "?": ("help", "show this list; any key closes it"),
-}
-"""What each key does, in a word and in a sentence."""
-MARKS = {
+KEYS = "Enter rerun  up/down select  o open  q quit  ? help"
+HELP = {
+    "Enter": "run all repros again, and sort them: what fails comes first",
+    "up/down": "select a repro, and show its error; also j and k, page up and down",
+    "o": "open the selected repro, else the last that flipped, in $EDITOR",
+    "q": "end watching",
+    "?": "show this list; any key closes it",
     "~verdict": "old: not judged on the present code, or not yet",
     "verdict?": "a new verdict, which a fresh interpreter is confirming",
 }
@@ -90,15 +88,14 @@ class Screen:
         if earlier := len(matrix.flips) - len(flips):
             head += lines(f"... and {plural(earlier, 'earlier flip')}; all: minidbg history", width, "dim")
         if self.help:
-            keys = {**{key: sentence for key, (_, sentence) in KEYS.items()}, **MARKS}
-            return Group(*head, *(Text(f"  {key:<10}{sentence}") for key, sentence in keys.items()))
+            return Group(*head, *(Text(f"  {key:<10}{sentence}") for key, sentence in HELP.items()))
         foot = []
         for device, cell in matrix.of_repro(self.selected).items():
             note = f"{self.selected} [{device}]: {cell.note}" if cell.note else ""
             foot += lines(note, width, most=max(2, height // 4))
         for notice in [*matrix.notices][-max(1, height // 12) :]:
             foot += lines(timed(notice), width, "dim", most=2)
-        foot += lines("  ".join(f"{key} {word}" for key, (word, _) in KEYS.items()), width, "dim")
+        foot += lines(KEYS, width, "dim")
         return Group(*head, *self.rows(width, height - len(head) - len(foot)), *foot)
 
     def headline(self) -> str:

@@ -80,7 +80,6 @@ class Sweep:
     began: float = 0.0
     edited: bool = False
     """Whether the code has changed since."""
-    first_verdict: float | None = None
     decisions: dict[Job, Decision] = field(default_factory=dict)
     """What has been stored and told."""
     waiting: dict[Queue, list[Run]] = field(default_factory=lambda: {queue: [] for queue in ORDER})

@@ -51,7 +51,7 @@ def flip(name: str) -> Event:
 
 
 SWEEP = events.SweepStarted(1, 4, 2, ("rules.py",), 1, at=1.0)
-ENDED = events.SweepFinished(1, "complete", 1.0, None, {}, 0, at=2.0)
+ENDED = events.SweepFinished(1, "complete", 1.0, {}, 0, at=2.0)
 VERDICTS = ("reproduces", "gone", "changed", "flaky", "crashed", "timeout")
 VIEWS: dict[str, tuple[list[Event], str]] = {
     "empty": ([], "No repro is watched yet"),

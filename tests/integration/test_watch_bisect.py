@@ -14,7 +14,7 @@ from support.toy_repros import BROKEN, WORKS, git, script, toy_package
 
 from minidbg.commands.watching import bisect
 from minidbg.watch import bisecting
-from minidbg.watch.bisecting import CannotBisect
+from minidbg.words.errors import MinidbgError
 from minidbg.workers import leftovers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -89,7 +89,7 @@ def test_a_build_runs_at_each_commit_and_where_it_fails_nothing_is_judged(reposi
     (repository.folder / "built.txt").unlink(missing_ok=True)
     log = repository.folder.parent / "builds.txt"
     build = f"pwd >> {log}; test ! -e unbuildable"
-    with pytest.raises(CannotBisect, match="cannot be judged"):
+    with pytest.raises(MinidbgError, match="cannot be judged"):
         bisecting.bisect(good, bad, repository.repro, print, build=build)
     assert str(repository.folder) not in log.read_text().splitlines(), "builds happen in the worktree"
     repository.commit(BROKEN, "later")
@@ -101,16 +101,16 @@ def test_a_commit_without_the_folder_of_the_build_cannot_be_judged(repository: R
     tools.mkdir()
     (tools / "build.sh").write_text("")
     bad = repository.commit(BROKEN, "bad")
-    with pytest.raises(CannotBisect, match=r"at the good end .* but: the build fails: .*No such file"):
+    with pytest.raises(MinidbgError, match=r"at the good end .* but: the build fails: .*No such file"):
         bisecting.bisect(good, bad, repository.repro, print, build="sh build.sh", build_folder=tools)
 
 
 def test_wrong_ends_are_refused_before_the_search(repository: Repository) -> None:
     first = repository.commit(WORKS, "first")
     second = repository.commit(WORKS, "second")
-    with pytest.raises(CannotBisect, match=r"at the bad end .* should be reproduces, but: gone"):
+    with pytest.raises(MinidbgError, match=r"at the bad end .* should be reproduces, but: gone"):
         bisecting.bisect(first, second, repository.repro, print)
-    with pytest.raises(CannotBisect, match=r"'nowhere' is no commit"):
+    with pytest.raises(MinidbgError, match=r"bad revision 'nowhere'"):
         bisecting.bisect("nowhere", second, repository.repro, print)
 
 
@@ -119,7 +119,7 @@ def test_a_backend_outside_any_repository_is_refused_with_the_way_out(
 ) -> None:
     first = repository.commit(WORKS, "first")
     os.rename(repository.folder / ".git", tmp_path / "elsewhere.git")
-    with pytest.raises(CannotBisect, match=r"lies in no git repository; name it with --repository"):
+    with pytest.raises(MinidbgError, match=r"lies in no git repository; name it with --repository"):
         bisecting.bisect(first, first, repository.repro, print)
 
 
@@ -163,7 +163,7 @@ def test_the_next_search_clears_what_a_killed_one_left_and_nothing_of_a_living_o
     assert len(search.worktrees()) == 1
     living = leftovers.make_folder("bisect", tmp_path) / "checkout"
     git(search.repository.folder, "worktree", "add", "-q", "--detach", str(living))
-    with pytest.raises(CannotBisect, match="cannot be judged"):
+    with pytest.raises(MinidbgError, match="cannot be judged"):
         bisecting.bisect(search.good, search.bad, search.repository.repro, print, seconds=3)
     assert search.worktrees() == [str(living)]
     assert list(search.command.temporary.iterdir()) == []

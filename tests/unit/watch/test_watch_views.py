@@ -53,7 +53,7 @@ def sweep_started(number: int = 1, jobs: int = 2) -> Event:
 
 
 def sweep_finished(number: int = 1) -> Event:
-    return events.SweepFinished(number, "complete", 1.0, None, {}, 0, at=NOW)
+    return events.SweepFinished(number, "complete", 1.0, {}, 0, at=NOW)
 
 
 def result(
@@ -289,7 +289,7 @@ def test_readme_shows_the_matrix_as_it_is_drawn() -> None:
         hear(replace(result(repro, verdict, device), since=since, seconds=seconds[repro]))
     revisions = {"last_before": "3f9c2a1b0d", "first_after": "3f9c2a1b0d+77ab01c2"}
     hear(flip("compile_add_a35d75.py", files=("torch/_inductor/lowering.py",), **revisions))
-    hear(events.SweepFinished(12, "complete", 1.94, None, {}, 0, at=NOW))
+    hear(events.SweepFinished(12, "complete", 1.94, {}, 0, at=NOW))
     drawn = [line.rstrip() for line in as_text(screen, width=110).splitlines()]
     assert drawn[:-1] == shown[1].replace("14:02:51", clock(NOW)).splitlines(), "all but the keys"
 
