@@ -17,6 +17,7 @@ from minidbg.watch.views import View
 from minidbg.words import templates
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import read_regular, replace_file
+from minidbg.words.run_spec import Provenance, table_of
 from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, text_of
 from minidbg.words.text import display_path, moment, printable
 
@@ -53,12 +54,14 @@ class Page(View):
         path = home / name
         if not cells or (repro := read_repro(path, name_of(path, home))) is None:
             raise MinidbgError(f"no repro {printable(name)} is watched")
+        story = Provenance()
         try:
             script = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
+            story = story if repro.damage else Provenance.from_table(table_of(script, path))
         except (OSError, ValueError) as error:
             script = f"# cannot be read: {error}"
         past = queries.history_text(queries.history_of(path, HISTORY_ENTRIES))
-        return filled("story.html.j2", cells=cells, repro=repro, script=script, past=past)
+        return filled("story.html.j2", cells=cells, repro=repro, story=story, script=script, past=past)
 
 
 class HtmlFile(Page):
