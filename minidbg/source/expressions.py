@@ -207,14 +207,14 @@ class Expressions:
                 return f"{self.value(node)}.data"
             case (fx.Node() as node, index) if target is operator.getitem:
                 return f"{self.value(node)}[{self.index(index)}]"
-            case (fx.Node() as node, name) if target is getattr and _is_attribute(name):
+            case (fx.Node() as node, str() as name) if target is getattr and is_plain_identifier(name):
                 # x.data is another function to dynamo
                 return f"{self.value(node)}.{name}" if name != "data" or GET_DATA is None else ""
         return ""
 
     def _method(self, node: fx.Node) -> str:
         owner, *rest = node.args or (None,)
-        if not isinstance(owner, fx.Node) or not _is_attribute(node.target):
+        if not isinstance(owner, fx.Node) or not is_plain_identifier(str(node.target)):
             raise CannotWrite(f"method {node.target!r}", "no attribute of a node is called so")
         return f"{self.value(owner)}.{node.target}({self._arguments(rest, node.kwargs)})"
 
@@ -258,10 +258,6 @@ class Expressions:
             return self.reference(value)
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise CannotWrite(f"an argument of type {kind}", "it has no literal form")
-
-
-def _is_attribute(name: Any) -> bool:
-    return isinstance(name, str) and is_plain_identifier(name)
 
 
 def literal(value: Any) -> str:

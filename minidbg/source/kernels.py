@@ -97,9 +97,8 @@ class Definitions:
         self._bind("triton", "import triton")
         inner = self._defined(tuner.fn)
         made = f"triton.autotune({', '.join(arguments)})({inner})"
-        name = numbered(
-            f"{inner}_tuned", {name for name, text in self.texts.items() if text != f"{name} = {made}"}
-        )
+        others = {name for name, text in self.texts.items() if text != f"{name} = {made}"}
+        name = numbered(f"{inner}_tuned", others)
         self._bind(name, f"{name} = {made}")
         return name
 
