@@ -161,19 +161,24 @@ def test_of_a_worker_that_dies_in_a_sweep_each_run_is_done_by_another_of_its_nam
         assert running.stop() == 0
 
 
-def test_a_scheduler_that_comes_back_and_a_machine_that_joins(desk: Checkout, cluster: Cluster) -> None:
-    scheduler = cluster.processes[0]
+def test_a_machine_that_joins_and_all_of_them_coming_back_without_the_code(
+    desk: Checkout, cluster: Cluster
+) -> None:
     with watching(desk.folder, "--cluster", cluster.address, env=desk.env) as running:
         running.wait_for(lambda event: "no machine works for" in event.get("text", ""))
         cluster.worker("one", "--name", "red")
         running.wait_for_sweep(since=0)
         assert results(running) == every("red/cpu")
-        scheduler.kill()
-        scheduler.wait()
+        for process in cluster.processes:
+            process.kill()
+            process.wait()
         running.wait_for(lambda event: "does not answer" in event.get("text", ""))
         mark = running.mark()
-        (desk.package / "relu.py").write_text(WORKS.format(op="relu"))
         cluster.scheduler()
+        cluster.worker("two", "--name", "red")
+        running.wait_for_sweep(since=mark)
+        assert results(running, mark) == every("red/cpu")
+        (desk.package / "relu.py").write_text(WORKS.format(op="relu"))
         running.wait_for_event("flip", repro="relu.py", device="red/cpu", since=mark)
         running.wait_until_quiet()
         assert len(flips(running)) == 1
