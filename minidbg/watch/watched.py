@@ -14,7 +14,7 @@ from minidbg.watch.repros import Repro, read_repros
 from minidbg.watch.settings import WatchSettings
 from minidbg.watch.views import Announcer
 
-LOOK_S, LOOK_FACTOR = 5.0, 10.0
+LOOK_S, LOOK_FACTOR = 5.0, 3.0
 """How long after a look the next one comes although no event says so; and how many times as long as a look at least, while events
 never end. A single save is looked at at once."""
 
