@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minidbg.words.errors import MinidbgError
+from minidbg.words.files import glob, is_file
+from minidbg.words.script_header import HIDDEN
 from minidbg.words.text import display_path, printable
 
 CANNOT_JUDGE = 125
@@ -32,10 +34,34 @@ class ReproPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Raises MinidbgError where no repro has such a name, or several have."""
-        from minidbg.watch.repros import find_repro
-
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         return path if self.folders and path.is_dir() else find_repro(path, repro_folder())
+
+
+def find_repro(text: Path, folder: Path) -> Path:
+    """The script that a person means by ``text``: a path, or enough of the name of a repro or else a capture in ``folder``.
+
+    Raises MinidbgError.
+    """
+    from minidbg.watch.repros import find_repros
+
+    captures = folder / HIDDEN / "captures"
+    for candidate in (text, folder / text, folder / f"{text}.py", captures / text):
+        if is_file(candidate):
+            return candidate
+    if text.name != str(text):
+        raise MinidbgError(f"{text}: no such file; give a repro script, or a part of its name alone")
+    repros = find_repros([folder])
+    matches = [path for path in repros if str(text) in path.stem]
+    matches = matches or [path for path in glob(captures, "*.py") if str(text) in path.stem]
+    if len(matches) == 1:
+        return matches[0]
+    which = [path.stem for path in matches or repros]
+    listed = f"{', '.join(which[:5])}{', ...' if len(which) > 5 else ''}"
+    if matches:
+        raise MinidbgError(f"'{text}' matches several repros: {listed}; give more of the name")
+    known = f"{display_path(folder)} has {listed}" if which else "give the path of a repro script"
+    raise MinidbgError(f"no repro's name contains '{text}'; {known}")
 
 
 REPRO = ReproPath()

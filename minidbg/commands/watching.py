@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
@@ -16,9 +17,11 @@ import click
 from minidbg.commands.output import JSON, REPRO, ReproPath, existing_folder, print_json, repro_folder
 from minidbg.commands.table import WATCH, loaded
 from minidbg.watch.settings import FailOn, Workers, load
-from minidbg.words.errors import MinidbgError
+from minidbg.words.errors import MinidbgError, UnreadableRepro
+from minidbg.words.files import read_regular, replace_file
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Verdict
+from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, metadata_of, table_in, text_of
 from minidbg.words.text import display_path, moment
 
 FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
@@ -201,6 +204,20 @@ def why_not_gone(path: Path) -> str:
     return "" if is_judged or seen else f"{display_path(path)} cannot be judged here: {outcome.in_words}"
 
 
+def expect_gone(path: Path) -> None:
+    """Write into the header of the script at ``path`` that its failure must stay gone. Raises MinidbgError and OSError."""
+    try:
+        text = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
+        before = table_in(metadata_of(text))
+    except ValueError as error:
+        raise UnreadableRepro(f"{path}: {error}") from error
+    line = "# [tool.minidbg]\n"
+    text = re.sub(r"(?m)^# expect = .*\n", "", text).replace(line, f'{line}# expect = "gone"\n', 1)
+    if table_in(metadata_of(text)) != {**before, "expect": "gone"}:
+        raise MinidbgError(f"{path}: its header has a form in which nothing can be written; edit it by hand")
+    replace_file(path, text.encode())
+
+
 @click.command("accept")
 @click.argument("repros", nargs=-1, required=True, type=REPRO)
 @click.option("--force", is_flag=True, help="Run nothing; accept also what still fails.")
@@ -211,8 +228,6 @@ def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
     Runs each, and writes expect = "gone" into its header. While one of them still fails, here or where watch last saw
     it, no header is changed. REPROS are paths, or enough of their names in the repro folder.
     """
-    from minidbg.watch.repros import expect_gone
-
     failing = [] if force else [why for path in repros if (why := why_not_gone(path))]
     if failing:
         raise StillFails("\n".join(failing))

@@ -10,7 +10,6 @@ import ast
 import json
 import os
 import platform
-import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ import filelock
 import psutil
 
 from minidbg.watch.files import digest_of
-from minidbg.words.errors import MinidbgError, UnreadableRepro
+from minidbg.words.errors import MinidbgError
 from minidbg.words.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular, replace_file
 from minidbg.words.outcome import Verdict
 from minidbg.words.records import damage_in_words
@@ -33,12 +32,10 @@ from minidbg.words.script_header import (
     HIDDEN,
     SCRIPT_LIMIT_BYTES,
     expected_in,
-    metadata_of,
     nodes_in,
-    table_in,
     text_of,
 )
-from minidbg.words.text import display_path, moment
+from minidbg.words.text import moment
 
 UNKNOWN = RunSpec(BackendRef("", ""))
 """Of a script that is damaged."""
@@ -190,44 +187,6 @@ def home_of(paths: Sequence[Path]) -> Path:
             raise MinidbgError(f"{path}: no such file or folder; give repro scripts or folders of them")
     first = paths[0]
     return first if first.is_dir() else first.parent
-
-
-def find_repro(text: Path, folder: Path) -> Path:
-    """The script that a person means by ``text``: a path, or enough of the name of a repro or else a capture in ``folder``.
-
-    Raises MinidbgError.
-    """
-    captures = folder / HIDDEN / "captures"
-    for candidate in (text, folder / text, folder / f"{text}.py", captures / text):
-        if is_file(candidate):
-            return candidate
-    if text.name != str(text):
-        raise MinidbgError(f"{text}: no such file; give a repro script, or a part of its name alone")
-    repros = find_repros([folder])
-    matches = [path for path in repros if str(text) in path.stem]
-    matches = matches or [path for path in glob(captures, "*.py") if str(text) in path.stem]
-    if len(matches) == 1:
-        return matches[0]
-    which = [path.stem for path in matches or repros]
-    listed = f"{', '.join(which[:5])}{', ...' if len(which) > 5 else ''}"
-    if matches:
-        raise MinidbgError(f"'{text}' matches several repros: {listed}; give more of the name")
-    known = f"{display_path(folder)} has {listed}" if which else "give the path of a repro script"
-    raise MinidbgError(f"no repro's name contains '{text}'; {known}")
-
-
-def expect_gone(path: Path) -> None:
-    """Write into the header of the script at ``path`` that its failure must stay gone. Raises MinidbgError and OSError."""
-    try:
-        text = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
-        before = table_in(metadata_of(text))
-    except ValueError as error:
-        raise UnreadableRepro(f"{path}: {error}") from error
-    line = "# [tool.minidbg]\n"
-    text = re.sub(r"(?m)^# expect = .*\n", "", text).replace(line, f'{line}# expect = "gone"\n', 1)
-    if table_in(metadata_of(text)) != {**before, "expect": "gone"}:
-        raise MinidbgError(f"{path}: its header has a form in which nothing can be written; edit it by hand")
-    replace_file(path, text.encode())
 
 
 # Captures: which wait to be reduced, and which failures a repro shows already

@@ -17,7 +17,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from minidbg.commands.output import existing_folder
+from minidbg.commands.output import existing_folder, find_repro
 from minidbg.commands.run.launch import Ending, failure_lines, graph_lines, nothing_failed
 from minidbg.commands.watching import accept
 from minidbg.fx.case import Case
@@ -28,7 +28,6 @@ from minidbg.report.story import reduction_line
 from minidbg.repro.header import Header
 from minidbg.repro.loading import read_parts
 from minidbg.watch.queries import list_text, status_text
-from minidbg.watch.repros import find_repro
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Kind, Signature, Verdict

@@ -66,7 +66,7 @@ def test_every_command_is_one_that_the_command_line_takes(
     for parameter in found.params:
         if isinstance(parameter.type, click.Path):
             monkeypatch.setattr(parameter.type, "exists", False)
-    monkeypatch.setattr("minidbg.watch.repros.find_repro", lambda text, folder: text)
+    monkeypatch.setattr("minidbg.commands.output.find_repro", lambda text, folder: text)
     found.make_context(name, arguments)
 
 

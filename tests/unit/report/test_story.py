@@ -9,8 +9,8 @@ import pytest
 from support.lying_repro import lay
 
 from minidbg import commands
+from minidbg.commands.output import find_repro
 from minidbg.report import glance, story_of
-from minidbg.watch.repros import find_repro
 from minidbg.words.errors import MinidbgError
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 from torch import fx
 
+from minidbg.commands.watching import expect_gone
 from minidbg.repro import (
     Exactness,
     captures,
@@ -27,7 +28,6 @@ from minidbg.repro import (
 from minidbg.repro import publish as publish_draft
 from minidbg.repro.folder import as_safetensors
 from minidbg.watch.queries import rows_of
-from minidbg.watch.repros import expect_gone
 from minidbg.words.errors import CannotWrite
 from minidbg.words.files import replace_file
 from minidbg.words.outcome import Kind, Signature

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from minidbg.commands.output import find_repro
+from minidbg.commands.watching import expect_gone
 from minidbg.watch.repros import (
     HOLDER,
     Lock,
     Repro,
-    expect_gone,
-    find_repro,
     find_repros,
     hidden_folder,
     imported_in,
