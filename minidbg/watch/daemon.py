@@ -39,7 +39,7 @@ from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Verdict, is_expected
 from minidbg.words.text import display_path, last_line, plural
 from minidbg.workers import Ended, Request
-from minidbg.workers.pool import Died, Pool, Ready, ServerPool, preload_for
+from minidbg.workers.pool import Died, Pool, ServerPool, preload_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Revised:
 
 
 Message: TypeAlias = (
-    FilesChanged | DevicesChanged | Key | Stop | Revised | Built | Future[Ended] | Ready | Died | Notice
+    FilesChanged | DevicesChanged | Key | Stop | Revised | Built | Future[Ended] | Died | Notice
 )
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 OtherMachines: TypeAlias = Callable[[Pool, Callable[[Message], None]], Pool]
@@ -189,8 +189,6 @@ class Daemon:
                 self.devices_answered(message.result())
             case Future():
                 self.run_ended(message)
-            case Ready():
-                pass
             case Died(status, stderr):
                 text = f"the worker server ended with status {status}; a new one starts: {stderr[-300:]}"
                 self.announce(Notice(text))

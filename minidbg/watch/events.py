@@ -1,7 +1,7 @@
 """What the daemon announces: each event as a value, with its words for people and its JSON for programs.
 
 To add one, write a class: its ``name`` and its fields, in this order, are the JSON object that ``minidbg watch --json``
-prints, and ``WORDS`` or ``words`` the line that people read. A view matches on the class.
+prints, and ``WORDS`` or ``words`` the line that people read. The terminal shows it where ``Matrix.hear`` has a case for it.
 """
 
 from __future__ import annotations

@@ -44,8 +44,6 @@ LARGE_BYTES = 32 * 1024 * 1024
 RACY_NS = 2_000_000_000
 """A file younger than this when it was read may change again without a new time stamp, so it is read again."""
 
-Stamp: TypeAlias = tuple[int, int, int, int]
-"""Size, modification time, change time and inode: what no write leaves as it was."""
 Snapshot: TypeAlias = dict[str, str]
 """The files at one moment, by absolute path: a digest of what each held."""
 
@@ -83,14 +81,14 @@ def digest_of(path: str) -> str | None:
             return f"{status.st_size}@{status.st_mtime_ns}"
         is_racy = now_ns - max(status.st_mtime_ns, status.st_ctime_ns) < RACY_NS
         read = read_digest.__wrapped__ if is_racy else read_digest
-        return read(path, stamp_in(status))
+        return read(path, (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
     except OSError:
         return None
 
 
 @lru_cache(maxsize=1 << 17)
-def read_digest(path: str, known_by: Stamp) -> str:
-    """Raises OSError, which is not remembered."""
+def read_digest(path: str, known_by: tuple[int, ...]) -> str:
+    """``known_by`` is what no write leaves as it was. Raises OSError, which is not remembered."""
     return hashlib.sha1(Path(path).read_bytes(), usedforsecurity=False).hexdigest()
 
 
@@ -123,10 +121,6 @@ def is_wanted(name: str, ignore: Sequence[str]) -> bool:
     return not any(
         fnmatch.fnmatch(part, pattern.strip("/")) for pattern in ignore for part in (name, *folders, file)
     )
-
-
-def stamp_in(status: os.stat_result) -> Stamp:
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def is_inside(path: str, folder: str) -> bool:

@@ -19,7 +19,7 @@ class Cell:
     seconds: float = 0.0
     note: str = ""
     """The verdict's reason, or what the backend said."""
-    is_old: bool = True
+    outdated: bool = True
     """Whether the code has changed since it was judged; see ``Matrix.is_old``."""
     maybe: str = ""
     """A new verdict that is being confirmed."""
@@ -60,7 +60,7 @@ class Matrix:
 
     def is_old(self, cell: Cell) -> bool:
         """Whether the present code was not judged, or not yet."""
-        return cell.is_old or self.building
+        return cell.outdated or self.building
 
     def sort(self) -> None:
         """Put what needs attention first."""
@@ -83,10 +83,10 @@ class Matrix:
                 self.activity, self.began = f"sweep {event.sweep}", event.at
                 self.jobs, self.ended, self.files = event.jobs, 0, event.files
                 for cell in self.cells.values():
-                    cell.is_old, cell.maybe = cell.is_old or bool(event.changed), ""
+                    cell.outdated, cell.maybe = cell.outdated or bool(event.changed), ""
             case Judged():
                 self.ended += 1
-                cell = Cell(event.verdict or event.standing, event.since, event.seconds, is_old=False)
+                cell = Cell(event.verdict or event.standing, event.since, event.seconds, outdated=False)
                 cell.note = event.reason or event.message
                 self.cells[event.repro, event.device] = cell
             case events.Unconfirmed():
@@ -96,7 +96,7 @@ class Matrix:
             case events.SweepFinished():
                 self.activity, self.began = f"waiting; sweep {event.sweep} took {event.seconds:.2f} s", None
                 for cell in self.cells.values():
-                    cell.is_old |= event.end != "complete"  # the code has changed since
+                    cell.outdated |= event.end != "complete"  # the code has changed since
                 if not self.flips:
                     self.sort()
             case events.BackendBroken():
@@ -105,7 +105,7 @@ class Matrix:
                 self.broken.pop((event.backend, event.device), None)
             case events.ReproEdited():
                 for cell in self.of_repro(event.repro).values():
-                    cell.is_old = True
+                    cell.outdated = True
             case events.ReproRemoved():
                 for device in self.of_repro(event.repro):
                     del self.cells[event.repro, device]

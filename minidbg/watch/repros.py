@@ -39,7 +39,6 @@ from minidbg.words.text import moment
 
 UNKNOWN = RunSpec(BackendRef("", ""))
 """Of a script that is damaged."""
-NO_REPROS = frozenset({"conftest.py", "__init__.py"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ def find_repros(paths: Sequence[Path]) -> list[Path]:
 
 def is_script(name: str) -> bool:
     """Whether a file of a repro folder can be a repro: all but what belongs to pytest or editors."""
-    return name.endswith(".py") and name not in NO_REPROS and not name.startswith(".")
+    return name.endswith(".py") and name not in ("conftest.py", "__init__.py") and not name.startswith(".")
 
 
 def name_of(path: Path, home: Path) -> str:
@@ -155,14 +154,10 @@ def read_repro(path: Path, name: str, *, parsed: bool = True) -> Repro | None:
 def backend_source(text: str) -> str:
     """The script down to what it binds ``backend`` to, without its docstring: imports, what was copied, ``backend = EXPR``."""
     nodes = [node for node in ast.parse(text).body if not isinstance(node, ast.Expr)]
-    ends = [
-        node.end_lineno or 0 for node in nodes if "backend" in (getattr(node, "name", ""), *names_bound(node))
-    ]
+    bound = [[node, *getattr(node, "targets", ())] for node in nodes]
+    names = [{getattr(one, "name", getattr(one, "id", "")) for one in found} for found in bound]
+    ends = [node.end_lineno or 0 for node, found in zip(nodes, names, strict=True) if "backend" in found]
     return "\n".join(text.splitlines()[nodes[0].lineno - 1 : max(ends)]) if ends else ""
-
-
-def names_bound(node: ast.stmt) -> list[str]:
-    return [one.id for one in getattr(node, "targets", ()) if isinstance(one, ast.Name)]
 
 
 @lru_cache(maxsize=256)
@@ -210,8 +205,7 @@ def shown_by(capture: Repro, repros: Iterable[Repro]) -> Repro | None:
 
 # Who watches a folder of repros, and where its history is kept
 
-LOCK = "watch.lock"
-HOLDER = "watch.json"
+LOCK, HOLDER = "watch.lock", "watch.json"
 CLOCK_S = 2.0
 """That the kernel's word on when a process began may be off."""
 

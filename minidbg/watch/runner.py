@@ -127,8 +127,7 @@ def as_its_header_says(repro: Repro) -> RunSpec:
 
 # A person's build command before a sweep, in a process group of its own
 
-OUTPUT_LINES = 30
-MOST_OUTPUT_BYTES = 1 << 20
+OUTPUT_LINES, MOST_OUTPUT_BYTES = 30, 1 << 20
 ERROR = re.compile(r"\b(error|fatal|failed|undefined reference|no such file)\b|Error\b", re.IGNORECASE)
 
 

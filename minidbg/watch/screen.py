@@ -1,6 +1,7 @@
 """The matrix on a terminal: which row is selected, what each key does, and how all of it is drawn in the lines and columns there are.
 
-To add a key, write its word in ``KEYS``, its row of ``HELP`` and its case in ``Screen.press``.
+To add a key, write its word in ``KEYS``, its row of ``HELP`` and its case in ``Screen.press``; of what the daemon is to do also one in
+``Daemon.dispatch``, of what the terminal is needed for one in ``Terminal.read_keys``.
 """
 
 from __future__ import annotations
@@ -34,15 +35,8 @@ HELP = {
     "verdict?": "a new verdict, which a fresh interpreter is confirming",
 }
 ARROWS = {
-    "\x1b[A": -1,
-    "\x1b[B": 1,
-    "\x1bOA": -1,
-    "\x1bOB": 1,
-    "k": -1,
-    "j": 1,
-    "\x1b[5~": -10,
-    "\x1b[6~": 10,
-}
+    "\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1, "k": -1, "j": 1, "\x1b[5~": -10, "\x1b[6~": 10,
+}  # fmt: skip
 """How many rows each goes down."""
 NAME_CHARACTERS, DEVICE_CHARACTERS = 34, 14
 """A name has at least so many; devices that have no room for theirs are not shown."""

@@ -5,8 +5,8 @@ Everything here is a pure function of what was seen. The rules, in order:
 - A run that could not judge (skipped, invalid) changes nothing.
 - The first run of a repro, of an edited repro, or on another machine is where its history begins: no flip.
 - A verdict unlike the last one is asked again in fresh interpreters before it counts.
-- A repro is flaky when fresh runs of one sweep disagree. A new verdict although no watched file has changed is asked for more
-  often: something that is not watched may have changed.
+- A repro is flaky when fresh runs of one sweep disagree. A new verdict although no watched file has changed, or none that it loads,
+  is asked for more often: something that is not watched may have changed.
 - A flaky repro is taken to be fixed only after so many quiet runs that luck is ruled out.
 """
 
@@ -133,7 +133,7 @@ def after_difference(before: State, runs: Sequence[Observation]) -> Ruling | Non
     """The first run was unlike the last verdict: ask until it is a flip, noise or flakiness."""
     first, fresh = runs[0], runs[1:]
     same_code = before.code == first.code
-    unaffected = same_code or (first.loaded != "" and before.loaded == first.loaded)
+    unaffected = first.loaded != "" and before.loaded == first.loaded
     votes = Counter(run.verdict for run in fresh)
     if votes[first.verdict] == len(fresh):
         if len(fresh) < (SAME_CODE_RUNS if same_code else 2 if unaffected else 1):

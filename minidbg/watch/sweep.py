@@ -30,9 +30,9 @@ class Lane(enum.Enum):
     WARM = enum.auto()
     """Forks of the warm interpreter; the first verdicts come from here."""
     FRESH = enum.auto()
-    """Fresh interpreters: one slot while warm runs are left, all slots after that."""
+    """Fresh interpreters: an eighth of the slots, one at least, while warm runs are left, and all of them after that."""
     LONG = enum.auto()
-    """What may hang, after everything else has been started."""
+    """What may hang, once no warm run waits any more."""
 
 
 Queue: TypeAlias = tuple[Lane, bool]

@@ -93,7 +93,7 @@ class Announcer:
 
 
 class PlainLines(View):
-    """One line for each thing worth knowing. Unchanged results are only counted, unless ``every_result``."""
+    """One line for each thing worth knowing. What still reproduces or is still gone is only counted, unless ``every_result``."""
 
     def __init__(self, stream: TextIO, *, every_result: bool = False) -> None:
         self.stream, self.every_result = stream, every_result

@@ -15,8 +15,8 @@ from minidbg.watch.settings import WatchSettings
 from minidbg.watch.views import Announcer
 
 LOOK_S, LOOK_FACTOR = 5.0, 3.0
-"""How long after a look the next one comes although no event says so; and how many times as long as a look at least, while events
-never end. A single save is looked at at once."""
+"""How long after a look the next one comes although no event says so; and how many times as long as a look it waits at least, since
+events may never end."""
 
 
 @dataclass(slots=True)

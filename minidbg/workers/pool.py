@@ -43,13 +43,6 @@ WARM = Preparation(JUDGE, warm="aot")
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A server has finished preloading, in ``seconds``."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Died:
     """A server ended by itself; ``status`` as ``subprocess`` gives it, ``stderr`` its last words."""
 
@@ -57,7 +50,7 @@ class Died:
     stderr: str
 
 
-Listener = Callable[[Ready | Died], None]
+Listener = Callable[[Died], None]
 """Called from a thread of the pool."""
 
 
@@ -145,7 +138,7 @@ class ServerProcess:
         return self.process.poll() is None
 
     def tell_of_itself(self, listener: Listener) -> None:
-        """Have a thread tell when the server is ready, and when it dies."""
+        """Have a thread hear what the server has loaded, and tell when it dies."""
         asked = put(self.control, {**LIMITS, "call": f"{scripts.__name__}:loaded", "argument": {}})
 
         def listen() -> None:
@@ -153,7 +146,6 @@ class ServerProcess:
                 answer = received(asked)
             if answer is not None and answer["answered"]:
                 self.loaded = answer["value"]["loaded"]
-                listener(Ready(answer["value"]["seconds"]))
             self.process.wait()
             for waiting in list(self.waiting):
                 waiting.join()
