@@ -51,9 +51,7 @@ def readable(raw: str) -> str:
 
 
 def identifier(name: str) -> str:
-    name = _NOT_IN_NAMES.sub("_", name)
-    if name.startswith("__"):
-        name = "_" + name.lstrip("_")
+    name = re.sub("^__+", "_", _NOT_IN_NAMES.sub("_", name))
     if not name.strip("_"):
         name = "value"
     if name[0].isdigit():
