@@ -305,8 +305,8 @@ class Daemon:
     def run_ended(self, end: Future[Ended]) -> None:
         """A run has ended; one of an earlier sweep is passed over.
 
-        It counts only if what it has loaded is still what the sweep began with. Else it is stored, if anything, and the sweep
-        is superseded: all of it runs again.
+        It counts only if its script and what it has loaded are still what the sweep began with; else it is stored as stale, but for
+        a canary. An edited script runs again by itself; other changes supersede the sweep, all of which runs again.
         """
         run, sweep = self.runner.under_way.pop(end, None), self.sweep
         if run is None or sweep is None:

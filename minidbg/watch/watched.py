@@ -79,7 +79,7 @@ class Watched:
     def look(self) -> None:
         """Read the repros, and the files of their backends."""
         began = time.monotonic()
-        self.read_repros()
+        self.look_at_repros()
         self.watch_events()
         self.snapshot = scan(self.roots, self.settings.ignore)
         now = time.monotonic()
@@ -89,7 +89,7 @@ class Watched:
     def look_soon(self) -> None:
         self.next_look = min(self.next_look, self.soonest_look)
 
-    def read_repros(self) -> None:
+    def look_at_repros(self) -> None:
         before, is_first = self.repros, not self.next_look
         self.repros = read_repros(self.paths, self.home, before)
         changed = {
