@@ -150,7 +150,7 @@ VARIABLE: tuple[tuple[str, str], ...] = (
     (r"\b\d+(\.\d+)? (s|ms|min)\b", "# s"),
     (r"\b0x[0-9a-f]+\b", "0x#"),
     (r"_[0-9a-f]{6,}\b", "_#"),
-    (r"(constructs\.py):\d+", r"\1:#"),
+    (r"(constructs\.py|wrapper\.py):\d+", r"\1:#"),
     (r"\b\d+\.\d+\.\d+(\.dev\d*)?(\+\w+)?\b", "#.#.#"),
     (r"\b20\d\d-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?\S*", "DATE"),
     (r"\bminidbg\.[\w.]*\.(?=[A-Z])", "minidbg."),
