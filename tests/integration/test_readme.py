@@ -27,8 +27,10 @@ from minidbg.commands.table import COMMANDS
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 MANUAL = "\n".join([README, *topics().values()])
 BLOCK = re.compile(r"(?ms)^```(\w+)\n(.*?)^```$")
-RUN_ELSEWHERE = re.compile(r"^(pip install|python tests/device|git bisect run|\.ci/run|minidbg bisect)")
-"""By CI itself, by the tests of tests/device, and by those of bisecting: it needs a repository."""
+RUN_ELSEWHERE = re.compile(
+    r"^(pip install|python tests/device|git bisect run|\.ci/run|minidbg bisect|dask|minidbg (worker|watch --cluster))"
+)
+"""By CI itself, by the tests of tests/device, of bisecting (it needs a repository) and of a cluster (certificates)."""
 
 
 def blocks(language: str) -> list[str]:
@@ -141,7 +143,7 @@ MAY_END_WITH: dict[str, set[int]] = {
     "minidbg watch": {0, 1, 3},
     "minidbg run": {1},
     "minidbg reduce --last-crash": {125},  # nothing has crashed
-    "python minidbg_repros/compile_add_a35d75.py --device cuda:1": {1, 125},  # 125: it is not here
+    "python minidbg_repros/compile_add_5d3b5b.py --device cuda:1": {1, 125},  # 125: it is not here
     "python minidbg_repros": {1},
     "pytest minidbg_repros": {1},
 }
