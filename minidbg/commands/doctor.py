@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 
 from minidbg import torch_internals, workers
 from minidbg.repro import flights
+from minidbg.watch.probe import accelerators
 from minidbg.words import environment, settings
 from minidbg.words.json_lines import last_json
 from minidbg.words.machine import HERE
@@ -76,14 +77,12 @@ def devices() -> Iterator[Finding]:
         "cpu",
         f"{plural(HERE.processors(), 'core')}, {plural(torch.get_num_threads(), 'thread')} for torch",
     )
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is None:
+    here = accelerators(torch)
+    if not here:
         yield fine("accelerator", "none; repros of other devices are skipped here")
-        return
-    kind = accelerator.type
-    for number in range(torch.accelerator.device_count()):
-        name_of = getattr(getattr(torch, kind, None), "get_device_name", None)
-        yield fine(f"{kind}:{number}", str(name_of(number)) if name_of else kind)
+    for name, facts in here.items():
+        if ":" in name:  # the current one goes by its kind alone too
+            yield fine(name, facts["name"])
 
 
 def compiler() -> Iterator[Finding]:
