@@ -223,6 +223,7 @@ def meaningful_lines(text: str) -> list[str]:
 COMMAND = r"(?ms)^Command:\n.*?^Output:\n"  # the part of a CppCompileError that is the same for all errors
 APPENDIX = r"\s*(args\[\d+\]: |kwargs: |While executing |Original traceback|Found from :|Set TORCHDYNAMO_VERBOSE|from user code)"
 VOLATILE = (
+    (r" GPU \d+ has a total capacity .*", ""),  # out of memory: each process that is on the device
     (r"\b0x[0-9a-fA-F]+\b", "#"),
     (r"\w+://\S+", "<url>"),
     (r"(?:[A-Za-z]:)?(?:[/\\][\w.+@~-]+){2,}(?::\d+)*", "<path>"),

@@ -20,11 +20,13 @@ TAKEN_AWAY: set[str] = set()
 """Functions that are to lack their names: tests of what happens without them."""
 
 
-def private_or(otherwise: Callable[..., Any] | None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def private_or(
+    otherwise: Callable[..., Any] | None, since: str = "2.11"
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Mark a function that looks up private names of torch when it is called.
 
-    Where torch does not have one, ``otherwise`` is called in its place, after a warning; without it the function raises
-    TorchNameMissing, which nobody takes for a failure of a backend.
+    Where torch does not have one, ``otherwise`` is called in its place, after a warning where torch is ``since`` or later;
+    without it the function raises TorchNameMissing, which nobody takes for a failure of a backend.
     """
 
     def marked(function: Callable[P, R]) -> Callable[P, R]:
@@ -39,7 +41,8 @@ def private_or(otherwise: Callable[..., Any] | None) -> Callable[[Callable[P, R]
             refusal = TorchNameMissing(name, function.__name__, torch.__version__)
             if otherwise is None:
                 raise refusal
-            warn_once(str(refusal))
+            if torch.__version__ >= since:
+                warn_once(str(refusal))
             return otherwise
 
         @functools.wraps(function)

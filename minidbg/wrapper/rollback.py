@@ -128,5 +128,8 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def capturing_device_graph() -> bool:
-    """Whether the current CUDA stream records instead of running."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    """Whether the current CUDA stream records instead of running; that of a device in error, which refuses to say, does not."""
+    try:
+        return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    except RuntimeError:
+        return False

@@ -152,6 +152,7 @@ VARIABLE: tuple[tuple[str, str], ...] = (
     (r"_[0-9a-f]{6,}\b", "_#"),
     (r"(constructs\.py|wrapper\.py):\d+", r"\1:#"),
     (r"\b\d+\.\d+\.\d+(\.dev\d*)?(\+\w+)?\b", "#.#.#"),
+    (r"-?0\.0 at \[[\d, ]+\], eager gives nan \(\d+ of \d+", "0.0 at [#], eager gives nan (# of #"),  # chance
     (r"\b20\d\d-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?\S*", "DATE"),
     (r"\bminidbg\.[\w.]*\.(?=[A-Z])", "minidbg."),
     (r"(?m)[ \t]+$", ""),

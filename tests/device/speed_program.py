@@ -18,7 +18,9 @@ from minidbg.torch_internals.devices import free_bytes
 
 def chain(x, w):
     for number in range(70):
-        x = torch.nn.functional.layer_norm(torch.sin(x) @ w, (32,)) + x * 0.5
+        x = torch.nn.functional.layer_norm(
+            torch.sin(x) @ w * 0.1 + x, (32,)
+        )  # no chaos: an error stays what it is
         if number == 40:
             x = torch.nn.functional.gelu(x)
     return x
