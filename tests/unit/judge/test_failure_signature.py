@@ -63,6 +63,12 @@ def message_of(text: str) -> str:
             "boom\nSet TORCHDYNAMO_VERBOSE=1 for the internal stack trace",
             "boom",
         ),
+        (
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 7.12 MiB is free. "
+            "Process 9 has 540.00 MiB memory in use. Process 12 has 1.50 GiB memory in use. Of the allocated memory 3 KiB is allocated",
+            "CUDA out of memory. Tried to allocate 4.00 GiB. GPU 1 has a total capacity of 79.10 GiB of which 1.00 GiB is free. "
+            "Including non-PyTorch memory, this process has 77.00 GiB memory in use.",
+        ),
     ],
 )  # fmt: skip
 def test_message_is_the_same_in_a_large_and_a_small_graph(large: str, small: str) -> None:

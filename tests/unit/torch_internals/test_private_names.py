@@ -80,6 +80,19 @@ def test_a_name_that_is_really_gone_is_named(monkeypatch: pytest.MonkeyPatch) ->
         torch_internals.in_backward()
 
 
+@pytest.mark.parametrize(("since", "lines"), [("2.11", 1), ("999", 0)])
+def test_a_torch_from_before_a_name_is_used_without_a_word(
+    since: str, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    @torch_internals.private_or(lambda: "otherwise", since=since)
+    def asks() -> Any:
+        return torch._no_such_name
+
+    with caplog.at_level(logging.WARNING, "minidbg"):
+        assert asks() == "otherwise"
+    assert len(caplog.records) == lines
+
+
 def test_errors_of_other_code_pass_as_they_are() -> None:
     @torch_internals.private
     def calls(function: Any) -> Any:
