@@ -215,7 +215,7 @@ def random_numbers_put_back(values: Iterable[Any] = ()) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-@private_or(nothing_around, since="2.13")
+@private_or(nothing_around, since=(2, 13))
 def seeds_keep_waiting() -> Iterator[None]:
     """A block whose ``torch.manual_seed`` is not what an accelerator is seeded with that the program uses only later.
 

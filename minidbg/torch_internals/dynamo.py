@@ -41,7 +41,7 @@ def compiling_alone() -> Iterator[dict[str, Counter[str]]]:
 
 
 @contextlib.contextmanager
-@private_or(nothing_around, since="2.13")
+@private_or(nothing_around, since=(2, 13))
 def stacks_of_compiles_dropped() -> Iterator[None]:
     """A block of which torch's metrics keep no stack.
 

@@ -27,7 +27,7 @@ TAG = "minidbg"
 """Set on the entry of a backward in inductor's cache: the key of an entry does not say what is donated."""
 
 
-@private_or(lambda tensors: not any(map(_of_aot_autograd, _nodes_behind(tensors))), since="2.13")
+@private_or(lambda tensors: not any(map(_of_aot_autograd, _nodes_behind(tensors))), since=(2, 13))
 def leave_first_backward(tensors: Sequence[torch.Tensor]) -> bool:
     """Let a backward of ``tensors``, which a run of ours gave, set nothing that the program's first one is to set.
 

@@ -21,7 +21,7 @@ TAKEN_AWAY: set[str] = set()
 
 
 def private_or(
-    otherwise: Callable[..., Any] | None, since: str = "2.11"
+    otherwise: Callable[..., Any] | None, *, since: tuple[int, int] = (2, 11)
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Mark a function that looks up private names of torch when it is called.
 
@@ -41,7 +41,7 @@ def private_or(
             refusal = TorchNameMissing(name, function.__name__, torch.__version__)
             if otherwise is None:
                 raise refusal
-            if torch.__version__ >= since:
+            if version_at_least(*since):
                 warn_once(str(refusal))
             return otherwise
 
@@ -98,9 +98,8 @@ def missing_name(error: ImportError | AttributeError, function: Callable[..., An
         said = re.match(r"cannot import name '(\w+)'", str(error))  # Python 3.12 has it as ``name_from``
         name = f"{error.name}.{said[1]}" if said else str(error.name)
         return name if name.startswith("torch") else None
-    owner = (
-        getattr(error.obj, "__name__", "") or f"{type(error.obj).__module__}.{type(error.obj).__qualname__}"
-    )
+    kind = type(error.obj)
+    owner = getattr(error.obj, "__name__", "") or f"{kind.__module__}.{kind.__qualname__}"
     return f"{owner}.{error.name}" if owner.startswith("torch") else None
 
 

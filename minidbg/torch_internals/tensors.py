@@ -192,7 +192,7 @@ def is_of_a_saved_tensor_hook(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-@private_or(nothing_around, since="2.13")
+@private_or(nothing_around, since=(2, 13))
 def with_shape_env() -> Iterator[None]:
     """A block in which AOTAutograd has a ShapeEnv, where all sizes are static: ``while_loop`` asks for one."""
     from torch._subclasses import FakeTensorMode
@@ -281,7 +281,7 @@ def load_exported(path: os.PathLike[str]) -> torch.export.ExportedProgram:
             os.environ[variable] = before
 
 
-@private_or(lambda name: None, since="2.13")
+@private_or(lambda name: None, since=(2, 13))
 def ranks_of_group(name: str) -> list[int] | None:
     """The ranks of the process group called ``name``; None for the group of all ranks, and where no group has that name."""
     try:

@@ -94,12 +94,10 @@ def keep(
     Above ``limit_bytes`` of tensor memory, while a device graph is being captured (copies would become part of it),
     or where a tensor cannot be copied, nothing is kept and the result says so.
     """
-    if capturing_device_graph():
-        return UNKNOWN
     tensors = [*tensors_in(values[index] for index in sorted(mutated)), *held]
     written = [(tensor, memory_of(tensor)) for tensor in tensors]
     try:
-        if sum(memory.nbytes for _, memory in written) > limit_bytes:
+        if capturing_device_graph() or sum(memory.nbytes for _, memory in written) > limit_bytes:
             return UNKNOWN
         with torch.no_grad():
             copies = tuple(
@@ -108,7 +106,10 @@ def keep(
                 if not (torch_internals.is_freed(memory) or torch_internals.is_zero_tensor(memory))
             )
         return Kept(copies, generator_states(values))
-    except (RuntimeError, MemoryError):  # no memory left, or a type without clone or size: a sparse one
+    except (
+        RuntimeError,
+        MemoryError,
+    ):  # no memory left, a device in error, or a type without clone or size: a sparse one
         return UNKNOWN
 
 
@@ -128,8 +129,5 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def capturing_device_graph() -> bool:
-    """Whether the current CUDA stream records instead of running; that of a device in error, which refuses to say, does not."""
-    try:
-        return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    except RuntimeError:
-        return False
+    """Whether the current CUDA stream records instead of running. Raises RuntimeError where its device is in error."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
