@@ -43,13 +43,13 @@ def is_index(value: Tensor) -> bool:
 class Fill:
     """Expressions that make a contiguous tensor ``[*size]``.
 
-    ``device`` is the text of an expression; empty: none is written. ``explicit`` writes the dtype out also where it is
-    float32, for scripts whose default dtype is another.
+    ``place`` is a last argument that says where, or empty. ``explicit`` writes the dtype out also where it is float32, for
+    scripts whose default dtype is another.
     """
 
     size: tuple[int, ...]
     dtype: torch.dtype
-    device: str
+    place: str
     explicit: bool = False
     generator: str = ""
     """A last argument for what draws."""
@@ -90,7 +90,7 @@ class Fill:
             return
         start, stop = first[0], first[0] + step * length
         bounds = [stop] if (start, step) == (0, 1) else [start, stop] if step == 1 else [start, stop, step]
-        text = self.call("arange", ", ".join(map(str, bounds)), self.dtype, torch.int64)
+        text = self.call("arange", ", ".join(map(str, bounds)), usual=torch.int64)
         yield from (text, f"{text}.unsqueeze(0)", f"{text}.repeat({', '.join(map(str, [*rows, 1]))})")
 
     def _triangles(self, values: list[float]) -> Iterator[str]:
@@ -135,104 +135,94 @@ class Fill:
         if self.dtype is torch.bool:
             share = value.float().mean().item()
             return self.full(share == 1) if share in (0, 1) else self.mask(min(max(share, 0.01), 0.99))
-        if value.is_complex():
-            return self.scaled(_sample(value).abs().square().mean().sqrt().item())
-        return self._floats_like(_sample(value)) if value.is_floating_point() else self._integers_like(value)
-
-    def _integers_like(self, value: Tensor) -> str:
-        value = value if value.dtype in (torch.int32, torch.int64) else value.to(torch.int64)
-        low, high = (int(bound) for bound in value.aminmax())
-        if self.dtype is torch.uint64 and low < 0:
-            low, high = 0, 2**63 - 2
-        count, choices = value.numel(), high - low + 1
-        # so many of so few choices are hardly all different by chance
-        may_be = math.prod(self.size) <= choices <= MOST_DISTINCT and 1 < choices <= count * count / 6
-        is_distinct = may_be and torch.unique(value).numel() == count
-        return (self.distinct if is_distinct else self.integers)(low, high + 1)
-
-    def _floats_like(self, sample: Tensor) -> str:
+        if is_index(value):
+            return self._integers_like(value)
+        sample = _sample(value)
         sample = sample[sample.isfinite()]
-        low, high = (bound.item() for bound in sample.aminmax()) if sample.numel() else (0.0, 0.0)
+        if not sample.numel():
+            return self.full(0.0)
+        size = sample.abs()
+        scale, count = size.square().mean().sqrt().item(), sample.numel()
+        if value.is_complex():
+            return self.drawn("randn", scale=scale)
+        low, high = (bound.item() for bound in sample.aminmax())
         if low == high:
             return self.full(low)
-        mean, deviation, count = sample.mean().item(), sample.std(correction=0).item(), sample.numel()
+        mean, deviation = sample.mean().item(), sample.std(correction=0).item()
         # the fourth moment is 1.8 for uniform values, 3 for normal ones
         is_flat = count >= ENOUGH and ((sample - mean) / deviation).pow(4).mean().item() < 2.2
         if low < 0 < high and not is_flat:
             mean = mean if abs(mean) > max(0.1, 3 / math.sqrt(count)) * deviation else 0.0
-            return self.scaled(deviation, mean=mean, tolerance=3 / math.sqrt(2 * count))
+            return self.drawn("randn", scale=deviation, mean=mean, tolerance=3 / math.sqrt(2 * count))
         if 0 <= low < 0.2 and 0.8 < high <= 1:
-            return self.cast(self.floats("rand"))
-        size = sample.abs()
+            return self.drawn("rand")
         if is_flat or size.min() > 0.2 * size.max():
-            return self.uniform(low, high)
-        return self.scaled(math.copysign(size.square().mean().sqrt().item(), low + high), ".abs()")
+            ends = f"{rounded(low + 0.0)}, {rounded(high + 0.0)}"  # + 0.0: no end of a range is -0.0
+            return self.drawn("empty", f".uniform_({ends}{self.generator})")
+        return self.drawn("randn", ".abs()", math.copysign(scale, low + high))
+
+    def _integers_like(self, value: Tensor) -> str:
+        """Those from the lowest to the highest; where none comes twice, as many of them in any order."""
+        value = value if value.dtype in (torch.int32, torch.int64) else value.to(torch.int64)
+        low, high = (int(bound) for bound in value.aminmax())
+        if self.dtype is torch.uint64 and low < 0:
+            low, high = 0, 2**63 - 2
+        total, count, choices = math.prod(self.size), value.numel(), high - low + 1
+        # so many of so few choices are hardly all different by chance
+        may_be = total <= choices <= MOST_DISTINCT and 1 < choices <= count * count / 6
+        if not may_be or torch.unique(value).numel() < count:
+            return self.call("randint", f"{low}, {high + 1}, {self.size}", usual=torch.int64)
+        text = self.call("randperm", str(choices), torch.int64, torch.int64)
+        text += f"[:{total}]" if total < choices else ""
+        text += f" + {low}" if low else ""
+        text = f"{grouped(text)}.view({', '.join(map(str, self.size))})" if len(self.size) != 1 else text
+        return text if self.dtype is torch.int64 else f"{grouped(text)}.to({self.dtype})"
+
+    def drawn(
+        self, function: str, method: str = "", scale: float = 1, mean: float = 0, tolerance: float = 0
+    ) -> str:
+        """``torch.function(size).method() * scale + mean``, drawn in a dtype that has random numbers."""
+        dtype = self.dtype if self.dtype in _HAVE_RANDOM else torch.float32
+        if self.dtype is torch.complex32:  # it has random numbers, and no arithmetic to scale them with
+            dtype = torch.complex64
+        off = max(0.1, tolerance) * abs(scale)
+        # a round number, so that the same is written of what this makes
+        scale = next((one for one in (1.0, float(f"{scale:.0e}")) if abs(one - scale) <= off), scale)
+        text = self.call(function, dtype=dtype) + method + (f" * {rounded(scale)}" if scale != 1 else "")
+        text += f" {'-' if mean < 0 else '+'} {rounded(abs(mean))}" if mean else ""
+        return text if dtype is self.dtype else f"{grouped(text)}.to({self.dtype})"
+
+    def mask(self, share: float) -> str:
+        return f"{self.call('rand', dtype=torch.float32)} < {rounded(share)}"
 
     # --- torch's factories ---
 
     def call(
-        self, function: str, arguments: str, dtype: torch.dtype, usual: torch.dtype = torch.float32
+        self,
+        function: str,
+        arguments: str = "",
+        dtype: torch.dtype | None = None,
+        usual: torch.dtype = torch.float32,
     ) -> str:
-        explicit = dtype is not usual or (self.explicit and usual is torch.float32)
-        place = self.place + (self.generator if function.startswith("rand") else "")
-        return f"torch.{function}({arguments}{f', dtype={dtype}' if explicit else ''}{place})"
-
-    def sized(self, function: str, dtype: torch.dtype | None = None) -> str:
-        return self.call(function, ", ".join(map(str, self.size)) or "()", dtype or self.dtype)
-
-    @property
-    def place(self) -> str:
-        return f", device={self.device}" if self.device else ""
-
-    def cast(self, text: str, dtype: torch.dtype | None = None) -> str:
-        is_it = self.dtype is dtype if dtype else self.dtype in _HAVE_RANDOM
-        return text if is_it else f"{grouped(text)}.to({self.dtype})"
-
-    def floats(self, function: str) -> str:
-        if self.dtype is torch.complex32:  # it has random numbers, and no arithmetic to scale them with
-            return self.sized(function, torch.complex64)
-        return self.sized(function, self.dtype if self.dtype in _HAVE_RANDOM else torch.float32)
-
-    def scaled(self, scale: float, method: str = "", mean: float = 0, tolerance: float = 0) -> str:
-        off = max(0.1, tolerance) * abs(scale)
-        # a round number, so that the same is written of what this makes
-        scale = next((one for one in (1.0, float(f"{scale:.0e}")) if abs(one - scale) <= off), scale)
-        text = self.floats("randn") + method + (f" * {rounded(scale)}" if scale != 1 else "")
-        return self.cast(f"{text} {'-' if mean < 0 else '+'} {rounded(abs(mean))}" if mean else text)
-
-    def uniform(self, low: float, high: float) -> str:
-        # + 0.0: no end of a range is -0.0
-        return self.cast(
-            f"{self.floats('empty')}.uniform_({rounded(low + 0.0)}, {rounded(high + 0.0)}{self.generator})"
-        )
-
-    def mask(self, share: float) -> str:
-        return f"{self.sized('rand', torch.float32)} < {rounded(share)}"
+        """``torch.function(arguments)``, by default of the size, with the dtype unless it is the ``usual`` one."""
+        arguments, dtype = arguments or ", ".join(map(str, self.size)) or "()", dtype or self.dtype
+        if dtype is not usual or (self.explicit and usual is torch.float32):
+            arguments += f", dtype={dtype}"
+        return f"torch.{function}({arguments}{self.place}{self.generator * function.startswith('rand')})"
 
     def full(self, value: complex) -> str:
         if not self.size:
             return self.tensor(number(value, self.dtype))
         if value == 0 and not isinstance(value, complex) and math.copysign(1, value) > 0:
-            return self.sized("zeros")
+            return self.call("zeros")
         if value == 1:
-            return self.sized("ones")
+            return self.call("ones")
         usual = torch.int64 if isinstance(value, int) else torch.float32
-        return self.call("full", f"{self.size}, {number(value, self.dtype)}", self.dtype, usual)
+        return self.call("full", f"{self.size}, {number(value, self.dtype)}", usual=usual)
 
     def tensor(self, items: str) -> str:
         usual = self.dtype if self.dtype in (torch.bool, torch.int64) else torch.float32
-        return self.call("tensor", items, self.dtype, usual)
-
-    def integers(self, low: int, high: int) -> str:
-        return self.call("randint", f"{low}, {high}, {self.size}", self.dtype, torch.int64)
-
-    def distinct(self, low: int, high: int) -> str:
-        """As many of the integers from ``low`` to below ``high`` as there are elements, in any order."""
-        count, text = math.prod(self.size), self.call("randperm", str(high - low), torch.int64, torch.int64)
-        text += f"[:{count}]" if count < high - low else ""
-        text += f" + {low}" if low else ""
-        text = f"{grouped(text)}.view({', '.join(map(str, self.size))})" if len(self.size) != 1 else text
-        return self.cast(text, torch.int64)
+        return self.call("tensor", items, usual=usual)
 
 
 def grouped(text: str) -> str:

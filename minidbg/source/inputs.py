@@ -67,6 +67,8 @@ class InputsText:
     device: str = ""
     explicit: bool = False
     raw: bool = False
+    on_cpu: bool = False
+    """Values of all devices are looked at on the CPU, which has room for them."""
     generator: str = ""
     names: tuple[str, ...] = ()
     lines: list[str] = field(default_factory=list)
@@ -112,14 +114,10 @@ class InputsText:
             # offsets and indices hold the form of the whole; codes of 8 bits are values like others
             is_form = is_part and is_index(value) and value.dtype.itemsize > 1
             is_exact = is_form or wanted_exact(value, self.exactness)
-            self.emit(value, name, self.alone(name, value, is_exact=is_exact))
+            size, view = view_of(layout := layout_of(value, start_of([value])))
+            base = self.base(name, value, size, layout, is_exact=is_exact)
+            self.emit(value, name, flagged(value, base, view))
         self.made[id(value)] = value, name
-
-    def alone(self, name: str, value: Tensor, *, is_exact: bool) -> str:
-        """An expression of ``value``, whose storage nobody shares; its values may have been written before as ``name``."""
-        layout = layout_of(value, start_of([value]))
-        size, view = view_of(layout)
-        return flagged(value, self.base(name, value, size, layout, is_exact=is_exact), view)
 
     def emit(self, value: Tensor, name: str, text: str, *more: str) -> None:
         if text != name:
@@ -169,26 +167,30 @@ class InputsText:
         """An expression of the base ``[*size]`` that shows ``value`` by ``layout``; ``name`` where it had to be written before."""
         # the first device of a kind goes by the kind's name, as in hand-written code
         device = "device" if device_name(value) == self.device else quoted(device_name(value))
-        fill = Fill(size, value.dtype, device if self.device else "", self.explicit, self.generator)
+        place = f", device={device}" if self.device else ""
+        fill = Fill(size, value.dtype, place, self.explicit, self.generator)
         if torch_internals.is_zero_tensor(value):
-            return fill.call("_efficientzerotensor", str(size), value.dtype)
+            return fill.call("_efficientzerotensor", str(size))
         seen = readable(value)
         if seen is None or (self.raw and not is_exact):
             return fill.like(None)
-        try:
-            return self.seen(name, fill, plain(seen), layout, is_exact=is_exact)
-        except torch.OutOfMemoryError:  # where the failure is that its device is full, it is read elsewhere
-            if value.device.type == "cpu":
-                raise
-            return self.seen(name, fill, plain(seen).cpu(), layout, is_exact=is_exact)
+        value = plain(seen).cpu() if self.on_cpu else plain(seen)
+        if is_exact or layout.shows_all:
+            data = base_data(value, size, layout)
+            text = None if self.raw else fill.exact(data, SMALL_ELEMENTS if is_exact else 0)
+            if text is not None:
+                return text
+            if is_exact:
+                self.stored[name] = data.detach().reshape(-1).cpu().view(torch.uint8)
+                shape = f".view({', '.join(map(str, size)) or '()'})" if len(size) != 1 else ""
+                return f"stored({quoted(name)}, {data.dtype}{place}){shape}"
+        if not all_finite(value):
+            self.odd(name, fill, value, layout)
+            return name
+        return fill.like(value)
 
-    def seen(self, name: str, fill: Fill, value: Tensor, layout: StridedLayout, *, is_exact: bool) -> str:
-        if is_exact:
-            return self.exact(name, fill, base_data(value, fill.size, layout))
-        if layout.shows_all and (text := fill.exact(base_data(value, fill.size, layout))) is not None:
-            return text
-        if all_finite(value):
-            return fill.like(value)
+    def odd(self, name: str, fill: Fill, value: Tensor, layout: StridedLayout) -> None:
+        """Write ``name``, a base of drawn numbers into which the NaN and infinities of ``value`` are put."""
         data = wide(base_data(value, fill.size, layout))
         odd = ~data.isfinite()
         if int(odd.sum()) > FEW_PLACES:  # so many as there were, and nobody's weights beside them
@@ -199,16 +201,6 @@ class InputsText:
             places = zip(odd.nonzero().tolist(), data[odd].tolist(), strict=True)
             put_in = [f"{name}[{', '.join(map(str, at)) or '()'}] = {number(one)}" for at, one in places]
         self.emit(value, name, fill.like(value), *put_in)
-        return name
-
-    def exact(self, name: str, fill: Fill, data: Tensor) -> str:
-        """The values of ``data``, the whole base: in the text when they are few or follow a rule, else stored under ``name``."""
-        text = None if self.raw else fill.exact(data, SMALL_ELEMENTS)
-        if text is None:
-            self.stored[name] = data.detach().reshape(-1).cpu().view(torch.uint8)
-            text = f"stored({quoted(name)}, {data.dtype}{fill.place})"
-            text += f".view({', '.join(map(str, fill.size)) or '()'})" if len(fill.size) != 1 else ""
-        return text
 
 
 def write_inputs(
@@ -226,11 +218,17 @@ def write_inputs(
     # A warning of torch's about a dtype, turned into an error by the user's filters, would take the place of the failure.
     with torch.no_grad(), torch_internals.without_modes(), torch_internals.in_silence():
         hints = [torch_internals.hint(value) for value in values]
-        text = InputsText(exactness, main_device(hints), explicit, raw)
-        text.names = tuple(map(text.free, names))
-        text.storages(hints)
-        for name, value in zip(text.names, hints, strict=True):
-            text.value(name, value)
+        for on_cpu in (False, True):
+            text = InputsText(exactness, main_device(hints), explicit, raw, on_cpu)
+            text.names = tuple(map(text.free, names))
+            try:
+                text.storages(hints)
+                for name, value in zip(text.names, hints, strict=True):
+                    text.value(name, value)
+                break
+            except torch.OutOfMemoryError:  # the failure may be that its device is full
+                if on_cpu:
+                    raise
     if any(map(DRAWS.search, text.lines)):
         text.lines.insert(0, f"torch.manual_seed({SEED})")
     return text
@@ -252,10 +250,12 @@ def write_constant(
                 f"the constant {key!r}", f"a {type(value).__name__} of {value.layout} has no literal form"
             )
         generator = f", generator=torch.Generator().manual_seed({seed})"
-        text = InputsText(faithful, explicit=explicit, stored=stored, generator=generator)
-        made = text.alone(key, value, is_exact=wanted_exact(value, faithful))
-        # NaN in its place takes a statement
-        return text.alone(key, value, is_exact=True) if text.lines else made
+        text = InputsText(faithful, explicit=explicit, stored=stored, on_cpu=True, generator=generator)
+        size, view = view_of(layout := layout_of(value, start_of([value])))
+        base = text.base(key, value, size, layout, is_exact=wanted_exact(value, faithful))
+        if text.lines:  # NaN in its place takes a statement
+            base = text.base(key, value, size, layout, is_exact=True)
+        return flagged(value, base, view)
 
 
 def bytes_to_store(values: Sequence[Any], exactness: Exactness) -> int:

@@ -63,7 +63,7 @@ def layout_of(value: Tensor, moved_bytes: int = 0) -> StridedLayout:
 
 def start_of(values: Sequence[Tensor]) -> int:
     """The bytes of a storage before all of ``values`` that a script leaves out: a multiple of what any dtype and kernel wants aligned."""
-    start = min(layout_of(value).offset * value.dtype.itemsize for value in values)
+    start = min(int(torch_internals.hint(one.storage_offset())) * one.dtype.itemsize for one in values)
     return start // 1024 * 1024 if start > CROP_BYTES else 0
 
 
