@@ -106,7 +106,7 @@ class Fill:
     def _makes(self, text: str, value: Tensor) -> bool:
         try:
             made: Tensor = eval(text, {"torch": torch, "device": value.device}).to(value.device)
-        except RuntimeError:  # an op that does not take this dtype, a number that is too large, no room
+        except (OverflowError, RuntimeError):  # an op without this dtype, a number too large, no room
             return False
         if (made.shape, made.dtype) != (value.shape, value.dtype):
             return False
@@ -164,7 +164,7 @@ class Fill:
     def _integers_like(self, value: Tensor) -> str:
         """Those from the lowest to the highest; where none comes twice, as many of them in any order."""
         value = value if value.dtype in (torch.int32, torch.int64) else value.to(torch.int64)
-        low, high = (int(bound) for bound in value.aminmax())
+        low, high = (min(int(bound), 2**63 - 2) for bound in value.aminmax())  # 2**63 - 1 is the largest end
         if self.dtype is torch.uint64 and low < 0:
             low, high = 0, 2**63 - 2
         total, count, choices = math.prod(self.size), value.numel(), high - low + 1

@@ -87,6 +87,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "no elements": lambda: (torch.empty(0, 0), torch.empty(0, 3, 0, dtype=torch.bool)),
     "nan and negative zero": lambda: (torch.tensor([math.nan, -0.0, 0.0, math.inf, -math.inf, 1e-45, 16777216.0, 0.1]), torch.full((100,), -0.0)),
     "complex nan": lambda: torch.complex(torch.tensor([math.nan, 1.0, -math.inf]).repeat(30), torch.ones(90)),
+    "first and last integers": lambda: tuple(torch.tensor([torch.iinfo(d).min, torch.iinfo(d).max, 1, 5] * 3, dtype=d) for d in NUMBERS if not (d is torch.bool or d.is_floating_point or d.is_complex)),
     "digits": lambda: torch.randn(60).exp() * torch.randn(60).exp(),
     "bits": lambda: torch.randint(0, 256, (6,), dtype=torch.uint8).view(torch.bits8),
     "float4": lambda: torch.randint(0, 256, (4, 6), dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
