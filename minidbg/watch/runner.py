@@ -113,7 +113,8 @@ def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> P
 
 def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
     if ended.lost:
-        return Outcome(Verdict.INVALID, reason="the worker process died under it", device=device)
+        reason = ended.error or "the worker process died under it"
+        return Outcome(Verdict.INVALID, reason=reason, device=device)
     spec = as_its_header_says(repro)
     tells = spec.traits.dies  # as ``judging`` asks for it
     outcome = outcome_of_run(ended, spec, limit_s=round(ended.seconds), tells_phases=tells)

@@ -182,6 +182,12 @@ def test_a_machine_that_joins_and_all_of_them_coming_back_without_the_code(
         running.wait_for_event("flip", repro="relu.py", device="red/cpu", since=mark)
         running.wait_until_quiet()
         assert len(flips(running)) == 1
+        code = max(cluster.folder.rglob("code"), key=os.path.getmtime)
+        (code / "draft").touch()  # nothing can be unpacked any more, as on a full disk
+        mark = running.mark()
+        (desk.package / "relu.py").write_text(SLOW.format(op="relu"))
+        broken = running.wait_for_event("backend_broken", device="red/cpu", since=mark)
+        assert broken["reason"].startswith("what is watched cannot be unpacked there: [Errno 20] ")
         assert running.stop(signal.SIGINT) == 0
 
 

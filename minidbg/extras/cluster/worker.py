@@ -55,6 +55,8 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
     name: str = NAME
     runs: dict[str, Future[Ended]] = field(default_factory=dict)
     """By the key of the task that waits for it."""
+    trouble: str = ""
+    """Why the last code that came is not here."""
 
     def facts(self, name: str) -> dict[str, Any]:
         """What this machine says of itself; ``mark`` is equal where a verdict is. Raises MinidbgError."""
@@ -72,7 +74,7 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
         """Run, and wait; it is lost where the code is not here, or no more."""
         tree = str(self.folder / digest)
         if not os.path.exists(tree):
-            return Ended(lost=True)
+            return Ended(lost=True, error=self.trouble)
         script, *options = request.argv[1:]
         at = options.index("--device") + 1
         options[at] = options[at].rpartition("/")[2]
@@ -92,10 +94,15 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
         return replace(ended, files=files, **texts)
 
     def unpack(self, digest: str, zipped: bytes) -> None:
-        """Make the folder of a content, which has its name once it is whole. Raises OSError."""
+        """Make the folder of a content, which has its name once it is whole. What it cannot do the runs that need it will say."""
         if not (self.folder / digest).exists():
-            zipfile.ZipFile(io.BytesIO(zipped)).extractall(self.folder / "draft")
-            (self.folder / "draft").rename(self.folder / digest)
+            try:
+                zipfile.ZipFile(io.BytesIO(zipped)).extractall(self.folder / "draft")
+                (self.folder / "draft").rename(self.folder / digest)
+                self.trouble = ""
+            except OSError as error:
+                self.trouble = f"what is watched cannot be unpacked there: {error}"
+                shutil.rmtree(self.folder / "draft", ignore_errors=True)
             for old in sorted(self.folder.iterdir(), key=os.path.getmtime)[:-MOST_TREES]:
                 shutil.rmtree(old, ignore_errors=True)
             self.pool.refresh()
