@@ -54,7 +54,7 @@ class Observation:
     # What only the sweep itself needs to know, and the history does not keep: see State.
     code: str = ""
     loaded: str = ""
-    modules: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     fresh: bool = False
     """Whether it ran in a fresh interpreter rather than in a warm worker."""
 
@@ -87,7 +87,7 @@ class State:
     """Digest of all watched files at the last run."""
     loaded: str = ""
     """Digest of those watched files that the last run had loaded; empty when not known."""
-    modules: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     """The watched files that the last run had loaded."""
     seconds: float = 0.0
     last_sweep: int | None = None

@@ -21,7 +21,7 @@ from minidbg.words.records import check_kinds, texts
 
 Record = TypeVar("Record", SweepRecord, Observation, State, Flip)
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 NAME = "history.sqlite"
 WAIT_S = 10.0
 """For another process that is just writing."""

@@ -64,7 +64,7 @@ def bisect(
     if repro is None or repro.damage:
         raise MinidbgError(f"{path}: {repro.damage if repro else 'has gone'}")
     backend = repro.spec.backend
-    roots = [root for module in repro.modules for root in module_roots(module, backend.paths)]
+    roots = [root for module in repro.backend_modules for root in module_roots(module, backend.paths)]
     repositories = [str(repository.absolute())] if repository else repositories_of(roots)
     if len(repositories) != 1:
         where = (
@@ -146,14 +146,14 @@ def imported_from_elsewhere(tree: Path, repro: Repro, env: dict[str, str]) -> st
     program = "import importlib.util as u, sys; specs = filter(None, map(u.find_spec, sys.argv[1:])); "
     program += "print(*(p for s in specs for p in [*(s.submodule_search_locations or ()), s.origin] if p), sep='\\n')"
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program, *repro.modules], env=env, cwd=tree, capture_output=True, text=True, check=False,
+        [sys.executable, "-P", "-c", program, *repro.backend_modules], env=env, cwd=tree, capture_output=True, text=True, check=False,
     )  # fmt: skip
     places = done.stdout.splitlines()
     inside = os.path.realpath(tree) + os.sep
     if done.returncode or any(os.path.realpath(place).startswith(inside) for place in places):
         return ""  # where it fails, the run itself will say what is wrong
     where = f"imported from {places[0]}, not from the worktree" if places else "not importable at this commit"
-    return f"{repro.modules[0]} is {where}"
+    return f"{repro.backend_modules[0]} is {where}"
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -19,20 +19,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from minidbg.history import NAME, Flip, Observation, Revision, open_or_begin_anew
 from minidbg.watch import events
 from minidbg.watch.events import Notice
-from minidbg.watch.files import QUIET_BEFORE_BUILD_S, QUIET_S, FileEvents, are_stale, changes, digest_of_all
+from minidbg.watch.files import are_stale, changes, digest_of_all
 from minidbg.watch.repros import Lock, Repro, contents_of, hidden_folder, home_of, read_repros
 from minidbg.watch.runner import PROBE_SCRIPT, Build, Built, Runner, fork_for, outcome_of
 from minidbg.watch.settings import Devices, FailOn, WatchSettings, devices_of
 from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, Job, Purpose, Transition, usual_seconds
-from minidbg.watch.sweep import CAN_RUN, BackendKey, Run, Sweep, in_order
+from minidbg.watch.sweep import CAN_RUN, BackendKey, Run, Sweep
 from minidbg.watch.views import Announcer, FlipCommands, JsonLines, PlainLines, View, log_in
-from minidbg.watch.watched import Watched
+from minidbg.watch.watched import FileEvents, Watched
 from minidbg.words import settings as base
 from minidbg.words.errors import MinidbgError
 from minidbg.words.json_lines import last_json
@@ -53,10 +53,8 @@ class DevicesChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """A person asked for something: rerun, quit."""
-
-    name: str
+class RunAll:
+    """A person asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +69,14 @@ class Revised:
 
 
 Message: TypeAlias = (
-    FilesChanged | DevicesChanged | Key | Stop | Revised | Built | Future[Ended] | Died | Notice
+    FilesChanged | DevicesChanged | RunAll | Stop | Revised | Built | Future[Ended] | Died | Notice
 )
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 OtherMachines: TypeAlias = Callable[[Pool, Callable[[Message], None]], Pool]
 """Of the pool of this machine, and of the inbox's ``put``: a pool that has devices of other machines too."""
 
 
+Given = TypeVar("Given")
 MOST_WAIT_S = 1.0
 MOST_SWEEPS_ONCE = 3
 REST_S = 10.0
@@ -130,9 +129,9 @@ class Daemon:
             while self.status is None:
                 wait = min(MOST_WAIT_S, max(0.0, self.watched.next_look - time.monotonic()))
                 with contextlib.suppress(queue.Empty):
-                    self.handle(self.inbox.get(timeout=wait))
+                    self.guarded(self.dispatch, self.inbox.get(timeout=wait))
                 if self.status is None:
-                    self.guarded(lambda: self.step(time.monotonic()))
+                    self.guarded(self.step, time.monotonic())
             return self.status
         finally:
             self.end()
@@ -145,9 +144,7 @@ class Daemon:
             os.getpid(), str(self.home), repros=tuple(sorted(repros)),
             sources=tuple(display_path(root) for root in self.watched.roots),
             files=len(self.watched.snapshot), jobs=self.settings.jobs,
-            states=tuple(
-                state for (name, _), state in self.states.items() if name in repros
-            ),
+            states=tuple(state for state in self.states.values() if state.repro in repros),
         ))  # fmt: skip
         for name, repro in repros.items():
             if repro.damage:
@@ -155,16 +152,13 @@ class Daemon:
         for flip in reversed(self.history.flips(announced=False)):
             self.tell_flip(flip)  # we were killed before
 
-    def handle(self, message: Message) -> None:
-        self.guarded(lambda: self.dispatch(message))
-
-    def guarded(self, job: Callable[[], None]) -> None:
+    def guarded(self, job: Callable[[Given], None], given: Given) -> None:
         """Do ``job``. A fault of ours is logged, said once, and followed by a rest; the daemon lives.
 
         Where the history cannot be written nothing can be judged either: all is run again after the rest.
         """
         try:
-            job()
+            job(given)
         except Exception as fault:  # noqa: BLE001 - the fence around each job: one broken job must not end the daemon
             self.resting_until = time.monotonic() + REST_S
             if isinstance(fault, MinidbgError):
@@ -173,10 +167,8 @@ class Daemon:
                 self.announce.once(text, Notice(text))
                 self.status = 125 if self.settings.once else None
             else:
-                log = hidden_folder(self.home) / "watch.log"
-                text = (
-                    f"a fault in minidbg itself ({type(fault).__name__}: {fault}); its traceback is in {log}"
-                )
+                log, what = hidden_folder(self.home) / "watch.log", f"{type(fault).__name__}: {fault}"
+                text = f"a fault in minidbg itself ({what}); its traceback is in {log}"
                 self.announce.once(text, events.Fault(text, traceback.format_exc()))
 
     def dispatch(self, message: Message) -> None:
@@ -198,9 +190,7 @@ class Daemon:
                 self.build_ended(message)
             case Revised(sweep, found):
                 self.history.set_revisions(sweep, found)
-            case Key("quit"):
-                self.inbox.put(Stop("asked to"))
-            case Key("rerun"):
+            case RunAll():
                 self.watched.ask_for_all()
             case Stop(reason):
                 self.announce(Notice(f"stopping: {reason}"))
@@ -215,8 +205,8 @@ class Daemon:
         if self.sweep is not None:
             if self.watched.snapshot != self.watched.begun:
                 self.supersede(self.sweep)
-            self.fill()
-            if self.sweep.finished and not self.runner.under_way:
+            self.fill(self.sweep)
+            if not (any(self.sweep.waiting.values()) or self.runner.under_way):
                 self.end_sweep(self.sweep)
         busy = self.sweep is not None or self.build is not None or self.status is not None
         if not busy and now >= self.resting_until and self.watched.wants_sweep:
@@ -243,17 +233,16 @@ class Daemon:
         files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
         number = self.history.start_sweep(began, code=code, files=files)
         jobs, unable = self.jobs_of(names)
-        jobs = in_order(jobs, self.states, changed, watched.repros)
         watched.to_run_again = set()
         self.sweep = Sweep(
-            number, jobs, watched.repros, self.states, code=code, slots=self.settings.jobs,
+            number, jobs, watched.repros, self.states, changed, code=code, slots=self.settings.jobs,
             device_slots=self.settings.device_jobs, began=began,
         )  # fmt: skip
         self.announce(events.SweepStarted(number, len(jobs), len(names), tuple(files[:20]), len(changed)))
         roots = repositories_worth_building(root for root in watched.roots if root not in watched.loaded)
         self.beside(lambda: Revised(number, revisions(roots)))
         self.publish(self.sweep, unable)
-        self.fill()
+        self.fill(self.sweep)
 
     def beside(self, job: Callable[[], Message]) -> None:
         """What ``job`` returns, in a thread, is a message."""
@@ -281,63 +270,60 @@ class Daemon:
 
     # Its runs
 
-    def fill(self) -> None:
-        while self.sweep is not None and (run := self.sweep.next_run()) is not None:
-            self.submit(self.sweep, run)
-
-    def submit(self, sweep: Sweep, run: Run) -> None:
-        """Start one run; where that fails all are to run again: others may wait for it in vain, if it is a canary."""
-        sweep.running.add(run)
-        try:
-            self.runner.submit(run, sweep.repros[run.job.repro], self.states.get(run.job))
-        except Exception:
-            sweep.running.discard(run)
-            self.watched.ask_for_all()
-            raise
+    def fill(self, sweep: Sweep) -> None:
+        """Start what has a slot; where that fails all are to run again: others may wait for the run in vain, if it is a canary."""
+        while (run := sweep.next_run(self.runner.under_way.values())) is not None:
+            try:
+                self.runner.submit(run, sweep.repros[run.job.repro], self.states.get(run.job))
+            except Exception:
+                self.watched.ask_for_all()
+                raise
 
     def supersede(self, sweep: Sweep) -> None:
         """The code is no longer what the sweep began with: nothing more of it is started, and its runs end."""
-        if not sweep.edited:
-            sweep.cut_short()
-            for end in self.runner.under_way:
-                end.cancel()
+        sweep.supersede()
+        for end in self.runner.under_way:
+            end.cancel()
 
     def run_ended(self, end: Future[Ended]) -> None:
-        """A run has ended; one of an earlier sweep is passed over.
+        """A run has ended. It counts only if its script and what it has loaded are still what the sweep began with.
 
-        It counts only if its script and what it has loaded are still what the sweep began with; else it is stored as stale, but for
-        a canary. An edited script runs again by itself; other changes supersede the sweep, all of which runs again.
+        Else it is stored as stale, but for a canary. An edited script runs again by itself; other changes supersede the sweep, all of
+        which runs again.
         """
         run, sweep = self.runner.under_way.pop(end, None), self.sweep
-        if run is None or sweep is None:
-            return
-        sweep.running.discard(run)  # first: after a fault of our own nobody must wait for it
-        if end.cancelled():
+        if run is None or sweep is None or end.cancelled():
             return
         message, job, repro = end.result(), run.job, sweep.repros[run.job.repro]
         is_canary = run.purpose is Purpose.CANARY
-        if message.lost and not (run.fresh or sweep.edited):
-            self.submit(sweep, replace(run, fresh=True))
+        if message.lost and not (run.fresh or sweep.superseded):
+            sweep.lost(run)
             return
         before = sweep.runs[job][0] if job in sweep.runs else self.states.get(job)
         # a crash, or a fresh interpreter, cannot say what it has loaded: what the job has loaded before
-        files = message.files if message.files is not None else before.modules if before else ()
+        named = message.files if message.files is not None else before.files if before else ()
         own = map(os.path.realpath, (repro.path, repro.path.with_suffix(".safetensors")))
-        modules = self.watched.adopt(set(files).difference(own))
+        files = self.watched.adopt(set(named).difference(own))
         is_edited = contents_of(repro.path) != repro.contents
-        is_stale = is_edited or sweep.edited or are_stale(modules, self.watched.begun)
+        is_stale = is_edited or sweep.superseded or are_stale(files, self.watched.begun)
         if is_stale:
             self.watched.look_soon()
         if is_edited:
             self.watched.to_run_again.add(repro.name)
         elif is_stale:
             self.supersede(sweep)
-        seen = self.observation(sweep, run, message, modules)
+        outcome = outcome_of(repro, job.device, message)
+        seen = Observation(
+            *job, time.time(), replace(outcome, message=outcome.message[:MESSAGE_CHARACTERS]),
+            purpose=run.purpose, sweep=sweep.number, script=repro.digest, torch=self.devices.torch,
+            environment=self.devices.environments[job.device], code=sweep.code,
+            loaded=digest_of_all(self.watched.snapshot, files) if files else "", files=files, fresh=run.fresh,
+        )  # fmt: skip
         if not is_canary and is_stale:
             self.history.add(replace(seen, stale=True))
         elif not is_canary:
             self.publish(sweep, sweep.saw(run, seen))
-        elif not sweep.edited:
+        elif not sweep.superseded:
             self.canary_ended(sweep, run, seen)
 
     def canary_ended(self, sweep: Sweep, run: Run, seen: Observation) -> None:
@@ -350,16 +336,6 @@ class Daemon:
         elif seen.verdict in CAN_RUN and self.broken.pop(key, None) is not None:
             self.announce(events.BackendBack(name, run.job.device))
         self.publish(sweep, sweep.saw_canary(run, seen.verdict))
-
-    def observation(self, sweep: Sweep, run: Run, message: Ended, modules: tuple[str, ...]) -> Observation:
-        repro, device = sweep.repros[run.job.repro], run.job.device
-        outcome = outcome_of(repro, device, message)
-        return Observation(
-            repro.name, device, time.time(), replace(outcome, message=outcome.message[:MESSAGE_CHARACTERS]),
-            purpose=run.purpose, sweep=sweep.number, script=repro.digest, torch=self.devices.torch,
-            environment=self.devices.environments[device], code=sweep.code,
-            loaded=digest_of_all(self.watched.snapshot, modules) if modules else "", modules=modules, fresh=run.fresh,
-        )  # fmt: skip
 
     def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:
         """Announce what is to be confirmed. Decisions are stored and then told; a flip is told once, also when we were killed in between."""
@@ -393,12 +369,12 @@ class Daemon:
         self.sweep, watched = None, self.watched
         if self.settings.once:
             watched.look()
-            sweep.edited |= watched.snapshot != watched.begun
-        if sweep.edited:
+            sweep.superseded |= watched.snapshot != watched.begun
+        if sweep.superseded:
             watched.to_run_again |= {job.repro for job in sweep.jobs}
         else:  # also of a few repros: all others were judged on this code before
             watched.judged = watched.begun
-        end, now = "superseded" if sweep.edited else "complete", time.time()
+        end, now = "superseded" if sweep.superseded else "complete", time.time()
         self.history.end_sweep(sweep.number, now, end)
         standings = dict(Counter(str(one.transition) for one in sweep.decisions.values()))
         took = round(now - sweep.began, 3)
@@ -537,6 +513,7 @@ def run_daemon(
             path.mkdir(parents=True)  # the first repro may come while we watch
     inbox: Inbox = queue.SimpleQueue()
     announce = Announcer(views_of(settings, inbox, more_views, as_json=as_json))
+    # here the headers alone, so that the server imports torch while the scripts are parsed
     repros = read_repros(paths, Path(), parsed=False).values()
     backends = {repro.spec.backend.name for repro in repros}
 
@@ -545,8 +522,7 @@ def run_daemon(
         here = ServerPool(inbox.put, preload, state=hidden)
         return others(here, inbox.put) if others else here
 
-    quiet_s = QUIET_BEFORE_BUILD_S if settings.build else QUIET_S
-    file_events = FileEvents(lambda: inbox.put(FilesChanged()), quiet_s)
+    file_events = FileEvents(lambda: inbox.put(FilesChanged()), before_build=bool(settings.build))
     try:
         daemon = Daemon(paths, settings, announce, inbox, file_events, make_pool)
     except BaseException:

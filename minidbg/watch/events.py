@@ -1,7 +1,8 @@
-"""What the daemon announces: each event as a value, with its words for people and its JSON for programs.
+"""What the daemon announces: each event as a value, with its JSON for programs, its words for people, and what it changes in the matrix.
 
-To add one, write a class: its ``name`` and its fields, in this order, are the JSON object that ``minidbg watch --json``
-prints, and ``WORDS`` or ``words`` the line that people read. The terminal shows it where ``Matrix.hear`` has a case for it.
+To add one, write a class here, and announce it in ``daemon.py`` (or ``watched.py``), where it happens: ``self.announce(Class(...))``.
+Nothing else has to know of it. Its ``name`` and its fields, in this order, are the JSON object that ``minidbg watch --json`` prints;
+``WORDS`` or ``words`` is the line that people read; ``update`` changes what the terminal and the page draw.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from minidbg.history import Flip, History, Revision, State
+from minidbg.watch.matrix import Cell, Matrix
 from minidbg.watch.states import Transition
 from minidbg.words.outcome import Verdict
 from minidbg.words.text import display_path, plural, printable
@@ -42,6 +44,10 @@ class Event:
         values = {name: getattr(self, name) for name in names}
         return {"event": self.name, "at": round(self.at, 3), **values}
 
+    def update(self, matrix: Matrix) -> None:
+        """Most events change nothing that stays to be seen."""
+        return
+
 
 @dataclass(frozen=True, slots=True)
 class Started(Event):
@@ -58,12 +64,21 @@ class Started(Event):
         what = f"{plural(len(self.repros), 'repro')} in {display_path(self.home)} and {plural(self.files, 'file')}"
         return f"watching {what} in {', '.join(self.sources) or 'no sources'} (process {self.pid})"
 
+    def update(self, matrix: Matrix) -> None:
+        matrix.home = self.home
+        for state in self.states:
+            matrix.cells[state.repro, state.device] = Cell(state.verdict, state.since, note=state.reason)
+        matrix.sort()
+
 
 @dataclass(frozen=True, slots=True)
 class Notice(Event):
     name = "notice"
     WORDS = "{0.text}"
     text: str
+
+    def update(self, matrix: Matrix) -> None:
+        matrix.notices.append(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +105,24 @@ class ReproAdded(ReproEvent):
 class ReproEdited(ReproEvent):
     name, WORDS = "repro_edited", "repro {0.repro} was edited"
 
+    def update(self, matrix: Matrix) -> None:
+        for cell in matrix.of_repro(self.repro).values():
+            cell.outdated = True
+
 
 class ReproRemoved(ReproEvent):
     name, WORDS = "repro_removed", "repro {0.repro} is gone"
 
+    def update(self, matrix: Matrix) -> None:
+        for device in matrix.of_repro(self.repro):
+            del matrix.cells[self.repro, device]
+
 
 class ReproDamaged(ReproEvent):
     name, WORDS = "repro_damaged", "repro {0.repro} cannot be used: {0.reason}"
+
+    def update(self, matrix: Matrix) -> None:
+        matrix.notices.append(self)
 
 
 # Sweeps and verdicts
@@ -116,6 +142,12 @@ class SweepStarted(Event):
         changed = f"; {names_of(self.files, 3)} changed" if self.files else ""
         return f"sweep {self.sweep}: {plural(self.jobs, 'run')}{changed}"
 
+    def update(self, matrix: Matrix) -> None:
+        matrix.activity, matrix.began = f"sweep {self.sweep}", self.at
+        matrix.jobs, matrix.ended, matrix.files = self.jobs, 0, self.files
+        for cell in matrix.cells.values():
+            cell.outdated, cell.maybe = cell.outdated or bool(self.changed), ""
+
 
 @dataclass(frozen=True, slots=True)
 class SweepFinished(Event):
@@ -132,6 +164,13 @@ class SweepFinished(Event):
         unjudged = f", {self.unjudged} not judged" if self.unjudged else ""
         how = "" if self.end == "complete" else f" ({self.end}: the code changed)"
         return f"sweep {self.sweep} took {self.seconds:.2f} s{how}: {counts or 'no verdict'}{unjudged}"
+
+    def update(self, matrix: Matrix) -> None:
+        matrix.activity, matrix.began = f"waiting; sweep {self.sweep} took {self.seconds:.2f} s", None
+        for cell in matrix.cells.values():
+            cell.outdated |= self.end != "complete"  # the code has changed since
+        if not matrix.flips:
+            matrix.sort()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +196,12 @@ class Judged(Event):
         reason = f": {self.reason or failure}" if self.reason or failure else ""
         return f"  {self.standing:<17} {self.repro} [{self.device}]{verdict}{reason}"
 
+    def update(self, matrix: Matrix) -> None:
+        matrix.ended += 1
+        cell = Cell(self.verdict or self.standing, self.since, self.seconds, outdated=False)
+        cell.note = self.reason or self.message
+        matrix.cells[self.repro, self.device] = cell
+
 
 @dataclass(frozen=True, slots=True)
 class Unconfirmed(Event):
@@ -176,6 +221,9 @@ class Unconfirmed(Event):
     def words(self) -> str:
         known = f"before: {self.before}" if self.seen else f"its header expects {self.before}"
         return f"  {self.verdict + '?':<17} {self.repro} [{self.device}] {known}; confirming in a fresh interpreter"
+
+    def update(self, matrix: Matrix) -> None:
+        matrix.cells.setdefault((self.repro, self.device), Cell()).maybe = self.verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +250,9 @@ class Flipped(Event):
         revisions = dict.fromkeys(filter(None, (self.last_before, self.first_after)))
         cause = "; ".join(filter(None, [files, " -> ".join(revisions)]))
         return f"{self.kind} {Path(self.repro).stem} [{self.device}]{verdicts}  {cause}"
+
+    def update(self, matrix: Matrix) -> None:
+        matrix.flips.appendleft(self)
 
 
 def flipped(history: History, flip: Flip, home: Path) -> Flipped:
@@ -240,6 +291,9 @@ class BackendBroken(Event):
     def words(self) -> str:
         return f"backend {self.backend} is broken on {self.device}: {self.reason}; {plural(self.repros, 'repro')} not judged"
 
+    def update(self, matrix: Matrix) -> None:
+        matrix.broken[self.backend, self.device] = self.reason
+
 
 @dataclass(frozen=True, slots=True)
 class BackendBack(Event):
@@ -247,6 +301,9 @@ class BackendBack(Event):
     WORDS = "backend {0.backend} works again on {0.device}"
     backend: str
     device: str
+
+    def update(self, matrix: Matrix) -> None:
+        matrix.broken.pop((self.backend, self.device), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +326,10 @@ class BuildStarted(Event):
     name = "build_started"
     command: str
 
+    def update(self, matrix: Matrix) -> None:
+        matrix.activity, matrix.began, matrix.jobs = f"building: {self.command}", self.at, 0
+        matrix.building = True
+
 
 @dataclass(frozen=True, slots=True)
 class BuildFailed(Event):
@@ -279,9 +340,17 @@ class BuildFailed(Event):
     output: str
     error: str
 
+    def update(self, matrix: Matrix) -> None:
+        matrix.activity, matrix.began = "build failed, rows are from before it", None
+        matrix.build_failure = self.error
+
 
 @dataclass(frozen=True, slots=True)
 class BuildFinished(Event):
     name = "build_finished"
     WORDS = "built in {0.seconds:.1f} s"
     seconds: float
+
+    def update(self, matrix: Matrix) -> None:
+        matrix.activity, matrix.began = "waiting; built", None
+        matrix.build_failure, matrix.building = "", False

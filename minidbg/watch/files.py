@@ -1,29 +1,20 @@
-"""What the watched files hold, and when to look at them.
-
-An event of the operating system says "look", no more; a look is always a whole scan, and there is one every few seconds without
-any event: so nothing is lost where no events come, where some were dropped, or where a folder was replaced. A snapshot knows
-each file by the hash of its content: a file that was only touched, or written again as it was, has not changed.
+"""What the watched files hold. A snapshot knows each by the hash of its content: a file that was only touched, or written again as it
+was, has not changed.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
-import logging
 import os
 import re
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
-
-from watchdog import events
-from watchdog.observers import Observer
-from watchdog.observers.api import BaseObserver
-from watchdog.utils.event_debouncer import EventDebouncer
 
 from minidbg.words import environment
 
@@ -151,61 +142,3 @@ def run_git(folder: str, *arguments: str, seconds: float | None = None) -> subpr
         ["git", "--no-optional-locks", "--literal-pathspecs", "-C", folder, *arguments], capture_output=True, check=False,
         timeout=seconds, stdin=subprocess.DEVNULL, env=environment.for_tool(environment.IN_ENGLISH),
     )  # fmt: skip
-
-
-# Events
-
-WRITES: list[type[events.FileSystemEvent]] = [
-    events.FileCreatedEvent, events.FileModifiedEvent, events.FileClosedEvent, events.FileMovedEvent,
-    events.FileDeletedEvent, events.DirCreatedEvent, events.DirMovedEvent, events.DirDeletedEvent,
-]  # fmt: skip
-"""Opening and reading are left out: our own runs do that, and would cause the next sweep."""
-
-
-QUIET_S, QUIET_BEFORE_BUILD_S = 0.03, 0.2
-"""A save may be of several files: what comes later supersedes the sweep, but nothing supersedes what a build writes."""
-
-
-class FileEvents(events.FileSystemEventHandler):
-    """Calls ``changed``, in a thread of watchdog's, when something has been written and it has been quiet for ``quiet_s``. Tests have scripted ones."""
-
-    def __init__(self, changed: Callable[[], None], quiet_s: float) -> None:
-        self.debouncer = EventDebouncer(quiet_s, lambda events: changed())
-        self.observer: BaseObserver | None = None
-        self.folders: Mapping[str, tuple[bool, int]] = {}
-        """That are watched: whether with all below, and the inode, since a watch stays with a folder that was moved away."""
-
-    def watch(self, roots: Iterable[str], shallow: Iterable[str]) -> None:
-        """Watch exactly these roots, and the files of ``shallow`` folders. Raises OSError at a limit of the system."""
-        deep = {root for root in roots if os.path.isdir(root)}
-        wanted = {one if os.path.isdir(one) else os.path.dirname(one) for one in (*roots, *shallow)}
-        folders = {
-            one: (one in deep, os.stat(one).st_ino)
-            for one in sorted(filter(os.path.isdir, wanted))
-            if deep.isdisjoint(map(str, Path(one).parents))
-        }
-        if folders == self.folders:
-            return
-        if self.observer is None:
-            logging.getLogger("watchdog").propagate = False  # its warnings would go through the matrix
-            logging.getLogger("watchdog").addHandler(logging.NullHandler())
-            self.observer = Observer()
-            self.observer.start()
-            self.debouncer.start()
-        self.observer.unschedule_all()
-        self.folders = folders
-        for folder, (is_deep, _) in folders.items():
-            self.observer.schedule(self, folder, recursive=is_deep, event_filter=WRITES)
-
-    def on_any_event(self, event: events.FileSystemEvent) -> None:
-        """An atomic save shows only as the destination of a move, so both ends count."""
-        for path in (event.src_path, getattr(event, "dest_path", "")):
-            text = os.fsdecode(path)
-            if text and JUNK_FOLDERS.isdisjoint(text.split(os.sep)[-3:]):
-                self.debouncer.handle_event(event)
-
-    def stop(self) -> None:
-        if self.observer is not None:
-            for thread in (self.observer, self.debouncer):
-                thread.stop()
-                thread.join()

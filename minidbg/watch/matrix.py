@@ -1,14 +1,15 @@
-"""The state of a watch that is shown: repros by devices, and what each event changes in them. It knows nothing of how it is drawn."""
+"""What the terminal and the page draw: repros by devices. ``Event.update`` says what each event changes in it."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from minidbg.watch import events
-from minidbg.watch.events import Event, Flipped, Judged
+if TYPE_CHECKING:
+    from minidbg.watch.events import Event, Flipped
 
-ORDER = ("crashed", "timeout", "changed", "flaky", "reproduces", "invalid", None, "skipped", "gone")
+URGENCY = ("crashed", "timeout", "changed", "flaky", "reproduces", "invalid", None, "skipped", "gone")
 """Verdicts, those first that need attention."""
 
 
@@ -66,57 +67,6 @@ class Matrix:
         """Put what needs attention first."""
         worst: dict[str, int] = {}
         for (repro, _), cell in self.cells.items():
-            rank = ORDER.index(cell.verdict) if cell.verdict in ORDER else 0
+            rank = URGENCY.index(cell.verdict) if cell.verdict in URGENCY else 0
             worst[repro] = min(rank, worst.get(repro, rank))
         self.cells = dict(sorted(self.cells.items(), key=lambda item: (worst[item[0][0]], item[0])))
-
-    def hear(self, event: Event) -> None:
-        match event:
-            case events.Started():
-                self.home = event.home
-                for state in event.states:
-                    self.cells[state.repro, state.device] = Cell(
-                        state.verdict, state.since, note=state.reason
-                    )
-                self.sort()
-            case events.SweepStarted():
-                self.activity, self.began = f"sweep {event.sweep}", event.at
-                self.jobs, self.ended, self.files = event.jobs, 0, event.files
-                for cell in self.cells.values():
-                    cell.outdated, cell.maybe = cell.outdated or bool(event.changed), ""
-            case Judged():
-                self.ended += 1
-                cell = Cell(event.verdict or event.standing, event.since, event.seconds, outdated=False)
-                cell.note = event.reason or event.message
-                self.cells[event.repro, event.device] = cell
-            case events.Unconfirmed():
-                self.cells.setdefault((event.repro, event.device), Cell()).maybe = event.verdict
-            case Flipped():
-                self.flips.appendleft(event)
-            case events.SweepFinished():
-                self.activity, self.began = f"waiting; sweep {event.sweep} took {event.seconds:.2f} s", None
-                for cell in self.cells.values():
-                    cell.outdated |= event.end != "complete"  # the code has changed since
-                if not self.flips:
-                    self.sort()
-            case events.BackendBroken():
-                self.broken[event.backend, event.device] = event.reason
-            case events.BackendBack():
-                self.broken.pop((event.backend, event.device), None)
-            case events.ReproEdited():
-                for cell in self.of_repro(event.repro).values():
-                    cell.outdated = True
-            case events.ReproRemoved():
-                for device in self.of_repro(event.repro):
-                    del self.cells[event.repro, device]
-            case events.BuildStarted():
-                self.activity, self.began, self.jobs = f"building: {event.command}", event.at, 0
-                self.building = True
-            case events.BuildFailed():
-                self.activity, self.began = "build failed, rows are from before it", None
-                self.build_failure = event.error
-            case events.BuildFinished():
-                self.activity, self.began = "waiting; built", None
-                self.build_failure, self.building = "", False
-            case events.Notice() | events.ReproDamaged():
-                self.notices.append(event)

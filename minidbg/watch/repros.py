@@ -71,7 +71,7 @@ class Repro:
         return self.spec.expected.kind.traits.endless
 
     @property
-    def modules(self) -> tuple[str, ...]:
+    def backend_modules(self) -> tuple[str, ...]:
         """Top-level modules that hold the backend's code: those the header names, and those that the script imports for it."""
         return tuple(dict.fromkeys([*self.spec.backend.modules, *imported_in(self.backend_source)]))
 

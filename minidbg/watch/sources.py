@@ -60,10 +60,9 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[st
     found = {os.path.realpath(path): None for path in extra}
     for repro in repros:
         if not repro.damage:
-            modules = [
-                root for name in repro.modules for root in module_roots(name, repro.spec.backend.paths)
-            ]
-            found.update(dict.fromkeys(modules or module_roots("torch", ())))
+            paths = repro.spec.backend.paths
+            own = [root for name in repro.backend_modules for root in module_roots(name, paths)]
+            found.update(dict.fromkeys(own or module_roots("torch", ())))
     return [root for root in found if not any(one != root and is_inside(root, one) for one in found)]
 
 

@@ -4,9 +4,10 @@ Everything here is a pure function of what was seen. The rules, in order:
 
 - A run that could not judge (skipped, invalid) changes nothing.
 - The first run of a repro, of an edited repro, or on another machine is where its history begins: no flip.
-- A verdict unlike the last one is asked again in fresh interpreters before it counts.
-- A repro is flaky when fresh runs of one sweep disagree. A new verdict although no watched file has changed, or none that it loads,
-  is asked for more often: something that is not watched may have changed.
+- A verdict unlike the last one is asked again in fresh interpreters before it counts: once (``after_difference``). Although no watched
+  file has changed, ``SAME_CODE_RUNS`` times, or none that it loads, twice: something that is not watched may have changed.
+- A repro is flaky when fresh runs of one sweep disagree.
+- What ``MOST_RUNS`` runs of one sweep cannot confirm changes nothing.
 - A flaky repro is taken to be fixed only after so many quiet runs that luck is ruled out.
 """
 
@@ -31,6 +32,7 @@ LUCK = 0.01
 LEAST_STREAK = 5
 SAME_CODE_RUNS = 4
 """Fresh runs that must agree on a new verdict of code that seems to be the same."""
+MOST_RUNS = 6
 
 
 class Transition(enum.StrEnum):
@@ -48,7 +50,7 @@ class Transition(enum.StrEnum):
     INVALID = "invalid"
 
 
-UNCHANGED: Mapping[Verdict, Transition] = {
+NO_FLIP: Mapping[Verdict, Transition] = {
     **{verdict: Transition(verdict) for verdict in Verdict if str(verdict) in list(Transition)},
     Verdict.GONE: Transition.STILL_GONE,
     Verdict.REPRODUCES: Transition.STILL_FAILING,
@@ -96,17 +98,23 @@ def decide(
     first, judged = runs[0], [run for run in runs if run.verdict in JUDGING]
     ruling: Ruling | None
     if first.verdict not in JUDGING:
-        ruling = UNCHANGED[first.verdict], before, None
+        ruling = NO_FLIP[first.verdict], before, None
     # of another script or machine the verdict before says nothing
     elif before is None or (before.script, before.environment) != (first.script, first.environment):
         ruling = first_verdict(judged, expect)
     elif before.verdict is Verdict.FLAKY:
         ruling = after_flaky(before, judged)
     elif first.verdict is before.verdict:
-        ruling = UNCHANGED[before.verdict], carried_on(before, judged), None
+        ruling = NO_FLIP[before.verdict], carried_on(before, judged), None
     else:
         ruling = after_difference(before, judged)
-    return ruling and Decision(job, *ruling, tuple(runs), runs[-1].outcome.reason)
+    reason = runs[-1].outcome.reason
+    if ruling is None:
+        if len(runs) < MOST_RUNS:
+            return None
+        ruling = Transition.INVALID, before, None
+        reason = f"{first.verdict} could not be confirmed in a fresh interpreter: {runs[-1].reason}"
+    return Decision(job, *ruling, tuple(runs), reason)
 
 
 def first_verdict(runs: Sequence[Observation], expect: Verdict) -> Ruling | None:
@@ -146,7 +154,7 @@ def after_difference(before: State, runs: Sequence[Observation]) -> Ruling | Non
         # Its runs count anew, so that quiet times ask it as often as one that was never seen: it may be flaky.
         odd = before.disagreements + (0 if first.fresh else 1)
         kept = replace(carried_on(replace(before, runs=0, failures=0), fresh), disagreements=odd)
-        return UNCHANGED[before.verdict], kept, None
+        return NO_FLIP[before.verdict], kept, None
     return became_flaky(before, runs)
 
 
@@ -184,7 +192,7 @@ def flipped(before: State, verdict: Verdict, runs: Sequence[Observation]) -> Rul
     if Verdict.GONE in (before.verdict, verdict):
         transition = Transition.FIXED if verdict is Verdict.GONE else Transition.REGRESSED
     else:
-        transition = Transition.REPRODUCES_AGAIN if verdict is Verdict.REPRODUCES else UNCHANGED[verdict]
+        transition = Transition.REPRODUCES_AGAIN if verdict is Verdict.REPRODUCES else NO_FLIP[verdict]
     state = replace(
         before, verdict=verdict, since=runs[0].at, runs=0, failures=0, streak=0, streak_verdict=None
     )
@@ -196,7 +204,7 @@ def carried_on(state: State, runs: Sequence[Observation]) -> State:
     known = next((run for run in reversed(runs) if run.loaded), None)
     return replace(
         state, seen=last.at, script=last.script, environment=last.environment, code=last.code,
-        loaded=known.loaded if known else "", modules=known.modules if known else state.modules,
+        loaded=known.loaded if known else "", files=known.files if known else state.files,
         seconds=runs[0].seconds, last_sweep=last.sweep, reason=last.reason, runs=state.runs + len(runs),
         failures=state.failures + sum(run.verdict in FAILING for run in runs),
         disagreements=state.disagreements if last.fresh else max(0, state.disagreements - 1),

@@ -1,15 +1,16 @@
-"""One sweep as a machine without clock or process: it says what to run next, hears what runs have shown, and decides.
+"""One sweep as a machine without clock or process: it says what to run next, and hears what runs have shown.
 
-A decision is final: the canary of the job's backend has passed, and a changed verdict was confirmed. Jobs run beside their
-canary; what they show is held until it has passed.
+The order is that of ``Sweep.in_order``: what a save is likely to concern comes first. Whoever waits gets a free slot by ``ORDER`` and by
+what its ``Lane`` says (``Sweep.next_run``). Jobs run beside their canary; what they show is held until it has passed, and then
+``states.decide`` says what it means.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeAlias
 
@@ -17,11 +18,8 @@ from minidbg.history import Observation, State
 from minidbg.watch.events import Unconfirmed
 from minidbg.watch.repros import Repro
 from minidbg.watch.settings import is_cpu, machine_of, whole_name
-from minidbg.watch.states import FAILING, Decision, Job, Purpose, Transition, decide
+from minidbg.watch.states import FAILING, Decision, Job, Purpose, decide
 from minidbg.words.outcome import Verdict
-
-MOST_RUNS = 6
-"""Runs of one job in one sweep; who cannot be confirmed by then keeps its state."""
 
 
 class Lane(enum.Enum):
@@ -62,15 +60,15 @@ class Run:
 
 @dataclass(slots=True)
 class Sweep:
-    """The jobs of one sweep, in order.
-
-    Every moment is in seconds since the epoch, and given from outside.
-    """
+    """Every moment is in seconds since the epoch, and given from outside."""
 
     number: int
     jobs: Sequence[Job]
+    """In any order; then ``in_order``."""
     repros: Mapping[str, Repro]
     states: Mapping[tuple[str, str], State]
+    changed: Collection[str] = ()
+    """The files whose change it judges."""
     slots: int = 2
     """Runs at the same time on one machine."""
     device_slots: int = 1
@@ -78,12 +76,11 @@ class Sweep:
     code: str = ""
     """Digest of the code that it judges."""
     began: float = 0.0
-    edited: bool = False
+    superseded: bool = False
     """Whether the code has changed since."""
     decisions: dict[Job, Decision] = field(default_factory=dict)
     """What has been stored and told."""
     waiting: dict[Queue, list[Run]] = field(default_factory=lambda: {queue: [] for queue in ORDER})
-    running: set[Run] = field(default_factory=set)
     runs: dict[Job, list[Observation]] = field(default_factory=dict)
     """Of each job that is not decided."""
     canaries: dict[BackendKey, Verdict | None] = field(default_factory=dict)
@@ -92,6 +89,7 @@ class Sweep:
     """What has been seen before the canary of its backend."""
 
     def __post_init__(self) -> None:
+        self.jobs = self.in_order()
         for job in self.jobs:
             if self.key(job) not in self.canaries:
                 self.canaries[self.key(job)] = None
@@ -99,9 +97,23 @@ class Sweep:
             lane = self.lane(job)
             self.waiting[lane, False].append(Run(Purpose.RUN, job, lane is Lane.FRESH, lane))
 
-    @property
-    def finished(self) -> bool:
-        return not (any(self.waiting.values()) or self.running)
+    def in_order(self) -> list[Job]:
+        """All jobs, what the change is likely to concern first; among equals the quickest, so that a verdict is there soon."""
+        changed = frozenset(self.changed)
+        dotted = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in changed]
+
+        def place(job: Job) -> tuple[int, float]:
+            """Failed in a changed file, failing and loads one, failing, new, loads one, the rest."""
+            state = self.states.get(job)
+            if state is None:
+                return 3, 0.0
+            failing, touched = state.verdict in FAILING, not changed.isdisjoint(state.files)
+            failed_in = tuple(f".{name}" for name in self.repros[job.repro].failing_modules)
+            if failing and any(one.endswith(failed_in) for one in dotted):
+                return 0, state.seconds
+            return (1 if failing else 3) + (not touched), state.seconds
+
+        return sorted(self.jobs, key=place)
 
     @property
     def unjudged(self) -> int:
@@ -125,9 +137,10 @@ class Sweep:
             return Lane.LONG
         return Lane.FRESH if before is not None and before.fresh else Lane.WARM
 
-    def next_run(self) -> Run | None:
-        running = Counter((machine_of(run.job.device), run.lane) for run in self.running)
-        busy = Counter(whole_name(run.job.device) for run in self.running)
+    def next_run(self, under_way: Collection[Run]) -> Run | None:
+        """The next one that a slot is free for beside those that are ``under_way``; it waits no more."""
+        running = Counter((machine_of(run.job.device), run.lane) for run in under_way)
+        busy = Counter(whole_name(run.job.device) for run in under_way)
         warm = bool(self.waiting[Lane.WARM, False])
 
         @cache
@@ -143,13 +156,15 @@ class Sweep:
             for run in self.waiting[queue]:
                 if has_room(run.lane, run.job.device):
                     self.waiting[queue].remove(run)
-                    self.running.add(run)
                     return run
         return None
 
+    def lost(self, run: Run) -> None:
+        """Its server has died under it: it runs again before all others of its lane, in an interpreter of its own."""
+        self.waiting[run.lane, False].insert(0, replace(run, fresh=True))
+
     def saw_canary(self, run: Run, verdict: Verdict) -> list[Decision | Unconfirmed]:
         """A canary has reported. What follows from what was held for it; nothing more is run with a broken backend."""
-        self.running.discard(run)
         self.canaries[self.key(run.job)] = verdict
         for queue, runs in self.waiting.items():
             self.waiting[queue] = [one for one in runs if not self.is_broken(one.job)]
@@ -158,7 +173,6 @@ class Sweep:
 
     def saw(self, run: Run, shown: Observation) -> list[Decision | Unconfirmed]:
         """A job has reported. Returns the decision if it is final, or what is to be confirmed if that is new."""
-        self.running.discard(run)
         job = run.job
         if self.canaries[self.key(job)] is None:
             self.held.append((run, shown))
@@ -169,9 +183,6 @@ class Sweep:
         runs.append(shown)
         before, repro = self.before(job), self.repros[job.repro]
         decision = decide(job, before, runs, expect=repro.expect)
-        if decision is None and len(runs) == MOST_RUNS:
-            reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {shown.reason}"
-            decision = Decision(job, Transition.INVALID, before, None, tuple(runs), reason)
         if decision is not None:
             del self.runs[job]
             return [decision]
@@ -185,33 +196,9 @@ class Sweep:
             seen=before is not None, verdict=shown.verdict, seconds=round(shown.seconds, 3),
         )]  # fmt: skip
 
-    def cut_short(self) -> None:
+    def supersede(self) -> None:
         """The code has changed: start nothing more, and drop what no canary has vouched for."""
-        self.edited = True
+        self.superseded = True
         self.held.clear()
         for runs in self.waiting.values():
             runs.clear()
-
-
-def in_order(
-    jobs: Iterable[Job],
-    states: Mapping[tuple[str, str], State],
-    changed: Collection[str],
-    repros: Mapping[str, Repro],
-) -> list[Job]:
-    """All ``jobs``, what the change is likely to concern first; among equals the quickest, so that a verdict is there soon."""
-    files = frozenset(changed)
-    modules = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in files]
-
-    def key(job: Job) -> tuple[int, float]:
-        """Failed in a changed file, failing and loads one, failing, new, loads one, the rest."""
-        state = states.get(job)
-        if state is None:
-            return 3, 0.0
-        failing, touched = state.verdict in FAILING, not files.isdisjoint(state.modules)
-        failed_in = tuple(f".{name}" for name in repros[job.repro].failing_modules)
-        if failing and any(module.endswith(failed_in) for module in modules):
-            return 0, state.seconds
-        return (1 if failing else 3) + (not touched), state.seconds
-
-    return sorted(jobs, key=key)

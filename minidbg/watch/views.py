@@ -7,21 +7,16 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TextIO
-
-import structlog
-from structlog.processors import JSONRenderer
+from typing import Protocol, TextIO
 
 from minidbg.watch.events import Event, Flipped, Judged, SweepFinished
 from minidbg.watch.states import Transition
 from minidbg.words import environment
 from minidbg.words.text import in_one_line, last_line, plural
 
-COMMAND_SECONDS = 60.0
-"""That a command of ``on_flip`` gets."""
 UNCHANGED = Transition.STILL_FAILING, Transition.STILL_GONE
 
 
@@ -41,20 +36,13 @@ class JsonLines(View):
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        self.log = structlog.wrap_logger(
-            structlog.WriteLogger(stream), [event_first, JSONRenderer()], structlog.BoundLogger
-        )
 
     def show(self, event: Event) -> None:
-        self.log.info(**event.to_json())
+        print(json.dumps(event.to_json()), file=self.stream, flush=True)
 
     def close(self) -> None:
         if self.stream is not sys.stdout:
             self.stream.close()
-
-
-def event_first(logger: Any, method: str, values: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    return {"event": values.pop("event"), **values}
 
 
 def log_in(folder: Path) -> TextIO:
@@ -112,8 +100,11 @@ class FlipCommands(View):
     A command that fails or takes too long is said by ``tell``, with its last line on stderr, and ends nothing.
     """
 
-    def __init__(self, commands: Sequence[str], folder: Path, tell: Callable[[str], None]) -> None:
-        self.commands, self.folder, self.tell = commands, folder, tell
+    def __init__(
+        self, commands: Sequence[str], folder: Path, tell: Callable[[str], None], seconds: float = 60.0
+    ) -> None:
+        """``seconds``: what each command gets."""
+        self.commands, self.folder, self.tell, self.seconds = commands, folder, tell, seconds
         self.flips: list[Flipped] = []
         self.beside = ThreadPoolExecutor(1)
 
@@ -133,7 +124,7 @@ class FlipCommands(View):
         for command in self.commands:
             try:
                 done = subprocess.run(
-                    command, shell=True, input=data, cwd=self.folder, timeout=COMMAND_SECONDS, check=False,
+                    command, shell=True, input=data, cwd=self.folder, timeout=self.seconds, check=False,
                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
                     env=environment.for_tool(),
                 )  # fmt: skip

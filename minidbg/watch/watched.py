@@ -1,22 +1,87 @@
-"""What is watched, and what of it no sweep has judged yet: source trees, single files that runs load, and the repros."""
+"""What is watched, when it is looked at, and what of it no sweep has judged yet: source trees, files that runs load, and the repros.
+
+An event of the operating system says "look", no more: once it is quiet (``FileEvents``), and not too soon after the last look
+(``Watched.look``). A look is always a whole scan, and there is one every few seconds without any event: so nothing is lost where no
+events come, where some were dropped, or where a folder was replaced.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from watchdog import events as fs
+from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver
+from watchdog.utils.event_debouncer import EventDebouncer
+
 from minidbg.watch import sources
 from minidbg.watch.events import Notice, ReproAdded, ReproDamaged, ReproEdited, ReproRemoved
-from minidbg.watch.files import FileEvents, Snapshot, scan
+from minidbg.watch.files import JUNK_FOLDERS, Snapshot, scan
 from minidbg.watch.repros import Repro, read_repros
 from minidbg.watch.settings import WatchSettings
 from minidbg.watch.views import Announcer
 
+QUIET_S, QUIET_BEFORE_BUILD_S = 0.03, 0.2
+"""A save may be of several files: what comes later supersedes the sweep, but nothing supersedes what a build writes."""
 LOOK_S, LOOK_FACTOR = 5.0, 3.0
 """How long after a look the next one comes although no event says so; and how many times as long as a look it waits at least, since
 events may never end."""
+WRITES: list[type[fs.FileSystemEvent]] = [
+    fs.FileCreatedEvent, fs.FileModifiedEvent, fs.FileClosedEvent, fs.FileMovedEvent,
+    fs.FileDeletedEvent, fs.DirCreatedEvent, fs.DirMovedEvent, fs.DirDeletedEvent,
+]  # fmt: skip
+"""Opening and reading are left out: our own runs do that, and would cause the next sweep."""
+
+
+class FileEvents(fs.FileSystemEventHandler):
+    """Calls ``changed``, in a thread of watchdog's, once it is quiet after something was written. Tests have scripted ones."""
+
+    def __init__(self, changed: Callable[[], None], *, before_build: bool = False) -> None:
+        quiet_s = QUIET_BEFORE_BUILD_S if before_build else QUIET_S
+        self.debouncer = EventDebouncer(quiet_s, lambda events: changed())
+        self.observer: BaseObserver | None = None
+        self.folders: Mapping[str, tuple[bool, int]] = {}
+        """That are watched: whether with all below, and the inode, since a watch stays with a folder that was moved away."""
+
+    def watch(self, roots: Iterable[str], shallow: Iterable[str]) -> None:
+        """Watch exactly these roots, and the files of ``shallow`` folders. Raises OSError at a limit of the system."""
+        deep = {root for root in roots if os.path.isdir(root)}
+        wanted = {one if os.path.isdir(one) else os.path.dirname(one) for one in (*roots, *shallow)}
+        folders = {
+            one: (one in deep, os.stat(one).st_ino)
+            for one in sorted(filter(os.path.isdir, wanted))
+            if deep.isdisjoint(map(str, Path(one).parents))
+        }
+        if folders == self.folders:
+            return
+        if self.observer is None:
+            logging.getLogger("watchdog").propagate = False  # its warnings would go through the matrix
+            logging.getLogger("watchdog").addHandler(logging.NullHandler())
+            self.observer = Observer()
+            self.observer.start()
+            self.debouncer.start()
+        self.observer.unschedule_all()
+        self.folders = folders
+        for folder, (is_deep, _) in folders.items():
+            self.observer.schedule(self, folder, recursive=is_deep, event_filter=WRITES)
+
+    def on_any_event(self, event: fs.FileSystemEvent) -> None:
+        """An atomic save shows only as the destination of a move, so both ends count."""
+        for path in (event.src_path, getattr(event, "dest_path", "")):
+            text = os.fsdecode(path)
+            if text and JUNK_FOLDERS.isdisjoint(text.split(os.sep)[-3:]):
+                self.debouncer.handle_event(event)
+
+    def stop(self) -> None:
+        if self.observer is not None:
+            for thread in (self.observer, self.debouncer):
+                thread.stop()
+                thread.join()
 
 
 @dataclass(slots=True)
@@ -43,7 +108,7 @@ class Watched:
     """... the last build ended; None when there was none, or when another one is asked for."""
     build_failed: bool = False
     to_run_again: set[str] = field(default_factory=set)
-    """The repros that are to run although no code has changed: they were edited, a person asked, or a sweep was cut short."""
+    """The repros that are to run although no code has changed: they were edited, a person asked, or a sweep was superseded."""
     soonest_look: float = 0.0
     next_look: float = 0.0
     """The soonest one, when something has changed since the last."""

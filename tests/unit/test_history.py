@@ -61,7 +61,7 @@ def test_sweeps_results_states_and_flips_are_read_back(history: History) -> None
     revision = Revision("0123456789abcdef", "fedcba98")
     history.set_revisions(number, {"/src": revision})
     history.add(result(stale=True, sweep=number))
-    history.add(state(modules=("a.py",), streak_verdict=Verdict.GONE))
+    history.add(state(files=("a.py",), streak_verdict=Verdict.GONE))
     flip = Flip("r.py", "cpu", 3.0, "FIXED", Verdict.REPRODUCES, Verdict.GONE, number, None)
     flip_id = history.add(flip)
     history.end_sweep(number, 4.0, "complete")
@@ -71,7 +71,7 @@ def test_sweeps_results_states_and_flips_are_read_back(history: History) -> None
     assert sweep.revisions == {"/src": revision}
     assert str(revision) == "0123456789+fedcba98"
     assert history.observations("r.py") == [result(stale=True, sweep=number)]
-    assert history.states() == {("r.py", "cpu"): state(modules=("a.py",), streak_verdict=Verdict.GONE)}
+    assert history.states() == {("r.py", "cpu"): state(files=("a.py",), streak_verdict=Verdict.GONE)}
     assert [found.id for found in history.flips(announced=False)] == [flip_id]
     history.mark_announced(flip_id)
     assert history.flips(announced=False) == []
@@ -146,7 +146,7 @@ def test_a_full_disk_is_no_damage(history: History) -> None:
     ((pages,),) = history.connection.execute("pragma page_count")
     history.connection.execute(f"pragma max_page_count = {pages}")
     with pytest.raises(MinidbgError, match=r"history\.sqlite cannot be written: .*full") as full:
-        history.add(state(modules=tuple(map(str, range(9000)))))
+        history.add(state(files=tuple(map(str, range(9000)))))
     assert not isinstance(full.value, DamagedHistory)
 
 

@@ -39,7 +39,7 @@ class Page(View):
 
     def show(self, event: Event) -> None:
         with self.lock:
-            self.matrix.hear(event)
+            event.update(self.matrix)
             self.changes += 1
 
     def html(self, template: str = "page.html.j2") -> str:

@@ -147,11 +147,11 @@ class World:
         """Let the daemon do all that there is to do."""
         for _ in range(300):
             while not self.daemon.inbox.empty() and self.daemon.status is None:
-                self.daemon.handle(self.daemon.inbox.get())
+                self.daemon.guarded(self.daemon.dispatch, self.daemon.inbox.get())
             if self.daemon.status is not None:
                 return
             if self.daemon.build is not None:
-                self.daemon.handle(self.daemon.inbox.get(timeout=30))
+                self.daemon.guarded(self.daemon.dispatch, self.daemon.inbox.get(timeout=30))
             self.daemon.step(max(time.monotonic(), self.daemon.watched.soonest_look))
             idle = self.daemon.sweep is None and not self.daemon.watched.wants_sweep
             if idle and self.daemon.inbox.empty():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from daemon_world import REPRO, World, script_of
 
-from minidbg.watch.daemon import FilesChanged, Key
+from minidbg.watch.daemon import FilesChanged, RunAll, Stop
 from minidbg.watch.settings import FailOn
 from minidbg.workers import Ended, Request
 from minidbg.workers.pool import Died
@@ -117,8 +117,8 @@ def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(world: W
     world.pool.refresh = lambda: 1 // 0  # type: ignore[assignment, method-assign, return-value]
     for now in (0.0, 0.1, 0.2):
         while not daemon.inbox.empty():
-            daemon.handle(daemon.inbox.get())
-        daemon.guarded(lambda now=now: daemon.step(now))  # type: ignore[misc]
+            daemon.guarded(daemon.dispatch, daemon.inbox.get())
+        daemon.guarded(daemon.step, now)
     (fault,) = world.data("fault", "text")
     assert "ZeroDivisionError" in fault
     assert daemon.resting_until > 0.2
@@ -177,9 +177,9 @@ def test_rerun_and_quit(world: World) -> None:
     daemon = world.start({"a": "gone", "b": "reproduces"})
     world.save("a", "gone ")
     world.ran()
-    world.put(Key("rerun"))
+    world.put(RunAll())
     assert world.ran() == ["b", "a"]
-    world.put(Key("quit"))
+    world.put(Stop("asked to"))
     assert daemon.status == 0
 
 
@@ -245,8 +245,8 @@ def test_while_the_history_cannot_be_written_nothing_is_judged_and_all_is_later(
     history = daemon.history
     history.write("pragma query_only = on")
     world.edit(world.package / "a.py", "gone")
-    daemon.handle(daemon.inbox.get())
-    daemon.guarded(lambda: daemon.step(float("inf")))
+    daemon.guarded(daemon.dispatch, daemon.inbox.get())
+    daemon.guarded(daemon.step, float("inf"))
     assert world.data("notice", "text") == [
         f"{history.path} cannot be written: attempt to write a readonly database; nothing is judged until that is mended"
     ]

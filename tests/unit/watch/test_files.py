@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.watch.files import FileEvents, are_stale, changes, digest_of_all, scan
+from minidbg.watch.files import are_stale, changes, digest_of_all, scan
+from minidbg.watch.watched import FileEvents
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def heard() -> queue.SimpleQueue[None]:
 
 @pytest.fixture
 def source(heard: queue.SimpleQueue[None]) -> Iterator[FileEvents]:
-    watching = FileEvents(lambda: heard.put(None), 0.05)
+    watching = FileEvents(lambda: heard.put(None))
     yield watching
     watching.stop()
 

@@ -95,7 +95,7 @@ def test_a_header_in_which_nothing_can_be_written_is_left_as_it_is(tmp_path: Pat
 
 def test_what_a_script_needs_is_read_without_running_it(tmp_path: Path) -> None:
     found = read(script(tmp_path, text=SCRIPT + "raise SystemExit\n"))
-    assert (found.nodes, found.modules) == (3, ("toy",))
+    assert (found.nodes, found.backend_modules) == (3, ("toy",))
     assert found.failing_modules == ("acme.ops", "acme")
 
 

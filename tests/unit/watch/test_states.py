@@ -21,7 +21,7 @@ def warm(verdict: Verdict, **changes: object) -> Observation:
     found = Observation(
         "r.py", "cpu", 20.0, Outcome(verdict, seconds=0.5), Purpose.RUN, "script", "machine", sweep=2
     )
-    return replace(found, **{"code": "code 2", "loaded": "loaded 2", "modules": ("a.py",), **changes})
+    return replace(found, **{"code": "code 2", "loaded": "loaded 2", "files": ("a.py",), **changes})
 
 
 def fresh(verdict: Verdict, **changes: object) -> Observation:
@@ -83,6 +83,7 @@ RULES: dict[str, tuple[State | None, list[Observation], str]] = {
     "a warm worker that fresh ones contradict": (
         state(REPRODUCES), [W(GONE), F(REPRODUCES), F(REPRODUCES)], "still failing reproduces",
     ),
+    "what six runs cannot confirm keeps its state": (state(REPRODUCES), [W(GONE), *[F(SKIPPED)] * 5], "invalid reproduces"),
     # fresh runs that disagree
     "flaky in a rerun": (state(REPRODUCES), [W(GONE, **OLD), F(GONE, **OLD), F(REPRODUCES, **OLD)], "flaky flaky, flip"),
     "flaky on other code": (state(REPRODUCES), [W(GONE), F(REPRODUCES), F(GONE)], "flaky flaky, flip"),
@@ -135,8 +136,8 @@ COUNTS = [
     (state(REPRODUCES, disagreements=2), [F(REPRODUCES)], {"disagreements": 2}),
     (state(REPRODUCES), [W(REPRODUCES)], {"disagreements": 0}),
     # what it rests on is what its last run loaded, else what is known
-    (state(REPRODUCES), [W(GONE), F(GONE, loaded="")], {"loaded": "loaded 2", "modules": ("a.py",), "seconds": 0.5}),
-    (state(GONE, modules=("b.py",)), [W(GONE, loaded="")], {"loaded": "", "modules": ("b.py",)}),
+    (state(REPRODUCES), [W(GONE), F(GONE, loaded="")], {"loaded": "loaded 2", "files": ("a.py",), "seconds": 0.5}),
+    (state(GONE, files=("b.py",)), [W(GONE, loaded="")], {"loaded": "", "files": ("b.py",)}),
 ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +11,18 @@ from minidbg.history import Observation, State
 from minidbg.watch.events import Unconfirmed
 from minidbg.watch.repros import UNKNOWN, Repro
 from minidbg.watch.states import Decision, Job, Purpose, Transition
-from minidbg.watch.sweep import MOST_RUNS, Lane, Run, Sweep, in_order
+from minidbg.watch.sweep import Lane, Run, Sweep
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 
 HANGS = replace(UNKNOWN, signature=Signature(Kind.HANG))
 GONE, REPRODUCES, SKIPPED, INVALID = Verdict.GONE, Verdict.REPRODUCES, Verdict.SKIPPED, Verdict.INVALID
+
+
+@dataclass
+class Driven(Sweep):
+    """A sweep, and what is under way of it, which the daemon knows."""
+
+    under_way: list[Run] = field(default_factory=list)
 
 
 def state(name: str, verdict: Verdict = REPRODUCES, **changes: object) -> State:
@@ -29,13 +36,13 @@ def repro(name: str, backend: str = "b", **more: object) -> Repro:
     return Repro(name, Path(name), "script", backend_source=backend, **more)
 
 
-def sweep_over(*states: State, repros: tuple[Repro, ...] = (), **more: object) -> Sweep:
+def sweep_over(*states: State, repros: tuple[Repro, ...] = (), **more: object) -> Driven:
     table = {one.repro: repro(one.repro) for one in states} | {one.name: one for one in repros}
     known = {Job(one.repro, one.device): one for one in states}
-    return Sweep(2, list(known), table, known, **more)
+    return Driven(2, list(known), table, known, **more)
 
 
-def passed(sweep: Sweep) -> Sweep:
+def passed(sweep: Driven) -> Driven:
     """The sweep once all of its canaries have passed."""
     for queue, runs in sweep.waiting.items():
         canaries = [run for run in runs if run.purpose is Purpose.CANARY]
@@ -44,15 +51,16 @@ def passed(sweep: Sweep) -> Sweep:
     return sweep
 
 
-def jobs_on(*devices: str, names: str = "abcd", **more: object) -> tuple[list[Job], Sweep]:
+def jobs_on(*devices: str, names: str = "abcd", **more: object) -> tuple[list[Job], Driven]:
     """A sweep over repros of these names on these devices, whose backend has passed."""
     jobs = [Job(f"{name}.py", device) for device in devices for name in names]
     repros = {job.repro: repro(job.repro) for job in jobs}
-    return jobs, passed(Sweep(2, jobs, repros, {}, slots=8, **more))
+    return jobs, passed(Driven(2, jobs, repros, {}, slots=8, **more))
 
 
-def report(sweep: Sweep, run: Run, verdict: Verdict) -> list[Decision | Unconfirmed]:
+def report(sweep: Driven, run: Run, verdict: Verdict) -> list[Decision | Unconfirmed]:
     """Let the run end so."""
+    sweep.under_way = [one for one in sweep.under_way if one is not run]
     if run.purpose is Purpose.CANARY:
         return sweep.saw_canary(run, verdict)
     shown = Observation(*run.job, 2.0, Outcome(verdict), run.purpose, "script", "machine", sweep=2)
@@ -67,17 +75,21 @@ def told(found: list[Decision | Unconfirmed]) -> list[tuple[str, str]]:
     ]
 
 
-def started(sweep: Sweep, count: int = 9) -> list[Run]:
-    return [run for _ in range(count) if (run := sweep.next_run()) is not None]
+def started(sweep: Driven, count: int = 9) -> list[Run]:
+    before = len(sweep.under_way)
+    for _ in range(count):
+        if (run := sweep.next_run(sweep.under_way)) is not None:
+            sweep.under_way.append(run)
+    return sweep.under_way[before:]
 
 
 def test_the_order_is_failed_in_the_saved_file_failing_touched_the_rest_and_none_is_left_out() -> None:
     states = [
         state("rest.py", GONE),
-        state("touched.py", GONE, modules=("/src/pkg/a.py",)),
+        state("touched.py", GONE, files=("/src/pkg/a.py",)),
         state("failing_slow.py", seconds=9.0),
         state("failing_quick.py", seconds=0.1),
-        state("failing_touched.py", modules=("/src/pkg/a.py", "/src/pkg/b.py"), seconds=1.0),
+        state("failing_touched.py", files=("/src/pkg/a.py", "/src/pkg/b.py"), seconds=1.0),
         state("in_the_package.py", seconds=21.0),
         state("in_the_file.py", seconds=20.0),
     ]
@@ -88,7 +100,7 @@ def test_the_order_is_failed_in_the_saved_file_failing_touched_the_rest_and_none
         spec = replace(UNKNOWN, signature=Signature(Kind.COMPILE, frames=("x:y", frame)))
         repros[f"{name}.py"] = repro(f"{name}.py", spec=spec)
     changed = ["/src/pkg/a.py", "/src/pkg/__init__.py", "/src/x.so", "/src/other_pkg.py"]
-    assert [job.repro for job in in_order(jobs, table, changed, repros)] == [
+    assert [job.repro for job in Sweep(2, jobs, repros, table, changed).jobs] == [
         "in_the_file.py", "in_the_package.py", "failing_touched.py", "failing_quick.py", "failing_slow.py", "new.py",
         "touched.py", "rest.py",
     ]  # fmt: skip
@@ -100,7 +112,6 @@ def test_the_first_job_runs_beside_its_canary_and_what_it_shows_waits_for_it() -
         canary, run = started(sweep)
         assert (canary.purpose, run.purpose) == (Purpose.CANARY, Purpose.RUN)
         assert report(sweep, run, verdict) == []
-        assert not sweep.finished
         assert told(report(sweep, canary, GONE)) == [found]
 
 
@@ -138,7 +149,7 @@ def test_a_broken_backend_decides_nothing_runs_nothing_more_and_stops_no_other()
     assert (canary.job.repro, run.job.repro) == ("d.py", "d.py")
     assert report(sweep, canary, GONE) == []
     assert told(report(sweep, run, REPRODUCES)) == [("d.py", "still failing")]
-    assert sweep.finished
+    assert started(sweep) == []
     sweep.decisions[run.job] = Decision(run.job, Transition.STILL_FAILING, None)
     assert sweep.unjudged == 3
 
@@ -167,25 +178,14 @@ def test_a_flip_is_told_after_its_confirmation_which_runs_beside_the_warm_runs()
     assert [run.purpose for run in decision.runs] == [Purpose.RUN, Purpose.CONFIRM]
 
 
-def test_what_cannot_be_confirmed_keeps_its_state_and_ends() -> None:
-    sweep = passed(sweep_over(state("a.py")))
-    for number in range(MOST_RUNS):
-        (run,) = started(sweep)
-        found = report(sweep, run, SKIPPED if number else GONE)
-    (decision,) = found
-    assert decision.state == state("a.py")
-    assert "could not be confirmed" in decision.reason
-    assert sweep.finished
-
-
 def test_a_change_during_the_sweep_drops_what_was_not_vouched_for() -> None:
     sweep = sweep_over(state("a.py"), state("b.py"))
     canary, run = started(sweep)
     assert report(sweep, run, REPRODUCES) == []
-    sweep.cut_short()
-    assert sweep.next_run() is None
+    sweep.supersede()
+    assert started(sweep) == []
     assert report(sweep, canary, GONE) == []
-    assert sweep.finished
+    assert started(sweep) == []
 
 
 def test_a_repro_that_warm_workers_misjudge_is_asked_fresh_until_its_script_changes() -> None:
@@ -211,10 +211,9 @@ def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not
 def test_every_job_gets_exactly_one_decision(verdicts: list[Verdict]) -> None:
     sweep = passed(sweep_over(*(state(f"{number}.py") for number in range(7)), slots=3))
     turns = {f"{number}.py": iter(verdicts) for number in range(7)}
-    decided, running = [], []
-    while not sweep.finished:
-        running += started(sweep, 3 - len(running))
-        run = running.pop(0)
+    decided = []
+    while started(sweep) or sweep.under_way:
+        run = sweep.under_way[0]
         found = report(sweep, run, next(turns[run.job.repro]))
         decided += [one.job.repro for one in found if isinstance(one, Decision)]
     assert sorted(decided) == [f"{number}.py" for number in range(7)]

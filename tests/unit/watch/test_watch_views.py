@@ -19,10 +19,11 @@ from minidbg.commands.watching import accept, list_repros, status
 from minidbg.commands.watching import history as history_command
 from minidbg.history import Flip, History, Observation, Revision, State
 from minidbg.watch import events
+from minidbg.watch.daemon import RunAll, Stop
 from minidbg.watch.events import Event, Flipped, Judged, Notice, Started
 from minidbg.watch.repros import Lock
-from minidbg.watch.screen import Screen, span
 from minidbg.watch.states import Transition
+from minidbg.watch.terminal import Screen, span
 from minidbg.watch.views import Announcer, FlipCommands, JsonLines, PlainLines, log_in
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Outcome, Verdict
@@ -115,8 +116,8 @@ def test_the_log_is_json_lines_and_the_one_before_is_kept(tmp_path: Path) -> Non
 FINISHED = sweep_finished()
 
 
-def hooked(folder: Path, *commands: str, told: list[Event]) -> None:
-    view = FlipCommands(commands, folder, lambda text: None)
+def hooked(folder: Path, *commands: str, told: list[Event], seconds: float = 60.0) -> None:
+    view = FlipCommands(commands, folder, lambda text: None, seconds)
     for event in told:
         view.show(event)
     view.close()
@@ -131,11 +132,14 @@ def test_on_flip_gets_what_flipped_in_a_sweep_at_once_and_the_rest_at_the_end(tm
     assert (tmp_path / "two").read_text().splitlines() == [line for line in lines if line != "end"]
 
 
-def test_a_command_of_on_flip_that_fails_is_said_with_its_last_line(
+def test_a_command_of_on_flip_that_fails_or_takes_too_long_is_said_and_ends_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hooked(tmp_path, "echo no network >&2; exit 6", told=[flip("sin.py")])
     assert "for 1 flip: ended with status 6: no network" in capfd.readouterr().err
+    hooked(tmp_path, "exec sleep 600", "touch next", told=[flip("sin.py")], seconds=1.0)
+    assert "for 1 flip: could not be run: Command 'exec sleep 600' timed out" in capfd.readouterr().err
+    assert (tmp_path / "next").exists()
 
 
 # The screen
@@ -145,7 +149,7 @@ def heard(*told: Event, keys: str = "") -> Screen:
     """A screen that has heard of a repro of an earlier session, then of these events, and then of keys."""
     made = Screen(clock=lambda: NOW + 1)
     for event in (STARTED, *told):
-        made.matrix.hear(event)
+        event.update(made.matrix)
     for key in keys:
         made.press(key)
     return made
@@ -262,7 +266,11 @@ def test_rows_are_marked_as_old_until_the_present_code_is_judged() -> None:
 
 def test_keys_that_ask_the_daemon_for_something_do_so_without_a_repro_too() -> None:
     asked = {key: Screen().press(key) for key in ("\r", "\n", "q", "j", "\x1b[A", "o", "?")}
-    assert {key: one.name for key, one in asked.items() if one} == {"\r": "rerun", "\n": "rerun", "q": "quit"}
+    assert {key: one for key, one in asked.items() if one} == {
+        "\r": RunAll(),
+        "\n": RunAll(),
+        "q": Stop("asked to"),
+    }
 
 
 def test_what_is_opened_is_selected_or_has_flipped_last() -> None:
@@ -276,9 +284,9 @@ def test_readme_shows_the_matrix_as_it_is_drawn() -> None:
     shown = re.search(r"(?ms)^```text\n(waiting; sweep.*?)^```", readme)
     assert shown is not None
     screen = Screen(clock=lambda: NOW + 4)
-    hear = screen.matrix.hear
-    hear(replace(STARTED, home="/home/me/minidbg_repros", states=()))
-    hear(events.SweepStarted(12, 4, 2, ("torch/_inductor/lowering.py",), 1, at=NOW))
+    matrix = screen.matrix
+    replace(STARTED, home="/home/me/minidbg_repros", states=()).update(matrix)
+    events.SweepStarted(12, 4, 2, ("torch/_inductor/lowering.py",), 1, at=NOW).update(matrix)
     seconds = {"compile_add_5d3b5b.py": 0.4, "runtime_bmm_51c0de.py": 4.1}
     for repro, verdict, device, since in (
         ("runtime_bmm_51c0de.py", "reproduces", "cpu", NOW - 3 * 3600),
@@ -286,10 +294,10 @@ def test_readme_shows_the_matrix_as_it_is_drawn() -> None:
         ("compile_add_5d3b5b.py", "gone", "cpu", NOW),
         ("compile_add_5d3b5b.py", "skipped", "cuda:0", NOW),
     ):
-        hear(replace(result(repro, verdict, device), since=since, seconds=seconds[repro]))
+        replace(result(repro, verdict, device), since=since, seconds=seconds[repro]).update(matrix)
     revisions = {"last_before": "3f9c2a1b0d", "first_after": "3f9c2a1b0d+77ab01c2"}
-    hear(flip("compile_add_5d3b5b.py", files=("torch/_inductor/lowering.py",), **revisions))
-    hear(events.SweepFinished(12, "complete", 1.94, {}, 0, at=NOW))
+    flip("compile_add_5d3b5b.py", files=("torch/_inductor/lowering.py",), **revisions).update(matrix)
+    events.SweepFinished(12, "complete", 1.94, {}, 0, at=NOW).update(matrix)
     drawn = [line.rstrip() for line in as_text(screen, width=110).splitlines()]
     assert drawn[:-1] == shown[1].replace("14:02:51", clock(NOW)).splitlines(), "all but the keys"
 
