@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import enum
 import itertools
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from torch import Tensor
 from minidbg import torch_internals
 from minidbg.backends import assignment
 from minidbg.backends.definitions import OF_SCRIPTS
-from minidbg.backends.statements import ANNOTATIONS, joined, read_statements
+from minidbg.backends.statements import ANNOTATIONS, joined
 from minidbg.fx.case import Case
 from minidbg.fx.copying import storage_bytes, storage_key
 from minidbg.fx.effects import tensors_in
@@ -40,8 +39,6 @@ from minidbg.words.templates import fill
 
 SCRIPT_IMPORTS = (ANNOTATIONS, "import pathlib, sys", "import torch")
 """Imports that a script has for itself."""
-NO_CACHES = 'TORCHINDUCTOR_FX_GRAPH_CACHE="0", TORCHINDUCTOR_AUTOGRAD_CACHE="0"'
-"""Read when dynamo is imported, at its first use mostly."""
 NOT_JUDGED = "not judged here, but by: minidbg check"
 EMBEDDED_MARK = "# Copied from the program that failed:"
 KERNELS_MARK = "# Triton kernels that the graph launches:"
@@ -130,8 +127,6 @@ def render(
     variables: dict[str, Any] = {
         "docstring": told,
         "imports": imports,
-        "loads_early": runs and imports_more_than_torch("\n".join([*imports, *setup, embedded, kernels])),
-        "no_caches": NO_CACHES,
         "env": write_literal(dict(context.env)) if context.env_matters else "",
         "embedded": embedded,
         "annotated": _has_annotations(embedded),
@@ -244,14 +239,6 @@ def _embedded(case: Case) -> str:
 def _has_annotations(text: str) -> bool:
     nodes = ast.walk(ast.parse(text))
     return any(getattr(node, "annotation", None) or getattr(node, "returns", None) for node in nodes)
-
-
-def imports_more_than_torch(text: str) -> bool:
-    """Whether the top level of a script imports what may import dynamo: a part of torch, or somebody else's module."""
-    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    run = (found for found in read_statements(text, "<script>") if not isinstance(found.node, definitions))
-    imported = {name for found in run for name in found.imported}
-    return any(name != "torch" and name.partition(".")[0] not in sys.stdlib_module_names for name in imported)
 
 
 def _check(text: str) -> None:

@@ -187,15 +187,14 @@ class _ScriptJudge:
         return {"output": "outputs", "gradient": "gradients", "input": written}[self.leaf]
 
     @property
-    def tolerances(self) -> list[str]:
+    def tolerances(self) -> str:
         given = self.spec.tolerances
         pairs = {name: given.get(name, given.get("any", pair)) for name, pair in TOLERANCES.items()}
         pairs |= {name: pair for name, pair in given.items() if name != "any"}
         texts = [
             f"torch.{name}: ({low:g}, {high:g})".replace("e-0", "e-") for name, (low, high) in pairs.items()
         ]
-        half = (len(texts) + 1) // 2
-        return [", ".join(texts[:half]), ", ".join(texts[half:])]
+        return ", ".join(texts)
 
     def test(self) -> str:
         """The body of ``test_repro(device)``, which raises while the failure is there; crash and hang have a template part."""

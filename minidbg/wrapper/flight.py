@@ -240,7 +240,7 @@ def case_about_to_run(
     return replace(case.with_spec(backward=trains, backend=backend), provenance=story)
 
 
-NOTE = "written before the backend was called, by a process that did not come back from it"
+NOTE = "the graph was recorded before the call, by a process that did not come back from it"
 
 
 # ---- where records lie

@@ -28,7 +28,6 @@ import minidbg
 
 (COMMAND,) = importlib.metadata.entry_points(group="console_scripts", name="minidbg")
 SCRIPT_LINES, STDERR_LINES = 12, 3
-DIVIDER = "# ---- Below"
 
 
 @contextlib.contextmanager
@@ -99,7 +98,7 @@ def answer(row: dict[str, Any]) -> dict[str, Any]:
         facts |= {name: story[name] for name in ("kind", "call", "signature")}
         facts |= {"nodes": figures["nodes"], "ops": ops_of(minidbg.load(path).graph_module)}
         facts |= {"certified": figures["certified"], "questions": figures["oracle_calls"]}
-        facts["lines"] = len(text.partition(DIVIDER)[0].splitlines())
+        facts["lines"] = len(text.splitlines())
         texts["script"] = "\n".join(text.splitlines()[:SCRIPT_LINES])
         texts["show"] = command("show", path)[1]
         if row.get("check"):
