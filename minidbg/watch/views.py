@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from structlog.processors import JSONRenderer
+
 from minidbg.watch.events import Event, Flipped, Judged, SweepFinished
 from minidbg.watch.states import Transition
 from minidbg.words import environment
@@ -35,10 +37,10 @@ class JsonLines(View):
     """One object a line, on a stream that someone reads, or in the log."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+        self.stream, self.rendered = stream, JSONRenderer()
 
     def show(self, event: Event) -> None:
-        print(json.dumps(event.to_json()), file=self.stream, flush=True)
+        print(self.rendered(None, "info", event.to_json()), file=self.stream, flush=True)
 
     def close(self) -> None:
         if self.stream is not sys.stdout:
