@@ -338,7 +338,7 @@ class Daemon:
         self.publish(sweep, sweep.saw_canary(run, seen.verdict))
 
     def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:
-        """Announce what is to be confirmed. Decisions are stored and then told; a flip is told once, also when we were killed in between."""
+        """Announce what is to be confirmed. Decisions are stored and then told; a flip rather twice than never, when we are killed in between."""
         for one in found:
             if isinstance(one, events.Unconfirmed):
                 self.announce(one)

@@ -1,8 +1,8 @@
 """What the daemon announces: each event as a value, with its JSON for programs, its words for people, and what it changes in the matrix.
 
-To add one, write a class here, and announce it in ``daemon.py`` (or ``watched.py``), where it happens: ``self.announce(Class(...))``.
-Nothing else has to know of it. Its ``name`` and its fields, in this order, are the JSON object that ``minidbg watch --json`` prints;
-``WORDS`` or ``words`` is the line that people read; ``update`` changes what the terminal and the page draw.
+To add one, write a class here, and announce it where it happens, in ``daemon.py`` mostly: ``self.announce(Class(...))``. No view has to
+know of it. Its ``name`` and its fields, in this order, are the JSON object that ``minidbg watch --json`` prints; ``WORDS`` or ``words`` is
+the line that people read; ``update`` changes what the terminal and the page draw, which without one do not show it.
 """
 
 from __future__ import annotations

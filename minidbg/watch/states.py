@@ -4,11 +4,11 @@ Everything here is a pure function of what was seen. The rules, in order:
 
 - A run that could not judge (skipped, invalid) changes nothing.
 - The first run of a repro, of an edited repro, or on another machine is where its history begins: no flip.
+- A flaky repro is taken to be fixed only after so many quiet runs that luck is ruled out.
 - A verdict unlike the last one is asked again in fresh interpreters before it counts: once (``after_difference``). Although no watched
   file has changed, ``SAME_CODE_RUNS`` times, or none that it loads, twice: something that is not watched may have changed.
-- A repro is flaky when fresh runs of one sweep disagree.
+- A repro is flaky when the fresh runs of one sweep are neither all like the first run nor all like the last verdict.
 - What ``MOST_RUNS`` runs of one sweep cannot confirm changes nothing.
-- A flaky repro is taken to be fixed only after so many quiet runs that luck is ruled out.
 """
 
 from __future__ import annotations

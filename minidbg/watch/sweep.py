@@ -26,9 +26,9 @@ class Lane(enum.Enum):
     """Which slots a run may take, so that none waits for what takes longer than itself."""
 
     WARM = enum.auto()
-    """Forks of the warm interpreter; the first verdicts come from here."""
+    """First verdicts, from forks of the warm interpreter where the device allows them."""
     FRESH = enum.auto()
-    """Fresh interpreters: an eighth of the slots, one at least, while warm runs are left, and all of them after that."""
+    """Fresh interpreters: beside warm runs an eighth as many, one at least, and as many once none is left."""
     LONG = enum.auto()
     """What may hang, once no warm run waits any more."""
 
@@ -70,7 +70,7 @@ class Sweep:
     changed: Collection[str] = ()
     """The files whose change it judges."""
     slots: int = 2
-    """Runs at the same time on one machine."""
+    """Runs of one lane at the same time on one machine."""
     device_slots: int = 1
     """Runs at the same time on one device that is not the CPU: they share its memory."""
     code: str = ""
@@ -103,7 +103,7 @@ class Sweep:
         dotted = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in changed]
 
         def place(job: Job) -> tuple[int, float]:
-            """Failed in a changed file, failing and loads one, failing, new, loads one, the rest."""
+            """0 failed in a changed file, 1 failing and loads one, 2 failing, 3 new or loads one, 4 the rest."""
             state = self.states.get(job)
             if state is None:
                 return 3, 0.0

@@ -27,7 +27,8 @@ from minidbg.watch.settings import WatchSettings
 from minidbg.watch.views import Announcer
 
 QUIET_S, QUIET_BEFORE_BUILD_S = 0.03, 0.2
-"""A save may be of several files: what comes later supersedes the sweep, but nothing supersedes what a build writes."""
+"""The debounce: so long nothing is written any more. A save may be of several files: what comes later supersedes the sweep, but
+nothing supersedes what a build writes."""
 LOOK_S, LOOK_FACTOR = 5.0, 3.0
 """How long after a look the next one comes although no event says so; and how many times as long as a look it waits at least, since
 events may never end."""
@@ -110,8 +111,8 @@ class Watched:
     to_run_again: set[str] = field(default_factory=set)
     """The repros that are to run although no code has changed: they were edited, a person asked, or a sweep was superseded."""
     soonest_look: float = 0.0
+    """When the next one may be, where something has changed since the last."""
     next_look: float = 0.0
-    """The soonest one, when something has changed since the last."""
 
     # What is to be done
 
