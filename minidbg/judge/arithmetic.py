@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,10 +13,23 @@ FACTOR = 2.0  # root mean square over the tensor
 FACTOR_NOISY = 3.0  # the same for half precision, or below NOISY_BELOW elements: chance weighs more
 FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by luck
 NOISY_BELOW, TINY = 1000, 10
-FACTOR_PEAK = 10.0  # each element against eager's worst one: a single wrong element is lost in a mean
+FACTOR_PEAK = 10.0  # each element against the worst one like it: a single wrong element is lost in a mean
+LIKE = 10  # binary orders by which the own errors of elements like each other differ: 1,024 times
+EXPONENTS = 2200  # more than float64 has binary exponents
 BETTER = 4e-2  # where only eager is NaN or inf, the compiled value may be off float64 by this, relative
 ABOUT_0 = 1e-3  # in units of the tensor: beside such a value a relative error says nothing
 CHUNK = 1 << 20  # elements judged at a time, so that float64 copies stay small
+
+
+class Elements(NamedTuple):
+    """What ``wrong_elements`` says of the elements of one tensor."""
+
+    wrong: dict[str, Any] | None
+    """Category (nan, inf, integer, bool, float), the worst element, figures and a ``text``; None if none is wrong."""
+    decided: int
+    """How many differ and are not judged: in eager too, rounding decides about them."""
+    may_be_luck: bool = False
+    """Whether other elements of the tensor are as far off in eager as the wrong ones are: more runs may show these to be, too."""
 
 
 def wrong_elements(
@@ -24,37 +37,61 @@ def wrong_elements(
     expected: torch.Tensor,
     tolerance: tuple[float, float, float],
     reference: torch.Tensor | None = None,
-    noise: torch.Tensor | None = None,
+    runs: Sequence[torch.Tensor] = (),
     margin: float = 1.0,
-) -> dict[str, Any] | None:
-    """The category (nan, inf, integer, bool, float), the worst element, figures and a ``text``; None if none is wrong.
+    decided_from: float = math.inf,
+) -> Elements:
+    """Which elements are farther from float64 than eager's own error allows; ``compare`` has the rule.
 
-    ``reference`` is the result in float64, ``noise`` what eager gave another time. ``excess`` in the answer says how
-    many times more than allowed the worst element is off; wrong are elements with more than ``margin``.
+    ``reference`` is the result in float64, ``runs`` are what eager gives with other rounding. ``excess`` in the answer says
+    how many times more than allowed the worst element is off; wrong are elements with more than ``margin``. Rounding decides
+    about an element where these runs differ by more than ``decided_from``, in units of the element and of the tensor.
     """
     relative, absolute, rounding = tolerance
-    near = rounding, absolute
+    usual = _rms(expected) if _has_floats(expected) else 0.0
     # nothing tells whose rounding it is: eager counts as exact, within the size of the tensor
-    if reference is None:
-        near = rounding, absolute + rounding * _rms(expected)
-    runs = actual, expected, expected if reference is None else reference, noise
-    errors = _errors(runs, near, _factor(expected.numel(), expected.dtype))
-    wrong, odd, largest_abs, largest_rel = _Count(), _Count(), 0.0, 0.0
-    for start, (a, e, r, _) in _chunks(*runs):
+    near = rounding, absolute + (rounding * usual if reference is None else 0.0)
+    others = [run for run in (reference, *runs) if run is not None]
+    values = actual, expected, expected if reference is None else reference, *others
+    own = _OwnError(decided_from, usual)
+    for _, (a, e, r, *rest) in _chunks(*values):
+        own.add(a, e, r, rest, near)
+    errors = own.figures(_factor(expected.numel(), expected.dtype))
+    wrong, odd, largest_abs, largest_rel, decided = _Count(), _Count(), 0.0, 0.0, 0
+    may_be_luck = True
+    for start, (a, e, r, *rest) in _chunks(*values):
         finite = a.isfinite() & e.isfinite()
         known = finite & r.isfinite()
         off, size = _distance(a, e, finite), _size(e, finite)
         largest_abs = max(largest_abs, float(off.max()))
         largest_rel = max(largest_rel, float(torch.where(size > 0, off / size, 0.0).max()))
         excess = _ratio(off, relative * size + absolute)
-        allowed = near[0] * _size(r, known) + near[1] + FACTOR_PEAK * errors["peak_eager"]
-        from_float64 = _ratio(_distance(a, r, known), allowed).clamp(min=errors["as_a_whole"])
-        wrong.add(start, torch.where(known, torch.minimum(excess, from_float64), excess), off, margin)
+        error, peak, is_decided = own.allowed(e, rest)
+        if _has_floats(e):
+            allowed = near[0] * _size(r, known) + near[1] + FACTOR_PEAK * peak
+            from_float64 = _ratio(_distance(a, r, known), allowed)
+            as_a_whole = torch.full_like(off, errors["as_a_whole"]).masked_fill(is_decided, 0.0)
+            explained = torch.minimum(excess, torch.maximum(from_float64, as_a_whole))
+            excess = torch.where(known, explained, excess)
+        elif expected.dtype in (
+            torch.bool,
+            torch.int64,
+        ):  # no distance of indices: what is decided may be any
+            excess = excess.masked_fill(is_decided, 0.0)
+        else:
+            excess = torch.where(is_decided, _ratio(off, FACTOR_PEAK * error), excess)
+        decided += int((is_decided & (off > 0) & (excess <= margin)).sum())
+        may_be_luck &= not (off[excess > margin] > FACTOR_PEAK * own.largest).any()
+        wrong.add(start, excess, off, margin)
         if not finite.all():
-            differs = _differ(a, e) & ~_agrees(a, r, expected.dtype)
+            differs = _differ(a, e)
+            for other in rest:
+                differs &= ~_agrees(a, other, expected.dtype)
             odd.add(start, torch.where(differs, math.inf, 0.0), differs.double(), margin)
+    if _has_floats(expected) and 2 * own.whole > usual * math.sqrt(expected.numel()):
+        decided = 0  # the tensor is rounding errors alone, and was judged by their size
     if not (wrong.number or odd.number):
-        return None
+        return Elements(None, decided)
     # what there is more of: memory that is read by mistake may hold a NaN or not
     if odd.number > wrong.number:
         category, worst = "inf", odd
@@ -62,18 +99,94 @@ def wrong_elements(
         category, worst = "float" if _has_floats(expected) else "integer", wrong
         category = "bool" if expected.dtype is torch.bool else category
     at = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst.index), expected.shape))
-    found, wanted = actual[at], expected[at]
-    if category == "inf" and (found.isnan() or wanted.isnan()):
+    value, wanted = actual[at], expected[at]
+    if category == "inf" and (value.isnan() or wanted.isnan()):
         category = "nan"
-    figures = {"index": list(at), "actual": _number(found), "expected": _number(wanted)}
+    figures = {"index": list(at), "actual": _number(value), "expected": _number(wanted)}
     figures |= {"excess": _finite(worst.most), "wrong": worst.number, "elements": expected.numel()}
     if worst is wrong:
         figures |= {"max_abs": _finite(largest_abs), "max_rel": _finite(largest_rel)}
     if category == "float":
-        figures |= _float_figures(_wide(found), _wide(wanted), worst.allowed, _rms(expected))
+        figures |= _float_figures(_wide(value), _wide(wanted), worst.allowed, usual)
     if reference is not None and worst is wrong:
         figures |= {key: _finite(errors[key]) for key in ("rmse_compiled", "rmse_eager", "rmse_allowed")}
-    return {"category": category, **figures, "text": _sentence(category, expected, figures)}
+    return Elements(
+        {"category": category, **figures, "text": _sentence(category, expected, figures)},
+        decided,
+        may_be_luck,
+    )
+
+
+class _OwnError:
+    """Eager's own error at each element: how far float64 and other roundings are from it, at the most.
+
+    ``add`` sees all chunks first; ``allowed`` then says of an element the largest own error at elements like it: those whose own
+    error is at most ``LIKE`` times larger. Those that rounding decides about (``decided_from``) stand for themselves alone.
+    """
+
+    def __init__(self, decided_from: float, usual: float) -> None:
+        self.decided_from, self.usual = decided_from, usual
+        self.peaks = torch.zeros(EXPONENTS, dtype=torch.float64)
+        """The largest own error of each binary exponent; the first is for zeros."""
+        self.compiled = self.eager = self.near = 0.0
+        self.number = 0
+        self.whole = self.largest = 0.0
+
+    def of(self, e: torch.Tensor, others: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The own error of each element, and whether rounding decides about it."""
+        error = torch.zeros(e.shape, dtype=torch.float64, device=e.device)
+        for other in others:
+            error = torch.maximum(error, _distance(other, e, e.isfinite() & other.isfinite()))
+        if not _has_floats(e):
+            return error, error > 0
+        return error, error > self.decided_from * (_size(e, e.isfinite()) + self.usual)
+
+    def add(
+        self,
+        a: torch.Tensor,
+        e: torch.Tensor,
+        r: torch.Tensor,
+        others: Sequence[torch.Tensor],
+        near: tuple[float, float],
+    ) -> None:
+        error, decided = self.of(e, others)
+        known = a.isfinite() & e.isfinite() & r.isfinite() & ~decided
+        self.number += int(known.sum())
+        self.whole, self.largest = math.hypot(self.whole, _norm(error)), max(self.largest, float(error.max()))
+        self.compiled = math.hypot(self.compiled, _norm(_distance(a, r, known)))
+        self.eager = math.hypot(self.eager, _norm(torch.where(known, error, 0.0)))
+        allowed = torch.where(known, near[0] * _size(r, known) + near[1], 0.0)
+        self.near = math.hypot(self.near, _norm(allowed))
+        error = torch.where(known, error, 0.0).cpu()
+        self.peaks.scatter_reduce_(0, _exponents(error), error, "amax")
+
+    def allowed(
+        self, e: torch.Tensor, others: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The own error of each element, the largest at those like it, and whether rounding decides about it."""
+        error, decided = self.of(e, others)
+        peaks = torch.cummax(self.peaks, 0).values
+        like = peaks[(_exponents(error.cpu()) + LIKE).clamp(max=EXPONENTS - 1)].to(error.device)
+        return error, torch.where(decided, error, like), decided
+
+    def figures(self, factor: float) -> dict[str, float]:
+        """Root mean square errors of the elements that rounding does not decide about."""
+        root = math.sqrt(max(self.number, 1))
+        limit = (self.near + factor * self.eager) / root
+        compiled = self.compiled / root
+        is_off = compiled == math.inf or compiled > limit == 0
+        return {
+            "rmse_compiled": compiled,
+            "rmse_eager": self.eager / root,
+            "rmse_allowed": limit,
+            "as_a_whole": math.inf if is_off else compiled / (limit or 1.0),
+        }
+
+
+def _exponents(error: torch.Tensor) -> torch.Tensor:
+    """The index of each error's binary exponent among ``EXPONENTS``; 0 for no error."""
+    exponent = torch.frexp(error.clamp(max=torch.finfo(torch.float64).max)).exponent.long()
+    return torch.where(error > 0, exponent + EXPONENTS // 2, 0)
 
 
 class _Count:
@@ -93,34 +206,6 @@ class _Count:
             self.allowed = float(off[index] - beyond[index])
 
 
-def _errors(runs: Any, near: tuple[float, float], factor: float) -> dict[str, float]:
-    compiled = eager = allowed = peak = 0.0
-    known_elements = 0
-    for _, (a, e, r, again) in _chunks(*runs):
-        finite = a.isfinite() & e.isfinite()
-        known = finite & r.isfinite()
-        own = _distance(e, r, known)
-        if again is not None:
-            own = torch.maximum(own, _distance(again, e, finite & again.isfinite()))
-        known_elements += int(known.sum())
-        compiled = math.hypot(compiled, _norm(_distance(a, r, known)))
-        eager = math.hypot(eager, _norm(own))
-        allowed = math.hypot(allowed, _norm(torch.where(known, near[0] * _size(r, known) + near[1], 0.0)))
-        peak = max(peak, float(own.max()))
-    root = math.sqrt(max(known_elements, 1))
-    limit = (allowed + factor * eager) / root
-    as_a_whole = (
-        math.inf if compiled == math.inf or compiled > limit == 0 else compiled / root / (limit or 1.0)
-    )
-    return {
-        "rmse_compiled": compiled / root,
-        "rmse_eager": eager / root,
-        "rmse_allowed": limit,
-        "peak_eager": peak,
-        "as_a_whole": as_a_whole,
-    }
-
-
 def _float_figures(found: torch.Tensor, wanted: torch.Tensor, allowed: float, usual: float) -> dict[str, Any]:
     size = float(wanted.abs())
     unit, size = ("relative", size) if size > ABOUT_0 * usual else ("absolute", 1.0)
@@ -136,7 +221,8 @@ def _sentence(category: str, expected: torch.Tensor, figures: dict[str, Any]) ->
         return text.format(**figures, at=at, what=what)
     rounded = {key: f"{value:.1e}" for key, value in figures.items() if isinstance(value, float)}
     text = "differs: {unit} error {error}{at}, allowed {allowed} ({what})"
-    if "rmse_eager" in figures:
+    # one large element's rounding error in the mean would seem to speak for the backend
+    if float(figures.get("rmse_compiled", 0.0)) > float(figures.get("rmse_eager", math.inf)):
         text += "; RMSE against float64: backend {rmse_compiled}, eager {rmse_eager}"
     return text.format(**{**figures, **rounded}, at=at, what=what)
 

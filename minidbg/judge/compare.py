@@ -1,9 +1,22 @@
 """Does a compiled graph give what eager gives? ``Comparison`` says it, for cases, scripts and calls of a program.
 
-A float may differ from eager's by the tolerances of ``torch.testing.assert_close``. Where it differs by more,
-both are held against the same program run in float64, as ``torch._dynamo.utils.same`` does: the compiled result
-is wrong when it is clearly farther from float64 than eager's is. Integers and bools must be equal, NaN and inf
-must be in the same places; only where eager itself disagrees with float64 is the compiled result free to do so.
+The rule, for each element: it is wrong when it lies farther from float64 than eager's own error allows; and eager's own error is
+what eager, float64 and a few eager runs with other rounding show at elements like it: of the same leaf, with errors of the same
+order. In steps, each taken only where the one before has not explained the difference:
+
+1. What differs from eager by no more than ``torch.testing.assert_close`` allows is right. The absolute tolerance there is for
+   values of size 1: it shrinks with the largest value of the leaf. What other leaves hold says nothing, but where no float64 run
+   stands beside the leaf, or the leaf is zero: then the largest of all outputs (or all gradients) stands in.
+2. ``Tag.FLOAT64``: the program in float64. Eager's distance from it is eager's own error, and the compiled result may be ten times
+   as far at one element, two or three times as far in the root mean square. An element whose own error is a thousand times smaller
+   excuses nothing and is excused by nothing: a mask of -1e9 has rounding errors of 64.
+3. ``Tag.NOISE``: eager with other rounding, since one run may be exact by luck, and a float64 program has no wider one. How far
+   these runs are from eager is its own error as well.
+4. Where the own error is as large as no rounding error alone is, rounding has decided (which of two near values is the largest).
+   It allows that element so much, and no other.
+
+Integers and bools are exact, but at the elements where these runs of eager disagree. NaN and inf are in the places of eager's, or
+of one of these runs. What torch leaves undefined (``Tag.UNDEFINED``) and what eager gives differently each time is not judged.
 """
 
 from __future__ import annotations
@@ -15,7 +28,7 @@ from typing import Any
 
 import torch
 
-from minidbg.judge.arithmetic import are_close, far_apart, largest, wrong_elements
+from minidbg.judge.arithmetic import Elements, are_close, far_apart, largest, wrong_elements
 from minidbg.judge.ensemble import Eager, Ensemble, Tag, ensemble_of, left_by, same_but_for_rounding
 from minidbg.judge.snapshot import (
     CannotCompare,
@@ -29,8 +42,7 @@ from minidbg.judge.snapshot import (
 from minidbg.words.run_spec import BackendRef, RunSpec
 
 # Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative tolerance against
-# float64: a float32 sum of ten million numbers in another order is off by 2e-5. The absolute one is for values of
-# size 1: it shrinks with the largest value among all outputs (or all gradients), so that small ones are judged too.
+# float64: a float32 sum of ten million numbers in another order is off by 2e-5.
 TOLERANCES = {
     torch.float64: (1e-7, 1e-7, 1e-7),
     torch.float32: (1.3e-6, 1e-5, 3e-5),
@@ -38,10 +50,11 @@ TOLERANCES = {
     torch.float16: (1e-3, 1e-5, 2e-3),
 }
 FEW_LEFT_OUT = 3  # leaves that are named one by one
-MOST_BY_LUCK = 100.0  # times more than allowed that rounding errors of float32 may explain
 UNSTEADY = "eager differs from itself, or may with other random numbers"
+FEW_ROUNDINGS = 3  # eager runs with other rounding, where neither luck nor a decision explains a difference
 MOST_MARGIN = 10.0
 NEVER_EXCUSED = ("dtype", "device")
+DECIDED = "what rounding decides"
 USUAL = RunSpec(BackendRef("eager", "'eager'"))
 """The built-in tolerances, and no margin."""
 Difference = dict[str, Any]
@@ -150,12 +163,8 @@ class _Judge:
         self.tolerances, self.margin = spec.tolerances, spec.margin
         self.steady: dict[str, bool] = {}
         self.left_out: dict[str, str] = {}
+        self.decided: dict[str, str] = {}
         self.scales: dict[str, float] = {}
-
-    def others(self, *, roundings: bool = True) -> Iterator[Snapshot]:
-        yield from self.ensemble.members(Tag.UNDEFINED)
-        if roundings:
-            yield from self.ensemble.members(Tag.ROUNDING)
 
     def is_steady(self, where: str) -> bool:
         if where not in self.steady:
@@ -167,7 +176,7 @@ class _Judge:
 
     def is_defined(self, where: str) -> bool:
         first = self.expected.get(where)
-        for other in self.others():
+        for other in (run for tag in (Tag.UNDEFINED, Tag.NOISE) for run in self.ensemble.members(tag)):
             again = other.get(where)
             is_same = first is again
             if first and again:
@@ -178,19 +187,28 @@ class _Judge:
 
     def undefined(self) -> list[str]:
         """A sentence for each leaf of which something is left out since torch does not define it; one for many leaves."""
-        what = ", ".join(self.ensemble.sensitivity.undefined) or "what rounding decides"
-        parts = list(self.left_out.values())
-        if len(parts) > FEW_LEFT_OUT:
-            rest = f"{len(parts) - 1} other results"
-            return [f"{parts[0]} and {rest} are not judged: torch does not define {what}"]
-        return [f"{part} is not judged: torch does not define {what}" for part in parts]
+        undefined = ", ".join(self.ensemble.sensitivity.undefined) or DECIDED
+        sentences: list[str] = []
+        for parts, what in (
+            (list(self.left_out.values()), undefined),
+            (list(self.decided.values()), DECIDED),
+        ):
+            if len(parts) > FEW_LEFT_OUT:
+                results = f"{parts[0]} and {len(parts) - 1} other results are"
+                sentences.append(f"{results} not judged: torch does not define {what}")
+            else:
+                sentences += [f"{part} is not judged: torch does not define {what}" for part in parts]
+        return sentences
 
-    def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
+    def tolerance(self, leaf: Leaf, *, is_measured: bool = True) -> tuple[float, float, float]:
+        """Relative, absolute, and relative to float64; ``is_measured``: a float64 run stands beside the leaf."""
+        dtype = leaf.value.dtype if isinstance(leaf.value, torch.Tensor) else torch.float32
         relative, absolute, rounding = default_tolerance(dtype)
         given = self.tolerances.get(_name(dtype), self.tolerances.get("any"))
-        if given is None or not rounding:
-            return relative, absolute * self.scale(kind), rounding
-        return *given, given[0]
+        if given is not None and rounding:
+            return *given, given[0]
+        own = largest(leaf.value) if is_measured and isinstance(leaf.value, torch.Tensor) else 0.0
+        return relative, absolute * (min(own, 1.0) or self.scale(leaf.kind)), rounding
 
     def scale(self, kind: str) -> float:
         """The largest finite value among eager's leaves of this kind, at most 1; and 1 where all are zero."""
@@ -217,7 +235,7 @@ class _Judge:
             raise CannotCompare(f"{where} is {what}, which cannot be compared with eager's")
         if a.numel() == 0 or a.device.type == "meta" or _is_same_memory(a, e) or are_close(a, e, 0.0, 0.0):
             return None
-        return self.tensors(where, kind, a, e, self.tolerance(kind, e.dtype))
+        return self.tensors(where, expected._replace(value=e), a, e)
 
     def scalars(self, where: str, kind: str, a: Any, e: Any) -> Difference | None:
         """Python values: of one type and equal; floats have float32's tolerance, since most came from ``.item()``."""
@@ -226,47 +244,52 @@ class _Judge:
             return _difference(where, kind, "structure", text)
         if isinstance(e, float):
             a64, e64 = (torch.tensor(value, dtype=torch.float64) for value in (a, e))
-            return self.tensors(where, kind, a64, e64, self.tolerance(kind, torch.float32))
+            return self.tensors(where, Leaf(kind, e), a64, e64)
         category = {bool: "bool", int: "integer"}.get(type(e), "structure")
         return None if a == e else _difference(where, kind, category, f"{where} is {a!r}, eager gives {e!r}")
 
-    def tensors(
-        self, where: str, kind: str, a: torch.Tensor, e: torch.Tensor, tolerance: tuple[float, float, float]
-    ) -> Difference | None:
+    def tensors(self, where: str, leaf: Leaf, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
         """How the values of two dense tensors of one form differ; the other runs are asked only if they do."""
+        tolerance = self.tolerance(leaf)
         relative, absolute = (self.margin * allowed for allowed in tolerance[:2])
         if are_close(a, e, relative, absolute) or not self.is_steady(where):
             return None
         reference, again = (self.ensemble.leaf(tag, where, e) for tag in (Tag.FLOAT64, Tag.AGAIN))
-        found = wrong_elements(a, e, tolerance, reference, again, self.margin)
+        if reference is None:
+            tolerance = self.tolerance(leaf, is_measured=False)
+        runs = [] if again is None else [again]
         undefined = torch.zeros_like(e, dtype=torch.bool)
-        for count, other in enumerate(self.others(roundings=found is not None)):
+
+        def difference() -> Elements:
+            values = [a, reference, *runs]
+            if undefined.any():
+                values = [v if v is None else torch.where(undefined, e.to(v.dtype), v) for v in values]
+            judged, exact, *others = values
+            decided_from = self.ensemble.sensitivity.decided_from(e.dtype)
+            return wrong_elements(judged, e, tolerance, exact, others, self.margin, decided_from)
+
+        elements = difference()
+        for count, other in enumerate(self.ensemble.members(Tag.UNDEFINED)):
             value = _in_place_of(e, other, where)
             undefined |= far_apart(value, e, relative, absolute) if _can_stand_for(value, e) else True
-            if undefined.any():  # errors of what is undefined say nothing about the rest
+            if undefined.any():
                 part = "" if undefined.all() else f" ({int(undefined.sum())} of {e.numel()} elements)"
                 self.left_out[where] = where + part
-                a = torch.where(undefined, e, a)
-                reference, again = (
-                    one if one is None else torch.where(undefined, e, one) for one in (reference, again)
-                )
-                found = wrong_elements(a, e, tolerance, reference, again, self.margin)
-            if found is None and count:
+                elements = difference()
+            if elements.wrong is None and count:
                 break
-        for run in self.ensemble.members(Tag.LOWER) if found and self.may_be_rounding(found) else ():
-            value = _in_place_of(e, run, where)
-            if not _can_stand_for(value, e):
-                continue
-            value = torch.where(undefined, e, value)
-            overflown = ~(value.isfinite() | far_apart(a, value, 0.0, 0.0))  # by eager in this precision too
-            found = wrong_elements(torch.where(overflown, e, a), e, tolerance, reference, value, self.margin)
-            if found is None:
+        for count, other in enumerate(self.ensemble.members(Tag.NOISE) if elements.wrong else (), 1):
+            value = _in_place_of(e, other, where)
+            if _can_stand_for(value, e):
+                runs.append(value)
+                elements = difference()
+            luck = elements.may_be_luck or self.ensemble.sensitivity.decides
+            if elements.wrong is None or (count >= FEW_ROUNDINGS and not luck):
                 break
-        return found and _difference(where, kind, message=f"{where} {found.pop('text')}", **found)
-
-    def may_be_rounding(self, found: Mapping[str, Any]) -> bool:
-        few = isinstance(found["excess"], (int, float)) and found["excess"] < MOST_BY_LUCK
-        return few or self.ensemble.sensitivity.narrow
+        if elements.decided:
+            self.decided[where] = f"{where} ({elements.decided} of {e.numel()} elements)"
+        wrong = elements.wrong
+        return wrong and _difference(where, leaf.kind, message=f"{where} {wrong.pop('text')}", **wrong)
 
 
 def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:

@@ -30,12 +30,14 @@ from minidbg.judge.precision import (
 from minidbg.judge.snapshot import CannotCompare, Leaf, Snapshot, _are_plain, _can_stand_for, snapshot
 from minidbg.judge.undefined import UndefinedResults, ZeroFilled
 from minidbg.torch_internals.thread_state import thread_state_kept
-from minidbg.words.foreign import first_line_of, is_of_a_signal_handler
+from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory
 
 FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
-MOST_ANSWERS = 8  # eager runs with other answers, or rounding; what changes in none of them is judged
+MOST_ANSWERS = 8  # eager runs with other answers, and with other rounding
 NO_MOVE = 1e-5  # sums in another order, relative
-MOST_LOWER = 3  # eager runs with last bits rounded at random; one alone may be exact by luck
+STEPS_THAT_DECIDE = (
+    4.0  # of the coarsest precision; what moves by more than their root was decided by rounding
+)
 
 Eager = Callable[..., dict[str, Any]]
 """``eager(change, seed=)``: what one more run leaves behind, of a changed program with changed inputs, or with another seed."""
@@ -50,10 +52,8 @@ class Tag(StrEnum):
     """Tells whose rounding a difference is."""
     UNDEFINED = "eager with other answers"
     """Other results where torch defines none: elements that change are not judged."""
-    ROUNDING = "eager with other rounding"
-    """Elements that change were decided by rounding, and are not judged."""
-    LOWER = "eager with last bits rounded at random"
-    """Errors that are allowed as eager's own: of sums that eager does better than others."""
+    NOISE = "eager with other rounding"
+    """Tells how far eager's result may be off by rounding, and what rounding decides."""
 
 
 @dataclass(slots=True)
@@ -64,10 +64,17 @@ class Sensitivity:
     """Whether torch leaves a result undefined."""
     decides: bool = True
     """Whether any op takes a decision by a float, which rounding may turn."""
-    narrow: bool = True
-    """Whether any computes in bfloat16 or float16."""
+    draws: bool = False
+    """Whether the program draws random numbers, which would be others in float64."""
+    coarsest: float = 0.0
+    """The largest rounding step, relative, of the dtypes that the program computes in."""
     undefined: dict[str, None] = field(default_factory=dict)
     """What torch does not define, in words."""
+
+    def decided_from(self, dtype: torch.dtype) -> float:
+        """How far rounding errors alone do not move an element: by more than that, in units of it, it was decided by them."""
+        own = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+        return math.sqrt(STEPS_THAT_DECIDE * max(own, self.coarsest))
 
 
 class Ensemble:
@@ -119,10 +126,9 @@ def ensemble_of(eager: Eager, expected: Snapshot) -> Ensemble:
     return Ensemble(
         {
             Tag.AGAIN: again(eager, sensitivity),
-            Tag.FLOAT64: in_float64(eager),
+            Tag.FLOAT64: in_float64(eager, sensitivity),
             Tag.UNDEFINED: with_other_answers(eager, expected, sensitivity),
-            Tag.ROUNDING: with_other_rounding(eager, expected, sensitivity),
-            Tag.LOWER: lower_runs(eager),
+            Tag.NOISE: with_other_rounding(eager),
         },
         sensitivity,
     )
@@ -140,15 +146,22 @@ def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Snapshot]:
     if run is None:
         torch.manual_seed(1)
         try:
-            yield left_by(eager(seed=1))
+            yield run_of(eager, seed=1)
+        except CannotCompare:
+            raise
         except Exception as error:
             if all(map(torch.equal, states, random_states())):
                 raise
             raise CannotCompare("it draws random numbers, and eager fails with others") from error
         return
-    sensitivity.decides, sensitivity.narrow, sensitivity.is_open = mode.decides, mode.narrow, bool(mode.met)
-    draws = not all(map(torch.equal, states, random_states()))
-    if draws:
+    sensitivity.decides, sensitivity.coarsest, sensitivity.is_open = (
+        mode.decides,
+        mode.coarsest,
+        bool(mode.met),
+    )
+    # another thread may have moved the generator
+    sensitivity.draws = mode.may_draw and not all(map(torch.equal, states, random_states()))
+    if sensitivity.draws:
         first = left_by(eager(seed=1)) if sensitivity.is_open else run
         unknown = {
             where: leaf._replace(value="any") for where, leaf in first.items() if may_agree_by_chance(leaf)
@@ -165,9 +178,9 @@ def may_agree_by_chance(leaf: Leaf) -> bool:
     return few and leaf.kind == "output"
 
 
-def in_float64(eager: Eager) -> Iterator[Snapshot]:
-    if (run := changed_run(eager, to_float64)) is not None:
-        yield run
+def in_float64(eager: Eager, sensitivity: Sensitivity) -> Iterator[Snapshot]:
+    if not sensitivity.draws:
+        yield run_of(eager, to_float64)
 
 
 def with_other_answers(eager: Eager, expected: Snapshot, sensitivity: Sensitivity) -> Iterator[Snapshot]:
@@ -184,38 +197,41 @@ def with_other_answers(eager: Eager, expected: Snapshot, sensitivity: Sensitivit
             yield what_moved(run, usual, expected, NO_MOVE)
 
 
-def with_other_rounding(eager: Eager, expected: Snapshot, sensitivity: Sensitivity) -> Iterator[Snapshot]:
-    """Eager runs whose forward has other rounding errors; none where no op decides by a float.
-
-    What moves no more than its rounding errors explain is put back: what differs from eager's was decided by rounding.
-    """
-    for number in range(MOST_ANSWERS if sensitivity.decides else 0):
-        mode = RoundingNoise(number)
-        if (run := changed_run(eager, mode.applied_to)) is not None:
-            yield what_moved(run, expected, expected, math.sqrt(mode.step))
-
-
-def lower_runs(eager: Eager) -> Iterator[Snapshot]:
-    """Eager runs whose errors are allowed as eager's own: one run of eager may be exact by luck.
+def with_other_rounding(eager: Eager) -> Iterator[Snapshot]:
+    """Eager runs with other rounding errors, in backward too: one run of eager may be exact by luck.
 
     It shows above all where large numbers cancel: the gradient of a bias that a normalization takes away again is rounding alone.
     """
-    for number in range(MOST_LOWER):
-        with RoundingNoise(number):  # around backward too
-            run = changed_run(eager)
+    for number in range(MOST_ANSWERS):
+        with RoundingNoise(number) as noise:
+            run = changed_run(eager, noise.begun_with_inputs)
         if run is not None:
             yield run
 
 
 def changed_run(eager: Eager, *change: Any, **seed: int) -> Snapshot | None:
-    """What eager leaves behind; None where the program does not bear the change: no float64 form, an index out of bounds."""
+    """What eager leaves behind; None where the program does not bear the change: an index out of bounds."""
+    try:
+        return run_of(eager, *change, **seed)
+    except CannotCompare:
+        raise
+    except Exception as error:  # whatever an op says
+        if is_of_a_signal_handler(error):
+            raise
+        return None
+
+
+def run_of(eager: Eager, *change: Any, **seed: int) -> Snapshot:
+    """What eager leaves behind. Raises CannotCompare where memory does not suffice: what was not run can explain nothing."""
     with thread_state_kept():  # also what a frame of the failed run had held open
         try:
             return left_by(eager(*change, **seed))
-        except Exception as error:  # whatever an op says
-            if is_of_a_signal_handler(error):
-                raise
-            return None
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise CannotCompare(
+                    "memory ran out in a run of eager that might explain a difference"
+                ) from error
+            raise
 
 
 def what_moved(run: Snapshot, base: Snapshot, expected: Snapshot, bound: float) -> Snapshot:

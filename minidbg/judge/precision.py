@@ -31,7 +31,8 @@ def to_float64(value: Any) -> Any:
     Floats in inputs, parameters, buffers and tensor attributes become float64 and complex numbers complex128;
     dtypes that the program names are replaced while it runs. Inputs keep their strides, their aliasing among
     themselves and requires_grad. The run raises NoFloat64 where float64 would be another program (the bits of a
-    float are read, random numbers are drawn), and what torch raises where an op has no float64.
+    float are read), and what torch raises where an op has no float64. What is cast to a float of eight bits has its values there
+    too: no backend may leave that step out.
     """
     return copied(value, lambda tensor: tensor.to(_wide_dtype(tensor.dtype)), Float64)
 
@@ -61,15 +62,12 @@ class Float64(TorchFunctionMode):
     def __enter__(self) -> Any:
         self.default_dtype = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
-        self.random_states = random_states()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self.default_dtype)
-        if error == (None, None, None) and not all(map(torch.equal, self.random_states, random_states())):
-            raise NoFloat64("the program draws random numbers, which would be others in float64")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
@@ -78,6 +76,9 @@ class Float64(TorchFunctionMode):
             raise NoFloat64("the program reads the bits of a number as another dtype")
         if name.startswith("nextafter"):
             raise NoFloat64("the program asks for the next number of a dtype")
+        if any(dtype.is_floating_point and dtype.itemsize == 1 for dtype in named):
+            quantized = func(*args, **kwargs)
+            return quantized.to(torch.float64) if isinstance(quantized, torch.Tensor) else quantized
         if "autocast" in name:  # leaves float64 alone, and knows no other dtypes than its own
             return func(*args, **kwargs)
         if func is getattr(torch.Tensor, name, None) and name in CASTS:
@@ -150,7 +151,6 @@ def random_states() -> list[torch.Tensor]:
     return [*states, module.get_rng_state()] if module and module.is_initialized() else states
 
 
-MULTIPLIED = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "convolution", "convolution_backward")
 NO_ARITHMETIC = ("set", "resize", "requires_grad", "rename")
 
 
@@ -158,17 +158,21 @@ class RoundingNoise(PerturbedEager):
     """While active, last bits are rounded at random (Monte Carlo arithmetic), as those of another compiler are.
 
     What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a
-    threshold one lies. Zeros and inputs stay exact, and so do small integers, except where an op may have rounded to one:
-    ``log2`` of 8 is 2.9999998 elsewhere. Attention runs by its parts, since a fused kernel would round at its end only. Long sums
-    are as far off as float32, or float64, makes them when terms are added one by one: eager adds in double precision or in a tree.
-    ``step`` is afterwards the largest error of one rounding, relative.
+    threshold one lies. Zeros and inputs stay exact, what is only moved or chosen too (``EXACT``), and so do small integers, except
+    where an op may have rounded to one: ``log2`` of 8 is 2.9999998 elsewhere. Attention runs by its parts, since a fused kernel would
+    round at its end only. Sums, and products of matrices, are as far off as adding their terms one by one in float32, or float64, makes
+    them: eager adds in double precision or in a tree.
     """
 
     def __init__(self, number: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.generator = torch.Generator().manual_seed(number)
-        self.step = 0.0
-        self.exact = True
+        self.has_begun = False
+
+    def begun_with_inputs(self, value: Any) -> Any:
+        """A change that changes nothing: what comes after the inputs have been made is rounded."""
+        self.has_begun |= isinstance(value, (tuple, list))
+        return value
 
     def __enter__(self) -> Any:
         self.attention: Any = sdpa_kernel(SDPBackend.MATH)
@@ -180,52 +184,109 @@ class RoundingNoise(PerturbedEager):
         self.attention.__exit__(*error)
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        self.exact = name not in ROUNDING and (name not in ARITHMETIC or all(map(has_few_bits, args)))
+        if not self.has_begun:
+            return super().called(func, name, args, kwargs)
         made = self.in_parts(func, args, kwargs)
         if made is not NotImplemented:
             return made
+        is_exact = name not in ROUNDING and (name not in ARITHMETIC or all(map(has_few_bits, args)))
+        terms = args[TERMS[name]] if name in TERMS and len(args) > TERMS[name] else None
         result = func(*args, **kwargs)
         returns = [one.alias_info for one in func._schema.returns]
         if name in NO_ARITHMETIC or any(alias and not alias.is_write for alias in returns):
             return result  # a view of what is off already
-        terms = args[0] if args and name in SUMMING else None
-        for index, one in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
-            if not (has_plain_memory(one) and one.dtype in LAST_BITS and one.numel()):
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        if name in EXACT or (name in CASTS_OF_ATEN and not is_narrower(results[0], args)):
+            return result
+        for index, one in enumerate(results):
+            if not (has_plain_memory(one) and one.numel() and numbers_of(one).dtype in LAST_BITS):
                 continue
-            if isinstance(terms, torch.Tensor) and 2 * one.numel() <= terms.numel():
-                again = func(self.shaken(terms, terms.numel() / one.numel()), *args[1:], **kwargs)
+            if isinstance(terms, torch.Tensor) and not (func._schema.is_mutable or has_few_bits(terms)):
+                # batch norm writes to its running statistics, which its schema does not tell
+                shaken = [
+                    arg.clone() if "batch_norm" in name and isinstance(arg, torch.Tensor) else arg
+                    for arg in args
+                ]
+                shaken[TERMS[name]] = self.shaken(terms, terms_of_each(name, args, one))
+                again = func(*shaken, **kwargs)
                 one.copy_(again[index] if isinstance(again, (tuple, list)) else again)
-            one.copy_(self.rounded(one))
+            numbers_of(one).copy_(self.rounded(numbers_of(one), is_exact=is_exact))
         return result
 
-    def rounded(self, tensor: torch.Tensor) -> torch.Tensor:
+    def rounded(self, tensor: torch.Tensor, *, is_exact: bool) -> torch.Tensor:
+        """``tensor``, off in its last bits; where the op may have been exact, only what uses them."""
         whole, step = LAST_BITS[tensor.dtype]
-        up = torch.randint(2, tensor.shape, generator=self.generator).to(tensor.device, whole)
         old = tensor.detach().view(whole)
-        moved = (old + up * (step - 1)) & -step
-        if not self.exact:
-            moved = torch.where((moved == old) & (tensor != 0), old + (2 * up - 1) * step, moved)
-        self.step = max(self.step, step * torch.finfo(tensor.dtype).eps)
-        return torch.where(moved.view(tensor.dtype).isfinite(), moved.view(tensor.dtype), tensor)
+        by = torch.randint(1, step + 1, tensor.shape, generator=self.generator)
+        sign = torch.randint(2, tensor.shape, generator=self.generator) * 2 - 1
+        moves = (old & (step - 1)) != 0 if is_exact else tensor != 0
+        moved = torch.where(moves, old + (by * sign).to(tensor.device, whole), old).view(tensor.dtype)
+        return torch.where(moved.isfinite() & (moved.sign() == tensor.sign()), moved, tensor)
 
     def shaken(self, terms: torch.Tensor, number: float) -> torch.Tensor:
         """``terms``, each off by what adding ``number`` of them leaves to each, on average."""
-        up = torch.randint(2, terms.shape, generator=self.generator).to(terms.device, terms.dtype)
-        dtype = torch.float64 if terms.dtype is torch.float64 else torch.float32
-        return terms + terms * (2 * up - 1) * (torch.finfo(dtype).eps * math.sqrt(number))
+        up = torch.randint(2, terms.shape, generator=self.generator).to(terms.device, terms.real.dtype)
+        eps = torch.finfo(terms.dtype).eps if terms.dtype in WIDE else torch.finfo(torch.float32).eps
+        return terms + terms * (2 * up - 1) * (eps * math.sqrt(number))
 
 
-SUMMING = (
-    "sum", "mean", "var", "var_mean", "std", "std_mean", "native_batch_norm_backward", "batch_norm_backward",
-    "cudnn_batch_norm_backward", "miopen_batch_norm_backward", "native_layer_norm_backward", "native_group_norm_backward",
-)  # fmt: skip
+def terms_of_each(name: str, args: Any, result: torch.Tensor) -> float:
+    """How many terms of ``args`` are added for each element of ``result``, about."""
+    terms, factor = args[TERMS[name]], None
+    if name.startswith("cum"):
+        return float(terms.shape[args[1]]) if terms.dim() else 1.0
+    if name in MULTIPLIED:
+        factor = next((one for one in args[TERMS[name] + 1 :] if isinstance(one, torch.Tensor)), None)
+    if factor is not None:
+        return max(1.0, math.sqrt(int(terms.numel()) * factor.numel() / result.numel()))
+    return max(1.0, int(terms.numel()) / result.numel())
+
+
+def numbers_of(value: torch.Tensor) -> torch.Tensor:
+    """``value``, or the real and imaginary parts that it consists of, in the same memory."""
+    return torch.view_as_real(value) if value.is_complex() and not value.is_conj() else value
+
+
+def is_narrower(result: Any, args: Any) -> bool:
+    """Whether a cast has fewer bits than what is cast: the last argument that is a tensor."""
+    source = next((one for one in reversed(args) if isinstance(one, torch.Tensor)), None)
+    return isinstance(result, torch.Tensor) and source is not None and result.itemsize < source.itemsize
+
+
+WIDE = (torch.float64, torch.complex128)
+MULTIPLIED = [
+    "mm",
+    "bmm",
+    "mv",
+    "dot",
+    "vdot",
+    "addmm",
+    "baddbmm",
+    "addbmm",
+    "addmv",
+    "convolution",
+    "convolution_backward",
+    "linear",
+]
+NAMED_SUMMING = """
+sum mean nansum logsumexp var var_mean std std_mean norm linalg_vector_norm prod cumsum cumprod logcumsumexp softmax log_softmax
+native_batch_norm native_batch_norm_legit native_batch_norm_legit_no_training native_layer_norm native_group_norm
+native_batch_norm_backward batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward native_layer_norm_backward
+native_group_norm_backward softmax_backward_data log_softmax_backward_data embedding_dense_backward fft_c2c fft_r2c fft_c2r
+avg_pool2d avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d cdist_forward dist
+"""
+TERMS = {
+    **dict.fromkeys(NAMED_SUMMING.split(), 0),
+    **{name: 1 if name.startswith(("add", "badd")) else 0 for name in MULTIPLIED},
+}
+"""Ops that add, and the argument that has the terms."""
 LAST_BITS = {
     torch.float64: (torch.int64, 8),
     torch.float32: (torch.int32, 8),
     torch.bfloat16: (torch.int16, 2),
     torch.float16: (torch.int16, 2),
 }
-"""The integer in which the last bits are seen, which are rounded up or down to a multiple of so much."""
+"""The integer in which the last bits are seen, and by how many of them a rounded value may be off."""
 
 NAMED_ROUNDING = """
 acos acosh asin asinh atan atan2 atanh cos cosh erf erfc erfinv exp exp2 expm1 gelu log log10 log1p log2 log_softmax logaddexp
@@ -237,16 +298,32 @@ NAMED_ARITHMETIC = """
 add addcdiv addcmul cumprod cumsum div dot index_add lerp linalg_vector_norm linear mean mul native_batch_norm native_group_norm
 native_layer_norm norm pow prod reciprocal rsub scatter_add sqrt std sub sum var
 """
-ARITHMETIC = frozenset(NAMED_ARITHMETIC.split()).union(MULTIPLIED)
+ARITHMETIC = frozenset(NAMED_ARITHMETIC.split()).union(TERMS)
 """Ops whose result depends on the order of the operations, unless their arguments have few bits."""
+
+
+NAMED_EXACT = """
+abs amax amin aminmax cat ceil clamp clamp_max clamp_min clone constant_pad_nd copysign cummax cummin diag_embed embedding fill flip
+floor fmax fmin full full_like gather hardtanh index index_copy index_fill index_select kthvalue lift_fresh masked_fill masked_scatter
+masked_select max max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum mode nan_to_num nanmedian neg ones
+ones_like reflection_pad1d reflection_pad2d reflection_pad3d relu repeat replication_pad1d replication_pad2d replication_pad3d roll
+round select_backward select_scatter slice_backward slice_scatter sgn sign sort stack take threshold threshold_backward topk tril triu
+trunc unsafe_index where zero zeros zeros_like
+"""
+EXACT = frozenset(NAMED_EXACT.split())
+"""Ops that move values, choose among them or round to an integer: no backend has other last bits."""
+CASTS_OF_ATEN = ("to_copy", "copy", "convert_element_type")
 
 
 def has_few_bits(argument: Any) -> bool:
     """Whether the numbers in an argument use at most half of the mantissa, so that products and short sums of them are exact."""
     if isinstance(argument, float):
         argument = torch.tensor(argument)
-    if not (isinstance(argument, torch.Tensor) and argument.dtype in LAST_BITS):
+    plain = in_memory(argument) if isinstance(argument, torch.Tensor) else None
+    if plain is None:
         return True
-    half = (1 << (1 - int(math.log2(torch.finfo(argument.dtype).eps))) // 2) - 1
-    plain = in_memory(argument)
-    return plain is None or not (plain.detach().view(LAST_BITS[argument.dtype][0]) & half).any()
+    numbers = numbers_of(plain.detach().resolve_conj())
+    if numbers.dtype not in LAST_BITS:
+        return True
+    half = (1 << (1 - int(math.log2(torch.finfo(numbers.dtype).eps))) // 2) - 1
+    return not (numbers.view(LAST_BITS[numbers.dtype][0]) & half).any()

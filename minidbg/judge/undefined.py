@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from minidbg.torch_internals.operators import run_in_parts
 from minidbg.torch_internals.tensors import TorchDispatchMode
 
 # What a subclass answers itself, where it does; most are no ops that the dispatcher knows, and an error in one ends the process.
@@ -31,13 +32,14 @@ def within(mode: Callable[[], Any], function: Any) -> Any:
 class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops.
 
-    ``decides`` says afterwards whether any op took a decision by a float, which rounding may turn, and ``narrow`` whether
-    any computed in bfloat16 or float16.
+    Afterwards ``decides`` says whether any op took a decision by a float, which rounding may turn, ``may_draw`` whether any may
+    draw random numbers, and ``coarsest`` is the largest rounding step, relative, of the dtypes of results.
     """
 
     supports_higher_order_operators = True
     decides = False
-    narrow = False
+    may_draw = False
+    coarsest = 0.0
 
     def around(self, function: Any) -> Any:
         return within(lambda: self, function)
@@ -55,7 +57,10 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
         whole = not (isinstance(last, torch.Tensor) and (last.is_floating_point() or last.is_complex()))
         of_floats = any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in args)
         self.decides |= name in STEPS or (whole and of_floats)
-        self.narrow |= isinstance(last, torch.Tensor) and last.dtype in (torch.bfloat16, torch.float16)
+        # an op of the program's own may draw without saying so
+        self.may_draw |= torch.Tag.nondeterministic_seeded in func.tags or func.namespace not in TAGGED
+        if not whole:
+            self.coarsest = max(self.coarsest, torch.finfo(last.dtype).eps)
         return result
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -71,9 +76,11 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def in_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an op that is made of others, as they arrive in inference mode; else NotImplemented."""
         with self:
-            return func.decompose(*args, **kwargs)
+            return run_in_parts(func, args, kwargs)
 
 
+TAGGED = ("aten", "prims", "prim")
+"""Namespaces whose ops say whether they draw random numbers."""
 EMPTY = "empty empty_like empty_strided empty_permuted new_empty new_empty_strided"
 
 

@@ -86,6 +86,18 @@ def operator_schemas(path: str) -> tuple[Any, ...]:
     return tuple(getattr(found, overload)._schema for overload in found.overloads())  # type: ignore[no-untyped-call]  # torch has no types there
 
 
+@private_or(lambda func, args, kwargs: NotImplemented)
+def run_in_parts(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operator that eager itself makes of others; NotImplemented where it has a kernel of its own.
+
+    ``func.decompose()`` prefers torch's Python decomposition, where there is one: the compilers use that too, and its bugs are theirs.
+    """
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+        return NotImplemented
+    return func._op_dk(key, *args, **kwargs)
+
+
 @private_or(lambda target: True)
 def has_effects(target: object) -> bool:
     """Whether calling ``target`` does something outside the graph: prints, or calls into a torchbind object.

@@ -44,6 +44,19 @@ def chain_of(error: BaseException | None) -> Iterator[BaseException]:
         error = inner_of(error)
 
 
+NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
+"""Texts of torch's allocators that raise a plain RuntimeError (the CPU's does)."""
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    return any(
+        isinstance(one, MemoryError)
+        or type(one).__name__ == "OutOfMemoryError"  # torch's, which words does not import
+        or (isinstance(one, RuntimeError) and any(text in message_of(one).lower() for text in NO_MEMORY))
+        for one in chain_of(error)
+    )
+
+
 def is_of_a_signal_handler(error: BaseException) -> bool:
     """Whether a handler of a signal has raised it, such as that of a time limit: the program's own word, and nobody's failure."""
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}

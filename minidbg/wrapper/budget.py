@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minidbg.fx.ranks import rank_and_size
-from minidbg.words.foreign import message_of
+from minidbg.words.foreign import is_out_of_memory, message_of
 from minidbg.words.outcome import Signature
 from minidbg.words.settings import Reduce, Settings
-from minidbg.wrapper.causes import is_missing_compiler, is_out_of_memory
+from minidbg.wrapper.causes import is_missing_compiler
 
 
 @dataclass(slots=True)

@@ -29,14 +29,13 @@ from minidbg.words import environment
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
 from minidbg.words.files import replace_file
-from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, message_of
+from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.words.outcome import Signature
 from minidbg.words.run_spec import how_to_fill_in
 from minidbg.words.settings import Reduce, Settings
 from minidbg.words.text import display_path
 from minidbg.wrapper.budget import several_ranks
 from minidbg.wrapper.capture import Failure, case_of, case_to_fill_in, digest, lost_note
-from minidbg.wrapper.causes import is_out_of_memory
 from minidbg.wrapper.process import PROCESS
 from minidbg.wrapper.reports import Report
 

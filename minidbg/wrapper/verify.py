@@ -25,14 +25,13 @@ from minidbg.judge.snapshot import CannotCompare
 from minidbg.source.names import readable
 from minidbg.torch_internals.devices import generator_states
 from minidbg.words.errors import AccuracyError
-from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, message_of
+from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction
 from minidbg.words.run_spec import CompiledFn, Level, RunSpec
 from minidbg.words.settings import Settings, Verify
 from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
-from minidbg.wrapper.causes import is_out_of_memory
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.process import GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_in

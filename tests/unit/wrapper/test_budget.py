@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from minidbg.words.foreign import is_out_of_memory
 from minidbg.words.outcome import Kind, Signature
 from minidbg.words.settings import Reduce, Settings
 from minidbg.wrapper.budget import ReductionBudget, several_ranks
-from minidbg.wrapper.causes import is_out_of_memory
 
 ONE = Signature(Kind.COMPILE, types=("ValueError",), message="one")
 OTHER = Signature(Kind.COMPILE, types=("ValueError",), message="other")
