@@ -228,10 +228,11 @@ class _Judge:
             a, e = (torch.zeros_like(e) if a is None else a), (torch.zeros_like(a) if e is None else e)
         if not (isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor)):
             return self.scalars(where, kind, a, e)
-        if difference := _form(where, kind, a, e):
+        nested = a.is_nested or e.is_nested  # of which torch tells no shape
+        if not nested and (difference := _form(where, kind, a, e)):
             return difference
-        if not _are_plain(a, e):
-            what = f"a {type(e).__name__} of {_name(e.dtype)}, {_name(e.layout)}"
+        if nested or not _are_plain(a, e):
+            what = f"a {type(e).__name__} of {_name(e.dtype)}, {'nested' if nested else _name(e.layout)}"
             raise CannotCompare(f"{where} is {what}, which cannot be compared with eager's")
         if a.numel() == 0 or a.device.type == "meta" or _is_same_memory(a, e) or are_close(a, e, 0.0, 0.0):
             return None

@@ -14,7 +14,7 @@ Snapshot = Mapping[str, "Leaf"]
 
 
 class CannotCompare(ValueError):
-    """A leaf has no plain values to compare (quantized, nested, fake): it is neither right nor wrong."""
+    """A leaf has no plain values to compare (nested, fake): it is neither right nor wrong."""
 
 
 class Leaf(NamedTuple):
@@ -56,6 +56,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         items = [(".mask", mask), (".data", value.get_data().detach().masked_fill(~mask, 0))]
     elif isinstance(value, torch.Tensor) and value.layout in SPARSE and value.device.type != "meta":
         items = [(".layout", _name(value.layout)), ("", value.to_dense())]
+    elif isinstance(value, torch.Tensor) and value.is_quantized:
+        form = f"{_name(value.dtype)}, {str(value.qscheme()).removeprefix('torch.')}"
+        items = [(".quantization", form), ("", value.dequantize())]
     else:
         yield "", value
         return

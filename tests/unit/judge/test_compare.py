@@ -427,11 +427,20 @@ def test_rounding_noise_between_eager_runs_widens_the_tolerance_and_does_not_bli
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz.*", "ignore:.*deprecated.*")
-def test_quantized_tensors_are_refused_by_name_after_a_difference_elsewhere() -> None:
-    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-    with pytest.raises(CannotCompare, match=r"output 0 .*qint8"):
-        mismatch(outputs(quantized), outputs(quantized))
-    difference = mismatch(outputs(quantized, torch.ones(2)), outputs(quantized, torch.zeros(2)))
+def test_quantized_tensors_are_compared_by_what_they_stand_for() -> None:
+    def quantized(value: torch.Tensor, dtype: torch.dtype = torch.qint8) -> torch.Tensor:
+        return torch.quantize_per_tensor(value, 0.1, 0, dtype)
+
+    assert is_silent(quantized(ONES), quantized(ONES))
+    assert found(quantized(ONES + 1), quantized(ONES))["category"] == "float"
+    assert found(quantized(ONES, torch.quint8), quantized(ONES))["where"] == "output 0.quantization"
+
+
+def test_what_cannot_be_compared_is_refused_by_name_after_a_difference_elsewhere() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(CannotCompare, match=r"output 0 .*nested"):
+        mismatch(outputs(nested), outputs(nested.clone()))
+    difference = mismatch(outputs(nested, torch.ones(2)), outputs(nested, torch.zeros(2)))
     assert difference["where"] == "output 1"
 
 
