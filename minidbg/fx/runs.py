@@ -32,6 +32,7 @@ from minidbg.fx.effects import (
 )
 from minidbg.fx.mutation import written_sources
 from minidbg.fx.pieces import with_graphs
+from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.words.foreign import message_of
 
 
@@ -126,7 +127,7 @@ class EndlessLoop(Exception):
 class Runs:
     """Runs of ``graph_module`` on ``inputs``, each with the same random values.
 
-    ``writing`` are the nodes that may write to values that they did not make, with the nodes of those values. ``random_state``
+    ``writing`` are the nodes that may write to values that they did not make, with the nodes of those values. ``random_states``
     and ``grad`` hold before the first node, inside the block that ``around`` makes. ``loop_seconds`` limits each loop
     that has turned ``FREE_TURNS`` times.
     """
@@ -154,7 +155,7 @@ class Runs:
         self._around = around
         self._grad = grad
         self._loop_seconds = loop_seconds
-        self._random_state = torch.get_rng_state()
+        self._random_states = generator_states(inputs)
         self._dying: dict[int, list[fx.Node]] = {}
         """The nodes that a position uses last."""
         for node, position in self.last_use.items():
@@ -239,8 +240,9 @@ class Runs:
     @contextmanager
     def _surroundings(self, env: Env) -> Iterator[None]:
         """Modes and random state as they are before the first node; all as it was when the block ends."""
-        outer_grad, outer_random = torch.is_grad_enabled(), torch.get_rng_state()
-        torch.set_rng_state(self._random_state)
+        outer_grad, outer_random = torch.is_grad_enabled(), generator_states(self.inputs)
+        for device, state in self._random_states:
+            set_generator_state(device, state)
         try:
             with self._around(), torch_internals.thread_state_kept():
                 torch.set_grad_enabled(self._grad)
@@ -250,7 +252,8 @@ class Runs:
                     self._leave_blocks(env)
         finally:
             torch.set_grad_enabled(outer_grad)
-            torch.set_rng_state(outer_random)
+            for device, state in outer_random:
+                set_generator_state(device, state)
 
     def _leave_blocks(self, env: Env) -> None:
         """Run the exits of the blocks that are still open, innermost first."""

@@ -29,7 +29,15 @@ from typing import Any
 import torch
 
 from minidbg.judge.arithmetic import Elements, are_close, far_apart, largest, wrong_elements
-from minidbg.judge.ensemble import Eager, Ensemble, Tag, ensemble_of, left_by, same_but_for_rounding
+from minidbg.judge.ensemble import (
+    Eager,
+    Ensemble,
+    Tag,
+    ensemble_of,
+    left_by,
+    same_but_for_rounding,
+    with_other_rounding,
+)
 from minidbg.judge.snapshot import (
     CannotCompare,
     Leaf,
@@ -79,14 +87,22 @@ class Comparison:
     """Runs the model again: changed, or with another seed."""
     spec: RunSpec
 
-    def difference(self, notes: list[str]) -> Difference | None:
-        """The first difference that no legal run of eager explains, or None. ``notes`` hears what is not judged."""
+    def difference(self, notes: list[str], unjudged: set[str] | None = None) -> Difference | None:
+        """The first difference that no legal run of eager explains, or None. ``notes`` hears what is not judged.
+
+        ``unjudged`` gets the labels of the leaves of which nothing was judged.
+        """
         actual, expected = left_by(self.actual), left_by(self.expected)
         ensemble = ensemble_of(self.eager, expected)
-        return mismatch(actual, expected, ensemble, self.spec, notes)
+        return mismatch(actual, expected, ensemble, self.spec, notes, unjudged)
 
     def difference_of_two_runs(self) -> Difference | None:
         return mismatch(left_by(self.actual), left_by(self.expected), spec=self.spec)
+
+    def difference_of_same_numbers(self) -> Difference | None:
+        """The first difference that other rounding does not explain, where both have drawn the same random numbers."""
+        ensemble = Ensemble({Tag.NOISE: with_other_rounding(self.eager)})
+        return mismatch(left_by(self.actual), left_by(self.expected), ensemble, self.spec)
 
     def difference_of_form(self) -> Difference | None:
         return form_difference(left_by(self.actual), left_by(self.expected))
@@ -98,6 +114,7 @@ def mismatch(
     ensemble: Ensemble | None = None,
     spec: RunSpec = USUAL,
     notes: list[str] | None = None,
+    unjudged: set[str] | None = None,
 ) -> Difference | None:
     """The first difference that counts between a compiled run (``actual``) and eager's (``expected``), or None.
 
@@ -130,6 +147,9 @@ def mismatch(
         if difference := _first_relation(actual, expected):
             return difference
     finally:
+        if unjudged is not None:
+            unjudged |= {where for where, steady in judge.steady.items() if not steady}
+            unjudged |= {where for where, part in judge.left_out.items() if part == where}
         if notes is not None:
             left_out = (where for where, steady in judge.steady.items() if not steady)
             notes += [f"{where} is not judged: {UNSTEADY}" for where in left_out]
@@ -365,6 +385,12 @@ def _difference(
     direction = "backward" if kind == "gradient" else "forward"
     signature = {"direction": direction, "message": f"{kind}: {detail or category}"}
     return {"where": where, "category": category, "signature": signature, "message": message, **figures}
+
+
+def written_unseen(index: int) -> Difference:
+    """The difference of an input that is no longer what it was, where nobody knows by how much."""
+    where = f"input {index} after the call"
+    return _difference(where, "input", "float", f"{where} is changed")
 
 
 def _is_same_memory(a: torch.Tensor, e: torch.Tensor) -> bool:

@@ -24,10 +24,12 @@ from minidbg.judge.signature import (
     signature_of,
     text_of,
 )
+from minidbg.judge.snapshot import CannotCompare
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import thread_state_kept, without_autocast
 from minidbg.words.environment import judging
 from minidbg.words.errors import TorchNameMissing
+from minidbg.words.foreign import first_line_of, is_of_a_signal_handler
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Outcome, Signature, Verdict
 from minidbg.words.run_spec import CallPath, Context, RunSpec
@@ -301,7 +303,8 @@ def cotangent_for(root: torch.Tensor, index: int) -> torch.Tensor:
         made.values().copy_(cotangent_for(made.values(), index))
         return made
     random = torch.Generator().manual_seed(SEED + index)
-    values = torch.randn(root.shape, generator=random, dtype=torch.float32, device="cpu")
+    dtype = torch.complex64 if root.is_complex() else torch.float32
+    values = torch.randn(root.shape, generator=random, dtype=dtype, device="cpu")
     return values.to(root.device, root.dtype)
 
 
@@ -384,8 +387,13 @@ def dtype_named(name: str) -> torch.dtype:
 def compared(runs: Comparison, notes: list[str]) -> Outcome | None:
     try:
         difference = runs.difference(notes)
-    except ValueError as error:
+    except CannotCompare as error:
         return Outcome(Verdict.INVALID, reason=f"cannot be compared with eager: {error}")
+    except Exception as error:
+        if is_of_a_signal_handler(error):
+            raise
+        reason = f"comparing it with eager failed ({first_line_of(error)}); that is a bug in minidbg"
+        return Outcome(Verdict.INVALID, reason=reason)
     if difference is None:
         return None
     signature = Signature.from_table({"kind": Kind.ACCURACY, **difference["signature"]})

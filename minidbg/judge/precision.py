@@ -57,17 +57,10 @@ def copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor], mode: Cal
 
 
 class Float64(TorchFunctionMode):
-    """While active, a call that names a float dtype gets float64 instead, and float64 is the default dtype."""
+    """While active, a call that names a float dtype gets float64 instead, and what has the default dtype becomes float64.
 
-    def __enter__(self) -> Any:
-        self.default_dtype = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        torch.set_default_dtype(self.default_dtype)
+    The default dtype itself is the process's: other threads may be compiling, and dynamo guards it.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
@@ -83,7 +76,28 @@ class Float64(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is getattr(torch.Tensor, name, None) and name in CASTS:
             func = getattr(torch.Tensor, CASTS[name])
-        return func(*map(_in_float64, args), **{key: _in_float64(value) for key, value in kwargs.items()})
+        args, kwargs = (
+            tuple(map(_in_float64, args)),
+            {key: _in_float64(value) for key, value in kwargs.items()},
+        )
+        result = func(*args, **kwargs)
+        if type(result) is not torch.Tensor or result.dtype not in NARROW:
+            return result
+        wide = [
+            one.double() if is_whole(one) else one for one in args
+        ]  # integers have given the default dtype
+        again = func(*wide, **kwargs) if any(map(is_whole, args)) else result
+        return again.to(_wide_dtype(again.dtype))
+
+
+NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether ``value`` is a tensor of integers."""
+    return isinstance(value, torch.Tensor) and not (
+        value.is_floating_point() or value.is_complex() or value.dtype is torch.bool
+    )
 
 
 def _in_float64(argument: Any) -> Any:

@@ -78,6 +78,26 @@ class Derandomized:
         return replace(self, inputs=(*self.inputs[:given], *values))
 
 
+def may_draw(gm: fx.GraphModule) -> bool:
+    """Whether any op of ``gm`` may draw random numbers, by what torch says of the ops; those of others may always."""
+    graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]
+    return any(is_call(node) and _may_draw(node) for graph in graphs for node in graph.nodes)
+
+
+def _may_draw(node: fx.Node) -> bool:
+    module = str(getattr(node.target, "__module__", ""))
+    if node.op == "call_function" and module in ("_operator", "builtins", "math"):
+        return False
+    if any(nested_graphs(node)):  # which are looked at by themselves
+        return False
+    name = op_name(node)
+    plain = name.strip("_")
+    tags = torch_internals.tags_of_operators(name)
+    if tags is None or plain in DROPOUTS | RECURRENT | set(SWITCHES) | {ATTENTION}:
+        return True
+    return torch.Tag.nondeterministic_seeded in tags
+
+
 def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
     """``gm`` with its draws turned into inputs, which hold what one eager run on clones of ``inputs`` drew.
 

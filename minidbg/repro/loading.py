@@ -34,15 +34,6 @@ from minidbg.words.run_spec import DAMAGE, BackendRef, CallPath
 _numbers = itertools.count(1)
 
 
-def inputs_on(path: Path, device: str) -> tuple[Any, ...]:
-    text = script_text(path)
-    header = header_of(text, path)
-    parts = read_parts(text, header)
-    namespace = _namespace(path, parts)
-    with stored_tensors(path), as_scripts_do():
-        return tuple(namespace["inputs"](device))
-
-
 @contextlib.contextmanager
 def stored_tensors(path: Path) -> Iterator[None]:
     """A block in which the script at ``path`` may read its tensors. Raises UnreadableRepro, which names their file, where they are damaged."""

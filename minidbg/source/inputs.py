@@ -38,8 +38,6 @@ SPECIAL = (math.nan, math.inf, -math.inf)
 RESERVED = ("torch", "device", "stored", "inputs", "float", "complex")
 """Names that the text of ``inputs()`` uses itself."""
 DRAWS = re.compile(r"\b(rand|randn|randint|randperm|uniform_)\(")
-RESCUED_VALUES: dict[int, Tensor] = {}
-"""Values on the CPU for tensors of a device in error, by the identity of their storage, as a flight record holds them from before the error."""
 
 
 class Exactness(enum.StrEnum):
@@ -326,11 +324,13 @@ def flagged(value: Tensor, text: str, view: str = "", *, is_new: bool = True) ->
 
 
 def readable(value: Tensor) -> Tensor | None:
-    """``value``, or what was seen of it before its device was in error; None where there are no numbers (fake, meta, freed)."""
-    if value.device in BROKEN:
-        seen = RESCUED_VALUES.get(storage_of(value))
-        return seen if seen is not None and layout_of(seen) == layout_of(value) else None
-    is_empty = value.is_meta or torch_internals.is_fake(value) or torch_internals.is_freed(value)
+    """``value``; None where there are no numbers: fake, meta, freed, of a device in error."""
+    is_empty = (
+        value.device in BROKEN
+        or value.is_meta
+        or torch_internals.is_fake(value)
+        or torch_internals.is_freed(value)
+    )
     return None if is_empty else value
 
 

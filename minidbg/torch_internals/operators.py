@@ -86,6 +86,13 @@ def operator_schemas(path: str) -> tuple[Any, ...]:
     return tuple(getattr(found, overload)._schema for overload in found.overloads())  # type: ignore[no-untyped-call]  # torch has no types there
 
 
+def tags_of_operators(name: str) -> set[torch.Tag] | None:
+    """What torch says of all overloads of ``torch.ops.aten.NAME``, or of ``NAME_``; None where there is no such operator."""
+    packets = [getattr(torch.ops.aten, one, None) for one in (name, name.strip("_"), f"{name.strip('_')}_")]
+    overloads = [getattr(packet, one) for packet in packets if packet for one in packet.overloads()]
+    return {tag for overload in overloads for tag in overload.tags} if overloads else None
+
+
 @private_or(lambda func, args, kwargs: NotImplemented)
 def run_in_parts(func: Any, args: Any, kwargs: Any) -> Any:
     """The result of an operator that eager itself makes of others; NotImplemented where it has a kernel of its own.

@@ -91,6 +91,8 @@ class DynamoGraph(GraphState):
 
     guards: torch_internals.GuardState
     guard_error: Exception | None = None
+    has_backward = False
+    """Whether a backward that AOTAutograd compiled for it is listened to."""
     aot_ids_from = 0
     """AOTAutograd's number for the first graph that this one's compilers make."""
 
@@ -125,9 +127,9 @@ class DynamoGraph(GraphState):
     def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
         """One more good call: the graph may settle, and its backward is listened to."""
         super().went_well(result, args)
-        first = self.good_calls == 1 and torch.is_grad_enabled()
-        has_backward = first and self.guard_backward(result, args)
-        if self.settled and not has_backward:
+        if torch.is_grad_enabled() and not self.has_backward:
+            self.has_backward = self.guard_backward(result, args)
+        if self.settled and not self.has_backward:
             self.record.close()  # after it, nothing of this graph can end the process
 
     def guard_backward(self, result: Any, args: tuple[Any, ...]) -> bool:

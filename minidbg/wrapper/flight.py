@@ -14,8 +14,7 @@ import contextlib
 import itertools
 import logging
 import os
-import shutil
-import tempfile
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,9 +32,6 @@ from minidbg.fx.ranks import collective_name, rank_note
 from minidbg.repro import Exactness, Form, flights, render
 from minidbg.repro.flights import RecordName, Step
 from minidbg.repro.folder import as_safetensors
-from minidbg.repro.loading import inputs_on
-from minidbg.source.inputs import RESCUED_VALUES
-from minidbg.torch_internals import devices
 from minidbg.words.errors import MinidbgError
 from minidbg.words.files import for_its_owner
 from minidbg.words.foreign import is_of_a_signal_handler
@@ -59,6 +55,8 @@ class Record:
         self.name: RecordName | None = None
         self.link: Link | None = None
         self.is_on = settings.flight_recorder
+        self.inside: set[int] = set()
+        """Threads that are in a step now."""
 
     def during(self, step: Step, link: Link, values: Sequence[Any]) -> Flight:
         """A block in which the process may die; ``values`` are what the graph is called with."""
@@ -77,7 +75,7 @@ class Record:
                 self.write(step, link, values)
             self.move(step)
         except Exception as trouble:  # no form as a script, no room for one, a fault of ours: the backend is called all the same
-            self.close()
+            self.discard()
             if is_of_a_signal_handler(trouble):
                 raise
             log.debug(
@@ -85,7 +83,7 @@ class Record:
             )
 
     def write(self, step: Step, link: Link, values: Sequence[Any]) -> None:
-        self.close()
+        self.discard()
         with torch_internals.random_numbers_put_back(values), torch_internals.outside_tracing():
             case = case_about_to_run(self.graph_module, link, values, self.settings)
             script = render(
@@ -123,7 +121,11 @@ class Record:
                 self.move(step)
 
     def close(self) -> None:
-        """Nothing more can happen, or what happened is known: the record goes."""
+        """Nothing more can happen, or what happened is known: the record goes, unless another thread is in a step."""
+        if not self.inside:
+            self.discard()
+
+    def discard(self) -> None:
         if self.name is None or self.path is None or self.name.pid != os.getpid():
             return
         PROCESS.records.pop(self.name.number, None)
@@ -182,6 +184,7 @@ class Flight:
 
     def __enter__(self) -> None:
         if self.record.is_on:
+            self.record.inside.add(threading.get_ident())
             self.record.begin(self.step, self.link, self.values)
             self.began = PROCESS.clock()
 
@@ -189,11 +192,10 @@ class Flight:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         record = self.record
+        record.inside.discard(threading.get_ident())
         if record.name is None:
             return
         if isinstance(error, Exception) or (error is None and self.step is Step.BACKWARD):
-            if error is not None and record.path is not None and devices.in_error(self.values):
-                remember(self.values, record.path)
             record.close()  # an exception can be answered
         elif isinstance(error, KeyboardInterrupt) and PROCESS.clock() - self.began < flights.LONG_S:
             record.close()
@@ -203,28 +205,8 @@ class Flight:
             record.leave()
         elif error is not None:
             record.leave()  # SystemExit, a panic
-        else:
+        elif not record.inside:
             record.quietly_move(Step.IDLE)
-
-
-def remember(values: Sequence[Any], record: Path) -> None:
-    seed = torch.manual_seed
-    torch.manual_seed = torch.default_generator.manual_seed  # not the device's too, which refuses that
-    try:
-        with torch_internals.random_numbers_put_back(values), tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder, "record.py")
-            shutil.copy(record, copy)
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copy(flights.tensors_of(record), copy.with_suffix(".safetensors"))
-            seen = inputs_on(copy, "cpu")
-    except Exception:  # a second accelerator, no memory
-        log.debug("flight_record_unreadable", exc_info=True)
-        return
-    finally:
-        torch.manual_seed = seed
-    for value, known in zip(values, seen, strict=False):
-        if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor):
-            RESCUED_VALUES[torch_internals.storage_identity(value)] = known
 
 
 def case_about_to_run(

@@ -139,7 +139,7 @@ class GraphState:
             try:
                 return self.compiled_fn(*args)
             except Exception as error:
-                again = self.after_failure(error, args, None)
+                again = self.after_failure(error, args, None, self.declared_otherwise(args))
                 if again is None:
                     raise
             return again(*args)
@@ -170,9 +170,10 @@ class GraphState:
         synchronize_devices(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
         verification, collectives = None, self.collectives(values)
+        undeclared = self.declared_otherwise(values)
         put_state_back = torch_internals.state_of_thread()
         try:
-            verification = self.verification(values, kept)
+            verification = self.verification(values, kept, undeclared)
             with (
                 self.record.during(Step.RUN, self.links[self.position], values),
                 collectives or contextlib.nullcontext(),
@@ -183,7 +184,11 @@ class GraphState:
             as_left = torch_internals.state_of_thread()
             put_state_back()  # a level of vmap that it has left open would have a part in all that follows
             again = self.after_failure(
-                error, values, kept, begun=collectives is not None and collectives.begun
+                error,
+                values,
+                kept,
+                undeclared,
+                begun=collectives is not None and collectives.begun,
             )
             if again is None:
                 as_left()
@@ -205,7 +210,11 @@ class GraphState:
         talks = talks_to_others(self.untouched, args) != "" and self.position < len(self.links)
         return flight.Collectives(self.record) if talks else None
 
-    def verification(self, args: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
+    def declared_otherwise(self, args: Sequence[Any]) -> str:
+        """What dynamo declared of ``args`` and did not keep to, asked before a backend can have changed them."""
+        return declared_otherwise(self.untouched, args, self.mutated) if self.level is Level.DYNAMO else ""
+
+    def verification(self, args: tuple[Any, ...], kept: Kept, undeclared: str) -> verify.Verification | None:
         most = verify.calls_compared(self.settings.verify)
         if (most is not None and self.good_calls >= most) or self.position >= len(self.links):
             self.facts.why_not = self.facts.why_not or NOT_ASKED
@@ -215,7 +224,10 @@ class GraphState:
         self.comparing.add(threading.get_ident())
         own, link = self.settings, self.links[self.position]
         with self.record.during(Step.RUN, link, args):
-            return verify.begin(self.untouched, self.call, link, args, self.mutated, kept, own, self.facts)
+            begun = verify.begin(self.untouched, self.call, link, args, self.mutated, kept, own, self.facts)
+        if begun is not None:
+            begun.undeclared = undeclared
+        return begun
 
     def wrong_results(
         self, verification: verify.Verification, result: Any, args: tuple[Any, ...]
@@ -251,24 +263,30 @@ class GraphState:
         return again
 
     def after_failure(
-        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, *, begun: bool = False
+        self,
+        error: Exception,
+        args: tuple[Any, ...],
+        kept: Kept | None,
+        undeclared: str,
+        *,
+        begun: bool = False,
     ) -> CompiledFn | None:
         """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph.
 
-        ``begun``: a collective has taken place, and other ranks would not take part in it again.
+        ``undeclared`` says what dynamo had declared otherwise of ``args``: then no backend is to blame. ``begun``: a collective has taken place, and other ranks would not take part in it again.
         """
         if self.position >= len(self.links) or handle.is_handling():
             return None
         if torch_internals.is_of_a_saved_tensor_hook(error) or is_of_a_signal_handler(error):
             return None
         left = self.keep(args) if kept is not None else NOTHING
-        again = self.instead(error, args, kept, begun=begun)
+        again = self.instead(error, args, kept, undeclared, begun=begun)
         if again is None:
             self.put_back(left)  # whoever catches the error finds what the backend has left, as without us
         return again
 
     def instead(
-        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, *, begun: bool
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, undeclared: str, *, begun: bool
     ) -> CompiledFn | None:
         """What to call after a failure that is told about, or None. What the graph writes to may be as before the call."""
         restored = self.put_back(kept)
@@ -281,7 +299,6 @@ class GraphState:
             self.put_back(kept)
             if blameless:
                 return None
-        undeclared = self.level is Level.DYNAMO and declared_otherwise(self.untouched, args, self.mutated)
         report = Report(undeclared) if undeclared else self.report_on(failure)
         if begun or not (restored and self.can_go_on()):
             self.say_why_it_is_raised(error, report)
@@ -309,7 +326,8 @@ class GraphState:
                 failure = self.failure(another, args, Kind.COMPILE)
                 report = self.report_on(failure)
                 self.put_back(kept)
-                self.warn(failure, report)
+                if self.can_go_on():
+                    self.warn(failure, report)
             else:
                 return lambda *args: self.careful_call(list(args))
         if self.settings.on_failure is OnFailure.FALLBACK:

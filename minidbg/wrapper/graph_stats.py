@@ -18,7 +18,7 @@ VARIABLE = "MINIDBG_STATS"
 class Stats:
     """How many graphs this process gave to wrapped backends, and how many of them were compared with eager.
 
-    ``graphs`` is the sum of ``verified``, ``failed``, ``not_run`` and the values of ``not_verified``.
+    ``graphs`` is the sum of ``verified``, ``failed``, ``not_run`` and the values of ``not_verified`` and ``eager_raises``.
     """
 
     graphs: int
@@ -30,6 +30,8 @@ class Stats:
     """Compiled, and not called yet."""
     not_verified: dict[str, int]
     """By reason."""
+    eager_raises: dict[str, int]
+    """Graphs for whose inputs eager raises where the backend returned a result, by what is said of them."""
     left_out: dict[str, int]
     """Graphs of which a part was not judged (an output that eager itself gives differently each time), by reason."""
 
@@ -41,14 +43,16 @@ def stats() -> Stats:
     """
     own = [one for one in PROCESS.graphs if one.process == os.getpid() and not one.restarted]
     judged = [one for one in own if one.failed or one.verified]
-    others = [one.handed_back or one.why_not for one in own if not (one.failed or one.verified)]
+    others = [one for one in own if not (one.failed or one.verified)]
+    why_not = [one.handed_back or one.why_not for one in others if not one.eager_raises]
     return Stats(
         graphs=len(own),
         verified=sum(not one.failed for one in judged),
         failed=sum(one.failed for one in judged),
-        not_run=others.count(""),
-        not_verified=dict(Counter(filter(None, others))),
-        left_out=dict(Counter(note for one in judged for note in one.left_out)),
+        not_run=why_not.count(""),
+        not_verified=dict(Counter(filter(None, why_not))),
+        eager_raises=dict(Counter(one.eager_raises for one in others if one.eager_raises)),
+        left_out=dict(Counter(note for one in own for note in one.left_out)),
     )
 
 

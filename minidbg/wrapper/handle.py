@@ -55,8 +55,13 @@ def is_handling() -> bool:
 def handle(failure: Failure, settings: Settings) -> Report:
     """Capture and reduce ``failure``, and tell the listeners; the report. Never raises an ordinary exception."""
     report = handle_quietly(failure, settings)
-    for listener in PROCESS.listeners:
-        listener(failure, report)
+    try:
+        for listener in PROCESS.listeners:
+            listener(failure, report)
+    except Exception as trouble:  # the user's exception must arrive
+        if is_of_a_signal_handler(trouble):
+            raise
+        log.debug("listener_failed", exc_info=True)
     return report
 
 

@@ -31,6 +31,8 @@ class GraphFacts:
     """A call of it was compared with eager and agreed."""
     why_not: str = ""
     """Why no call of it was compared."""
+    eager_raises: str = ""
+    """What eager raised for inputs for which the backend returned a result."""
     left_out: tuple[str, ...] = ()
     """What was not judged in a call that was compared."""
     restarted: bool = False
@@ -41,6 +43,11 @@ class GraphFacts:
         self.why_not = self.why_not or reason
         if PROCESS.is_new(f"not verified: {reason}"):
             log.warning("minidbg: a graph is not verified: %s", reason)
+
+    def refused_by_eager(self, text: str) -> None:
+        self.eager_raises = text
+        if PROCESS.is_new(text):
+            log.warning("minidbg: %s", text)
 
     def leave_out(self, note: str) -> None:
         self.left_out = tuple(dict.fromkeys((*self.left_out, note)))
@@ -76,6 +83,8 @@ class Process:
     said: set[str] = field(default_factory=set)
     """What is told once."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    comparing: threading.RLock = field(default_factory=threading.RLock)
+    """Held while a thread compares a graph with eager."""
 
     def is_new(self, text: str) -> bool:
         with self.lock:

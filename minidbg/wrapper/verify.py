@@ -19,8 +19,9 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.fx.effects import op_name
 from minidbg.judge.compare import Comparison, Difference
+from minidbg.judge.ensemble import OTHER_SEED, left_by
 from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
-from minidbg.judge.randomness import Derandomized, feed_recorded
+from minidbg.judge.randomness import Derandomized, feed_recorded, may_draw
 from minidbg.judge.snapshot import CannotCompare
 from minidbg.source.names import readable
 from minidbg.torch_internals.devices import generator_states
@@ -28,18 +29,24 @@ from minidbg.words.errors import AccuracyError
 from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction
-from minidbg.words.run_spec import CompiledFn, Level, RunSpec
+from minidbg.words.run_spec import CompiledFn, RunSpec
 from minidbg.words.settings import Settings, Verify
 from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
 from minidbg.wrapper.chain import Link, compile_at_run_time
-from minidbg.wrapper.process import GraphFacts
+from minidbg.wrapper.process import PROCESS, GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_in
-from minidbg.wrapper.verify_refusals import declared_otherwise, refusal
+from minidbg.wrapper.verify_refusals import refusal
 from minidbg.wrapper.verify_runs import compared
 
 log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
+GRADIENTS_NOT_RUN = "its gradients are not judged: what the backend compiled raises on copies of the inputs"
+NUMBERS_OF_BACKWARD = "whether backward has the random numbers that forward has drawn is not judged"
+NOTHING_JUDGED = "of its results none is judged"
+OTHERS_S = 60.0
+"""How long a comparison waits for those of other threads, which may wait for this one's graph."""
+DRAWN_ANEW = "its outputs agree with the random numbers that the backend drew, its gradients do not: backward has drawn others"
 RECORDED = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
 
 
@@ -74,7 +81,13 @@ class Verification:
     gradients: dict[str, Any] | None = None
     """What the compiled function gave on copies; None when none are needed or had."""
     backward_error: Exception | None = None
+    lacks_gradients: bool = False
+    """Whether there are gradients that no run of the compiled function gave."""
+    undeclared: str = ""
+    """What dynamo had declared otherwise of the inputs: then no backend is to blame."""
     notes: list[str] = field(default_factory=list)
+    unjudged: set[str] = field(default_factory=set)
+    """Labels of the results of which nothing was judged."""
 
     @property
     def spec(self) -> RunSpec:
@@ -86,15 +99,19 @@ class Verification:
         Whatever goes wrong on our side leaves the call unverified.
         """
         try:
-            with handle.handling(args), quiet():
+            with alone(), handle.handling(args), quiet():
                 failure = self.compare(result, args)
-            inside = self.before
-            is_of_dynamo = failure is not None and self.link.level is Level.DYNAMO
-            if is_of_dynamo and (why := declared_otherwise(inside.model, args, inside.written)):
-                raise CannotCompare(why)
-            self.facts.verified |= failure is None and not self.facts.handed_back
+            if failure is not None and self.undeclared:
+                raise CannotCompare(self.undeclared)
+            if self.lacks_gradients:
+                self.facts.leave_out(GRADIENTS_NOT_RUN)
+                self.facts.why_not = self.facts.why_not or GRADIENTS_NOT_RUN
+            else:
+                self.facts.verified |= failure is None and not self.facts.handed_back
             return failure
-        except Exception as trouble:  # eager's own failures included: the user's result stands
+        except EagerRefuses as refusal:
+            self.facts.refused_by_eager(f"{refusal}; {self.link.name} returned a result")
+        except Exception as trouble:  # the user's result stands
             if is_of_a_signal_handler(trouble):
                 raise
             known = isinstance(trouble, CannotCompare)
@@ -112,63 +129,104 @@ class Verification:
         if expected["gradients"] is None:
             self.facts.leave_out(GRADIENTS_REFUSED)
         runs = compared(inside, self.spec, inside.left(result, args, self.gradients), expected)
+        if (spoilt := inside.spoilt_unseen(args)) is not None:
+            return self.mismatch(spoilt, runs)
         if drew:
-            if runs.difference_of_two_runs() is None:
+            if (own := runs.difference_of_two_runs()) is None:
                 return None
             if (found := runs.difference_of_form()) is not None:
                 return self.mismatch(found, runs)
-            with by_element_where_it_fails():
-                inside.set_generators()
-                fed = feed_recorded(inside.graph, inside.fresh())
-                if fed.fed:
-                    if self.agrees_with_the_backends_numbers(fed, runs.actual):
+            if is_backward(own) and self.outputs_show_numbers(
+                expected
+            ):  # equal outputs tell of equal numbers
+                found = runs.difference_of_same_numbers()
+                return self.mismatch(found, runs, (DRAWN_ANEW,)) if found else None
+            fed = self.fed()
+            if fed is not None and fed.fed:
+                numbers = self.numbers_of_the_backend(fed)
+                if numbers is not None:
+                    found = self.difference_beside(numbers, runs.actual)
+                    if found is None:
                         return None
-                    return self.with_numbers(fed).compiled_anew()
+                    if is_backward(found) and not is_backward(own):
+                        return self.mismatch(found, runs, (DRAWN_ANEW,))
+                for name in (*fed.switched_off, *fed.left):
+                    self.facts.leave_out(f"what {name} draws is not judged")
+                return self.with_numbers(fed).compiled_anew()
         found = self.difference(runs)
+        results = {where for where, leaf in left_by(runs.expected).items() if leaf.kind != "input"}
+        if found is None and results and results <= self.unjudged:
+            raise CannotCompare(f"{NOTHING_JUDGED}: {self.notes[0]}")
         return self.mismatch(found, runs) if found else None
 
     def eager(self) -> tuple[dict[str, Any], bool]:
-        """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
+        """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers.
+
+        Raises EagerRefuses where its forward fails. A generator that has moved may be another thread's doing, so the ops count too.
+        """
         inside = self.before
         wants = self.gradients is not None or self.backward_error is not None
-        left = inside.eager(backward=wants, may_refuse=True)
+        try:
+            left = inside.eager(backward=wants, may_refuse=True)
+        except Exception as error:
+            if is_of_a_signal_handler(error) or is_out_of_memory(error):
+                raise
+            raise EagerRefuses(f"eager raises {first_line_of(error)[:300]}") from error
         after = generator_states(inside.inputs)
         pairs = zip(inside.generators, after, strict=True)
-        return left, not all(torch.equal(one, other) for (_, one), (_, other) in pairs)
+        moved = not all(torch.equal(one, other) for (_, one), (_, other) in pairs)
+        return left, moved and may_draw(inside.graph)
 
     def difference(self, runs: Comparison) -> Difference | None:
-        found = runs.difference(self.notes)
+        found = runs.difference(self.notes, self.unjudged)
         for note in self.notes:
             self.facts.leave_out(note)
         return found
 
     # ---- random numbers
 
-    def agrees_with_the_backends_numbers(self, fed: Derandomized, actual: dict[str, Any]) -> bool:
-        """Whether eager leaves ``actual`` behind when it gets the numbers that the backend is likely to have drawn.
-
-        If it does, the graph is right. If not, the numbers may be others: nothing is known.
-        """
+    def fed(self) -> Derandomized | None:
+        """The graph with its random numbers as inputs. None where they cannot be taken out: it is judged but for what others change."""
+        self.before.set_generators()
         try:
-            drawn = verify_runs.draws_by(self.link, self.before, fed)
+            return feed_recorded(self.before.graph, self.before.fresh())
+        except Exception as error:
+            if is_of_a_signal_handler(error):
+                raise
+            log.debug("numbers_not_taken_out", exc_info=True)
+            return None
+
+    def numbers_of_the_backend(self, fed: Derandomized) -> Derandomized | None:
+        """``fed`` with the numbers that the backend is likely to have drawn; None where there are none."""
+        try:
+            return verify_runs.draws_by(self.link, self.before, fed)
         except Exception as error:  # a small graph of ours, which the user never asked for
             if is_of_a_signal_handler(error):
                 raise
             log.debug("draws_alone_failed", exc_info=True)
-            return False
-        if drawn is None:
-            return False
-        other = self.with_numbers(drawn)
+            return None
+
+    def difference_beside(self, numbers: Derandomized, actual: dict[str, Any]) -> Difference | None:
+        """How ``actual`` differs from what eager gives with these numbers: not at all where the graph is right and they are the backend's."""
+        other = self.with_numbers(numbers)
         expected = other.before.eager(backward=bool(actual["gradients"]), may_refuse=True)
-        for index in range(len(self.before.inputs), len(drawn.inputs)):
+        for index in range(len(self.before.inputs), len(numbers.inputs)):
             expected["inputs_after"].pop(str(index), None)
-        return other.difference(compared(other.before, self.spec, actual, expected)) is None
+        return other.difference(compared(other.before, self.spec, actual, expected))
+
+    def outputs_show_numbers(self, expected: dict[str, Any]) -> bool:
+        """Whether eager's outputs are others with another seed, so that equal ones tell of equal numbers."""
+        again = self.before.eager(seed=OTHER_SEED, backward=False)
+        found = Comparison(
+            again, {**expected, "gradients": {}}, self.before.eager, self.spec
+        ).difference_of_two_runs()
+        return found is not None
 
     def with_numbers(self, fed: Derandomized) -> Verification:
         """The same call of a graph that gets its random numbers as inputs."""
         added = fed.inputs[len(self.before.inputs) :]
         inside = replace(self.before, graph=fed.graph_module, inputs=(*self.before.inputs, *added))
-        return replace(self, before=inside, notes=[])
+        return replace(self, before=inside, notes=[], unjudged=set())
 
     def compiled_anew(self) -> Failure | None:
         log.debug("compiled_once_more")
@@ -188,6 +246,8 @@ class Verification:
             raise CannotCompare(why) from error
         runs = compared(inside, self.spec, actual, expected)
         found = found or self.difference(runs)
+        if found is None and actual["gradients"]:
+            self.facts.leave_out(NUMBERS_OF_BACKWARD)
         return self.mismatch(found, runs, (RECORDED,)) if found else None
 
     # ---- failures
@@ -259,7 +319,7 @@ def begin(
             state = verify_runs.before(graph, args, mutated)
             verification = Verification(state, link, settings, facts)
         if state.wants_backward():
-            with torch_internals.random_numbers_put_back(args):
+            with alone(), torch_internals.random_numbers_put_back(args):
                 run_backward(verification, call, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
         if is_of_a_signal_handler(trouble):
@@ -285,9 +345,10 @@ def run_backward(
             try:
                 with torch_internals.first_call_put_off():
                     outputs = call(list(inputs))
-            except Exception as error:  # the user's own call will tell
+            except Exception as error:  # the user's own call will tell, but nothing of gradients
                 if is_of_a_signal_handler(error):
                     raise
+                verification.lacks_gradients = True
                 return
             if not (compiled_for_us or torch_internals.leave_first_backward(tensors_in([outputs]))):
                 compiled_fn = compile_at_run_time(verification.link, inside.model, tuple(inputs))
@@ -312,14 +373,25 @@ def run_backward(
 
 
 @contextlib.contextmanager
-def by_element_where_it_fails() -> Iterator[None]:
-    """A block that takes random numbers out of a graph. Where that fails, the results are compared but for what other numbers change."""
+def alone() -> Iterator[None]:
+    """A block of runs that look at the process's random generators, and set them: no other thread's at once.
+
+    Raises CannotCompare where another's takes too long: it may wait for the graph that this thread is about to run.
+    """
+    if not PROCESS.comparing.acquire(timeout=OTHERS_S):
+        raise CannotCompare(f"a comparison in another thread has taken more than {OTHERS_S:.0f} s")
     try:
         yield
-    except Exception as error:
-        if is_of_a_signal_handler(error):
-            raise
-        log.debug("numbers_not_taken_out", exc_info=True)
+    finally:
+        PROCESS.comparing.release()
+
+
+def is_backward(difference: Difference) -> bool:
+    return bool(difference["signature"]["direction"] == Direction.BACKWARD)
+
+
+class EagerRefuses(Exception):
+    """Eager raises for the inputs of a call for which the backend has returned a result."""
 
 
 @contextlib.contextmanager

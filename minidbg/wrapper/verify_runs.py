@@ -19,11 +19,12 @@ from minidbg import torch_internals
 from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module
 from minidbg.fx.mutation import written_attributes
 from minidbg.judge.arithmetic import are_close
-from minidbg.judge.compare import Comparison
+from minidbg.judge.compare import Comparison, Difference, written_unseen
 from minidbg.judge.harness import Change, left_behind, left_by_run, needs_gradient, unchanged
 from minidbg.judge.randomness import Derandomized, draws_alone
 from minidbg.source.subclasses import is_constructed
 from minidbg.torch_internals.devices import generator_states, set_generator_state
+from minidbg.torch_internals.tensors import has_plain_memory
 from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Settings
 from minidbg.wrapper.chain import Link, compile_at_run_time
@@ -46,6 +47,8 @@ class Before:
     """The inputs that the graph may write to, or that share memory with one."""
     copied: frozenset[int]
     generators: tuple[tuple[str, Tensor], ...]
+    sums: tuple[tuple[int, int], ...] = ()
+    """Of the inputs that are too large to copy and that nobody may write to, by index: the sum of their bits."""
     outputs_only: bool = False
     """Whether what runs do to their inputs is not compared."""
 
@@ -69,11 +72,23 @@ class Before:
         """The part of what a run left behind that is compared: of a part of a graph the outputs."""
         return {**left, "inputs_after": {}, "gradients": {}} if self.outputs_only else left
 
+    def spoilt_unseen(self, args: Sequence[Any]) -> Difference | None:
+        """That an input has been written to which is not copied, and which eager leaves as it is."""
+        for index, before in self.sums:
+            if sum_of_bits(args[index]) != before:
+                return written_unseen(index)
+        return None
+
     def put_back(self, args: Sequence[Any]) -> None:
         for index in sorted(self.copied - self.written):
             value, copied = args[index], self.inputs[index]
             plain = isinstance(value, Tensor) and value.layout is torch.strided and not is_constructed(value)
-            if plain and not are_close(value.detach(), copied.detach(), 0.0, 0.0):
+            # what has another form now stays as it is
+            if (
+                plain
+                and value.shape == copied.shape
+                and not are_close(value.detach(), copied.detach(), 0.0, 0.0)
+            ):
                 with torch.no_grad(), torch_internals.same_versions([value]):
                     memory_of(value).copy_(memory_of(copied))
 
@@ -91,7 +106,9 @@ class Before:
         if change is not unchanged:  # its forward is replaced, which a lazy one would not heed
             graph = change(fx.GraphModule(graph, graph.graph))
         inputs = tuple(change(self.fresh()))
-        left = left_by_run(graph.forward, graph, inputs, backward=backward, may_refuse=may_refuse)
+        # a lazy forward would print what is raised
+        function = torch_internals.without_lazy_recompile(graph.forward)
+        left = left_by_run(function, graph, inputs, backward=backward, may_refuse=may_refuse)
         return self.seen(left)
 
 
@@ -113,7 +130,22 @@ def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) 
         copied = frozenset(range(len(args)))
     with torch.inference_mode(False):
         inputs = with_copies(args, copied)
-    return Before(own_attributes(graph), graph, inputs, written, copied, generator_states(args))
+    large = [
+        (index, value) for index, value in enumerate(args) if index not in copied and has_plain_memory(value)
+    ]
+    sums = tuple((index, sum_of_bits(value)) for index, value in large)
+    return Before(own_attributes(graph), graph, inputs, written, copied, generator_states(args), sums)
+
+
+def sum_of_bits(value: Tensor) -> int:
+    """A number that changes where an element does, and takes a moment to read."""
+    memory = memory_of(value)
+    with torch.no_grad():
+        numbers = torch.view_as_real(memory) if memory.is_complex() else memory
+        if numbers.itemsize == 8:  # in a sum of 64 bits the sign of an even number of elements would not show
+            numbers = torch.stack([numbers.view(torch.int64) >> 32, numbers.view(torch.int64) & 0xFFFFFFFF])
+        whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(numbers.itemsize, torch.int64)
+        return int(numbers.view(whole).sum(dtype=torch.int64))
 
 
 def with_copies(values: Sequence[Any], chosen: frozenset[int]) -> tuple[Any, ...]:

@@ -136,7 +136,7 @@ METADATA: dict[str, tuple[Any, Callable[[], tuple[Any, ...]], Any]] = {
     "other strides": (
         double, lambda: (torch.randn(3, 4),), doing(lambda x: x.as_strided_((3, 4), (1, 3)))),
     "the second input": (
-        lambda x, y: x + y.sum(), lambda: (torch.randn(3), torch.randn(3, 4)), doing(Tensor.t_, number=1)),
+        lambda x, y: x * 2 + y.sum(), lambda: (torch.randn(3), torch.randn(3, 4)), doing(Tensor.t_, number=1)),
     "a buffer": (Shifted(), tuple, doing(Tensor.t_)),
     "plain": (double, lambda: (torch.randn(3, 4),), doing(lambda x: x.add_(1))),
 }  # fmt: skip

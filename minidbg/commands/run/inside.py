@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from minidbg.words import environment
+from minidbg.words.foreign import message_of
 
 TAIL_CHARACTERS = 20_000
 """Of a traceback: minidbg's line is the last of an exception's notes."""
@@ -96,7 +97,7 @@ def listener(failure: Failure, report: Report) -> None:
     """Pass on what became of a failure, for the summary."""
     orders = read_orders()
     if orders is not None:
-        said = str(failure.error).strip().partition("\n")[0][:200]
+        said = message_of(failure.error).strip().partition("\n")[0][:200]
         event = {
             "event": "failure", "backend": failure.link.name, "kind": str(failure.kind),
             "said": f"{type(failure.error).__name__}: {said}", "line": report.line,

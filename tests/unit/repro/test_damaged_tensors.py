@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 
 from minidbg.repro.folder import write
-from minidbg.repro.loading import inputs_on, load
+from minidbg.repro.loading import load
 from minidbg.source.inputs import Exactness
 from minidbg.words.errors import UnreadableRepro
 
@@ -39,9 +39,8 @@ def test_damaged_tensors_are_named_with_what_to_do(
     write(make_case(inputs=(torch.randn(100, 100),)), path, exactness=Exactness.EXACT)
     beside = path.with_suffix(".safetensors")
     assert beside.exists()
-    inputs_on(path, "cpu")
+    load(path)
     damage(beside)
-    for read in (load, lambda script: inputs_on(script, "cpu")):
-        with pytest.raises(UnreadableRepro, match=r"copy the file anew, together with its script") as refused:
-            read(path)
-        assert str(refused.value).startswith(f"{beside}: ")
+    with pytest.raises(UnreadableRepro, match=r"copy the file anew, together with its script") as refused:
+        load(path)
+    assert str(refused.value).startswith(f"{beside}: ")
