@@ -66,6 +66,8 @@ class _Extraction:
     without: Set[fx.Node] = frozenset()
     """Inputs to take out of lists; None stands where one was a whole argument."""
     whole_tuples: bool = False
+    returns_writes: bool = True
+    """Whether a graph that only writes returns what its last write gives, where the whole graph returns anything."""
     standing: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """What stands for each dropped node, in the end."""
     # What goes into the new graph: found first, built after, since placeholders come before all else.
@@ -218,8 +220,9 @@ class _Extraction:
         for node in self.returned:
             if node.op == "placeholder":
                 self.placeholders[node] = None
-        if not self.returned and not self.unpacked:
-            self._plan_written_output()
+        if not self.returned and not self.unpacked and self.returns_writes and self.recording.outputs:
+            tensors = (node for node in reversed(self.kept) if is_tensor(self.facts.get(node)))
+            self.returned += itertools.islice(tensors, 1)
 
     def _plan_unused(self, node: fx.Node) -> None:
         """Make a value that nothing uses an output, if it can be one."""
@@ -241,7 +244,7 @@ class _Extraction:
         """
         if any(self.last_read.get(storage, -1) > self._position(node) for storage in self._written_by(node)):
             return
-        target = next((source for source in node.all_input_nodes if source in self.kept), None)
+        target = next((target for target in self.recording.writing[node] if target in self.kept), None)
         if is_tensor(fact) and (node.users or target is not None):
             self.returned.append(node)
         elif target is not None and target not in self.returned and is_tensor(self.facts.get(target)):
@@ -260,11 +263,6 @@ class _Extraction:
         for node in self.returned:
             found |= dict.fromkeys(self.recording.storages.get(node, ()), len(self.recording.nodes))
         return found
-
-    def _plan_written_output(self) -> None:
-        """A graph that only writes returns what its last writing node gives."""
-        tensors = (node for node in reversed(self.kept) if is_tensor(self.facts.get(node)))
-        self.returned += itertools.islice(tensors, 1)
 
     def _position(self, node: fx.Node) -> int:
         return self.recording.index[node]

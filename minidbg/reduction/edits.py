@@ -49,7 +49,7 @@ def drop_outputs(problem: ReductionProblem) -> None:
             return
     for name in [node.name for node in spare]:
         outputs = {node for node in problem.recording.outputs if node.name != name}
-        if outputs:
+        if outputs or problem.fails_in_inputs:
             problem.consider(problem.extract(set(problem.best.calls), outputs=outputs))
 
 

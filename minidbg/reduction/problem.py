@@ -90,6 +90,8 @@ class ReductionProblem:
     """Whether the failure ends its process: where in memory a read is deadly is chance, so no size is searched for exactly."""
     fails_when_it_runs: bool = False
     """Whether what was compiled raises: the cause is in what the op that raises was computed from."""
+    fails_in_inputs: bool = False
+    """Whether an input after the call is what is wrong: an output that shows the same write would be another failure."""
     allow_no_calls: bool = False
     """Whether a graph without any call may be a candidate."""
     plainness: Callable[[Candidate], tuple[float, ...]] | None = None
@@ -159,6 +161,7 @@ class ReductionProblem:
         """
         base, recording = out_of or (self.best, self.recording)
         how.setdefault("passed_through", self.keep_passed_through)
+        how.setdefault("returns_writes", not self.fails_in_inputs)
         try:
             piece = extract(recording, keep, **how)
         except CannotExtract:

@@ -369,6 +369,7 @@ def reduce_graph_of(case: Case, session: Session, *, believed: bool = False) -> 
         simplify=True,
         is_deadly=case.spec.traits.dies,
         fails_when_it_runs=case.spec.traits.raises_when_run,
+        fails_in_inputs=case.signature is not None and case.signature.message.startswith("input:"),
         around=lambda: harness.entered_modes(case.spec.context),
     )
     session.interrupted |= reduced.interrupted

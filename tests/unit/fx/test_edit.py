@@ -190,6 +190,32 @@ def test_write_to_an_input_needs_no_output() -> None:
     assert body(cut(recording, "add_", "sin"))[-1] == "return (sin,)"
 
 
+def rolled(x: Tensor, y: Tensor) -> Tensor:
+    x.copy_(x.roll(1))
+    return y.sin()
+
+
+@pytest.mark.parametrize(
+    ("function", "how", "returned"),
+    [
+        (rolled, {}, "(copy_,)"),
+        (rolled, {"returns_writes": False}, "()"),
+        (lambda x, y: y.cos().copy_(y.roll(1)).sin(), {"returns_writes": False}, "(copy_,)"),
+        (lambda x, y: (x.copy_(y.roll(1)), None)[1], {}, "()"),
+    ],
+    ids=["an output is wrong", "an input is wrong", "what a later call takes", "the program returns nothing"],
+)
+def test_a_graph_that_only_writes_returns_what_is_to_be_seen(
+    function: Callable[..., Any], how: dict[str, Any], returned: str
+) -> None:
+    graph_module = fx.symbolic_trace(function)
+    output = graph_module.graph.output_node()
+    if output.args[0] is None:
+        output.args = ((),)
+    piece = cut(Recording(graph_module, (torch.ones(3), torch.ones(3))), "roll", "copy_", **how)
+    assert body(piece)[-1] == f"return {returned}"
+
+
 def test_input_that_is_written_and_requires_grad_is_no_leaf() -> None:
     recording = recorded(lambda x: x.sin().add_(1), torch.zeros(2, requires_grad=True))
     piece = cut(recording, "add_")
