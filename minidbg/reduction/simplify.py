@@ -53,6 +53,21 @@ def flagged_as(value: Tensor, made: Tensor) -> Tensor:
     return made.requires_grad_(value.requires_grad)
 
 
+def is_alike(problem: ReductionProblem, candidate: Candidate) -> bool:
+    """Whether the numbers of each call stand in the order that they have in ``best``, and its results are as full."""
+    best = problem.best
+    shapes = _shapes(best), _shapes(candidate)
+    pairs = zip(best.calls, map(candidate.call, [node.name for node in best.calls]), strict=True)
+    in_order = (nested.keeps_order(node, again, shapes) for node, again in pairs if again)
+    return all(in_order) and problem.is_as_full(candidate)
+
+
+def _shapes(candidate: Candidate) -> dict[str, tuple[int, ...]]:
+    names = (node.name for node in candidate.graph_module.graph.find_nodes(op="placeholder"))
+    pairs = zip(names, candidate.inputs, strict=True)
+    return {name: tuple(value.shape) for name, value in pairs if isinstance(value, Tensor)}
+
+
 # --- passes ---
 
 
@@ -100,7 +115,7 @@ def _change_arguments(
         if node is None or (name, place) in problem.causes:
             continue
         candidate = _with_arguments_of(problem, {node: changed})
-        if problem.is_as_full(candidate) and problem.consider(candidate) and problem.best is not best:
+        if is_alike(problem, candidate) and problem.consider(candidate) and problem.best is not best:
             problem.rewritten.setdefault((name, place), put_back)
             return True
     return False
@@ -189,20 +204,24 @@ def _sizes(problem: ReductionProblem) -> set[int]:
 
 
 def _resized(problem: ReductionProblem, old: int, new: int) -> Candidate | None:
-    """Every size, and every int argument, that is ``old`` becomes ``new``; multiples of it shrink alike if need be, and indices."""
-    for scaled, with_indices in itertools.product((False, True), repeat=2):
+    """Every size that is ``old`` becomes ``new``, and every int argument where that can be; multiples of it shrink alike if need be, and indices."""
+    for among_arguments, scaled, with_indices in itertools.product(
+        (True, False), (False, True), (False, True)
+    ):
         sizes = {old: new}
         if scaled:
             sizes |= {size: size // old * new for size in _sizes(problem) if size % old == 0}
             if len(sizes) == 1:
-                return None
-        candidate = _with_sizes(problem, sizes, with_indices)
-        if candidate is not None and problem.is_valid(candidate) and problem.is_as_full(candidate):
+                continue
+        candidate = _with_sizes(problem, sizes, with_indices, sizes if among_arguments else {})
+        if candidate is not None and problem.is_valid(candidate) and is_alike(problem, candidate):
             return candidate
     return None
 
 
-def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int], with_indices: bool) -> Candidate | None:
+def _with_sizes(
+    problem: ReductionProblem, sizes: Mapping[int, int], with_indices: bool, arguments: Mapping[int, int]
+) -> Candidate | None:
     changes: dict[int, Any] = {}
     starts = {old: _start_of_window(problem, old, new) for old, new in sizes.items()}
     for index, value in enumerate(problem.best.inputs):
@@ -213,7 +232,7 @@ def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int], with_indice
                 return None
         elif type(value) is int and value in sizes:
             changes[index] = sizes[value]
-    graph_module = _with_arguments(problem, lambda value: nested.with_sizes(value, sizes))
+    graph_module = _with_arguments(problem, lambda value: nested.with_sizes(value, arguments))
     return with_inputs(problem, changes, ("cropped", tuple(sorted(sizes.items()))), graph_module)
 
 
