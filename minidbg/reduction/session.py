@@ -18,12 +18,11 @@ from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
 from minidbg.reduction.problem import MOST_BYTES_AHEAD
 from minidbg.reduction.result import Limits, Listener, Progress, silent
-from minidbg.reduction.simplify import SIMPLIFYING
 from minidbg.source.size import call_nodes
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Clock, Deadline
 from minidbg.words.errors import CannotWrite
-from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.outcome import Outcome, Signature, Verdict
 from minidbg.words.text import plural
 
 BEST_FILE = "best.py"
@@ -34,8 +33,10 @@ FOR_VERIFICATION_S = 15.0
 LARGE = 100
 """Nodes above which one run may take longer than the time limit of a call."""
 
-MADE_UP = {"all at once", "settings", "verify", *(name for name, _ in SIMPLIFYING)}
-"""Phases whose candidates have arguments, values or settings that the program never had: their other failures are not its own."""
+OF_THE_PROGRAM = (
+    "reduce", "frames", "suspects", "islands", "bisect", "chunks", "outputs", "nodes", "reliability"
+)  # fmt: skip
+"""Phases whose candidates are calls of the program on values that it had: no other's failures are its own."""
 
 ANSWERS: Mapping[Verdict, OracleAnswer] = {
     Verdict.REPRODUCES: OracleAnswer.INTERESTING,
@@ -47,6 +48,13 @@ ANSWERS: Mapping[Verdict, OracleAnswer] = {
     Verdict.SKIPPED: OracleAnswer.INVALID,
     Verdict.INVALID: OracleAnswer.INVALID,
 }
+
+
+def is_another(seen: Signature | None, expected: Signature | None) -> bool:
+    """Whether ``seen`` is more than ``expected`` under another label: what is written to an input may be an output as well."""
+    labels = [one.message.partition(":")[::2] if one else ("", "") for one in (seen, expected)]
+    is_one_memory = {label for label, _ in labels} == {"input", "output"} and labels[0][1] == labels[1][1]
+    return seen is not None and not is_one_memory
 
 
 class PrestartedInterpreters(contextlib.ExitStack):
@@ -99,6 +107,8 @@ class Session:
     """Nodes of the smallest graph that ran into the time limit: larger ones are not asked."""
     best_written_s: float = 0.0
     """When the best so far was last put on disk, in seconds since the session began."""
+    is_made_up: bool = False
+    """Whether what fails by now has arguments, values or settings that the program never had."""
     best: Case | None = None
     """The smallest case that was seen to fail."""
     suspects: Suspects = ()
@@ -206,11 +216,14 @@ class Session:
         answer = ANSWERS[outcome.verdict]
         if answer is OracleAnswer.INTERESTING:
             self.last_shown = outcome
+            self.is_made_up |= self.phase not in OF_THE_PROGRAM
         if answer is OracleAnswer.INTERESTING and self.is_smaller(case):
             self.best, self.suspects = case, outcome.suspects or self.suspects
             if self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
-        if answer is OracleAnswer.OTHER and outcome.signature is not None and self.phase not in MADE_UP:
+        is_of_program = self.phase in OF_THE_PROGRAM and not self.is_made_up
+        if answer is OracleAnswer.OTHER and is_of_program and is_another(outcome.signature, case.signature):
+            assert outcome.signature is not None
             self.others.setdefault(str(outcome.signature.to_table()), (case, outcome))
 
     def is_smaller(self, case: Case) -> bool:

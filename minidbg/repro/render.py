@@ -25,7 +25,7 @@ from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.ranks import with_group
 from minidbg.repro import near, selfcheck
 from minidbg.repro.header import Header, header_of, write_header
-from minidbg.repro.wording import beyond_title, docstring, lines_to_keep
+from minidbg.repro.wording import docstring, message_lines, message_of
 from minidbg.source import module_text
 from minidbg.source.expressions import quoted
 from minidbg.source.inputs import Exactness, InputsText, bytes_to_store, write_constant, write_inputs
@@ -160,7 +160,7 @@ def check_size(case: Case, exactness: Exactness, limit_bytes: int) -> None:
 
 def message_to_keep(case: Case) -> str:
     """What the header of a published script holds of the failure's message: the first lines, where the failure is recognised by them."""
-    message, kept = beyond_title(case), "\n".join(lines_to_keep(case))
+    message, kept = message_of(case), "\n".join(message_lines(case, unchanged=True))
     return kept if selfcheck.text_pattern(kept) == selfcheck.text_pattern(message) else message
 
 

@@ -24,6 +24,10 @@ LINE_WIDTH = 200
 
 SAID_BY_TITLE = re.compile(r" gives wrong results: ")
 """Begins, after the backend's name, the message of an AccuracyError."""
+ADVICE = re.compile(
+    r"(?m)^(?:Original traceback:\n(?:None\n?|[ \t]+.*\n?)*|(?:Use tlparse to see|Set TORCHDYNAMO_VERBOSE=1 for).*\n?)"
+)
+"""What torch adds for who has no script yet: where the call stands, or None, and how to see more."""
 HEADER_MARK = re.compile(r"(?m)^# ///")
 
 
@@ -81,7 +85,7 @@ def ops_phrase(case: Case) -> str:
 
 
 def docstring(case: Case, *, values: str, remark: str = "", usage: str = "") -> str:
-    first, *more = [*shown_lines(case), ""]
+    first, *more = [*message_lines(case), ""]
     headline = title(case)
     if first and len(first) <= min(TITLE_WIDTH, LINE_WIDTH - len(headline) - 1):
         headline = f"{headline[:-1]}: {first}"
@@ -94,48 +98,40 @@ def docstring(case: Case, *, values: str, remark: str = "", usage: str = "") -> 
     return escaped("\n\n".join(part for part in parts if part))
 
 
-def shown_lines(case: Case) -> list[str]:
-    """What a script tells of the failure's message: the first lines, and how much was cut."""
-    message = beyond_title(case)
-    for pattern, replacement in OF_ONE_PROCESS:
+def message_lines(case: Case, *, unchanged: bool = False) -> list[str]:
+    """The first lines of the failure's message, and how much was cut; of a compiler's output, which is long, the errors.
+
+    ``unchanged``: addresses and long lines are whole, so that the same is told of these lines again.
+    """
+    message = message_of(case)
+    for pattern, replacement in () if unchanged else OF_ONE_PROCESS:
         message = re.sub(pattern, replacement, message)
-    lines = _first_lines(message, meaningful_lines(message))
-    return [_cut(line) for line in lines]
-
-
-def lines_to_keep(case: Case) -> list[str]:
-    """Lines of the failure's message from which the same is told, unchanged: addresses and long lines are whole."""
-    message = beyond_title(case)
-    telling = [
-        next((line for line in message.splitlines() if one in line), one) for one in meaningful_lines(message)
-    ]
-    return _first_lines(message, telling)
-
-
-def _first_lines(message: str, telling: Sequence[str]) -> list[str]:
-    """The first of its lines, and how many more there are; of a compiler's output, which is long, the errors: ``telling``."""
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
-    said = meaningful_lines(message)
-    if len(said) <= 2 and lines and said and said[0] not in lines:
-        lines = [lines[0], *telling]
+    telling = meaningful_lines(message)
+    if lines and telling and len(telling) <= 2 and telling[0] not in lines:
+        whole = (next((line for line in lines if one in line), one) for one in telling)
+        lines = [lines[0], *(whole if unchanged else telling)]
     if more := len(lines[MESSAGE_LINES:]):
         lines[MESSAGE_LINES - 1] += f" ... (and {plural(more, 'more line')})"
-    return lines[:MESSAGE_LINES]
+    lines = lines[:MESSAGE_LINES]
+    return lines if unchanged else [LONG_LINE.sub(_cut, line) for line in lines]
 
 
-def _cut(line: str) -> str:
-    end = re.search(r"(?: \.\.\. \(and \d{1,6} more lines?\))?$", line)
-    begin, rest = (line[: end.start()], end[0]) if end else (line, "")
-    beyond = begin[MESSAGE_WIDTH:]
-    if not beyond or re.fullmatch(r" \.\.\. \(and \d{1,6} more characters?\)", beyond):
-        return line
-    return f"{begin[:MESSAGE_WIDTH]} ... (and {plural(len(beyond), 'more character')}){rest}"
+LONG_LINE = re.compile(
+    rf"^(.{{{MESSAGE_WIDTH}}})(?! \.\.\. \(and \d{{1,6}} more char)(.+?)((?: \.\.\. \(and \d{{1,6}} more lines?\))?)$"
+)
+"""One that was not cut yet."""
 
 
-def beyond_title(case: Case) -> str:
+def _cut(line: re.Match[str]) -> str:
+    return f"{line[1]} ... (and {plural(len(line[2]), 'more character')}){line[3]}"
+
+
+def message_of(case: Case) -> str:
+    """The failure's message without what the title says, and without torch's advice to who has no script yet."""
     name, message = case.backend.name, case.provenance.message
     said = SAID_BY_TITLE.match(message, len(name)) if message.startswith(name) else None
-    return message[said.end() :] if said else message
+    return ADVICE.sub("", message[said.end() :] if said else message)
 
 
 def escaped(text: str) -> str:
@@ -181,28 +177,25 @@ def _story(case: Case, values: str) -> Iterator[str]:
 
 
 def mode_phrases(context: Context) -> Sequence[str]:
-    found: list[str] = []
-    if context.inference:
-        found.append("torch.inference_mode()")
-    elif not context.grad:
-        found.append("torch.no_grad()")
-    found += [f'torch.autocast("{device}", dtype={dtype})' for device, dtype, _ in context.autocast]
-    if context.deterministic:
-        found.append("torch.use_deterministic_algorithms(True)")
-    if context.default_dtype != "torch.float32":
-        found.append(f"torch.set_default_dtype({context.default_dtype})")
-    if context.default_device:
-        found.append(f'torch.set_default_device("{context.default_device}")')
-    if context.matmul_precision != "highest":
-        found.append(f'torch.set_float32_matmul_precision("{context.matmul_precision}")')
-    for module, options in context.config.items():
-        for name, value in options.items():
-            if is_dotted_name(module) and is_dotted_name(name):
-                found.append(f"{module}.{name} = {write_literal(value)}")
-            else:  # a header may say anything, and what it says must not become code
-                place = f"sys.modules[{write_literal(module)}], {write_literal(name)}"
-                found.append(f"setattr({place}, {write_literal(value)})")
-    return found
+    dtype, device, precision = context.default_dtype, context.default_device, context.matmul_precision
+    modes = {
+        "torch.inference_mode()": context.inference,
+        "torch.no_grad()": not (context.grad or context.inference),
+        **{f'torch.autocast("{on}", dtype={of})': True for on, of, _ in context.autocast},
+        "torch.use_deterministic_algorithms(True)": context.deterministic,
+        f"torch.set_default_dtype({dtype})": dtype != "torch.float32",
+        f'torch.set_default_device("{device}")': device,
+        f'torch.set_float32_matmul_precision("{precision}")': precision != "highest",
+    }
+    settings = ((module, *one) for module, options in context.config.items() for one in options.items())
+    return [*(phrase for phrase, is_on in modes.items() if is_on), *(_setting(*one) for one in settings)]
+
+
+def _setting(module: str, name: str, value: object) -> str:
+    if is_dotted_name(module) and is_dotted_name(name):
+        return f"{module}.{name} = {write_literal(value)}"
+    # a header may say anything, and what it says must not become code
+    return f"setattr(sys.modules[{write_literal(module)}], {write_literal(name)}, {write_literal(value)})"
 
 
 def is_dotted_name(text: str) -> bool:

@@ -14,7 +14,7 @@ from torch import fx
 from minidbg.fx.case import Case
 from minidbg.repro import render
 from minidbg.repro.header import header_of
-from minidbg.repro.wording import lines_to_keep
+from minidbg.repro.wording import message_lines
 from minidbg.words.outcome import Kind, Signature
 from minidbg.words.run_spec import BackendRef, Context, Provenance, RunSpec
 
@@ -91,7 +91,10 @@ def test_hostile_strings_stay_strings(text: str, other: str) -> None:
     assert all(one.isprintable() or one == "\n" for one in script)
     header = header_of(script, Path("repro.py"))
     assert header.spec.signature.message == as_json(text)
-    assert header.provenance.message in (as_json(text), as_json("\n".join(lines_to_keep(case))))
+    assert header.provenance.message in (
+        as_json(text),
+        as_json("\n".join(message_lines(case, unchanged=True))),
+    )
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -112,6 +112,33 @@ def test_each_other_failure_is_remembered_once(monkeypatch: pytest.MonkeyPatch) 
     assert [outcome.signature.types for _, outcome in asks.others.values()] == [("A",), ("B",)]
 
 
+WRONG_INPUT = Signature(Kind.ACCURACY, message="input: float")
+
+
+@pytest.mark.parametrize(
+    ("phases", "expected", "message", "is_another"),
+    [
+        ("nodes", WRONG_INPUT, "output: nan", True),
+        ("bypass", WRONG_INPUT, "output: nan", False),
+        ("sizes nodes", WRONG_INPUT, "output: nan", False),
+        ("nodes", WRONG_INPUT, "output: float", False),
+        ("nodes", Signature(Kind.ACCURACY, message="output: float"), "input: float", False),
+        ("nodes", Signature(Kind.ACCURACY, message="output: float"), "gradient: float", True),
+    ],
+)
+def test_another_failure_is_the_programs_own_and_of_other_memory(
+    monkeypatch: pytest.MonkeyPatch, phases: str, expected: Signature, message: str, is_another: bool
+) -> None:
+    """Not one of values or calls that the program never had, nor the same write seen as an output."""
+    seen = Outcome(Verdict.CHANGED, Signature(Kind.ACCURACY, message=message))
+    before, phase = ["nodes", *phases.split()][-2:]
+    asks, _ = begun(monkeypatch, FAILS, seen)
+    for name in (before, phase):
+        asks.begin(name)
+        asks.ask(case_of(2).with_spec(signature=expected))
+    assert bool(asks.others) is is_another
+
+
 def test_after_a_time_limit_no_larger_graph_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asks, world = begun(monkeypatch, SLOW, GONE)
     asks.ask(case_of(5))

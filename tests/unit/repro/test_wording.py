@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 from minidbg.repro.render import render
-from minidbg.repro.wording import docstring, escaped, mode_phrases, op_names, ops_phrase, title
+from minidbg.repro.wording import docstring, escaped, message_lines, mode_phrases, op_names, ops_phrase, title
 from minidbg.words.outcome import Kind, Signature
 from minidbg.words.run_spec import BackendRef, Context, Provenance
 
@@ -205,6 +205,24 @@ def test_how_many_lines_of_a_message_were_left_out_is_told_only_where_some_were(
     assert last(4).endswith("\n    line 3")
     assert last(5).endswith("\n    line 3 ... (and 1 more line)")
     assert last(63).endswith("\n    line 3 ... (and 59 more lines)")
+
+
+@pytest.mark.parametrize(
+    "traceback",
+    ["None", '  File "<minidbg_source_2>", line 6, in forward\n    y = torch.lerp(x)\n        ^^^^^^', "  File \"a.py\", line 6\n    y = 1"],
+)  # fmt: skip
+@pytest.mark.parametrize("beside", [True, False], ids=["in the docstring", "in the header"])
+def test_a_message_ends_before_what_torch_tells_who_has_no_script(make_case, traceback, beside):
+    """``None ... (and 1 more line)`` was the last line of a docstring."""
+    advice = f"Original traceback:\n{traceback}\nUse tlparse to see full graph. (https://x)\n"
+    message = f"no kernel\n\nWhile executing %x : call\n{advice}Set TORCHDYNAMO_VERBOSE=1 for the stack\n"
+    case = make_case(provenance=Provenance(message=message))
+    if beside:
+        headline, told, *_ = docstring(case, values="").split("\n\n")
+        assert headline.endswith("no kernel")
+        assert told.strip() == "While executing %x : call"
+    else:
+        assert message_lines(case, unchanged=True) == ["no kernel", "While executing %x : call"]
 
 
 def test_a_default_device_and_options_that_are_no_names_are_told_as_code_that_does_nothing_else():
