@@ -99,6 +99,11 @@ class InputsText:
             self.imports |= dict.fromkeys(sorted(write.imports))
         elif is_constructed(value):
             self.lines.append(f"{name} = {flagged(value, self.constructed(name, value))}")
+        elif value.is_mkldnn:
+            dense = value.detach().to_dense()
+            is_exact = wanted_exact(dense, self.exactness)
+            base = self.base(name, dense, tuple(dense.shape), layout_of(dense), is_exact=is_exact)
+            self.emit(value, name, flagged(value, f"{grouped(base)}.to_mkldnn()"))
         elif not is_strided(value):
             kind = "nested" if value.is_nested else f"of layout {value.layout}"
             raise CannotWrite(f"input {name}", f"the tensor is {'quantized' if value.is_quantized else kind}")
