@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.fx.effects import Mode, attribute_of, is_graph, mode_of, nested_graphs, nodes_in, op_name
-from minidbg.fx.pieces import rewritten, with_graph_inlined, with_graphs
+from minidbg.fx.effects import Fact, Mode, attribute_of, is_graph, mode_of, nested_graphs, nodes_in, op_name
+from minidbg.fx.pieces import is_tensor, is_unpacking, rewritten, with_graph_inlined, with_graphs
 from minidbg.fx.runs import EagerFailure
 
 if TYPE_CHECKING:
@@ -214,6 +214,56 @@ def _without_ends(graph_module: fx.GraphModule, inputs: Set[int], outputs: Set[i
 
 def _without_places(values: Any, gone: Set[int]) -> tuple[Any, ...]:
     return tuple(value for place, value in enumerate(values) if place not in gone)
+
+
+def tensor_lists(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> list[int]:
+    """The length of each list of tensors that a call takes; of a call for each element of one, once more."""
+
+    def is_one(value: Any) -> bool:
+        return isinstance(value, fx.Node) and is_tensor(facts.get(value))
+
+    values = (value for value in (*node.args, *node.kwargs.values()) if isinstance(value, tuple | list))
+    found = [len(value) for value in values if value and all(map(is_one, value))]
+    return found * 2 if "foreach" in op_name(node) else found
+
+
+def without_elements(
+    graph_module: fx.GraphModule, facts: Mapping[fx.Node, Fact], length: int, gone: Set[int]
+) -> fx.GraphModule | None:
+    """``graph_module`` without the elements at these places of each list of ``length`` tensors, and of what is made of each element.
+
+    None where another call takes what would go.
+    """
+    takers = {node for node in graph_module.graph.nodes if length in tensor_lists(node, facts)}
+    givers = {node for node in takers if node in facts and len(facts[node].parts) == length}
+    kept: dict[Any, int] = {place: at for at, place in enumerate(sorted({*range(length)} - gone))}
+    spare = {
+        node.name
+        for user in givers
+        for node in user.users
+        if is_unpacking(node, facts) and node.args[1] in gone
+    }
+
+    def shorter(value: Any) -> Any:
+        is_list = isinstance(value, tuple | list) and len(value) == length
+        return [value[place] for place in kept] if is_list else value
+
+    def arguments(node: fx.Node) -> Arguments:
+        if node in takers:
+            return tuple(map(shorter, node.args)), {key: shorter(one) for key, one in node.kwargs.items()}
+        if is_unpacking(node, facts) and node.args[0] in givers and node.args[1] in kept:
+            return (node.args[0], kept[node.args[1]]), {}
+        return node.args, node.kwargs
+
+    made = rewritten(graph_module, arguments=arguments)
+    output = made.graph.output_node()
+    if isinstance(returned := output.args[0], tuple | list):
+        output.args = (tuple(one for one in returned if getattr(one, "name", "") not in spare),)
+    for node in [node for node in made.graph.nodes if node.name in spare]:
+        if node.users:
+            return None
+        made.graph.erase_node(node)
+    return torch_internals.lazy_graph_module(made, made.graph)
 
 
 def gets_other_values(node: fx.Node, branch: fx.GraphModule) -> bool:

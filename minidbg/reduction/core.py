@@ -67,6 +67,7 @@ FINDING: Passes = (
 POLISHING: Passes = (
     ("branches", edits.inline_branches),
     ("outputs", edits.drop_outputs),
+    ("elements", edits.drop_elements),
     ("carried", edits.drop_carried),
     ("modes", edits.drop_modes),
     ("spare inputs", edits.drop_inputs_at_once),
@@ -78,7 +79,7 @@ POLISHING: Passes = (
 """Single removals, repeated until none succeeds."""
 
 ALONG_A_CHAIN: Passes = tuple(
-    sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 3.5)
+    sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 4.5)
 )
 """The same where values go wrong at one op and are noticed at another: a call between them can be bypassed, and seldom left out."""
 

@@ -125,6 +125,26 @@ def _without_input(problem: ReductionProblem, name: str) -> Candidate | None:
     )
 
 
+def drop_elements(problem: ReductionProblem) -> None:
+    """Try lists that a call takes beside each other without the same elements of each: half of them, then less and less.
+
+    Cost: none without such a call, else about ``log2(length)`` where no element matters.
+    """
+    lists = [nested.tensor_lists(node, problem.recording.facts) for node in problem.best.calls]
+    for length in sorted({one for each in lists for one in each if each.count(one) > 1}, reverse=True):
+        chunk = length // 2
+        while chunk:
+            start = 0
+            while start < length > chunk:
+                best, gone = problem.best, range(start, min(start + chunk, length))
+                fewer = nested.without_elements(best.graph_module, problem.recording.facts, length, {*gone})
+                if problem.consider(_edited(problem, fewer)) and problem.best is not best:
+                    length -= len(gone)
+                else:
+                    start += chunk
+            chunk //= 2
+
+
 def merge_alike_inputs(problem: ReductionProblem) -> None:
     """Try with one input for all of the same shape and dtype, where one call is left. Cost: one call, none where no two are alike.
 

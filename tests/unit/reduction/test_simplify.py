@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction.candidate import OracleAnswer
 from minidbg.reduction.core import Minimized, minimize, reduce_graph
 
@@ -119,6 +120,45 @@ def test_numbers_keep_the_order_in_which_they_stand(left: str) -> None:
     result = simplified(function, [torch.randn(size) for size in sizes], has(target))
     assert left in result.graph_module.code
     assert [tuple(value.shape) for value in result.inputs] == smaller
+
+
+def of_each(*values: Tensor) -> list[Tensor]:
+    half = len(values) // 2
+    scaled = torch._foreach_mul(list(values[:half]), 2.0)
+    return torch._foreach_sqrt(torch._foreach_add(scaled, list(values[half:])))
+
+
+def in_place(*values: Tensor) -> Tensor:
+    torch._foreach_addcmul_([*values[:3]], [*values[3:6]], [*values[6:]], [1.5, 2.5, 3.5])
+    return values[0].sum()
+
+
+LISTS: dict[str, tuple[Callable[..., Any], int, str]] = {
+    "two lists": (lambda *x: torch._foreach_add(list(x[:9]), list(x[9:])), 18, "_foreach_add"),
+    "the first of a chain": (of_each, 12, "_foreach_mul"),
+    "inside a chain": (of_each, 12, "_foreach_add"),
+    "before a cat": (lambda *x: torch.cat([one.view(-1) for one in of_each(*x)]), 12, "_foreach_add"),
+    "in place, and numbers": (in_place, 9, "_foreach_addcmul_"),
+    "one list": (lambda *x: torch.stack(torch._foreach_norm(list(x))), 7, "_foreach_norm"),
+    "of a cat": (lambda *x: torch.cat([one.view(-1) for one in x]), 6, "cat"),
+}
+
+
+@pytest.mark.parametrize("needed", [None, 2])
+@pytest.mark.parametrize("name", LISTS)
+def test_the_same_element_goes_from_all_lists_at_once(name: str, needed: int | None) -> None:
+    function, count, op = LISTS[name]
+    inputs = [torch.rand(3, place % 3 + 1) for place in range(count)]
+    graph_module, values = capture_by_dynamo(function, tuple(inputs))
+
+    def fails(candidate: fx.GraphModule, given: Sequence[Any]) -> bool:
+        calls = {getattr(node.target, "__name__", node.target): node for node in candidate.graph.nodes}
+        return op in calls and (needed is None or len(calls[op].args[0]) >= needed)
+
+    result = minimize(graph_module, values, fails, simplify=True)
+    (call,) = [node for node in result.graph_module.graph.nodes if node.op.startswith("call")]
+    assert {len(one) for one in call.args if isinstance(one, tuple | list)} == {needed or 1}
+    assert result.certified
 
 
 def test_an_argument_that_has_become_the_cause_stays_as_it_was() -> None:
