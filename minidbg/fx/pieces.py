@@ -94,6 +94,23 @@ def rewritten(
     return torch_internals.lazy_graph_module(graph_module, graph)
 
 
+def with_attributes_lifted(graph_module: fx.GraphModule, paths: Sequence[str]) -> fx.GraphModule:
+    """``graph_module`` with an input more, after the others, in the place of each of its attributes at ``paths``."""
+    graph, new, made = fx.Graph(), dict[fx.Node, fx.Node](), dict[str, fx.Node]()
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        new[node] = copy_node(graph, node, new.__getitem__)
+    for path in paths:
+        first = next(node for node in graph_module.graph.find_nodes(op="get_attr") if node.target == path)
+        made[path] = graph.create_node("placeholder", first.name, (), {}, first.name)
+        made[path].meta = dict(first.meta)
+    for node in graph_module.graph.nodes:
+        if node.op == "get_attr" and node.target in made:
+            new[node] = made[str(node.target)]
+        elif node.op != "placeholder":
+            new[node] = copy_node(graph, node, new.__getitem__)
+    return torch_internals.lazy_graph_module(graph_module, graph)
+
+
 def with_graphs(graph_module: fx.GraphModule, graphs: Mapping[str, fx.GraphModule]) -> fx.GraphModule:
     """``graph_module`` with other nested graphs at these attribute paths."""
     made = rewritten(graph_module)

@@ -139,12 +139,13 @@ class Candidate:
 
     @cached_property
     def size(self) -> tuple[int, ...]:
-        """What a reduction makes smaller, most important first: calls, inputs, outputs, what nested graphs take and give."""
+        """What a reduction makes smaller, most important first: calls, inputs and tensors of its own, outputs, what nested graphs take and give."""
         nodes = list(self.graph_module.graph.nodes)
         nested = sum(_calls_within(node) for node in nodes)
         returned = nodes[-1].args[0] if nodes else ()
         outputs = len(returned) if isinstance(returned, tuple | list) else 1
-        return nested, len(self.inputs), outputs, sum(map(_carried_by, nodes))
+        taken = len(self.inputs) + sum(map(_tensors_of, nodes))
+        return nested, taken, outputs, sum(map(_carried_by, nodes))
 
 
 def _calls_within(node: fx.Node) -> int:
@@ -157,6 +158,14 @@ def _calls_within(node: fx.Node) -> int:
         return 1
     nested = attribute_of(node) if node.op == "get_attr" else None
     return sum(map(_calls_within, nested.graph.nodes)) if isinstance(nested, fx.GraphModule) else 0
+
+
+def _tensors_of(node: fx.Node) -> int:
+    """The tensors that a node brings: an attribute, or what a submodule owns."""
+    value = attribute_of(node) if node.op in ("get_attr", "call_module") else None
+    if isinstance(value, torch.nn.Module) and node.op == "call_module":
+        return len({id(one) for one in (*value.parameters(), *value.buffers())})
+    return int(isinstance(value, torch.Tensor))
 
 
 def _carried_by(node: fx.Node) -> int:

@@ -83,7 +83,8 @@ ALONG_A_CHAIN: Passes = tuple(
 )
 """The same where values go wrong at one op and are noticed at another: a call between them can be bypassed, and seldom left out."""
 
-AT_ONCE: tuple[str, Pass] = ("all at once", simplify_inputs_at_once)
+AT_FIRST: Passes = (*SIMPLIFYING[:2], ("all at once", simplify_inputs_at_once), *SIMPLIFYING[2:])
+"""What a graph owns becomes inputs, and these are made plain all at once."""
 
 
 @gc_frozen()
@@ -113,7 +114,7 @@ def reduce_graph(
         follow_frames(problem)
         if not problem.steps:
             run(problem, "suspects", try_suspects)
-        reduce_to_fixed_point(problem, (AT_ONCE, *SIMPLIFYING) if simplify else ())
+        reduce_to_fixed_point(problem, AT_FIRST if simplify else ())
         problem.confirm_whole()
         proven = problem.best
         if simplify:
@@ -168,7 +169,7 @@ def simplify_to_fixed_point(problem: ReductionProblem) -> None:
     while problem.best is not before:
         first, before = before is None, problem.best
         problem.plainness = plainness
-        run_each(problem, (AT_ONCE, *SIMPLIFYING) if first else SIMPLIFYING, (), POLISHING)
+        run_each(problem, AT_FIRST if first else SIMPLIFYING, (), POLISHING)
         problem.plainness = None
         if problem.best is not before:
             reduce_to_fixed_point(problem, SIMPLIFYING)

@@ -98,6 +98,33 @@ def flatten_modules(problem: ReductionProblem) -> None:
             problem.consider(with_inputs(problem, {}, "", flat))
 
 
+def lift_attributes(problem: ReductionProblem) -> None:
+    """Try inputs in the place of tensors that the graph owns, of all of them or of each. Cost: one call where that does not matter.
+
+    An input may be made plainer, and is made by one line; what the failure needs as an attribute stays one.
+    """
+    paths = list(_attributes(problem.best))
+    if not problem.consider(_lifted(problem, paths)) and len(paths) > 1:
+        for path in paths:
+            problem.consider(_lifted(problem, [path]))
+
+
+def _attributes(candidate: Candidate) -> dict[str, Tensor]:
+    nodes = candidate.graph_module.graph.find_nodes(op="get_attr")
+    held = {str(node.target): attribute_of(node) for node in nodes}
+    return {path: value for path, value in held.items() if isinstance(value, Tensor)}
+
+
+def _lifted(problem: ReductionProblem, paths: Sequence[str]) -> Candidate | None:
+    best, held = problem.best, _attributes(problem.best)
+    if not paths:
+        return None
+    graph = OwnGraph(pieces.with_attributes_lifted(best.graph_module, paths))
+    tokens = (*best.tokens, *(("attribute", best.epoch, path) for path in paths))
+    inputs = (*best.inputs, *(held[path] for path in paths))
+    return Candidate(graph, inputs, tokens, epoch=best.epoch, variant=None)
+
+
 def drop_arguments(problem: ReductionProblem) -> None:
     """Try each call with fewer constant arguments, then with plainer ones. Cost: one call for each that eager takes."""
     for propose in (nested.shorter_arguments, nested.simpler_constants):
@@ -352,7 +379,7 @@ def _is_plainly_laid(value: Tensor) -> bool:
 
 
 def plainness(candidate: Candidate) -> tuple[float, ...]:
-    """What these passes make smaller, most important first: subclasses, arguments, elements, odd kinds of tensors, constants."""
+    """What these passes make smaller, most important first: attributes, subclasses, arguments, elements, odd kinds of tensors, constants."""
     tensors = [value for value in candidate.inputs if isinstance(value, Tensor)]
     modules = sum(
         len(list(attribute_of(node).modules())) for node in candidate.calls if node.op == "call_module"
@@ -360,6 +387,7 @@ def plainness(candidate: Candidate) -> tuple[float, ...]:
     arguments = [value for node in candidate.calls for value in (*node.args, *node.kwargs.values())]
     return (
         modules,
+        len(_attributes(candidate)),
         sum(map(is_constructed, tensors)),
         len(arguments),
         sum(value.numel() for value in tensors),
@@ -372,6 +400,7 @@ def plainness(candidate: Candidate) -> tuple[float, ...]:
 
 SIMPLIFYING: tuple[tuple[str, Callable[[ReductionProblem], None]], ...] = (
     ("submodules", flatten_modules),
+    ("attributes", lift_attributes),
     ("kinds", plain_kinds),
     ("arguments", drop_arguments),
     ("sizes", shrink_sizes),

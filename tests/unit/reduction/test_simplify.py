@@ -93,6 +93,42 @@ def test_the_axes_of_an_op_stay(left: str) -> None:
     assert left in result.graph_module.code
 
 
+class Owns(torch.nn.Module):
+    """A parameter, a buffer and a constant; the parameter twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6, 5).double())
+        self.register_buffer("scale", torch.rand(5).double())
+        self.shift = torch.arange(5.0).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(x @ self.weight, self.scale, self.shift) + self.weight[0]
+
+
+@pytest.mark.parametrize(
+    ("op", "needed", "shapes"),
+    [
+        (torch.addcmul, set(), [(1, 1), (1,)]),
+        (operator.matmul, set(), [(1, 1)]),
+        (torch.addcmul, {"scale"}, [(1, 1), (1,)]),
+        (torch.addcmul, {"scale", "shift"}, [(1, 1)]),
+        (operator.matmul, {"weight"}, [(1, 6)]),
+    ],
+)
+def test_what_a_graph_owns_is_an_input_unless_the_failure_needs_it(
+    op: Any, needed: set[str], shapes: Sequence[tuple[int, ...]]
+) -> None:
+    def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        owned = {node.target for node in graph_module.graph.find_nodes(op="get_attr")}
+        return needed <= owned and any(node.target is op for node in graph_module.graph.nodes)
+
+    result = simplified(Owns(), [torch.randn(4, 6).double()], fails)
+    assert {node.target for node in result.graph_module.graph.find_nodes(op="get_attr")} == needed
+    assert [tuple(value.shape) for value in result.inputs] == shapes
+    assert not any(isinstance(value, torch.nn.Parameter) for value in result.inputs)
+
+
 F = torch.nn.functional
 IN_ORDER: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]]] = {
     "unfold(0, 2, 3)": (lambda x: x.unfold(0, 2, 3), [(14,)], [(4,)]),
