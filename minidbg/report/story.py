@@ -146,11 +146,6 @@ def count_inputs(model: str) -> int:
     return len([one for one in outermost.args.args if one.arg != "self"]) + len(made)
 
 
-def as_table(value: object) -> Mapping[str, Any]:
-    """``value`` when it is a table, else an empty one: a header that a person edited may hold anything."""
-    return value if isinstance(value, Mapping) else {}
-
-
 # --- what lies around it ---
 
 

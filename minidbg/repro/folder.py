@@ -45,7 +45,7 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     A readable repro of the same failure stays as it is: it was verified then, and somebody may have edited it or
     marked it as fixed. Several processes may publish into one folder at once. What lacks its backend goes among the hidden files.
     """
-    place = to_fill_in(folder) if case.backend.fill_in else Path(folder)
+    place = hidden(folder, "to_fill_in") if case.backend.fill_in else Path(folder)
 
     def put(path: Path) -> None:
         move_script(draft, path)
@@ -129,11 +129,6 @@ def hidden(folder: Path | str, *parts: str) -> Path:
 
 def captures(folder: Path | str) -> Path:
     return hidden(folder, "captures")
-
-
-def to_fill_in(folder: Path | str) -> Path:
-    """Where the reduced scripts lie whose backend a person is to fill in; made when missing."""
-    return hidden(folder, "to_fill_in")
 
 
 def neighbours(folder: Path | str) -> Path:
