@@ -1,8 +1,7 @@
-"""Run as a plain file, ``judge/command.py REPRO [--device D] [--json] ...``: judge a repro script with the installed judge.
+"""Run as a plain file, ``judge/command.py REPRO [--device D] ...``: judge a repro script with the installed judge.
 
-The script is executed for its definitions; its own few lines of judgement are not used. Options and exit status are those
-of ``minidbg.judge.script``. A script may bring a judge of its own: ``judge_itself(argv)``, which prints the outcome as one
-line of JSON and returns the exit status.
+The script is executed for its definitions; its own few lines of judgement are not used. Options, what is printed and exit
+status are those of ``minidbg.judge.script``.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ def main(argv: list[str]) -> int:
         definitions = definitions_of(path)
     gc.freeze()
     gc.enable()
-    if "judge_itself" in definitions:
-        return int(definitions["judge_itself"](argv[1:]))
     try:
         from minidbg.judge import script
     except ImportError as error:  # Python's own exit status would be 1, which means "reproduces"
@@ -84,8 +81,6 @@ def spec_with_options(path: str, options: str) -> RunSpec:
 
     Raises OSError, DAMAGE for an unreadable header, and ValueError where a mode stands in their way.
     """
-    import torch  # noqa: F401 - whose dtypes may stand in the options
-
     from minidbg.words.files import read_regular
     from minidbg.words.literals import read_literal
     from minidbg.words.run_spec import RunSpec, table_of
@@ -94,6 +89,8 @@ def spec_with_options(path: str, options: str) -> RunSpec:
     spec = RunSpec.from_table(table_of(text_of(read_regular(path, SCRIPT_LIMIT_BYTES)), path))
     if not options:
         return spec
+    import torch  # noqa: F401 - whose dtypes may stand in the options
+
     if spec.backend.mode is not None:
         raise ValueError(
             f"its header has mode {spec.backend.mode!r}, which torch.compile does not take together with options"

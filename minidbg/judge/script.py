@@ -1,4 +1,4 @@
-"""A repro script as a command and as a pytest module: finds the backend, asks the judge, prints the verdict.
+"""A repro script as a command: finds the backend, asks the judge, prints the outcome as one line of JSON.
 
 ``judge/command.py`` executes the script and comes here with what it defines.
 """
@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -212,18 +212,6 @@ def shown_in(attempts: int, judge: Callable[[], Outcome]) -> Outcome:
     return replace(found, runs=attempts, reproduced=0) if attempts > 1 else found
 
 
-def sentence(found: Outcome, backend: str) -> str:
-    signature = found.signature
-    if signature is None or found.reason:
-        return f"{found.verdict}: {found.reason or f'{backend} handles this model'}"
-    what = signature.kind.traits.verdict.format(backend=backend)
-    where = " in backward" if signature.direction == "backward" else ""
-    said = " ".join(found.message.split())[:200]
-    if found.verdict is Verdict.FLAKY:
-        where += f" ({found.reproduced} of {found.runs} runs)"
-    return f"{found.verdict}: {what}{where}" + (f": {said}" if said else "")
-
-
 def main(script: Script, argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
     if options.tolerances:
@@ -234,50 +222,12 @@ def main(script: Script, argv: list[str] | None = None) -> int:
                 found = judged_on_one_op(script, options.device)
             else:
                 found = outcome_of(script, options.device, options.backend, say if options.child else None)
-            for line in report(found, script, options):
-                say(printable(line))
+            about = {"repro": script.path, "backend": options.backend or script.spec.backend.name}
+            say(json.dumps({**found.to_json(), **about, "torch": torch.__version__}, default=str))
     except Exception:  # noqa: BLE001 - as in outcome_of
         traceback.print_exc()
         return 125
-    status = found.verdict.exit_status
-    return 125 if options.bisect and status == 3 else status
-
-
-def printable(line: str) -> str:
-    """``line`` with what a terminal would obey shown as escapes: it may quote an exception."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
-
-
-def report(found: Outcome, script: Script, options: argparse.Namespace) -> Iterator[str]:
-    backend = options.backend or script.spec.backend.name
-    if options.json or options.child:
-        about = {"repro": script.path, "backend": backend, "torch": torch.__version__}
-        yield json.dumps({**found.to_json(), **about}, default=str)
-        return
-    yield sentence(found, backend)
-    yield from figures(found.figures)
-    if found.verdict.exit_status == 3:
-        expected, got = script.spec.signature, found.signature
-        yield f"  expected: {expected and expected.to_table()}"
-        yield f"  got:      {got and got.to_table()}"
-
-
-def figures(found: Mapping[str, Any]) -> Iterator[str]:
-    if "expected" in found:
-        at = f" at {found['index']}" if found.get("index") else ""
-        yield f"  {found['where']}{at}: eager gives {found['expected']}, the backend {found['actual']}"
-    if "wrong" in found:
-        worst = f", at worst by {short(found['max_abs'])}" if "max_abs" in found else ""
-        yield f"  {found['wrong']} of {found['elements']} elements are off by more than allowed{worst}"
-    if "rmse_eager" in found:
-        compiled, eager, allowed = (short(found[f"rmse_{name}"]) for name in ("compiled", "eager", "allowed"))
-        yield f"  rmse against eager in float64: the backend's {compiled}, eager's own {eager}, allowed {allowed}"
-    if "excess" in found:
-        yield f"  at worst {short(found['excess'])} times what is allowed"
-
-
-def short(number: Any) -> str:
-    return f"{number:.3g}" if isinstance(number, float) else str(number)
+    return found.verdict.exit_status
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -297,10 +247,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         nargs="+",
         metavar="NUMBER",
         help="what floats may be off eager's: relative and absolute; or bfloat16, float16 or tf32, by design",
-    )
-    parser.add_argument("--json", action="store_true", help="print the outcome as one JSON object")
-    parser.add_argument(
-        "--bisect", action="store_true", help="for git bisect run: exit with 125 where it would be 3"
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--one-op", action="store_true", help=argparse.SUPPRESS)

@@ -39,7 +39,7 @@ def run(
     A run that dies or does not come back is an Outcome too, judged against what the script expects. Raises UnreadableRepro.
     """
     header = read_header(path)
-    argv = [JUDGE_SCRIPT, str(header.path.absolute()), *(["--options", options] if options else []), "--json"]
+    argv = [JUDGE_SCRIPT, str(header.path.absolute()), *(["--options", options] if options else [])]
     argv += ["--device", device] if device else []
     argv += ["--backend", backend] if backend else []
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))

@@ -59,7 +59,7 @@ class Runner:
         fork = fork_for(self.settings.workers, device, fresh=run.fresh)
         command = judging(repro, device)
         if run.purpose is Purpose.CANARY:
-            command = (JUDGE_SCRIPT, str(repro.path.absolute()), "--device", device, "--json", "--one-op")
+            command = (JUDGE_SCRIPT, str(repro.path.absolute()), "--device", device, "--one-op")
         memory = self.settings.memory_bytes
         if memory is None and not machine_of(device):
             memory = memory_limit(self.settings.jobs, self.machine)
@@ -94,8 +94,8 @@ def judging(repro: Repro, device: str, *, options: str = "", in_worker: bool = T
     such a process already, it is asked to do without (``--child``).
     """
     more = ("--options", options) if options else ()
-    how = "--child" if in_worker and repro.spec.expected.kind.traits.dies else "--json"
-    return (JUDGE_SCRIPT, str(repro.path.absolute()), *more, "--device", device, how)
+    how = ("--child",) if in_worker and repro.spec.expected.kind.traits.dies else ()
+    return (JUDGE_SCRIPT, str(repro.path.absolute()), *more, "--device", device, *how)
 
 
 def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> Preparation | None:

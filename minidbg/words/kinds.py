@@ -14,8 +14,6 @@ from dataclasses import dataclass
 class Traits:
     title: str
     """The first line of a repro."""
-    verdict: str
-    """What a judged run says, after the verdict."""
     report: str
     """In a bug report, after the backend's name and before the ops."""
     warning: str
@@ -43,7 +41,7 @@ class Traits:
         return self.raises and self.compiles
 
 
-UNSEEN = Traits(title="", verdict="", report="", warning="", compiles=False)
+UNSEEN = Traits(title="", report="", warning="", compiles=False)
 """Of a case whose failure nobody has seen yet: nothing may be concluded."""
 
 
@@ -68,7 +66,6 @@ class Kind(enum.StrEnum):
 TRAITS: Mapping[Kind, Traits] = {
     Kind.COMPILE: Traits(
         title="{backend} fails to compile {ops}.",
-        verdict="{backend} fails to compile",
         report="fails to compile",
         warning="failed to compile",
         happened="failed to compile",
@@ -77,7 +74,6 @@ TRAITS: Mapping[Kind, Traits] = {
     ),
     Kind.RUNTIME: Traits(
         title="The code that {backend} makes of {ops} fails.",
-        verdict="the code that {backend} made fails",
         report="compiles, and what it compiled fails at",
         warning="failed to run",
         happened="failed to run",
@@ -85,7 +81,6 @@ TRAITS: Mapping[Kind, Traits] = {
     ),
     Kind.ACCURACY: Traits(
         title="{backend} gives wrong results for {ops}.",
-        verdict="the code that {backend} made gives wrong results",
         report="gives a wrong result for",
         warning="gives wrong results for",
         happened="gave wrong results",
@@ -93,7 +88,6 @@ TRAITS: Mapping[Kind, Traits] = {
     ),
     Kind.CRASH: Traits(
         title="The process dies in {backend} with {ops}.",
-        verdict="the process dies in {backend}",
         report="ends the process at",
         warning="ended a process with",
         dies=True,
@@ -102,7 +96,6 @@ TRAITS: Mapping[Kind, Traits] = {
     ),
     Kind.HANG: Traits(
         title="{backend} does not come back from {ops}.",
-        verdict="{backend} does not come back",
         report="does not come back from",
         warning="did not come back from",
         dies=True,

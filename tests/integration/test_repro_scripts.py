@@ -54,7 +54,7 @@ def elsewhere(tmp_path):
 
 def judged(script, *options, cwd):
     """What the installed judge says of the script: exit status and the JSON object."""
-    status, said, _ = ended(JUDGE_SCRIPT, script, "--json", *options, cwd=cwd)
+    status, said, _ = ended(JUDGE_SCRIPT, script, *options, cwd=cwd)
     return status, json.loads(said)
 
 

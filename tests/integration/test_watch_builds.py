@@ -75,7 +75,7 @@ class Lab(Checkout):
 
     def status_of(self, op: str) -> str:
         """What a person sees who runs the repro."""
-        done = python(self.repros / f"{op}.py", "--json", env=self.env)
+        done = python(self.repros / f"{op}.py", env=self.env)
         return str(json.loads(done.stdout.splitlines()[-1])["verdict"])
 
 

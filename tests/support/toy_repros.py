@@ -1,4 +1,4 @@
-"""Hand-made repro scripts that judge themselves, since they need no torch, and a backend for them.
+"""Hand-made repro scripts that put a judge without torch in the place of ``minidbg.judge.script``, and a backend for them.
 
 The backend is the package ``toy`` with one function per op; a repro calls its op and compares the answer.
 """
@@ -77,7 +77,11 @@ def one_op():
     return outcome("gone")
 
 
-def judge_itself(argv):
+def Script(*parts):
+    return parts
+
+
+def main(script, argv):
     if "--one-op" in argv:
         print(json.dumps(one_op()))
         return 0
@@ -86,19 +90,19 @@ def judge_itself(argv):
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--options")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", action="store_true")
-    parser.add_argument("--bisect", action="store_true")
     options = parser.parse_args(argv)
     note = (lambda phase: print("phase", phase, flush=True)) if options.child else lambda phase: None
     found = judge(note)
     print(json.dumps({{**found, "repro": __file__, "backend": "toy", "torch": ""}}))
-    status = {{"gone": 0, "reproduces": 1, "changed": 3, "skipped": 125}}[found["verdict"]]
-    return 125 if options.bisect and status == 3 else status
+    return {{"gone": 0, "reproduces": 1, "changed": 3, "skipped": 125}}[found["verdict"]]
 
 
 if __name__ == "__main__":
-    sys.exit(judge_itself(sys.argv[1:]))
+    sys.exit(main(None, sys.argv[1:]))
+import minidbg.judge
+
+minidbg.judge.script = sys.modules["minidbg.judge.script"] = sys.modules[__name__]
 """
 
 CRASHES = """

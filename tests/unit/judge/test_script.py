@@ -1,26 +1,14 @@
-"""What a judged script prints, and which backend it asks; next to nothing is run here."""
+"""How often a judged script runs, and which backend it asks; next to nothing is run here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from minidbg.judge.script import (
-    Script,
-    Unavailable,
-    figures,
-    judged_on_one_op,
-    parse_arguments,
-    printable,
-    report,
-    sentence,
-    shown_in,
-)
-from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.judge.script import Script, Unavailable, judged_on_one_op, shown_in
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, Level, RunSpec
 
 GONE, REPRODUCES = Outcome(Verdict.GONE), Outcome(Verdict.REPRODUCES, Signature(Kind.COMPILE))
@@ -46,79 +34,6 @@ def test_a_flaky_script_is_run_until_it_fails_and_no_longer(
     left = iter(seen)
     assert shown_in(attempts, lambda: next(left)) == expected
     assert list(left) == []
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (GONE, "gone: b handles this model"),
-        (Outcome(Verdict.SKIPPED, reason="no cuda"), "skipped: no cuda"),
-        (REPRODUCES, "reproduces: b fails to compile"),
-        (replace(CHANGED, message="a\n  b"), "changed: the code that b made fails: a b"),
-        (replace(CHANGED, reason="it moved"), "changed: it moved"),
-        (
-            Outcome(Verdict.REPRODUCES, Signature(Kind.RUNTIME, Direction.BACKWARD), message="x"),
-            "reproduces: the code that b made fails in backward: x",
-        ),
-        (
-            replace(REPRODUCES, verdict=Verdict.FLAKY, reproduced=1, runs=3),
-            "flaky: b fails to compile (1 of 3 runs)",
-        ),
-        (replace(CHANGED, message="x" * 300), "changed: the code that b made fails: " + "x" * 200),
-    ],
-)
-def test_the_first_line_says_the_verdict_and_what_failed(found: Outcome, said: str) -> None:
-    assert sentence(found, "b") == said
-
-
-@pytest.mark.parametrize(
-    ("found", "lines"),
-    [
-        ({}, []),
-        (
-            {"where": "output 0", "index": [4, 17], "expected": 1.5, "actual": 2.0},
-            ["  output 0 at [4, 17]: eager gives 1.5, the backend 2.0"],
-        ),
-        (
-            {"where": "output 0", "index": [], "expected": 1.5, "actual": 2.0},
-            ["  output 0: eager gives 1.5, the backend 2.0"],
-        ),
-        (
-            {"wrong": 3, "elements": 8, "max_abs": 0.12345},
-            ["  3 of 8 elements are off by more than allowed, at worst by 0.123"],
-        ),
-        ({"wrong": 3, "elements": 8}, ["  3 of 8 elements are off by more than allowed"]),
-        (
-            {"rmse_compiled": 0.5, "rmse_eager": 0.25, "rmse_allowed": 0.375, "excess": 1.33333},
-            [
-                "  rmse against eager in float64: the backend's 0.5, eager's own 0.25, allowed 0.375",
-                "  at worst 1.33 times what is allowed",
-            ],
-        ),
-    ],
-)  # fmt: skip
-def test_the_figures_of_wrong_results_are_lines_for_people(
-    found: Mapping[str, Any], lines: list[str]
-) -> None:
-    assert list(figures(found)) == lines
-
-
-def test_another_failure_is_shown_beside_the_expected_one() -> None:
-    _, expected, got = report(CHANGED, SCRIPT, parse_arguments([]))
-    assert expected.startswith("  expected: ")
-    assert "ValueError" in expected
-    assert "KeyError" in got
-    for found in (GONE, REPRODUCES):
-        assert len(list(report(found, SCRIPT, parse_arguments([])))) == 1
-
-
-def test_the_backend_that_was_asked_instead_is_the_one_that_is_named() -> None:
-    (line,) = report(GONE, SCRIPT, parse_arguments(["--backend", "acme"]))
-    assert line == "gone: acme handles this model"
-
-
-def test_what_would_move_a_terminal_is_printed_as_an_escape() -> None:
-    assert printable("a\x1b[2J\u2028\tü b") == "a\\x1b[2J\\u2028\\tü b"
 
 
 def test_a_graph_of_aot_autograd_is_not_given_to_a_backend_of_torch_compile() -> None:

@@ -48,7 +48,6 @@ def test_device_and_backend_are_passed_on(ended, tmp_path):
     outcome = ended(arguments={"device": "cuda:1", "backend": "mod:attr"}, stdout=said(verdict="skipped"))
     assert [*ended.by.requests[0].argv[1:]] == [
         str(tmp_path / "r.py"),
-        "--json",
         "--device",
         "cuda:1",
         "--backend",
