@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from minidbg.watch.repros import Repro, find_repros, is_script, read_repro
+from minidbg.watch.repros import Repro, is_script, read_repro
 from minidbg.watch.runner import PROBE_SCRIPT, fork_for, judging, outcome_of
 from minidbg.watch.settings import Devices, Workers, devices_of, parse_devices
 from minidbg.words.errors import MinidbgError
@@ -28,7 +28,7 @@ from minidbg.words.files import read_regular
 from minidbg.words.json_lines import last_json
 from minidbg.words.outcome import Outcome, Verdict, is_expected
 from minidbg.words.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
-from minidbg.words.text import display_path, plural
+from minidbg.words.text import display_path
 from minidbg.workers import Request
 from minidbg.workers.pool import OneByOne, preload_for
 
@@ -89,19 +89,9 @@ def pytest_terminal_summary(
     for word in config.args:
         folder = Path(config.invocation_params.dir, word.partition("::")[0])
         if (folder / HIDDEN / ".gitignore").is_file():  # minidbg wrote it: nobody else's run hears of this
-            terminalreporter.write_line(f"minidbg: {what_is_in(folder, display_path(folder))}")
-
-
-def what_is_in(folder: Path, name: str) -> str:
-    """Which repros and captures a repro folder holds of which no test was made, and what to do about it."""
-    if repros := sum(map(is_repro, find_repros([folder]))):
-        return f"{name} holds {plural(repros, 'repro')}; pytest --minidbg {name} runs them as tests"
-    from minidbg.watch.repros import unreduced  # late: most runs of pytest have no use for it
-
-    waiting = unreduced(folder)
-    if not waiting:
-        return f"{name} holds no repro scripts"
-    return f"{name} holds no repro scripts; {plural(len(waiting), 'capture')} not reduced yet: minidbg reduce --dir {name}"
+            name = display_path(folder)
+            text = f"minidbg: no test of {name}; pytest --minidbg {name} runs its repros, and minidbg reduce makes some of captures"
+            terminalreporter.write_line(text)
 
 
 def pool_of(config: pytest.Config, backends: set[str] | None) -> OneByOne:

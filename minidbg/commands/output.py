@@ -49,7 +49,7 @@ def find_repro(text: Path, folder: Path) -> Path:
     for candidate in (text, folder / text, folder / f"{text}.py", captures / text):
         if is_file(candidate):
             return candidate
-    if text.name != str(text):
+    if text.name != str(text) or text.suffix == ".py":
         raise MinidbgError(f"{text}: no such file; give a repro script, or a part of its name alone")
     repros = find_repros([folder])
     matches = [path for path in repros if str(text) in path.stem]
@@ -100,9 +100,6 @@ def with_common_options(command: click.Command) -> click.Command:
     for option in (QUIET, VERBOSE):
         if not taken & set(option.opts):
             command.params.append(option)
-    if isinstance(command, click.Group) and command.name == "history":
-        for one in command.commands.values():
-            with_common_options(one)
     return command
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,10 +14,6 @@ from minidbg.watch import settings as watching
 from minidbg.words import settings
 from minidbg.words.settings import Origin
 from minidbg.words.text import display_path, printable
-
-if TYPE_CHECKING:
-    pass
-
 
 NAMED = click.argument("repro", type=REPRO)
 OUTPUT = click.option("-o", "--output", type=FILE, help="Write it here, not to stdout.")

@@ -125,15 +125,11 @@ def watch(
 @FOLDER
 @JSON
 def status(folder: Path | None, as_json: bool) -> None:
-    """Say whether FOLDER is watched, and where its repros stand.
-
-    Exit status 0 when 'minidbg watch' is at work there, else 1.
-    """
+    """Say whether FOLDER is watched, and where its repros stand."""
     from minidbg.watch import queries
 
     found = queries.status_of(existing_folder(folder))
     show([found], queries.status_text(found), as_json=as_json)
-    sys.exit(0 if found["running"] else 1)
 
 
 @click.command("list")

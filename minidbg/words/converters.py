@@ -86,12 +86,5 @@ def path(value: Any) -> Path:
         raise ValueError(f"must be a path: {error}") from None
 
 
-def existing_folder(value: Any) -> Path:
-    found = path(value)
-    if not found.is_dir():
-        raise ValueError("no such folder")
-    return found
-
-
 def setting(default: Any, check: Converter) -> Any:
     return dataclasses.field(default=default, metadata={"check": check})

@@ -64,7 +64,7 @@ def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool
     Runs torch's operator samples. BACKEND is a registered name, package:name where the import of a package of another
     name registers it, or module:attribute. Each distinct failure ends as a verified repro.
 
-    Exit status 0: nothing fails; with --expected, nothing works worse than the file says. 1: something does. 125: cannot hunt.
+    Exit status 0: nothing fails; with --expected, nothing works worse than the file says. 3: something does. 125: cannot hunt.
     """
     from minidbg.extras.hunt.hunting import Hunt
 
@@ -79,7 +79,7 @@ def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool
     failing = tell(hunted, as_json=as_json)
     if hunted.interrupted:
         end_interrupted()
-    sys.exit(1 if (failing if expected is None else is_worse(hunted, expected)) else 0)
+    sys.exit(3 if (failing if expected is None else is_worse(hunted, expected)) else 0)
 
 
 def tell(hunted: Hunt, *, as_json: bool) -> bool:

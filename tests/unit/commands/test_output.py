@@ -184,3 +184,5 @@ def test_each_command_about_a_repro_takes_a_part_of_its_name(
     assert tmp_path / "compile_relu_ab12cd.py" in found
     assert status_of(name, *TAKES_A_REPRO[name], "tanh") == 125
     assert "no repro's name contains 'tanh'" in capsys.readouterr().err
+    assert status_of(name, *TAKES_A_REPRO[name], "relu.py") == 125
+    assert "relu.py: no such file" in capsys.readouterr().err

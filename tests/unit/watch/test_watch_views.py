@@ -447,7 +447,7 @@ def test_list_names_the_repros_of_one_kind(folder: Path) -> None:
 
 def test_status_tells_whether_somebody_watches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status_now, text = run(status, folder)
-    assert status_now == 1
+    assert status_now == 0
     assert "not watched" in text
     assert "last sweep: 2" in text
     assert json.loads(run(status, folder, "--json")[1])["verdicts"] == {
