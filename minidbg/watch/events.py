@@ -334,11 +334,14 @@ class BuildStarted(Event):
 @dataclass(frozen=True, slots=True)
 class BuildFailed(Event):
     name = "build_failed"
-    WORDS = "build failed with status {0.status}; nothing was judged: {0.error}\n{0.output}"
     status: int
     seconds: float
     output: str
     error: str
+
+    def words(self) -> str:
+        first = "" if self.error in self.output else f": {self.error}"  # else it is too far from the end
+        return f"build failed with status {self.status}; nothing was judged{first}\n{self.output}"
 
     def update(self, matrix: Matrix) -> None:
         matrix.activity, matrix.began = "build failed, rows are from before it", None

@@ -49,6 +49,7 @@ EVENTS: list[Event] = [
     events.Unexpected("a.py", "cpu", GONE, REPRODUCES),
     events.BuildStarted("make"),
     events.BuildFailed(2, 0.5, "cc x.c\nx.c:1: error: no", "x.c:1: error: no"),
+    events.BuildFailed(2, 0.5, "make: *** [all] Error 1", "x.c:1: error: no"),
     events.BuildFinished(0.5),
     Notice("stopping: SIGTERM"),
     events.Fault("a fault in minidbg itself", "Traceback"),
