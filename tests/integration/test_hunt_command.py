@@ -70,3 +70,33 @@ def test_what_was_there_before_is_expected(hunted: Any) -> None:
     (folder / "hunt.toml").write_text("[ops]\n")
     status, _, said = hunt(folder, "--ops", "hypot,add", "--dtypes", "float32")
     assert (status, "worse: hypot float32 cpu: wrong, was ok" in said) == (3, True)
+
+
+OPTED = """
+def backend(gm, example_inputs, *, options=None, mode=None):
+    if (options, mode) not in (({"level": 2, "kind": "fast"}, None), (None, "max")):
+        raise KeyError(f"{options}, {mode}")
+    return lambda *args: gm(*args)
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "words", "status", "said"),
+    [
+        ("opted:backend", (), 3, "fails"),
+        ("opted:backend", ("--option", "level=2", "--option", "kind=fast"), 0, "2 ok"),
+        ("opted:backend", ("--mode", "max"), 0, "2 ok"),
+        ("opted:backend", ("--option", "level"), 125, "'level' is no KEY=VALUE"),
+        ("inductor", ("--option", "epilog_fusion=False"), 125, "torch.compile refuses these options of"),
+        ("inductor", ("--option", "epilogue_fusion=False", "--mode", "default"), 125, "can be specified"),
+    ],
+)
+def test_options_and_mode_reach_the_backend(
+    tmp_path: Path, backend: str, words: tuple[str, ...], status: int, said: str
+) -> None:
+    (tmp_path / "opted.py").write_text(OPTED)
+    only = ("--ops", "add", "--dtypes", "float32,int64", "--samples", "1")
+    done = python("-m", "minidbg", "hunt", backend, *only, *words, cwd=tmp_path, timeout=300)
+    assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
+    for repro in (tmp_path / "minidbg_repros").glob("*.py"):
+        assert python(repro, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}).returncode == 1

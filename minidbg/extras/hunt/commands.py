@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import os
@@ -36,6 +37,19 @@ def words(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tupl
     return tuple(word for text in given for word in text.split(",") if word)
 
 
+def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"{text!r} is no KEY=VALUE")
+        try:
+            options[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[name] = value
+    return options
+
+
 @click.command()
 @click.argument("backend")
 @click.option(
@@ -45,6 +59,15 @@ def words(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tupl
 @click.option(
     "--devices", multiple=True, callback=words, default=("cpu",), show_default=True, help="cpu,cuda,..."
 )
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    callback=literals,
+    metavar="KEY=VALUE",
+    help="Of the backend; the value is a Python literal, else text. May be repeated.",
+)
+@click.option("--mode", help="As in torch.compile(mode=...).")
 @click.option(
     "--samples", type=COUNT, default=2, show_default=True, help="Most samples of an op in one dtype."
 )

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from minidbg import workers
-from minidbg.extras.hunt.judging import State, key_of, state_of
+from minidbg.extras.hunt.judging import State, backend_of, key_of, state_of
 from minidbg.extras.hunt.samples import Cell, Sample, plan
 from minidbg.reduction.result import Limits
-from minidbg.repro.cases import backend_named
 from minidbg.torch_internals import OP_SAMPLES
 from minidbg.words import settings
 from minidbg.words.errors import MinidbgError
@@ -58,6 +57,8 @@ class Hunt:
     ops: Sequence[str] = ()
     dtypes: Sequence[str] = ()
     devices: Sequence[str] = ("cpu",)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    mode: str | None = None
     seconds: float | None = None
     samples: int = 2
     jobs: int = 1
@@ -67,10 +68,14 @@ class Hunt:
     failures: dict[tuple[str, ...], Failure] = field(default_factory=dict)
     interrupted: bool = False
 
+    @property
+    def asked_of(self) -> dict[str, Any]:
+        return {"backend": self.backend, "options": dict(self.options), "mode": self.mode}
+
     def run(self) -> None:
         """Raises MinidbgError when the backend or torch's samples cannot be had."""
         ends = time.monotonic() + (self.seconds or float("inf"))
-        ref = backend_named(self.backend).ref
+        ref = backend_of(self.asked_of).ref
         self.fork = workers.Preparation(
             (*ref.modules, OP_SAMPLES), "inductor" if ref.name == "inductor" else "aot"
         )
@@ -125,7 +130,7 @@ class Hunt:
     def asked(self, function: str, argument: Mapping[str, Any], seconds: float, stream: Any = None) -> Ended:
         if self.interrupted:
             raise KeyboardInterrupt
-        argument = {"backend": self.backend, "call_seconds": self.call_seconds, **argument}
+        argument = {**self.asked_of, "call_seconds": self.call_seconds, **argument}
         request = workers.Request(
             call=f"minidbg.extras.hunt.judging:{function}", argument=argument, seconds=seconds,
             memory_bytes=memory_limit(), fork=self.fork,

@@ -12,6 +12,7 @@ import re
 import signal
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from minidbg.reduction import reducing
 from minidbg.reduction.publishing import with_failure
 from minidbg.repro.cases import UsedBackend, backend_named
 from minidbg.torch_internals.dynamo import CONTROL_FLOW
+from minidbg.words.errors import BadSetting
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Outcome, Signature, Verdict
 
@@ -50,10 +52,20 @@ class State(enum.StrEnum):
         return list(State).index(self)
 
 
+def backend_of(argument: Mapping[str, Any]) -> UsedBackend:
+    """The backend with its options and mode. Raises MinidbgError, also where torch.compile would not take them."""
+    used, options, mode = backend_named(argument["backend"]), argument["options"], argument["mode"]
+    try:
+        torch.compile(lambda: None, backend=used.compiler, options=options or None, mode=mode)
+    except RuntimeError as error:
+        raise BadSetting(f"torch.compile refuses these options of {argument['backend']}: {error}") from error
+    return replace(used, ref=replace(used.ref, options=options, mode=mode))
+
+
 def run_batch(argument: Mapping[str, Any], note: object) -> None:
     """A line of ``results`` for each sample of the batch."""
     logging.disable(logging.WARNING)
-    backend = backend_named(argument["backend"])
+    backend = backend_of(argument)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # what hangs in C would never come back to a handler
     with open(argument["results"], "a", buffering=1, encoding="utf-8") as results:
         for sample in argument["batch"]:
@@ -71,7 +83,7 @@ def run_alone(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
     """The outcome of a sample that ended a batch, in a child of this one."""
     workers.branch_off()
     return outcome_of(
-        Sample(*argument["sample"]), backend_named(argument["backend"]),
+        Sample(*argument["sample"]), backend_of(argument),
         lambda case: asking.ask(case, seconds=argument["call_seconds"]),
     )  # fmt: skip
 
@@ -94,7 +106,7 @@ def reduced(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
 
 
 def failing_case(argument: Mapping[str, Any]) -> Case:
-    case = case_of_sample(Sample(*argument["sample"]), backend_named(argument["backend"]))
+    case = case_of_sample(Sample(*argument["sample"]), backend_of(argument))
     assert case is not None
     return with_failure(case, Outcome.from_json(argument["outcome"]))
 
