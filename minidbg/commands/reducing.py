@@ -290,23 +290,11 @@ def listener_on_stderr(events: bool) -> contextlib.AbstractContextManager[Listen
     return contextlib.nullcontext(as_json) if events else result.on_stream(sys.stderr)
 
 
-class ProgramLast(click.Command):
-    """A command whose options end where the program's name, or its ``-m``, begins."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        begin = self.begin_of_program(args)
-        return super().parse_args(ctx, [*args[:begin], "--", *args[begin:]])
-
-    def begin_of_program(self, args: list[str]) -> int:
-        options = [one for one in self.params if isinstance(one, click.Option)]
-        with_value = {name for one in options if not (one.is_flag or one.count) for name in one.opts}
-        place = 0
-        while place < len(args) and args[place].startswith("-") and args[place] not in ("-m", "--"):
-            place += 2 if args[place] in with_value else 1
-        return place + (args[place : place + 1] == ["--"])
+OPTIONS_FIRST = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+"""The first word that is no option of ours, a program's ``-m`` too, ends ours."""
 
 
-@click.command(cls=ProgramLast)
+@click.command(context_settings=OPTIONS_FIRST)
 @click.option(
     "--backend",
     envvar="MINIDBG_BACKEND",
@@ -340,6 +328,8 @@ def run(
         raise click.UsageError(
             "no program; for example: minidbg run train.py, or: minidbg run -m package.train"
         )
+    if program[0].startswith("-") and program[0] != "-m":
+        raise click.NoSuchOption(program[0])
     given = {
         "on_failure": "fallback" if fallback else None,
         "reduce": "later" if later else None,
