@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +33,7 @@ from minidbg.words.errors import Interrupted, MinidbgError
 from minidbg.words.text import display_path, plural
 
 if TYPE_CHECKING:
-    from minidbg.reduction.result import Listener, ReductionResult
+    from minidbg.reduction.result import ReductionResult
 
 
 @click.command()
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
     "--jobs", "-j", type=COUNT, help="Runs at the same time; by default two, where there are two cores."
 )
 @click.option("--memory-bytes", type=COUNT, help="Memory limit of a run.")
-@click.option("--events", is_flag=True, help="Progress as JSON objects on stderr, one for each run.")
 @JSON
 def reduce(
     path: Path | None,
@@ -66,7 +63,6 @@ def reduce(
     folder: Path | None,
     jobs: int | None,
     memory_bytes: int | None,
-    events: bool,
     as_json: bool,
 ) -> None:
     """Reduce a capture, a repro, or all captures that wait.
@@ -81,7 +77,7 @@ def reduce(
         raise click.UsageError("give one of them: a PATH, or --last-crash")
     limits = {"seconds": seconds, "max_calls": max_calls, "memory_bytes": memory_bytes}
     limits |= {"jobs": jobs} if jobs is not None else {}
-    how = {"backend": backend, "limits": limits, "events": events}
+    how = {"backend": backend, "limits": limits}
     if path is None and not last_crash:
         sys.exit(reduce_all(folder or repro_folder(), as_json=as_json, **how))
     asked = path or newest_crash(folder or repro_folder())
@@ -147,7 +143,6 @@ def reduce_in_server(
     backend: str | None,
     folder: Path | None,
     limits: Mapping[str, Any],
-    events: bool,
 ) -> Mapping[str, Any]:
     """What ``reduced`` answers in a fork of the forkserver, and whether it was ``interrupted``: this process needs no torch.
 
@@ -174,7 +169,6 @@ def reduce_in_server(
                 "backend": backend,
                 "folder": str(folder) if folder is not None else None,
                 "limits": dict(limits),
-                "events": events,
                 "verbosity": VERBOSITY.get(),
             },
             seconds=limits["seconds"] + FOR_THE_REST_S,
@@ -221,12 +215,12 @@ def reduced(argument: Mapping[str, Any], _: object) -> dict[str, Any]:
 
 def reduced_here(argument: Mapping[str, Any]) -> ReductionResult:
     from minidbg import library
-    from minidbg.reduction.result import Limits
+    from minidbg.reduction.result import Limits, on_stream
     from minidbg.words import settings
 
     path, folder = Path(argument["path"]), argument["folder"]
     limits = Limits(**argument["limits"], value_limit_bytes=settings.load().value_limit_bytes).begun()
-    with listener_on_stderr(argument["events"]) as listener:
+    with on_stream(sys.stderr) as listener:
         return library.reduced(
             path,
             backend=argument["backend"],
@@ -278,16 +272,6 @@ def as_capture(path: Path) -> Path:
     path = flights.as_capture(path)
     note(f"its graph is kept in {display_path(path)}")
     return path
-
-
-def listener_on_stderr(events: bool) -> contextlib.AbstractContextManager[Listener]:
-    """Where progress goes: a bar or lines for a person, objects for a machine."""
-    from minidbg.reduction import result
-
-    def as_json(progress: result.Progress) -> None:
-        click.echo(json.dumps({"event": "reduction", **asdict(progress)}), err=True)
-
-    return contextlib.nullcontext(as_json) if events else result.on_stream(sys.stderr)
 
 
 OPTIONS_FIRST = {"allow_interspersed_args": False, "ignore_unknown_options": True}
