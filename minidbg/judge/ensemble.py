@@ -22,13 +22,10 @@ from minidbg.judge.arithmetic import (
     far_apart,
     is_noise,
 )
-from minidbg.judge.precision import (
-    RoundingNoise,
-    random_states,
-    to_float64,
-)
+from minidbg.judge.precision import RoundingNoise, to_float64
 from minidbg.judge.snapshot import CannotCompare, Leaf, Snapshot, _are_plain, _can_stand_for, snapshot
 from minidbg.judge.undefined import UndefinedResults, ZeroFilled
+from minidbg.torch_internals.devices import generator_states
 from minidbg.torch_internals.thread_state import thread_state_kept
 from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory
 
@@ -142,7 +139,7 @@ def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Snapshot]:
     """
     mode = UndefinedResults()
     torch.manual_seed(OTHER_SEED)
-    states = random_states()
+    states = dict(generator_states(()))
     run = changed_run(eager, mode.applied_to, seed=OTHER_SEED)
     if run is None:
         torch.manual_seed(OTHER_SEED)
@@ -151,7 +148,7 @@ def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Snapshot]:
         except CannotCompare:
             raise
         except Exception as error:
-            if all(map(torch.equal, states, random_states())):
+            if all(torch.equal(states.get(name, now), now) for name, now in generator_states(())):
                 raise
             raise CannotCompare("it draws random numbers, and eager fails with others") from error
         return
@@ -161,7 +158,9 @@ def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Snapshot]:
         bool(mode.met),
     )
     # another thread may have moved the generator
-    sensitivity.draws = mode.may_draw and not all(map(torch.equal, states, random_states()))
+    sensitivity.draws = mode.may_draw and not all(
+        torch.equal(states.get(name, now), now) for name, now in generator_states(())
+    )
     if sensitivity.draws:
         first = left_by(eager(seed=OTHER_SEED)) if sensitivity.is_open else run
         unknown = {

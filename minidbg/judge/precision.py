@@ -158,13 +158,6 @@ class Copies:
             return made.view_as(made)
 
 
-def random_states() -> list[torch.Tensor]:
-    states = [torch.get_rng_state()]
-    accelerator = torch.accelerator.current_accelerator()
-    module = torch.get_device_module(accelerator) if accelerator else None
-    return [*states, module.get_rng_state()] if module and module.is_initialized() else states
-
-
 NO_ARITHMETIC = ("set", "resize", "requires_grad", "rename")
 
 

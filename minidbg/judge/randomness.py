@@ -26,8 +26,7 @@ from minidbg.fx.mutation import written_arguments
 from minidbg.fx.nested import branches
 from minidbg.judge import draw_edits as edits
 from minidbg.judge.draw_edits import DrawingCall, Drawn, Edit, argument_of, inputs_of
-from minidbg.judge.precision import random_states
-from minidbg.torch_internals.devices import devices_of, generators_put_back
+from minidbg.torch_internals.devices import devices_of, generator_states, generators_put_back
 
 DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"})
 """Ops that multiply their first argument by drawn numbers; here and below without a trailing underscore."""
@@ -211,13 +210,13 @@ class _Recorder(fx.Interpreter):
         if not is_call(n):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        before = random_states()
+        before = dict(generator_states(()))
         result = super().run_node(n)
         if n.target in FORM_OF_ENTER:
             self._open[n] = result
         elif n.target in FORM_OF_EXIT:
             self._open.pop(n.all_input_nodes[0], None)
-        if not all(map(torch.equal, before, random_states())):
+        if not all(torch.equal(before.get(name, now), now) for name, now in generator_states(())):
             edit = self._edit_for(n, args, kwargs, result)
             if edit is None:
                 self.left.append(n.name)

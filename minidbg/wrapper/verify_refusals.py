@@ -53,6 +53,14 @@ def too_large(
     return None
 
 
+def too_large_in_float64(graph: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
+    needed = 2 * (bytes_of(tensors_in(inputs)) + bytes_of_a_run(graph))
+    free = free_bytes(tensors_in(inputs))
+    if needed > MOST_OF_MEMORY * free:
+        return f"it may need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+    return None
+
+
 def declared_otherwise(graph: fx.GraphModule, args: Sequence[Any], written: frozenset[int]) -> str:
     """What dynamo declared of an input of ``graph`` and did not keep to: no backend is to blame then. Empty where it kept to all.
 

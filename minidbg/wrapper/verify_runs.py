@@ -29,7 +29,7 @@ from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Settings
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.rollback import memory_of, tensors_in
-from minidbg.wrapper.verify_refusals import sharing_memory
+from minidbg.wrapper.verify_refusals import sharing_memory, too_large_in_float64
 
 SMALL_BYTES = 64 << 20
 """Inputs that take no more are all copied, so that a backend that writes where it must not is found out."""
@@ -99,6 +99,8 @@ class Before:
 
         Its gradients are None where ``may_refuse`` and their backward fails; else it raises what that raises.
         """
+        if change is not unchanged and (why := too_large_in_float64(self.graph, self.inputs)):
+            raise MemoryError(why)
         self.set_generators()
         if seed is not None:
             torch.manual_seed(seed)
