@@ -228,9 +228,8 @@ def run_of(eager: Eager, *change: Any, **seed: int) -> Snapshot:
             return left_by(eager(*change, **seed))
         except Exception as error:
             if is_out_of_memory(error):
-                raise CannotCompare(
-                    "memory ran out in a run of eager that might explain a difference"
-                ) from error
+                what = "memory does not suffice for a run of eager that might explain a difference"
+                raise CannotCompare(f"{what}: {first_line_of(error)[:200]}") from error
             raise
 
 
