@@ -115,10 +115,6 @@ def judge(
                     actual, result = run_compiled(
                         model, inputs, runnable.compiler, spec, note, notes, passes_in_eager, witness
                     )
-                    tensors = (value for value in inputs if isinstance(value, torch.Tensor))
-                    device = next((value.device for value in tensors), "cpu")
-                    if notes and actual is not None and hands_back_one_op(runnable.compiler, spec, device):
-                        notes[:] = [ALL_HANDED_BACK]
             except TorchNameMissing as lacks:  # ours to want, and no failure of the backend
                 actual, result = None, Outcome(Verdict.SKIPPED, reason=str(lacks))
             if actual is not None and compares:
@@ -175,49 +171,11 @@ def run_compiled(
 
 
 HANDED_BACK = "handed back: eager ran it"
-"""The reason of an outcome that is no success of the backend's, which compiles other graphs."""
-ALL_HANDED_BACK = "handed back, as a graph of one op is: eager ran it"
-"""The reason where the backend does so by design: what it hands back is its answer."""
+"""The reason of an outcome that is no success of the backend's."""
 
 
-ONE_OP: tuple[Callable[[Any], Any], ...] = (lambda value: value + 1, torch.relu, lambda value: value * 2, torch.sin)  # fmt: skip
-
-
-def model_of(op: Callable[[Any], Any]) -> torch.fx.GraphModule:
-    """A graph module, which every level and call path takes."""
-
-    class OneOp(torch.nn.Module):
-        def forward(self, value: Any) -> Any:
-            return (op(value),)
-
-    return torch.fx.symbolic_trace(OneOp())
-
-
-def eight_numbers(device: str | torch.device) -> tuple[torch.Tensor]:
-    return (torch.linspace(-2, 2, 8, device=device),)
-
-
-def hands_back_one_op(compiler: Any, spec: RunSpec, device: str | torch.device) -> bool:
-    """Whether the backend hands back the first of ``ONE_OP`` that it does not raise on, changed or not."""
-    spec = RunSpec(spec.backend, level=spec.level, dynamic=None)
-    for op in ONE_OP:
-        notes: list[str] = []
-        looking = noting_passthrough(compiler, notes, changed_too=True)
-        try:
-            torch_internals.compile_directly(looking, model_of(op), eight_numbers(device), spec)
-        except (KeyboardInterrupt, TorchNameMissing):
-            raise
-        except BaseException:  # noqa: BLE001 - as in run_compiled; another op may tell
-            continue
-        return bool(notes)
-    return False
-
-
-def noting_passthrough(compiler: Any, notes: list[str], *, changed_too: bool = False) -> Any:
-    """``compiler``; a sentence goes into ``notes`` when it hands the graph back as it was, for eager to run.
-
-    ``changed_too``: also where it has written to the graph before.
-    """
+def noting_passthrough(compiler: Any, notes: list[str]) -> Any:
+    """``compiler``; a sentence goes into ``notes`` when it hands the graph back as it was, for eager to run."""
     if compiler in ("inductor", "eager"):
         return compiler
     called = torch_internals.registered_backend(compiler) if isinstance(compiler, str) else compiler
@@ -226,7 +184,7 @@ def noting_passthrough(compiler: Any, notes: list[str], *, changed_too: bool = F
         before = graph_texts(graph_module)
         compiled_fn = called(graph_module, *args, **kwargs)
         given_back = getattr(compiled_fn, "__self__", compiled_fn)
-        if given_back is graph_module and (changed_too or graph_texts(graph_module) == before):
+        if given_back is graph_module and graph_texts(graph_module) == before:
             notes.append(HANDED_BACK)
         return compiled_fn
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import signal
 import sys
@@ -179,28 +178,6 @@ def mutates_its_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any
 
 def returns_gm_forward(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """Healthy: gives back a bound method."""
-    return graph_module.forward
-
-
-def writes_and_returns_gm_forward(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-    """Healthy: writes to graphs that add, and gives every one back."""
-    for node in graph_module.graph.find_nodes(op="call_function", target=operator.add):
-        node.args = node.args[::-1]
-    graph_module.recompile()
-    return graph_module.forward
-
-
-def compiles_all_but_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-    """Hands back what it has no kernel for: eager runs that."""
-    return graph_module.forward if has_relu(graph_module) else fx.Interpreter(graph_module).run
-
-
-def raises_on_add_and_returns_gm_forward(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any]
-) -> CompiledFn:
-    """Broken on one op, and gives back all others."""
-    if graph_module.graph.find_nodes(op="call_function", target=operator.add):
-        raise NotImplementedError("no add")
     return graph_module.forward
 
 

@@ -21,6 +21,7 @@ from minidbg import asking, workers
 from minidbg.asking.execute import ANOTHER_GRAPH, execute
 from minidbg.extras.hunt.samples import Sample, case_of_sample
 from minidbg.fx.case import Case
+from minidbg.judge.harness import HANDED_BACK
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import with_failure
 from minidbg.repro.cases import UsedBackend, backend_named
@@ -116,7 +117,7 @@ def failing_case(argument: Mapping[str, Any]) -> Case:
 
 def state_of(outcome: Outcome) -> State:
     if outcome.verdict is Verdict.GONE:
-        if State.HANDED_BACK in outcome.reason:
+        if HANDED_BACK in outcome.reason:
             return State.HANDED_BACK
         return State.SKIPPED if "eager differs from itself" in outcome.reason else State.OK
     if outcome.signature is None:

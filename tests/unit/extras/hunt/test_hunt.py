@@ -11,7 +11,7 @@ from minidbg.extras.hunt.commands import is_worse
 from minidbg.extras.hunt.hunting import Hunt
 from minidbg.extras.hunt.judging import State
 from minidbg.extras.hunt.samples import Sample
-from minidbg.judge.harness import ALL_HANDED_BACK, HANDED_BACK
+from minidbg.judge.harness import HANDED_BACK
 from minidbg.words.errors import BadSetting
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 
@@ -41,7 +41,6 @@ def hunt_with(**states: State) -> Hunt:
     [
         (Outcome(Verdict.GONE), State.OK),
         (Outcome(Verdict.GONE, reason=HANDED_BACK), State.HANDED_BACK),
-        (Outcome(Verdict.GONE, reason=ALL_HANDED_BACK), State.HANDED_BACK),
         (
             Outcome(
                 Verdict.GONE,
