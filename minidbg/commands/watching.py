@@ -195,9 +195,10 @@ def why_not_gone(path: Path) -> str:
     rows = [row for row in queries.rows_of(path) if row["verdict"] and not row["outdated"]]
     seen = [row for row in rows if not is_judged or whole_name(row["device"]) != own]
     failing = [f"on {row['device']} at {moment(row['seen'])}" for row in seen if row["verdict"] in FAILING]
-    if failing:
-        return f"{display_path(path)} was last seen to fail {', '.join(failing)}"
-    return "" if is_judged or seen else f"{display_path(path)} cannot be judged here: {outcome.in_words}"
+    reasons = [f"was last seen to fail {', '.join(failing)}"] if failing else []
+    if not is_judged and (failing or not seen):
+        reasons.append(f"cannot be judged here: {outcome.in_words}")
+    return f"{display_path(path)} {' and '.join(reasons)}" if reasons else ""
 
 
 def expect_gone(path: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from minidbg.judge.command import FAILED, clean_stdout
 from minidbg.judge.death import outcome_of_death, printed
-from minidbg.judge.harness import HANDED_BACK, Runnable, brief, judge
+from minidbg.judge.harness import HANDED_BACK, ONE_OP, Runnable, brief, eight_numbers, judge, model_of
 from minidbg.words.machine import memory_limit
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.words.run_spec import PRECISIONS, BackendRef, Level, RunSpec, in_precision
@@ -75,23 +75,6 @@ def judge_here(
     except Unavailable as missing:
         found = Outcome(Verdict.SKIPPED, reason=str(missing))
     return replace(found, device=device or script.spec.device)
-
-
-ONE_OP: tuple[Callable[[Any], Any], ...] = (lambda value: value + 1, torch.relu, lambda value: value * 2, torch.sin)  # fmt: skip
-
-
-def model_of(op: Callable[[Any], Any]) -> torch.fx.GraphModule:
-    """A graph module, which every level and call path takes."""
-
-    class OneOp(torch.nn.Module):
-        def forward(self, value: Any) -> Any:
-            return (op(value),)
-
-    return torch.fx.symbolic_trace(OneOp())
-
-
-def eight_numbers(device: str) -> tuple[torch.Tensor]:
-    return (torch.linspace(-2, 2, 8, device=device),)
 
 
 def judged_on_one_op(script: Script, device: str | None) -> Outcome:

@@ -156,7 +156,7 @@ def test_a_closure_is_reduced_and_its_script_is_judged_once_it_has_its_backend(t
     assert sentence in under_pytest.stdout
 
     assert repro.run(script, backend=f"{__name__}:make(level=3)").verdict is Verdict.REPRODUCES
-    assert repro.run(script, backend=f"{__name__}:make(level=1)").reason == "handed back: eager ran it"
+    assert repro.run(script, backend=f"{__name__}:make(level=1)").verdict is Verdict.GONE
     assert repro.run(script, backend=f"{__name__}:nothing").verdict is Verdict.SKIPPED
 
     found = minidbg.reduce(script, backend=f"{__name__}:make(level=3)")

@@ -18,7 +18,7 @@ from watched_backend.rules import check
 def watched_backend(gm, example_inputs):
     for node in gm.graph.nodes:
         check(node)
-    return lambda *args: gm(*args)  # gm itself would mean that the backend has nothing to say to this graph
+    return gm.forward
 """
 
 RULES = """import os
@@ -86,7 +86,20 @@ def test_a_save_is_answered_at_once_and_confirmed_as_a_person_would_see_it(folde
 
 
 def test_the_command_line_has_the_commands(folder: Path) -> None:
-    words = ["watch", "repros", "--once", "--fail-on", "unexpected"]
-    done = cli(*words, cwd=folder, env={"PYTHONPATH": str(folder / "src")}, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "relu.py [cpu] (reproduces)" in done.stdout
+    def run(*words: str) -> tuple[int, str]:
+        done = cli(*words, cwd=folder, env={"PYTHONPATH": str(folder / "src")}, timeout=300)
+        return done.returncode, done.stdout + done.stderr
+
+    once = "watch", "repros", "--once", "--fail-on", "unexpected"
+    status, text = run(*once)
+    assert status == 0, text
+    assert "relu.py [cpu] (reproduces)" in text
+
+    (folder / "src" / "watched_backend" / "rules.py").write_text(RULES.replace('"relu"', '"nothing"'))
+    status, text = run(*once)
+    assert status == 1, text
+    assert "FIXED relu" in text
+    assert run("accept", "repros/relu.py")[0] == 0
+    words = "-m", "pytest", "-p", "no:cacheprovider", "--minidbg", "repros"
+    done = python(*words, cwd=folder, env={"PYTHONPATH": str(folder / "src")}, timeout=300)
+    assert "1 passed, 1 xfailed" in done.stdout

@@ -93,9 +93,9 @@ def in_words(printed: str) -> str:
     ("backend", "status", "said"),
     [
         ("raises_on_relu", 1, "reproduces: ReluNotSupported: cannot lower"),
-        ("raises_in_run_on_relu", 1, "reproduces: RuntimeError"),
+        ("raises_in_run_on_relu", 1, "reproduces: RuntimeError: relu kernel failed"),
         ("runs_the_graph", 0, "gone"),
-        ("returns_gm_forward", 125, "skipped: handed back: eager ran it"),
+        ("returns_gm_forward", 0, "gone: the backend returns each graph as it is, for eager to run"),
         ("ends_the_program_on_relu", 1, "reproduces: SystemExit: 1"),
     ],
 )
@@ -104,6 +104,47 @@ def test_the_status_fits_the_verdict(
 ) -> None:
     assert run_here(write_script(backend, call=CallPath.DIRECT)) == status
     assert in_words(capfd.readouterr().out).startswith(said)
+
+
+TARGETS = """
+from torch._guards import TracingContext
+CONTEXT = TracingContext.try_get
+
+def backend(gm, example_inputs, options=None):
+    targets = {{getattr(node.target, "__name__", str(node.target)) for node in gm.graph.nodes if "call" in node.op}}
+    {line}
+    return gm.forward
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "model", "status"),
+    [
+        ("pass", "torch.relu(x)", 0),
+        ("assert targets != {'relu'}", "torch.relu(x)", 1),
+        ("assert targets != {'relu'}", "torch.relu(x).sin()", 0),
+        ("assert targets & {'relu', 'add'}", "torch.relu(x) + 1", 0),
+        ("if targets == {'add'}: return lambda *args: gm(*args)", "torch.relu(x)", 125),
+        ("if 'sin' in targets: return torch.fx.Interpreter(gm).run", "torch.relu(x)", 125),
+        ("if 'sin' in targets: return torch.fx.Interpreter(gm).run", "torch.relu(x).sin()", 0),
+        ("assert targets == {'tanh'}", "torch.tanh(x)", 0),
+        (
+            "if CONTEXT().fake_mode and 'sin' in targets: return lambda *args: gm(*args)",
+            "torch.relu(x)",
+            125,
+        ),
+        ("CONTEXT().fake_mode", "torch.relu(x)", 0),
+        ("backend.calls = getattr(backend, 'calls', 0) + 1; assert backend.calls < 3", "torch.relu(x)", 0),
+    ],
+)
+def test_what_is_handed_back_is_no_answer_of_a_backend_that_compiles_other_graphs(
+    write_script: WriteScript, capfd: Any, line: str, model: str, status: int
+) -> None:
+    model = MODEL.replace("torch.relu(x)", model)
+    for kind in ("compile", "accuracy"):
+        path = write_script("own", kind=kind, function=TARGETS.format(line=line), model=model)
+        assert run_here(path) == status
+        assert ("handed back: eager ran it" in capfd.readouterr().out) is (status == 125)
 
 
 def test_another_failure_than_the_headers_is_changed(write_script: WriteScript, capfd: Any) -> None:

@@ -406,7 +406,11 @@ ACCEPTED: list[tuple[Outcome, dict[str, Verdict], str]] = [
     (Outcome(Verdict.CRASHED, reason="SIGSEGV"), {}, r"still fails \(crashed\): SIGSEGV"),
     (NO_DEVICE, {}, "cannot be judged here: skipped: no device cuda"),
     (NO_DEVICE, {"cpu": Verdict.GONE}, ""),
-    (NO_DEVICE, {"cpu": Verdict.REPRODUCES}, "was last seen to fail on cpu"),
+    (
+        NO_DEVICE,
+        {"cpu": Verdict.REPRODUCES},
+        "was last seen to fail on cpu at .* and cannot be judged here: skipped: no",
+    ),
 ]
 """What a run shows of a repro, what watch saw elsewhere, and why it is not accepted."""
 
