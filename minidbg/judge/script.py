@@ -152,16 +152,14 @@ def outcome_of(
     try:
         if tell is not None:
             return judge_here(script, device, backend, lambda phase: tell("phase " + phase))
-        return shown_in(script.spec.attempts, lambda: one_outcome(script, device, backend))
+        if script.spec.expected.kind.traits.dies:
+            once = partial(judge_in_child, script.command, script.spec, device, backend)
+        else:
+            once = partial(judge_here, script, device, backend)
+        return shown_in(script.spec.attempts, once)
     except Exception as error:  # noqa: BLE001 - else Python would exit with 1, which means "reproduces"
         traceback.print_exc()
         return Outcome(Verdict.INVALID, reason=f"the script itself failed: {brief(error)}")
-
-
-def one_outcome(script: Script, device: str | None, backend: str | None) -> Outcome:
-    if script.spec.expected.kind.traits.dies:
-        return judge_in_child(script.command, script.spec, device, backend)
-    return judge_here(script, device, backend)
 
 
 def judge_in_child(command: Sequence[str], spec: RunSpec, device: str | None, backend: str | None) -> Outcome:
@@ -205,8 +203,7 @@ def main(script: Script, argv: list[str] | None = None) -> int:
                 found = judged_on_one_op(script, options.device)
             else:
                 found = outcome_of(script, options.device, options.backend, say if options.child else None)
-            about = {"repro": script.path, "backend": options.backend or script.spec.backend.name}
-            say(json.dumps({**found.to_json(), **about, "torch": torch.__version__}, default=str))
+            say(json.dumps(found.to_json(), default=str))
     except Exception:  # noqa: BLE001 - as in outcome_of
         traceback.print_exc()
         return 125
@@ -218,21 +215,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         def error(self, message: str) -> Any:
             self.exit(125, f"{self.prog}: {message}\n")  # argparse's own status is 2
 
-    parser = Parser(
-        description="Exit status: 0 gone, 1 reproduces, 3 fails differently, 125 cannot be judged here."
-    )
-    parser.add_argument("--device", help="run on this device instead: cpu, cuda, cuda:1")
-    parser.add_argument(
-        "--backend", help="run with this backend instead: a registered name, or module:expression"
-    )
-    parser.add_argument(
-        "--tolerances",
-        nargs="+",
-        metavar="NUMBER",
-        help="what floats may be off eager's: relative and absolute; or bfloat16, float16 or tf32, by design",
-    )
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--one-op", action="store_true", help=argparse.SUPPRESS)
+    parser = Parser(add_help=False)  # nobody but minidbg asks
+    for name in ("--device", "--backend"):
+        parser.add_argument(name)
+    parser.add_argument("--tolerances", nargs="+")
+    for name in ("--child", "--one-op"):
+        parser.add_argument(name, action="store_true")
     options = parser.parse_args(argv)
     if options.tolerances and options.tolerances[0] in PRECISIONS:
         options.tolerances = in_precision(options.tolerances[0])

@@ -162,10 +162,7 @@ def test_the_outcome_is_one_line_of_json(write_script: WriteScript, capfd: Any) 
     captured = capfd.readouterr()
     (line,) = captured.out.splitlines()
     assert "hello" in captured.err
-    found = json.loads(line)
-    assert Outcome.from_json(found).verdict is Verdict.REPRODUCES
-    assert (found["repro"], found["backend"]) == (str(path), "raises_on_relu")
-    assert found["torch"]
+    assert Outcome.from_json(json.loads(line)).verdict is Verdict.REPRODUCES
 
 
 def test_another_backend_can_be_asked(write_script: WriteScript, capfd: Any) -> None:
