@@ -1,4 +1,4 @@
-"""Commands about minidbg itself: ``demo``, ``completion``, ``doctor`` and ``help``."""
+"""Commands about minidbg itself: ``demo``, ``doctor`` and ``help``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import click
 
 from minidbg.commands.output import CANNOT_JUDGE, JSON, print_json
 from minidbg.words.errors import nearest
-
-SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/completions/minidbg.fish"}
 
 
 @click.command()
@@ -28,22 +26,6 @@ def demo(as_json: bool) -> None:
     report = show.run(Console(stderr=as_json))
     if as_json:
         print_json({"path": str(report.path), "capture": str(report.capture), "line": report.line})
-
-
-@click.command()
-@click.argument("shell", type=click.Choice(list(SHELLS)))
-def completion(shell: str) -> None:
-    """Print the shell code that completes commands and options.
-
-    For example, at the end of ~/.bashrc:  eval "$(minidbg completion bash)"
-    """
-    from click.shell_completion import get_completion_class
-
-    from minidbg.commands.root import cli
-
-    found = get_completion_class(shell)
-    assert found is not None, f"click completes no {shell}"
-    click.echo(found(cli, {}, "minidbg", "_MINIDBG_COMPLETE").source())
 
 
 STATE_STYLE = {"fine": "green", "missing": "yellow", "broken": "red"}

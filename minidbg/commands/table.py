@@ -37,7 +37,6 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     "This installation": {
         "config": "minidbg.commands.showing:config",
         "doctor": "minidbg.commands.about:doctor",
-        "completion": "minidbg.commands.about:completion",
         "help": "minidbg.commands.about:help_topic",
     },
 }

@@ -152,16 +152,19 @@ def test_quiet_drops_notes_and_keeps_errors(tmp_path: Path, capsys: pytest.Captu
 def test_verbose_logs_our_events_and_touches_no_other_logger(capsys: pytest.CaptureFixture[str]) -> None:
     root_handlers = list(logging.getLogger().handlers)
     with pytest.raises(SystemExit):
-        commands.main(["-v", "completion", "bash"])
+        commands.main(["-v", "help", "limits"])
     logging.getLogger("minidbg").info("minidbg: %s nodes", 3)
     assert "minidbg: 3 nodes" in capsys.readouterr().err
     assert logging.getLogger().handlers == root_handlers
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_what_the_shell_evaluates(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_of("completion", shell) == 0
-    assert "_MINIDBG_COMPLETE" in capsys.readouterr().out
+def test_what_completes_a_shell_is_printed_by_click(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_MINIDBG_COMPLETE", f"{shell}_source")
+    assert status_of() == 0
+    assert f"_MINIDBG_COMPLETE={shell}_complete" in capsys.readouterr().out
 
 
 TAKES_A_REPRO = {
