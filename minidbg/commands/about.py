@@ -40,10 +40,10 @@ def doctor(as_json: bool) -> None:
     """
     from minidbg.commands.doctor import Severity, examine
 
-    worst = Severity.FINE
+    status = 0
     for finding in examine():
         if finding.state is Severity.BROKEN:
-            worst = Severity.BROKEN
+            status = CANNOT_JUDGE
         if as_json:
             print_json(asdict(finding))
             continue
@@ -51,7 +51,7 @@ def doctor(as_json: bool) -> None:
         click.echo(f"{state}  {finding.name}: {finding.found}")
         if finding.advice:
             click.echo(f"{'':<9}{finding.advice}")
-    sys.exit(CANNOT_JUDGE if worst is Severity.BROKEN else 0)
+    sys.exit(status)
 
 
 def topics() -> dict[str, str]:

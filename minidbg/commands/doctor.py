@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -45,23 +46,14 @@ class Severity(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     name: str
-    state: Severity
     found: str
     advice: str = ""
+    state: Severity = Severity.FINE
 
 
-def fine(name: str, found: str) -> Finding:
-    return Finding(name, Severity.FINE, found)
-
-
-def missing(name: str, found: str, advice: str) -> Finding:
-    return Finding(name, Severity.MISSING, found, advice)
-
-
-def broken(name: str, found: str, advice: str) -> Finding:
-    return Finding(name, Severity.BROKEN, found, advice)
-
-
+fine = Finding
+missing = partial(Finding, state=Severity.MISSING)
+broken = partial(Finding, state=Severity.BROKEN)
 COMPILER_SECONDS = 60
 
 COMPILER_PROBE = "#include <omp.h>\n#include <cmath>\nint threads() { return omp_get_max_threads(); }\n"

@@ -1,8 +1,6 @@
-"""A repro in other forms: written anew, or as a bug report.
+"""A repro as a bug report: it is run first, and that it did not fail as the repro does is said.
 
-A script is run before it is handed out; that it did not fail as the repro does is said.
-
-The bug report, in Markdown, has the sections of PyTorch's own template for torch.compile,
+The report, in Markdown, has the sections of PyTorch's own template for torch.compile,
 ``.github/ISSUE_TEMPLATE/pt2-bug-report.yml``: Describe the bug (with the ablation and the minimal reproducer it asks for),
 Error logs, Versions.
 """
