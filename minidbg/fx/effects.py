@@ -101,11 +101,6 @@ def op_name(node: fx.Node) -> str:
     return str(getattr(target, "__name__", type(target).__name__))
 
 
-def is_loop(node: fx.Node) -> bool:
-    """Whether ``node`` is a loop that runs until a graph says no."""
-    return op_name(node) == "while_loop" and bool(node.args)
-
-
 LEAVE_STATE = (
     "_increment_nesting",
     "_decrement_nesting",

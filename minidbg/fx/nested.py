@@ -439,29 +439,3 @@ def with_sizes(value: Any, sizes: Mapping[int, int]) -> Any:
 def with_dtype(value: Any, old: torch.dtype, new: torch.dtype) -> Any:
     """``value`` with one dtype replaced by another, tuples and lists opened."""
     return fx.node.map_aggregate(value, lambda part: new if part is old else part)
-
-
-UNTRACEABLE = (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
-"""What a submodule's code raises when it is run with stand-ins for tensors that it cannot bear."""
-
-
-def flattened(graph_module: fx.GraphModule, node: fx.Node) -> fx.GraphModule | None:
-    """``graph_module`` with the submodule that ``node`` calls traced into it; None when it cannot be traced.
-
-    Its parameters and buffers become attributes of the same names under its path.
-    """
-    path = str(node.target)
-    try:
-        inner = fx.symbolic_trace(graph_module.get_submodule(path))
-    except UNTRACEABLE:
-        return None
-    given = _bound(inner, node.args, node.kwargs)
-    return None if given is None else with_graph_inlined(graph_module, node, inner, path, given)
-
-
-def _bound(inner: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
-    """What each placeholder of ``inner`` is given; None when one is given nothing."""
-    rest = inner.graph.find_nodes(op="placeholder")[len(args) :]
-    if not all(node.target in kwargs or node.args for node in rest):
-        return None
-    return [*args, *(kwargs[node.target] if node.target in kwargs else node.args[0] for node in rest)]

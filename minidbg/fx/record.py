@@ -38,7 +38,7 @@ class Recording:
     ``inputs`` are one for each placeholder, and are only read. Random ops give the same values each time.
     ``around`` gives the modes in which the graph runs: autocast, grad mode; by default those of the moment.
     ``parent`` is a recording of a graph that this one was cut out of, so that less has to be found out again;
-    ``same_values`` says that each node computes what it did there. A loop longer than ``loop_seconds`` fails.
+    ``same_values`` says that each node computes what it did there.
     """
 
     def __init__(
@@ -49,7 +49,6 @@ class Recording:
         parent: Recording | None = None,
         same_values: bool = False,
         around: ModeContext = nullcontext,
-        loop_seconds: float | None = None,
     ) -> None:
         self.graph_module = graph_module
         self.inputs = tuple(inputs)
@@ -71,9 +70,7 @@ class Recording:
             self.grad: bool = parent.grad if parent else torch.is_grad_enabled()
         """Grad mode before the first node."""
         self.mode_changes = frozenset(node for node in self.nodes if mode_of(node) is not Mode.NONE)
-        self._runs = Runs(
-            graph_module, self.inputs, self.writing, self._around, grad=self.grad, loop_seconds=loop_seconds
-        )
+        self._runs = Runs(graph_module, self.inputs, self.writing, self._around, grad=self.grad)
         self._in_use: dict[NodeAt, weakref.ref[Tensor]] = {}
         self._value_facts_done: ValueFacts | None = None
         if parent is not None and same_values:
@@ -218,12 +215,8 @@ class Recording:
         return gathered
 
 
-LOOP_SECONDS = 2.0
-"""What a loop of a candidate may take: an edit may have taken away what ends it."""
-
-
 def runs_in_eager(
     graph_module: fx.GraphModule, inputs: Sequence[Any], around: ModeContext = nullcontext
 ) -> bool:
     """Whether the graph runs to its end on ``inputs``, which are only read."""
-    return Recording(graph_module, inputs, around=around, loop_seconds=LOOP_SECONDS).failure is None
+    return Recording(graph_module, inputs, around=around).failure is None

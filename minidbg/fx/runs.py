@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -23,15 +22,12 @@ from minidbg.fx.effects import (
     Fact,
     Mode,
     attribute_of,
-    is_graph,
-    is_loop,
     keeps_state,
     mode_of,
     op_name,
     tensors_in,
 )
 from minidbg.fx.mutation import written_sources
-from minidbg.fx.pieces import with_graphs
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.words.foreign import message_of
 
@@ -116,20 +112,12 @@ Wrote: TypeAlias = Callable[[int, Iterable[Tensor]], None]
 ModeContext: TypeAlias = Callable[[], AbstractContextManager[Any]]
 """Makes the block in which a graph runs."""
 
-FREE_TURNS = 1000
-"""Turns of a loop before its time counts."""
-
-
-class EndlessLoop(Exception):
-    """A ``while_loop`` did not end in the time that it was given: an edit may have taken away what ends it."""
-
 
 class Runs:
     """Runs of ``graph_module`` on ``inputs``, each with the same random values.
 
     ``writing`` are the nodes that may write to values that they did not make, with the nodes of those values. ``random_states``
-    and ``grad`` hold before the first node, inside the block that ``around`` makes. ``loop_seconds`` limits each loop
-    that has turned ``FREE_TURNS`` times.
+    and ``grad`` hold before the first node, inside the block that ``around`` makes.
     """
 
     def __init__(
@@ -140,7 +128,6 @@ class Runs:
         around: ModeContext,
         *,
         grad: bool,
-        loop_seconds: float | None = None,
     ) -> None:
         self.graph_module = graph_module
         self.inputs = inputs
@@ -154,7 +141,6 @@ class Runs:
         }
         self._around = around
         self._grad = grad
-        self._loop_seconds = loop_seconds
         self._random_states = generator_states(inputs)
         self._dying: dict[int, list[fx.Node]] = {}
         """The nodes that a position uses last."""
@@ -194,8 +180,6 @@ class Runs:
         kwargs = fx.map_arg(node.kwargs, env.__getitem__)
         try:
             if node.op == "call_function":
-                if self._loop_seconds is not None and is_loop(node):
-                    args = (limited(args[0], self._loop_seconds), *args[1:])
                 return node.target(*args, **kwargs)  # type: ignore[operator]
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -205,8 +189,6 @@ class Runs:
 
     def _attribute(self, node: fx.Node) -> Any:
         value = operator.attrgetter(str(node.target))(self.graph_module)
-        if self._loop_seconds is not None and isinstance(value, fx.GraphModule):
-            return with_limited_loops(value, self._loop_seconds)
         return clone_values([value])[0] if node.name in self._cloned and isinstance(value, Tensor) else value
 
     def _module(self, node: fx.Node, modules: dict[str, torch.nn.Module]) -> torch.nn.Module:
@@ -286,37 +268,3 @@ def standing_alone(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(standing_alone, value))
     return value
-
-
-def limited(condition: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """The condition of a loop that raises EndlessLoop after ``seconds``, but not in the first ``FREE_TURNS`` turns."""
-    turns, began = 0, time.monotonic()
-
-    def limited_condition(*values: Any) -> Any:
-        nonlocal turns
-        turns += 1
-        if turns > FREE_TURNS and time.monotonic() - began > seconds:
-            raise EndlessLoop(f"a loop has turned {turns} times")
-        return condition(*values)
-
-    return limited_condition
-
-
-def with_limited_loops(graph_module: fx.GraphModule, seconds: float) -> fx.GraphModule:
-    """``graph_module`` with ``limited`` conditions for its loops, those of graphs nested in it included; itself where it has none."""
-    nested = {str(node.target): attribute_of(node) for node in graph_module.graph.nodes if is_graph(node)}
-    limits = {path: with_limited_loops(graph, seconds) for path, graph in nested.items()}
-    changed = {path: graph for path, graph in limits.items() if graph is not nested[path]}
-    if not changed and not any(map(is_loop, graph_module.graph.nodes)):
-        return graph_module
-    made = with_graphs(graph_module, changed)
-    for node in filter(is_loop, made.graph.nodes):
-        node.target = limited_loop(node.target, seconds)
-    return torch_internals.lazy_graph_module(made, made.graph)
-
-
-def limited_loop(loop: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    def run(condition: Callable[..., Any], *others: Any) -> Any:
-        return loop(limited(condition, seconds), *others)
-
-    return run

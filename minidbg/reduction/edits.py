@@ -13,7 +13,7 @@ from torch import fx
 from minidbg.fx import nested, pieces
 from minidbg.fx.effects import Mode, fact_of, is_call, mode_of
 from minidbg.fx.pieces import alike, is_unpacking
-from minidbg.fx.record import LOOP_SECONDS, Recording, runs_in_eager
+from minidbg.fx.record import Recording, runs_in_eager
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.problem import ReductionProblem
 
@@ -258,7 +258,7 @@ def _recording_at(problem: ReductionProblem, route: nested.Route) -> Recording |
         values = nested.values_of(recording, node, path) if node else None
         if node is None or values is None:
             return None
-        recording = Recording(dict(nested.branches(node))[path], values, loop_seconds=LOOP_SECONDS)
+        recording = Recording(dict(nested.branches(node))[path], values)
     return recording
 
 

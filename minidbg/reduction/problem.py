@@ -16,7 +16,7 @@ from minidbg.fx.edit import extract
 from minidbg.fx.effects import FactKind, is_call, open_levels, tensors_in
 from minidbg.fx.nested import Arguments
 from minidbg.fx.pieces import CannotExtract
-from minidbg.fx.record import LOOP_SECONDS, ModeContext, Recording, runs_in_eager
+from minidbg.fx.record import ModeContext, Recording, runs_in_eager
 from minidbg.fx.runs import EagerFailure
 from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import (
@@ -274,9 +274,7 @@ class ReductionProblem:
         """Whether no call of ``candidate`` gives nothing, or no finite numbers, where it does in ``best``. Nobody looks at a large graph."""
         if devices_of(candidate.inputs) or len(candidate.calls) > FEW_CALLS:
             return True
-        again = Recording(
-            candidate.graph_module, candidate.inputs, around=self.around, loop_seconds=LOOP_SECONDS
-        )
+        again = Recording(candidate.graph_module, candidate.inputs, around=self.around)
         return again.failure is None and is_as_full(self.recording, again)
 
     def _is_smaller(self, candidate: Candidate, size: tuple[int, ...]) -> bool:

@@ -88,16 +88,6 @@ def _try_all_then_each(problem: ReductionProblem, changes: Mapping[int, Any], ho
             problem.consider(with_inputs(problem, {index: changes[index]}, how))
 
 
-def flatten_modules(problem: ReductionProblem) -> None:
-    """Try to put what a submodule does in its place. Cost: one call for each submodule."""
-    for name in [node.name for node in problem.best.calls if node.op == "call_module"]:
-        best = problem.best
-        node = best.call(name)
-        flat = nested.flattened(best.graph_module, node) if node else None
-        if flat is not None:
-            problem.consider(with_inputs(problem, {}, "", flat))
-
-
 def lift_attributes(problem: ReductionProblem) -> None:
     """Try inputs in the place of tensors that the graph owns, of all of them or of each. Cost: one call where that does not matter.
 
@@ -399,7 +389,6 @@ def plainness(candidate: Candidate) -> tuple[float, ...]:
 
 
 SIMPLIFYING: tuple[tuple[str, Callable[[ReductionProblem], None]], ...] = (
-    ("submodules", flatten_modules),
     ("attributes", lift_attributes),
     ("kinds", plain_kinds),
     ("arguments", drop_arguments),

@@ -303,32 +303,6 @@ def test_strides_that_the_failure_needs_stay() -> None:
     assert result.inputs[0].numel() == 4
 
 
-def test_submodules_are_put_in_the_place_of_their_calls() -> None:
-    class Leaf(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x).sin()
-
-    class Tracer(fx.Tracer):
-        def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-            return True
-
-    def runs_relu(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-        return any(node.target is torch.nn.functional.relu for node in graph_module.graph.nodes) or any(
-            isinstance(module, torch.nn.ReLU) for module in graph_module.modules()
-        )
-
-    root = Leaf()
-    graph_module = fx.GraphModule(root, Tracer().trace(root))
-    result = minimize(graph_module, [torch.randn(3, 4)], runs_relu, simplify=True)
-    assert result.certified
-    assert line(result).startswith("relu = torch.nn.functional.relu(")
-    assert tuple(result.inputs[0].shape) == (1, 1)
-
-
 def test_strides_of_sizes_that_are_gone_go_too() -> None:
     result = simplified(lambda x: x.sin(), [torch.randn(1, 4)], has("sin"))
     assert (tuple(result.inputs[0].shape), result.inputs[0].stride()) == ((1, 1), (1, 1))
