@@ -148,7 +148,7 @@ class Daemon:
         ))  # fmt: skip
         for name, repro in repros.items():
             if repro.damage:
-                self.announce(events.ReproDamaged(name, repro.damage))
+                self.announce(events.ReproEvent("damaged", name, repro.damage))
         for flip in reversed(self.history.flips(announced=False)):
             self.tell_flip(flip)  # we were killed before
 

@@ -89,40 +89,35 @@ class Fault(Notice):
     traceback: str
 
 
-# Repros that come and go
-
-
 @dataclass(frozen=True, slots=True)
 class ReproEvent(Event):
+    """A repro is new, has changed or has gone. ``change``: a key of ``CHANGES``."""
+
+    name = "repro"
+    CHANGES: ClassVar[Mapping[str, str]] = {
+        "added": "new repro {0.repro}",
+        "edited": "repro {0.repro} was edited",
+        "removed": "repro {0.repro} is gone",
+        "damaged": "repro {0.repro} cannot be used: {0.reason}",
+    }
+    change: str
     repro: str
     reason: str = ""
 
+    def words(self) -> str:
+        return self.CHANGES[self.change].format(self)
 
-class ReproAdded(ReproEvent):
-    name, WORDS = "repro_added", "new repro {0.repro}"
-
-
-class ReproEdited(ReproEvent):
-    name, WORDS = "repro_edited", "repro {0.repro} was edited"
-
-    def update(self, matrix: Matrix) -> None:
-        for cell in matrix.of_repro(self.repro).values():
-            cell.outdated = True
-
-
-class ReproRemoved(ReproEvent):
-    name, WORDS = "repro_removed", "repro {0.repro} is gone"
+    def to_json(self) -> Json:
+        values = Event.to_json(self)
+        return values | {"event": f"repro_{values.pop('change')}"}
 
     def update(self, matrix: Matrix) -> None:
-        for device in matrix.of_repro(self.repro):
-            del matrix.cells[self.repro, device]
-
-
-class ReproDamaged(ReproEvent):
-    name, WORDS = "repro_damaged", "repro {0.repro} cannot be used: {0.reason}"
-
-    def update(self, matrix: Matrix) -> None:
-        matrix.notices.append(self)
+        for device, cell in matrix.of_repro(self.repro).items():
+            cell.outdated |= self.change == "edited"
+            if self.change == "removed":
+                del matrix.cells[self.repro, device]
+        if self.change == "damaged":
+            matrix.notices.append(self)
 
 
 # Sweeps and verdicts

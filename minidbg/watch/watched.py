@@ -20,7 +20,7 @@ from watchdog.observers.api import BaseObserver
 from watchdog.utils.event_debouncer import EventDebouncer
 
 from minidbg.watch import sources
-from minidbg.watch.events import Notice, ReproAdded, ReproDamaged, ReproEdited, ReproRemoved
+from minidbg.watch.events import Notice, ReproEvent
 from minidbg.watch.files import JUNK_FOLDERS, Snapshot, scan
 from minidbg.watch.repros import Repro, read_repros
 from minidbg.watch.settings import WatchSettings
@@ -164,13 +164,11 @@ class Watched:
             if name not in before or before[name].digest != one.digest
         }
         for name in sorted(changed) if not is_first else ():
-            repro = self.repros[name]
-            if repro.damage:
-                self.announce(ReproDamaged(name, repro.damage))
-            else:
-                self.announce((ReproEdited if name in before else ReproAdded)(name))
+            damage = self.repros[name].damage
+            change = "damaged" if damage else "edited" if name in before else "added"
+            self.announce(ReproEvent(change, name, damage))
         for name in sorted(before.keys() - self.repros.keys()):
-            self.announce(ReproRemoved(name))
+            self.announce(ReproEvent("removed", name))
         self.to_run_again |= changed
         if changed:
             roots = sources.source_roots(self.repros.values(), self.settings.sources)
