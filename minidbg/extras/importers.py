@@ -11,7 +11,6 @@ names are read where they are there, else torch makes values up.
 from __future__ import annotations
 
 import ast
-import builtins
 import logging
 import re
 import sys
@@ -174,8 +173,6 @@ INNER = "torch._inductor.compile_fx:compile_fx_inner"
 """What a graph of AOTAutograd is compiled with."""
 OPTION = re.compile(r"\s*torch\.[\w.]*config\.[\w.]+ = ")
 """A line that sets an option of torch, as torch writes it."""
-UNQUOTED = re.compile(r"(autocast=\w+, backend=)[^'\"\n]*\)$", re.MULTILINE)
-"""A backend that is an object: somebody's edit, or what no Python reads, ``<function mine at 0x7f>``."""
 NOT_THE_FILES = frozenset({"compile_threads", "fake_tensor_allow_unsafe_data_ptr_access"})
 """Options that our children have, and that torch's minifier sets itself."""
 
@@ -185,7 +182,7 @@ log = logging.getLogger("minidbg")
 class UnreadableTorchRepro(UnreadableRepro):
     """A repro of torch's minifier that becomes no case; the message says why, with the line."""
 
-    advice = "mend that by hand; where only its backend is at fault, --backend NAME, or module:attribute, replaces it"
+    advice = "mend that by hand"
 
 
 def is_torch_repro(path: Path) -> bool:
@@ -249,15 +246,10 @@ class Execution:
         torch_internals.replace_run_repro(self.record)
 
     def run(self) -> str:
-        text = self.path.read_text(encoding="utf-8")
-        importing: Callable[..., Any] = builtins.__import__
-        if self.replacing is not None:
-            text, importing = UNQUOTED.sub(r"\1None)", text), self.import_or_stand_in
-        lines = text.splitlines()
+        lines = self.path.read_text(encoding="utf-8").splitlines()
         while True:
             try:
-                known = {**vars(builtins), "__import__": importing}
-                run_as_module("__main__", "\n".join(lines), __file__=str(self.path), __builtins__=known)
+                run_as_module("__main__", "\n".join(lines), __file__=str(self.path))
             except MinidbgError as error:
                 return str(error)
             except SystemExit as error:
@@ -272,18 +264,6 @@ class Execution:
                 self.skipped.append(f"line {number}: {first_line(error)}")
             else:
                 return "it never calls run_repro"
-
-    def import_or_stand_in(self, name: str, *rest: Any) -> Any:
-        """What ``import`` gives; for what cannot be imported, as the backend that is replaced, a thing with any attribute."""
-        try:
-            return builtins.__import__(name, *rest)
-        except Exception as error:  # whatever a backend raises that is not at home here
-            if name.partition(".")[0] == "torch":
-                raise
-            from unittest.mock import MagicMock  # late: it loads asyncio
-
-            self.skipped.append(f"import of {name}: {type(error).__name__}: {first_line(error)}")
-            return MagicMock(name=name)
 
     def record(
         self,
