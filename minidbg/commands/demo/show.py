@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.syntax import Syntax
-from rich.text import Text
 
 from minidbg.words import environment
 from minidbg.words.errors import MinidbgError
@@ -36,13 +35,13 @@ def run(console: Console) -> Report:
     console.rule("a transformer: torch.compile(model, backend=minidbg.wrap(tiny_fuser))")
     error = failure_of_program()
     raised = f"{type(error).__name__}: {error}".partition("\n\n")[0]  # then come torch's own variables
-    print_text(console, raised, style="red")
+    console.out(raised, style="red", highlight=False)
     report = report_of(error)
     if report is None or report.path is None:
         raise MinidbgError(
             f"the demo's failure left no verified repro: {report.line if report else 'no report'}"
         )
-    print_text(console, f"minidbg: {report.line}", style="bold")
+    console.out(f"minidbg: {report.line}", style="bold", highlight=False)
 
     shown = display_path(report.path)
     console.rule(f"the script: {shown}")
@@ -50,15 +49,14 @@ def run(console: Console) -> Report:
     about = START.split(script)[0].rstrip()
     print_python(console, about)
     rest = len(script.splitlines()) - len(about.splitlines())
-    print_text(console, f"({rest} more lines are comments for tools)", style="dim")
+    console.out(f"({rest} more lines are comments for tools)", style="dim", highlight=False)
 
     console.rule(f"python {shown}")
     command = [sys.executable, str(report.path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment.for_judge())
-    print_text(console, done.stdout.rstrip())
-    print_text(
-        console, f"exit status {done.returncode} (1 while the bug is there, 0 once it is gone)", style="dim"
-    )
+    console.out(done.stdout.rstrip(), highlight=False)
+    status = f"exit status {done.returncode} (1 while the bug is there, 0 once it is gone)"
+    console.out(status, style="dim", highlight=False)
     if done.returncode != 1:
         raise MinidbgError(
             f"the demo's repro ended with status {done.returncode}, not 1: {done.stderr[-2000:]}"
@@ -80,7 +78,7 @@ def what_next(console: Console, repro: Path) -> None:
             "your own program, with every torch.compile in it wrapped; more: minidbg help",
         ),
     ):
-        print_text(console, f"{command:<{len(display_path(repro)) + 8}} # {what}")
+        console.out(f"{command:<{len(display_path(repro)) + 8}} # {what}", highlight=False)
 
 
 def failure_of_program() -> Exception:
@@ -98,9 +96,4 @@ def failure_of_program() -> Exception:
 def print_python(console: Console, source: str) -> None:
     """Highlighted for a terminal of either brightness, in lines that can be copied: the terminal breaks them."""
     syntax = Syntax("", "python", theme="ansi_dark", background_color="default")
-    print_text(console, syntax.highlight(source.rstrip()))
-
-
-def print_text(console: Console, text: str | Text, style: str = "") -> None:
-    """Lines as they are, whatever is in them, also where they are longer than the console is wide."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(syntax.highlight(source.rstrip()), soft_wrap=True)
