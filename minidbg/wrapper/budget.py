@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minidbg.fx.ranks import rank_and_size
-from minidbg.words.foreign import is_out_of_memory, message_of
+from minidbg.words.foreign import chain_of, is_out_of_memory, message_of
 from minidbg.words.outcome import Signature
 from minidbg.words.settings import Reduce, Settings
-from minidbg.wrapper.causes import is_missing_compiler
 
 
 @dataclass(slots=True)
@@ -74,3 +73,7 @@ class ReductionBudget:
 
 def several_ranks(environ: Mapping[str, str]) -> bool:
     return rank_and_size(environ)[1] > 1
+
+
+def is_missing_compiler(error: BaseException | None) -> bool:
+    return any(type(one).__name__ == "InvalidCxxCompiler" for one in chain_of(error))

@@ -1,7 +1,7 @@
 """One graph of the user's program: compiled by the links of a chain until one works, run with care until it has run
 well, and then left alone.
 
-``GraphState`` is that for any graph; ``dynamo_graph.DynamoGraph`` adds what dynamo's need, ``wrapper.AtenGraph`` what AOTAutograd's need.
+``GraphState`` is that for any graph; ``DynamoGraph`` adds what dynamo's need, ``wrapper.AtenGraph`` what AOTAutograd's need.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from torch import fx
 
 from minidbg import torch_internals
+from minidbg.fx.context import current_context
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.mutation import mutated_placeholders, written_attributes
 from minidbg.fx.ranks import is_waiting_in_vain, talks_to_others
@@ -23,6 +26,7 @@ from minidbg.repro.flights import Step
 from minidbg.torch_internals import devices
 from minidbg.words.foreign import is_of_a_signal_handler
 from minidbg.words.kinds import Kind
+from minidbg.words.outcome import Direction
 from minidbg.words.run_spec import CompiledFn, Level
 from minidbg.words.settings import OnFailure, Settings
 from minidbg.wrapper import flight, handle, verify
@@ -367,6 +371,117 @@ class GraphState:
     def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
         """Let ``error``, which the caller gets, say what became of it."""
         add_line(error, report)
+
+
+def remembered(
+    graph_module: fx.GraphModule, link: Link, args: Sequence[Any], further_env: Iterable[str]
+) -> Callable[[Exception, str], Failure]:
+    """What makes a failure of the backward of this call, with the inputs that are still there: it keeps no tensor alive."""
+    inputs = [weakref.ref(value) if isinstance(value, torch.Tensor) else value for value in args]
+    context = current_context(args, further_env=further_env)
+
+    def failure(error: Exception, phase: str) -> Failure:
+        alive = [value() if isinstance(value, weakref.ref) else value for value in inputs]
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
+        values = [
+            node.meta.get("example_value") if value is None else value
+            for node, value in zip(placeholders, alive, strict=True)
+        ]
+        return Failure(graph_module, values, link, Kind(phase), error, (), Direction.BACKWARD, context)
+
+    return failure
+
+
+def heard(error: Exception, on_failure: Callable[[Exception, str], None]) -> None:
+    phase = torch_internals.backward_phase(error)
+    if phase is None:
+        return
+    try:
+        on_failure(error, phase)
+    except Exception as trouble:  # a fault of ours must not replace what the backward raises
+        if is_of_a_signal_handler(trouble):
+            raise
+        handle.log.debug("answering_failed", exc_info=True)
+
+
+GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
+
+
+class DynamoGraph(GraphState):
+    """A graph that dynamo handed to a backend, with the guards that dynamo will build and the backward that is compiled late.
+
+    A failure in a compiled backward shows in the user's ``loss.backward()``, long after the wrapped call. The forward's inputs are remembered
+    by weak references, so that a healthy program keeps no tensor for longer than it would alone.
+    """
+
+    guards: torch_internals.GuardState
+    guard_error: Exception | None = None
+    has_backward = False
+    """Whether a backward that AOTAutograd compiled for it is listened to."""
+    aot_ids_from = 0
+    """AOTAutograd's number for the first graph that this one's compilers make."""
+
+    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        """As any graph; what keeps dynamo from building its guards is a failure of the backend too."""
+        self.guards = torch_internals.GuardState(example_inputs)
+        self.aot_ids_from = torch_internals.next_aot_id()
+        try:
+            return super().compile(gm, example_inputs)
+        finally:
+            self.guard_error = None
+            del self.guards  # it holds the inputs
+
+    def compiled_by(self, link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        """What ``link`` returns. Raises the error that dynamo would meet after it."""
+        compiled_fn = super().compiled_by(link, gm, example_inputs)
+        self.guard_error = self.guards.error_of_guards()
+        if self.guard_error is not None:
+            raise self.guard_error
+        return compiled_fn
+
+    def undo_compiling(self, kept: Kept) -> None:
+        self.guards.put_back()
+        super().undo_compiling(kept)
+
+    def failure(
+        self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
+    ) -> Failure:
+        """What failed; the capture says where it was only dynamo that would have."""
+        return super().failure(error, values, kind, (GUARDS,) if error is self.guard_error else notes)
+
+    def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
+        """One more good call: the graph may settle, and its backward is listened to."""
+        super().went_well(result, args)
+        if torch.is_grad_enabled() and not self.has_backward:
+            self.has_backward = self.guard_backward(result, args)
+        if self.settled and not self.has_backward:
+            self.record.close()  # after it, nothing of this graph can end the process
+
+    def guard_backward(self, result: Any, args: tuple[Any, ...]) -> bool:
+        """Answer what the compiled backward of this graph will raise; whether it has one.
+
+        Only backwards that AOTAutograd compiled since this graph came can be the backend's fault. Of what the graph has written to,
+        inputs have its backward too. The exception cannot be replaced by a result: only later calls can go on in eager.
+        """
+
+        def on_failure(error: Exception, phase: str) -> None:
+            if own_report(error) is None and not handle.is_handling():
+                failure = made_of(error, phase)
+                report = self.report_on(failure)
+                add_line(error, report)
+                if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
+                    handle.warn_going_on(failure, report, "eager in later calls")
+                    self.called_as_eager()
+
+        classes = torch_internals.aot_backward_classes(tensors_in([(result, args)]), self.aot_ids_from)
+        for function_class in classes:
+            torch_internals.guard_backward(
+                function_class, lambda error: heard(error, on_failure), self.record.during_backward
+            )
+        if classes:
+            link = self.links[self.position]
+            made_of = remembered(self.untouched, link, args, self.settings.env)
+        return bool(classes)
 
 
 G = TypeVar("G", bound=GraphState)

@@ -21,8 +21,7 @@ from minidbg.words.errors import BadSetting, UnknownBackend, nearest
 from minidbg.words.run_spec import CompiledFn, CompilerFn, Level
 from minidbg.words.settings import CompilerSettings, Settings, WrapSettings
 from minidbg.wrapper.chain import Backend, Link, backend_hash, merged, name_of, same_backend
-from minidbg.wrapper.dynamo_graph import DynamoGraph
-from minidbg.wrapper.graph_state import GraphState, state_of
+from minidbg.wrapper.graph_state import DynamoGraph, GraphState, state_of
 from minidbg.wrapper.reports import Report, add_line, own_report, set_report
 
 log = logging.getLogger("minidbg")

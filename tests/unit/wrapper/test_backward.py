@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from minidbg.words.outcome import Direction, Kind
-from minidbg.wrapper import dynamo_graph
+from minidbg.wrapper import graph_state
 from minidbg.wrapper.chain import Link
 
 
@@ -34,7 +34,7 @@ def test_a_bug_of_ours_does_not_take_the_place_of_the_users_exception() -> None:
     def broken(error: Exception, phase: str) -> None:
         raise ZeroDivisionError
 
-    dynamo_graph.heard(raised_below("get_or_compile"), broken)
+    graph_state.heard(raised_below("get_or_compile"), broken)
 
 
 def test_what_a_signal_handler_raises_while_a_failure_is_handled_reaches_the_program() -> None:
@@ -44,7 +44,7 @@ def test_what_a_signal_handler_raises_while_a_failure_is_handled_reaches_the_pro
     before = signal.signal(signal.SIGUSR1, out_of_time)
     try:
         with pytest.raises(TimeoutError, match="own limit"):
-            dynamo_graph.heard(raised_below("get_or_compile"), lambda *_: signal.raise_signal(signal.SIGUSR1))
+            graph_state.heard(raised_below("get_or_compile"), lambda *_: signal.raise_signal(signal.SIGUSR1))
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -54,7 +54,7 @@ def test_a_remembered_call_keeps_no_tensor_alive() -> None:
     x, y = torch.ones(2), torch.ones(2)
     for node, name in zip(graph.graph.nodes, "xyn", strict=False):
         node.meta["example_value"] = f"example of {name}"
-    made_of = dynamo_graph.remembered(graph, Link("eager"), (x, y, 3), ())
+    made_of = graph_state.remembered(graph, Link("eager"), (x, y, 3), ())
     del y
     gc.collect()
     failure = made_of(ValueError("x"), "compile")
