@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,31 +32,24 @@ FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
 """Signals that a terminal sends to the whole process group, the program included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    code: int
-    """Its exit status, or the signal that ended it, negative."""
+class Ending(int):
+    """The program's exit status, or the signal that ended it, negative."""
 
     @property
     def in_words(self) -> str:
-        if self.code < 0:
-            return f" (the program was ended by {signal_name(-self.code)})"
-        return f" (the program ended with status {self.code})" if self.code else ""
-
-    @property
-    def was_interrupted(self) -> bool:
-        """Whether Ctrl-C ended it, by the signal or by the status that shells have for that."""
-        return self.code in (-signal.SIGINT, 130)
+        if self < 0:
+            return f" (the program was ended by {signal_name(-self)})"
+        return f" (the program ended with status {self})" if self else ""
 
     def pass_on(self) -> int:
         """The exit status for us: as a shell has it, 128 and its number for a signal.
 
         After Ctrl-C we die of it as the program did, so that a shell ends its loop.
         """
-        if self.code == -signal.SIGINT:
+        if self == -signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
-        return 128 - self.code if self.code < 0 else self.code
+        return 128 - self if self < 0 else self
 
 
 def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
@@ -200,7 +192,8 @@ def deaths_since(
         except OSError as error:
             yield f"{happened}; its record {record} cannot be moved ({error})"
         else:
-            interrupted = ending.was_interrupted or name.step is flights.Step.INTERRUPTED
+            by_ctrl_c = ending in (-signal.SIGINT, 130)  # shells have 130 for that
+            interrupted = by_ctrl_c or name.step is flights.Step.INTERRUPTED
             yield reduced(capture, settings, happened, say, interrupted=interrupted)
 
 
