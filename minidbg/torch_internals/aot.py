@@ -16,10 +16,7 @@ from minidbg.torch_internals.private_names import private, private_or
 
 @private
 def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> Any:
-    """``wrapped(compiler, stored)``; of a compiler whose results AOTAutograd stores, one of that kind around it.
-
-    ``SerializableAOTDispatchCompiler`` is private.
-    """
+    """``wrapped(compiler, stored)``; of a compiler whose results AOTAutograd stores, one of that kind around it."""
     from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 
     if isinstance(compiler, SerializableAOTDispatchCompiler):
@@ -29,10 +26,7 @@ def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> A
 
 @private
 def aot_graph_part() -> str | None:
-    """``forward``, ``backward`` or ``inference``: the graph that AOTAutograd is having compiled; None outside of it.
-
-    ``graph_being_compiled`` (``["0_forward"]``) is private.
-    """
+    """``forward``, ``backward`` or ``inference``: the graph that AOTAutograd is having compiled; None outside of it."""
     from torch._functorch._aot_autograd import logging_utils
 
     found = [name.rpartition("_")[2] for name in logging_utils.graph_being_compiled]
@@ -41,7 +35,7 @@ def aot_graph_part() -> str | None:
 
 @private
 def in_backward() -> bool:
-    """Whether autograd's engine is running in this thread. ``_current_graph_task_id`` is private."""
+    """Whether autograd's engine is running in this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -54,10 +48,7 @@ def tries_backward_early() -> bool:
 
 @private_or(lambda: 0)
 def next_aot_id() -> int:
-    """The number that AOTAutograd gives to the next graph it is asked for; 0 before it is loaded.
-
-    ``AOT_COUNTER``, an ``itertools.count``, is private.
-    """
+    """The number that AOTAutograd gives to the next graph it is asked for; 0 before it is loaded."""
     module = sys.modules.get("torch._functorch.aot_autograd")
     # its repr: looking at it must not count, and Python 3.14 copies no iterator
     return int(repr(module.AOT_COUNTER).removeprefix("count(").removesuffix(")")) if module is not None else 0
@@ -69,10 +60,7 @@ NEAR = 4
 
 @private_or(lambda *_: [])
 def aot_backward_classes(tensors: Sequence[torch.Tensor], since: int) -> list[Any]:
-    """The autograd.Functions that AOTAutograd made for the graphs that ``tensors`` came out of, numbered from ``since``.
-
-    ``_forward_cls``, ``_backward_impl`` and ``_aot_id`` are private.
-    """
+    """The autograd.Functions that AOTAutograd made for the graphs that ``tensors`` came out of, numbered from ``since``."""
     found: dict[int, Any] = {}
     level = [tensor.grad_fn for tensor in tensors]
     for _ in range(NEAR):
@@ -149,7 +137,6 @@ def aot_autograd_arguments(backend: object) -> dict[str, Any] | None:
     """What ``aot_autograd(...)`` was called with to give ``backend``, or None when it was not made that way.
 
     Its first call wraps the backward compiler and fills in the inference one: both are undone here.
-    ``AotAutograd.kwargs`` and ``_is_wrapped_bw_compiler`` are private.
     """
     from torch._dynamo.backends.common import AotAutograd
 

@@ -42,8 +42,7 @@ def configured_backend(
     """``backend`` as ``torch.compile(backend=, options=, mode=)`` would call it: ``(gm, example_inputs)``.
 
     Inductor by name takes them as config patches, every other backend as keyword arguments and only when given.
-    Raises RuntimeError for an option or mode that inductor does not know. ``_TorchCompileInductorWrapper`` and
-    ``lookup_backend`` are private.
+    Raises RuntimeError for an option or mode that inductor does not know.
     """
     if backend == "inductor":
         # dynamic only ever selected among modes in versions before those supported
@@ -127,7 +126,7 @@ def without_overrides() -> Iterator[None]:
 
 @private
 def names_of_backend(compiler_fn: object) -> list[str]:
-    """The names under which exactly this object is registered. ``_COMPILER_FNS`` is private."""
+    """The names under which exactly this object is registered."""
     from torch._dynamo.backends.registry import _COMPILER_FNS
 
     return sorted(name for name, known in _COMPILER_FNS.items() if known is compiler_fn)
@@ -135,10 +134,7 @@ def names_of_backend(compiler_fn: object) -> list[str]:
 
 @private_or(lambda backend: (backend, None, None))
 def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, str | None]:
-    """Backend, options and mode inside an object of the kinds that torch.compile makes; else ``backend`` itself.
-
-    Both wrapper classes are private.
-    """
+    """Backend, options and mode inside an object of the kinds that torch.compile makes; else ``backend`` itself."""
     given: Any = backend
     # a torch without these classes makes no such objects
     inductor, other = (getattr(torch, f"_TorchCompile{kind}Wrapper", None) for kind in ("Inductor", ""))
@@ -168,7 +164,7 @@ def changed_config(module_name: str) -> dict[str, Any]:
 
 @private
 def config_default(module_name: str, name: str) -> Any:
-    """The default of an option of a torch config module. Raises KeyError for an unknown one. ``_config`` is private."""
+    """The default of an option of a torch config module. Raises KeyError for an unknown one."""
     return importlib.import_module(module_name)._config[name].default
 
 

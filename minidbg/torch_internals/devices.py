@@ -217,10 +217,7 @@ def random_numbers_put_back(values: Iterable[Any] = ()) -> Iterator[None]:
 @contextlib.contextmanager
 @private_or(nothing_around, since=(2, 13))
 def seeds_keep_waiting() -> Iterator[None]:
-    """A block whose ``torch.manual_seed`` is not what an accelerator is seeded with that the program uses only later.
-
-    ``torch.cuda._lazy_seed_tracker`` and its like are private.
-    """
+    """A block whose ``torch.manual_seed`` is not what an accelerator is seeded with that the program uses only later."""
     modules = map(module_of, kinds_here())
     waiting = [module._lazy_seed_tracker for module in modules if hasattr(module, "_lazy_seed_tracker")]
     before = [dict(vars(one)) for one in waiting]

@@ -176,10 +176,7 @@ class GivenCall:
 @contextlib.contextmanager
 @private
 def graphs_given_to_backends() -> Iterator[list[list[GivenCall]]]:
-    """A list that receives, for each graph that dynamo hands to a backend in this thread, its calls.
-
-    ``OutputGraph.call_user_compiler(self, gm, example_inputs)`` is private.
-    """
+    """A list that receives, for each graph that dynamo hands to a backend in this thread, its calls."""
     from torch._dynamo.output_graph import OutputGraph
 
     graphs: list[list[GivenCall]] = []
@@ -221,7 +218,7 @@ def replace_run_repro(record: Callable[..., NoReturn]) -> None:
 
 @private
 def input_reader(save_dir: str | None) -> Any:
-    """What ``load_args`` of such a file reads its inputs with: stored ones, without ``save_dir`` random ones. It is private."""
+    """What ``load_args`` of such a file reads its inputs with: stored ones, without ``save_dir`` random ones."""
     from torch._dynamo.debug_utils import InputReader
 
     reader = InputReader(save_dir=save_dir)

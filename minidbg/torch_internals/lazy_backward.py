@@ -31,8 +31,7 @@ TAG = "minidbg"
 def leave_first_backward(tensors: Sequence[torch.Tensor]) -> bool:
     """Let a backward of ``tensors``, which a run of ours gave, set nothing that the program's first one is to set.
 
-    False where this torch keeps that elsewhere: then this backward must not run. ``_AutogradBackwardCompiler`` and what it holds, and the
-    variables that ``CompiledFunction.backward`` and ``_backward_impl`` close over are private.
+    False where this torch keeps that elsewhere: then this backward must not run.
     """
     from torch._functorch._aot_autograd.runtime_wrappers import _AutogradBackwardCompiler
 

@@ -71,9 +71,7 @@ def operator_path(value: Any) -> str | None:
 
 @private
 def operator_schemas(path: str) -> tuple[Any, ...]:
-    """The schemas of ``torch.ops.aten.add.Tensor``, or of all overloads of ``torch.ops.aten.add``; empty when
-    there is no such operator. ``_schema`` is private.
-    """
+    """The schemas of ``torch.ops.aten.add.Tensor``, or of all overloads of ``torch.ops.aten.add``; empty without one."""
     from torch._ops import OpOverload, OpOverloadPacket
 
     found: Any = torch
@@ -107,10 +105,7 @@ def run_in_parts(func: Any, args: Any, kwargs: Any) -> Any:
 
 @private_or(lambda target: True)
 def has_effects(target: object) -> bool:
-    """Whether calling ``target`` does something outside the graph: prints, or calls into a torchbind object.
-
-    ``_get_effect`` is private, with operators and higher-order operators.
-    """
+    """Whether calling ``target`` does something outside the graph: prints, or calls into a torchbind object."""
     from torch._higher_order_ops.effects import _get_effect
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
@@ -135,10 +130,7 @@ def operator_name(target: object) -> str | None:
 
 @private
 def operator_functions(name: str) -> list[Callable[..., Any]]:
-    """The Python functions of operator ``ns::name`` that ``torch.library.custom_op`` and its methods were given.
-
-    None for operators that were defined otherwise. ``OPDEFS`` and the fields of ``CustomOpDef`` are private.
-    """
+    """The Python functions of operator ``ns::name`` that ``torch.library.custom_op`` and its methods were given; of others empty."""
     from torch._library.custom_ops import OPDEFS
 
     found = OPDEFS.get(name)
@@ -160,7 +152,7 @@ def operator_definition(name: str) -> object | None:
 def operator_files(name: str) -> list[str]:
     """Source files, Python or C++, that registered the schema, the kernels or the fake kernel of ``ns::name``.
 
-    The schema's comes first. ``_dispatch_dump`` and the registry of fake kernels are private.
+    The schema's comes first.
     """
     from torch._library.simple_registry import singleton
 

@@ -131,7 +131,7 @@ def is_fake(value: object) -> bool:
 def hint(value: Any) -> Any:
     """The number that a symbolic value stands for in this run, without a guard on it; any other value as it is.
 
-    None when there is none: the ragged size of a nested tensor has none. ``node.hint`` is private.
+    None when there is none: the ragged size of a nested tensor has none.
     """
     if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return value
@@ -216,7 +216,7 @@ def without_modes() -> contextlib.AbstractContextManager[Any]:
 def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """A block whose writes to ``tensors`` autograd does not count: for putting back what was there before.
 
-    ``_unsafe_preserve_version_counter`` is private. Inference tensors have no version.
+    Inference tensors have no version.
     """
     counted = tuple(tensor for tensor in tensors if not tensor.is_inference())
     with torch.autograd.grad_mode._unsafe_preserve_version_counter(counted):
@@ -225,7 +225,7 @@ def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 @private
 def storage_identity(value: torch.Tensor) -> int:
-    """A number that tensors share exactly when they share their storage. ``_cdata`` is private."""
+    """A number that tensors share exactly when they share their storage."""
     return int(value.untyped_storage()._cdata)
 
 
