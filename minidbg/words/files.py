@@ -6,29 +6,26 @@ import errno
 import os
 import secrets
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 NOTE_LIMIT_BYTES = 1 << 20
 """Of a small file of ours: an answer that was kept, a token, what a daemon says about itself."""
 LOG_LIMIT_BYTES = 64 << 20
 """Of the log of a reduction, of which a line for each run is some hundred bytes."""
-SPECIAL = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """The regular file at ``path``, or behind a link there, to read. Raises OSError, whose ``strerror`` says what else it is.
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
+    """The regular file at ``path``, or behind a link there, to read. Raises OSError, whose ``strerror`` says that it is none.
 
     A pipe would wait for ever, and a device may never end.
     """
     # without waiting for a writer, should a pipe have come into the place of the file
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    mode = os.fstat(handle).st_mode
-    if stat.S_ISREG(mode):
+    if stat.S_ISREG(os.fstat(handle).st_mode):
         return open(handle, "rb")
     os.close(handle)
-    what = SPECIAL.get(stat.S_IFMT(mode), "a device")
-    raise OSError(errno.EINVAL, f"no regular file but {what}; move it away", os.fspath(path))
+    raise OSError(errno.EINVAL, "no regular file; move it away", os.fspath(path))
 
 
 def read_regular(path: str | os.PathLike[str], limit_bytes: int) -> bytes:

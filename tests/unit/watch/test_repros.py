@@ -137,8 +137,8 @@ def test_a_hostile_script_is_one_damaged_repro_that_says_why_and_what_to_do(tmp_
     os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "endless.py").symlink_to("/dev/zero")
     wanted = {name: why for name, (_, why) in HOSTILE.items()} | {
-        "pipe": "a named pipe",
-        "endless": "a device",
+        "pipe": "no regular file",
+        "endless": "no regular file",
     }
     damage = {Path(name).stem: one.damage for name, one in read_repros([tmp_path], tmp_path).items()}
     wrong = {
