@@ -13,8 +13,6 @@ from minidbg.words.settings import VALUE_LIMIT_BYTES
 
 FOR_PEOPLE = re.compile(rb"(?m)^# expect = .*\n")
 """What somebody may write into a header without its being another repro."""
-TENSORS_READ_BYTES = VALUE_LIMIT_BYTES
-"""Of a repro's tensors. Those of a larger file are also known by its size and time: a sparse one of a petabyte is soon made."""
 
 
 def digest_of_files(path: Path, script: bytes) -> str:
@@ -22,10 +20,8 @@ def digest_of_files(path: Path, script: bytes) -> str:
     total = hashlib.sha1(FOR_PEOPLE.sub(b"", script), usedforsecurity=False)
     with contextlib.suppress(FileNotFoundError), open_regular(path.with_suffix(".safetensors")) as tensors:
         status = os.fstat(tensors.fileno())
-        if status.st_size > TENSORS_READ_BYTES:
+        if status.st_size > VALUE_LIMIT_BYTES:  # not read: a sparse one of a petabyte is soon made
             total.update(f"{status.st_size} {status.st_mtime_ns}".encode())
-        for _ in range(TENSORS_READ_BYTES >> 20):
-            if not (piece := tensors.read(1 << 20)):
-                break
-            total.update(piece)
+        else:
+            hashlib.file_digest(tensors, lambda: total)
     return total.hexdigest()
