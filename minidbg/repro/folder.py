@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import hashlib
 import itertools
-import json
 import os
 import re
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -27,9 +24,7 @@ from minidbg.source.inputs import Exactness, bytes_to_store
 from minidbg.source.size import canonical_text
 from minidbg.words import script_header
 from minidbg.words.errors import UnreadableRepro
-from minidbg.words.files import for_its_owner, read_regular, replace_file, sync_folder
-from minidbg.words.script_digest import digest_of_files
-from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
+from minidbg.words.files import replace_file, sync_folder
 from minidbg.words.settings import VALUE_LIMIT_BYTES
 
 HIDDEN = script_header.HIDDEN
@@ -47,11 +42,7 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     """
     place = hidden(folder, "to_fill_in") if case.backend.fill_in else Path(folder)
 
-    def put(path: Path) -> None:
-        move_script(draft, path)
-        note_verified(path)
-
-    path = _placed(case, folder, place, put)
+    path = _placed(case, folder, place, lambda target: move_script(draft, target))
     discard(draft)
     return path
 
@@ -88,19 +79,6 @@ def _placed(case: Case, folder: Path | str, place: Path, put: Callable[[Path], o
             path = next(name for name in itertools.chain([path], names) if not name.exists())
             put(path)
     return path
-
-
-VERIFIED = "verified.jsonl"
-"""What was published when, the newest last: a line for each script."""
-
-
-def note_verified(path: Path) -> None:
-    """Write down that the script at ``path``, as it is now, has just failed in a fresh interpreter."""
-    with contextlib.suppress(OSError):  # the repro is worth more than the note
-        digest = digest_of_files(path, read_regular(path, SCRIPT_LIMIT_BYTES))
-        line = json.dumps({"repro": path.name, "at": round(time.time(), 1), "digest": digest}) + "\n"
-        with open(folder_of(path) / HIDDEN / VERIFIED, "a", encoding="utf-8", opener=for_its_owner) as file:
-            file.write(line)
 
 
 def is_readable(path: Path) -> bool:

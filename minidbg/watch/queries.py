@@ -5,21 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from minidbg.history import NAME, History, Observation, State
 from minidbg.watch.events import Flipped, Json, flipped, revision_text
 from minidbg.watch.repros import home_of, living_holder, name_of, read_repros
 from minidbg.words.errors import MinidbgError
-from minidbg.words.files import LOG_LIMIT_BYTES, read_regular
-from minidbg.words.json_lines import json_objects
 from minidbg.words.outcome import is_expected
 from minidbg.words.script_header import HIDDEN
 from minidbg.words.text import moment, plural, printable
-
-VERIFIED = "verified.jsonl"
-"""Written by ``repro.folder``, which needs torch."""
 
 
 def history_in(folder: Path) -> contextlib.AbstractContextManager[History | None]:
@@ -39,7 +34,6 @@ def rows_of(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
     with history_in(home) as found:
         for (name, _), known in sorted(found.states().items()) if found else ():
             seen.setdefault(name, []).append(known)
-    verified = verified_in(home)
     rows: list[Json] = []
     for name, repro in read_repros([folder], home, parsed=False).items():
         if kinds and (repro.damage or repro.spec.expected.kind not in kinds):
@@ -57,23 +51,10 @@ def rows_of(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
                     "failures": state.failures, "expected": is_expected(state.verdict, repro.expect),
                     "outdated": state.script != repro.digest, "reason": state.reason,
                 }  # fmt: skip
-            elif name in verified and not repro.damage:
-                at, digest = verified[name]
-                row |= {"verified": at, "outdated": digest != repro.digest}
+            elif not repro.damage:
+                with contextlib.suppress(OSError):
+                    row["written"] = repro.path.stat().st_mtime
     return rows
-
-
-def verified_in(home: Path) -> Mapping[str, tuple[float, str]]:
-    """When the repros of ``home`` were published, and the digest of what was: each had just failed in a fresh interpreter."""
-    try:
-        lines = read_regular(home / HIDDEN / VERIFIED, LOG_LIMIT_BYTES).decode(errors="replace").splitlines()
-    except OSError:
-        return {}
-    kinds = {"repro": str, "at": float, "digest": str}
-    told = (
-        one for one in json_objects(lines) if all(type(one.get(key)) is kind for key, kind in kinds.items())
-    )
-    return {one["repro"]: (one["at"], one["digest"]) for one in told}
 
 
 def list_text(rows: Sequence[Json]) -> str:
@@ -81,7 +62,7 @@ def list_text(rows: Sequence[Json]) -> str:
     for row in rows:
         verdict = standing_of(row) + (" (before an edit)" if row.get("outdated") else "")
         since = f"since {moment(row['since'])}" if row["since"] else ""
-        since = f"at {moment(row['verified'])}" if row.get("verified") else since
+        since = f"written {moment(row['written'])}" if row.get("written") else since
         unexpected = "" if row.get("expected", True) else f"; header expects {row['expect']}"
         what = f"{row['kind']} in {row['backend']}" if row["kind"] else row["reason"]
         table.append((row["repro"], row["device"], verdict, since, f"{what}{unexpected}"))
@@ -94,10 +75,9 @@ def list_text(rows: Sequence[Json]) -> str:
 
 
 def standing_of(row: Json) -> str:
-    """The verdict of a row, or why it has none: nobody has run the repro since it was verified, and written."""
     if row["kind"] is None:
         return "damaged"
-    return row["verdict"] or ("verified" if row.get("verified") else "not seen")
+    return row["verdict"] or "not seen"
 
 
 # status

@@ -13,7 +13,6 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 from torch import fx
 
-from minidbg.commands.watching import expect_gone
 from minidbg.repro import (
     Exactness,
     captures,
@@ -74,17 +73,11 @@ def test_different_failures_never_share_a_file(make_case, tmp_path):
     assert len({publish(case, tmp_path) for case in cases}) == len(cases)
 
 
-def test_what_is_published_is_known_as_verified_until_somebody_edits_it(make_case, tmp_path):
-    path = publish(make_case(), tmp_path)
+def test_what_nothing_has_run_since_is_listed_with_the_time_it_was_written(make_case, tmp_path):
+    publish(make_case(), tmp_path)
     (row,) = rows_of(tmp_path)
-    assert (row["verdict"], row["outdated"]) == (None, False)
-    assert abs(row["verified"] - time.time()) < 100
-    expect_gone(path)
-    assert not rows_of(tmp_path)[0]["outdated"], "what the header says to people is no edit"
-    path.write_text(path.read_text() + "# edited\n")
-    assert rows_of(tmp_path)[0]["outdated"]
-    write(make_case(), tmp_path / "by_hand.py")
-    assert "verified" not in next(row for row in rows_of(tmp_path) if row["repro"] == "by_hand.py")
+    assert row["verdict"] is None
+    assert abs(row["written"] - time.time()) < 100
 
 
 def test_a_repro_that_a_person_edited_stays(make_case, tmp_path):
