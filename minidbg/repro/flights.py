@@ -2,7 +2,7 @@
 
 A record is a repro script like any other, in ``.minidbg/flight/`` of the repro folder, with the tensors that must keep
 their values beside it. Its name says whose it is and what was going on; a change of that is a renaming, so that a
-record costs one write. Nothing here runs a record, or imports torch.
+record costs one write. Nothing here runs a record.
 """
 
 from __future__ import annotations

@@ -124,7 +124,6 @@ def drafts(folder: Path | str) -> Path:
 
 
 def folder_of(path: Path | str) -> Path:
-    """The repro folder that a repro, a capture or a draft lies in."""
     return Path(script_header.folder_of(str(Path(path).absolute())))
 
 

@@ -184,7 +184,6 @@ def read_parts(text: str, header: Header) -> Parts:
 
 
 def _is_choice(node: ast.stmt) -> bool:
-    """Whether it is ``backend = EXPR``."""
     return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "backend"
 
 

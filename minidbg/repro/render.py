@@ -151,7 +151,6 @@ def render(
 
 
 def check_size(case: Case, exactness: Exactness, limit_bytes: int) -> None:
-    """Raise CannotWrite where a script of ``case`` would store more than ``limit_bytes`` of values."""
     size = bytes_to_store(case.inputs, exactness)
     if size > limit_bytes:
         why = f"they take {size:,} bytes, and value_limit_bytes allows {limit_bytes:,}"

@@ -150,7 +150,6 @@ def in_a_backend() -> bool:
 
 @private
 def many_recompiles() -> contextlib.AbstractContextManager[None]:
-    """While it is open, one piece of code may be compiled any number of times."""
     patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
         recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20
     )

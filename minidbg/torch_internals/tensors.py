@@ -253,7 +253,6 @@ def symbols_in(value: object) -> set[str]:
 
 @private
 def negated_view(value: torch.Tensor) -> torch.Tensor:
-    """``value`` seen with its lazy negation bit flipped."""
     return torch._neg_view(value)
 
 

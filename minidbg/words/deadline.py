@@ -19,8 +19,6 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """By default never."""
-
     at: float = math.inf
     """In the seconds of ``clock``. Those of ``time.monotonic`` are the same in each process of a machine."""
     clock: Clock = time.monotonic

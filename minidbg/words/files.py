@@ -61,7 +61,6 @@ def for_others_to_read(path: str, flags: int) -> int:
 
 
 def for_its_owner(path: str, flags: int) -> int:
-    """An opener whose new files nobody else reads."""
     return os.open(path, flags, 0o600)
 
 

@@ -157,7 +157,6 @@ def pairs(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def in_precision(name: str) -> dict[str, tuple[float, float]]:
-    """Tolerances of a backend that computes float32 in the precision ``name``."""
     return dict.fromkeys(("float32", "complex64"), (PRECISIONS[name], PRECISIONS[name]))
 
 
@@ -383,7 +382,7 @@ class RunSpec:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> RunSpec:
-        """Read ``to_table`` back, of this version or an earlier one. Raises DAMAGE for a table that is none."""
+        """Read ``to_table`` back. Raises DAMAGE for a table that is none."""
         kind, signature = Kind(table["kind"]), table.get("signature")
         limit, allowed = table.get("time_limit_s", HANG_LIMIT_S), table.get("tolerances", {})
         mapping(table.get("context", {}), "context")

@@ -160,8 +160,6 @@ class CompilerSettings(TypedDict, total=False):
 
 
 class WrapSettings(CompilerSettings, total=False):
-    """The settings that ``minidbg.wrap`` takes."""
-
     rtol: float | None
     atol: float | None
     tolerances: Mapping[Any, tuple[float, float]] | str | None
@@ -239,7 +237,6 @@ def project_table(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def as_table(value: Any, name: str, project: Path) -> Mapping[str, Any]:
-    """``value``, which stands under ``name`` in a file. Raises BadSetting where it is no table."""
     if not isinstance(value, Mapping):
         raise BadSetting(f"{name} = {value!r:.80} (in {project}): must be a table, with settings in it")
     return value
@@ -273,14 +270,12 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def known(name: str, source: str, names: Sequence[str]) -> None:
-    """Raises BadSetting, with the nearest names, for a name that is no setting."""
     if name not in names:
         near = nearest(name, names) or ";"
         raise BadSetting(f"no setting named {name!r} (in {source}){near} Settings: {', '.join(names)}")
 
 
 def checked(name: str, value: Any, source: str, convert: Mapping[str, Converter]) -> Any:
-    """``value`` in the setting's own type. Raises BadSetting with the value and what it may be."""
     try:
         return convert[name](value)
     except (ValueError, TypeError, OverflowError, RecursionError, re.error) as error:

@@ -16,7 +16,6 @@ def printable(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """``printable(text)`` with line breaks shown as escapes too."""
     return printable(text).replace("\n", "\\n")
 
 
@@ -56,7 +55,6 @@ def ordinal(number: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """``SIGSEGV`` for 11."""
     try:
         return signal.Signals(number).name
     except ValueError:
