@@ -34,16 +34,15 @@ def to_float64(value: Any) -> Any:
     float are read), and what torch raises where an op has no float64. What is cast to a float of eight bits has its values there
     too: no backend may leave that step out.
     """
-    return copied(value, lambda tensor: tensor.to(_wide_dtype(tensor.dtype)), Float64)
 
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(_wide_dtype(tensor.dtype))
 
-def copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor], mode: Callable[[], Any]) -> Any:
-    """A copy of a module, a function or a tuple of inputs, whose tensors are changed, and which runs in ``mode()``."""
     if isinstance(value, (tuple, list)):
         copies = Copies(change, value)
         return tuple(copies.of(item) if isinstance(item, torch.Tensor) else item for item in value)
     if not isinstance(value, torch.nn.Module):
-        return within(mode, value)
+        return within(Float64, value)
     model, held = copy.deepcopy(value), Copies(change)
     tensors = ([*one.parameters(), *one.buffers()] for one in (value, model))
     for original, tensor in zip(*tensors, strict=True):  # a copied parameter has lost its strides
@@ -52,7 +51,7 @@ def copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor], mode: Cal
         for name, original in [*vars(before).items()]:
             if isinstance(original, torch.Tensor):
                 setattr(module, name, held.over_its_memory(original))
-    model.forward = within(mode, model.forward)
+    model.forward = within(Float64, model.forward)
     return model
 
 

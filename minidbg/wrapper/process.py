@@ -41,18 +41,15 @@ class GraphFacts:
 
     def not_verified(self, reason: str) -> None:
         self.why_not = self.why_not or reason
-        if PROCESS.is_new(f"not verified: {reason}"):
-            log.warning("minidbg: a graph is not verified: %s", reason)
+        PROCESS.say(f"a graph is not verified: {reason}")
 
     def refused_by_eager(self, text: str) -> None:
         self.eager_raises = text
-        if PROCESS.is_new(text):
-            log.warning("minidbg: %s", text)
+        PROCESS.say(text)
 
     def leave_out(self, note: str) -> None:
         self.left_out = tuple(dict.fromkeys((*self.left_out, note)))
-        if PROCESS.is_new(f"left out: {note}"):
-            log.warning("minidbg: a part of a graph is not verified: %s", note)
+        PROCESS.say(f"a part of a graph is not verified: {note}")
 
 
 class Responder(Protocol):
@@ -86,12 +83,12 @@ class Process:
     comparing: threading.RLock = field(default_factory=threading.RLock)
     """Held while a thread compares a graph with eager."""
 
-    def is_new(self, text: str) -> bool:
+    def say(self, text: str) -> None:
+        """Tell ``text`` once in this process."""
         with self.lock:
-            if text in self.said:
-                return False
-            self.said.add(text)
-            return True
+            is_new, self.said = text not in self.said, self.said | {text}
+        if is_new:
+            log.warning("minidbg: %s", text)
 
     def new_graph(self) -> GraphFacts:
         self.graphs.append(made := GraphFacts())

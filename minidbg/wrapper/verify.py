@@ -29,7 +29,7 @@ from minidbg.words.errors import AccuracyError
 from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction
-from minidbg.words.run_spec import CompiledFn, RunSpec
+from minidbg.words.run_spec import BackendRef, CompiledFn, RunSpec
 from minidbg.words.settings import Settings, Verify
 from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
@@ -91,7 +91,7 @@ class Verification:
 
     @property
     def spec(self) -> RunSpec:
-        return verify_runs.spec_for(self.link, self.settings)
+        return RunSpec(BackendRef(self.link.name, "..."), tolerances=self.settings.allowed)
 
     def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
         """``compare`` ``result``, which the compiled function gave for ``args``, with eager's; the failure, None where there is none.

@@ -25,8 +25,7 @@ from minidbg.judge.randomness import Derandomized, draws_alone
 from minidbg.source.subclasses import is_constructed
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.torch_internals.tensors import has_plain_memory
-from minidbg.words.run_spec import BackendRef, RunSpec
-from minidbg.words.settings import Settings
+from minidbg.words.run_spec import RunSpec
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.rollback import memory_of, tensors_in
 from minidbg.wrapper.verify_refusals import sharing_memory, too_large_in_float64
@@ -119,10 +118,6 @@ def compared(inside: Before, spec: RunSpec, actual: dict[str, Any], expected: di
     if not both:
         actual, expected = ({**run, "gradients": {}} for run in (actual, expected))
     return Comparison(actual, expected, partial(inside.eager, backward=both), spec)
-
-
-def spec_for(link: Link, settings: Settings) -> RunSpec:
-    return RunSpec(BackendRef(link.name, "..."), tolerances=settings.allowed)
 
 
 def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) -> Before:
