@@ -153,7 +153,8 @@ def read_parts(text: str, header: Header) -> Parts:
     kernels = lines.index(KERNELS_MARK) + 1 if KERNELS_MARK in lines else begin
     copied = lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0
     top = [node for node in nodes if not _is_ours(node, nodes) and not (kernels < first_line(node) < begin)]
-    chosen = next((node for node in reversed(top) if _is_choice(node)), None)
+    assigned = [node for node in reversed(top) if isinstance(node, ast.Assign)]
+    chosen = next((node for node in assigned if ast.unparse(node.targets[0]) == "backend"), None)
     top = [node for node in top if node is not chosen]
     end = min(kernels, first_line(chosen) if chosen else begin)
     setup = list(itertools.takewhile(lambda node: not isinstance(node, ast.FunctionDef | ast.ClassDef), top))
@@ -181,10 +182,6 @@ def read_parts(text: str, header: Header) -> Parts:
         stored=source_of(text, named["stored"]) if "stored" in named else "",
         kernels="\n".join(lines[kernels : begin - 1]),
     )
-
-
-def _is_choice(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "backend"
 
 
 def _is_ours(node: ast.stmt, nodes: list[ast.stmt]) -> bool:

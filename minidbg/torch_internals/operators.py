@@ -131,9 +131,7 @@ def operator_name(target: object) -> str | None:
 @private
 def operator_functions(name: str) -> list[Callable[..., Any]]:
     """The Python functions of operator ``ns::name`` that ``torch.library.custom_op`` and its methods were given; of others empty."""
-    from torch._library.custom_ops import OPDEFS
-
-    found = OPDEFS.get(name)
+    found = operator_definition(name)
     if found is None:
         return []
     further = (found._abstract_fn, found._setup_context_fn, found._backward_fn)
@@ -142,7 +140,7 @@ def operator_functions(name: str) -> list[Callable[..., Any]]:
 
 
 @private
-def operator_definition(name: str) -> object | None:
+def operator_definition(name: str) -> Any:
     from torch._library.custom_ops import OPDEFS
 
     return OPDEFS.get(name)

@@ -101,8 +101,7 @@ def append_node(
     """A node like ``like`` at the end of ``graph``: its op, target, type, meta, and its name where that is free.
 
     ``Graph.create_node`` without its walk over the arguments in Python, which takes most of its time, and without
-    asking whether a name that a graph has is one: on dynamo's long names that takes most of the rest. The names of
-    the namespace and of the look-up table are private.
+    asking whether a name that a graph has is one: on dynamo's long names that takes most of the rest.
     """
     name, used = like.name, graph._graph_namespace._used_names
     if name in used:

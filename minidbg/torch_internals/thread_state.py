@@ -24,21 +24,16 @@ def thread_state_kept() -> Iterator[None]:
 
 
 def thread_state() -> Callable[[], None]:
-    undo = [remembered for look in LOOKS if (remembered := what_undoes(look)) is not None]
+    undo = []
+    for look in LOOKS:
+        with contextlib.suppress(AttributeError, ImportError):  # a torch without such a state
+            undo.append(look())
 
     def put_back() -> None:
         for one in undo:
             one()
 
     return put_back
-
-
-def what_undoes(look: Callable[[], Callable[[], object]]) -> Callable[[], object] | None:
-    """What ``look`` gives; None where this torch has no such state."""
-    try:
-        return look()
-    except (AttributeError, ImportError):
-        return None
 
 
 def function_modes() -> Callable[[], None]:
