@@ -159,7 +159,6 @@ def records(folder: Path | str) -> Iterator[tuple[Path, RecordName]]:
 
 
 def is_left_behind(path: Path, name: RecordName, clock: Clock = time.time) -> bool:
-    """Whether the process that wrote the record has ended."""
     if name.place != this_place():
         return clock() - modified(path) > FOREIGN_AFTER_S
     return has_ended(name.pid, name.started_ms)

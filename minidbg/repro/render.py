@@ -195,7 +195,6 @@ def lies_oddly(values: Sequence[Any]) -> bool:
 
 
 def values_line(stored: Mapping[str, Tensor]) -> str:
-    """What a reader must know about the file beside the script; nothing when there is none."""
     if not stored:
         return ""
     size = sum(data.numel() for data in stored.values())

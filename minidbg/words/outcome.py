@@ -36,7 +36,6 @@ class Verdict(enum.StrEnum):
 
     @property
     def exit_status(self) -> int:
-        """The exit status that tells this verdict to a shell, to pytest and to ``git bisect``."""
         return EXIT_STATUS[self]
 
 

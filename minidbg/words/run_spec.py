@@ -94,7 +94,6 @@ class BackendRef:
 
     @property
     def is_to_be_filled_in(self) -> bool:
-        """Whether a person has to, before the backend is anywhere."""
         return self.expression == "..."
 
     @property
