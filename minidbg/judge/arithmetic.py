@@ -22,8 +22,6 @@ CHUNK = 1 << 20  # elements judged at a time, so that float64 copies stay small
 
 
 class Elements(NamedTuple):
-    """What ``wrong_elements`` says of the elements of one tensor."""
-
     wrong: dict[str, Any] | None
     """Category (nan, inf, integer, bool, float), the worst element, figures and a ``text``; None if none is wrong."""
     decided: int
