@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -35,6 +35,9 @@ class Drawn:
     """Which of the call's results it is."""
     read: Callable[[Any], Any] = lambda result: result
     """The value, from what the call gives."""
+
+    def as_read(self, read: Callable[[Any], Any]) -> Drawn:
+        return replace(self, value=read(self.value), read=read)
 
 
 NewInput: TypeAlias = Callable[[Drawn], fx.Node]
@@ -93,6 +96,16 @@ def multiply_by_mask(
 ) -> None:
     given = (node.args[0], new_input(mask))
     become(node, "call_method" if in_place else "call_function", "mul_" if in_place else torch.mul, given)
+
+
+def add_noise(
+    noise: Drawn, tau: Any, dim: Any, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
+) -> None:
+    """The softmax that ``gumbel_softmax`` is, of what it is given and the noise."""
+    with gm.graph.inserting_before(node):
+        noisy = gm.graph.call_function(torch.add, (argument_of(node, "logits", 0), new_input(noise)))
+        scaled = gm.graph.call_function(torch.div, (noisy, tau))
+    become(node, "call_function", torch.softmax, (scaled, dim))
 
 
 def replace_value(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:

@@ -46,6 +46,9 @@ SWITCHES = {
 }
 """Ops whose drawing is switched off, since they hide what they draw: keyword, position and value of the switch."""
 
+POOLS = "fractional_max_pool"
+"""Begins the names of ops whose Python function draws, and whose operator does not."""
+
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """The same for ops that take their dropout three places after the list of their weights."""
 
@@ -70,6 +73,8 @@ class Derandomized:
     """What the added inputs hold, in the order in which it was drawn."""
     switched_off: tuple[str, ...] = ()
     """Names of the nodes among ``fed`` whose drawing is switched off."""
+    cut: tuple[str, ...] = ()
+    """Names of the nodes among ``fed`` that had gradients, and now give a value that has none."""
 
     def with_results(self, results: Sequence[Any]) -> Derandomized:
         given = len(self.inputs) - len(self.drawn)
@@ -79,8 +84,7 @@ class Derandomized:
 
 def may_draw(gm: fx.GraphModule) -> bool:
     """Whether any op of ``gm`` may draw random numbers, by what torch says of the ops; those of others may always."""
-    graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]
-    return any(is_call(node) and _may_draw(node) for graph in graphs for node in graph.nodes)
+    return any(is_call(node) and _may_draw(node) for node in torch_internals.all_nodes(gm))
 
 
 def _may_draw(node: fx.Node) -> bool:
@@ -92,7 +96,8 @@ def _may_draw(node: fx.Node) -> bool:
     name = op_name(node)
     plain = name.strip("_")
     tags = torch_internals.tags_of_operators(name)
-    if tags is None or plain in DROPOUTS | RECURRENT | set(SWITCHES) | {ATTENTION}:
+    hidden = plain in DROPOUTS | RECURRENT | set(SWITCHES) | {ATTENTION} or name.startswith(POOLS)
+    if tags is None or hidden:
         return True
     return torch.Tag.nondeterministic_seeded in tags
 
@@ -133,8 +138,10 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
     made.graph.lint()
     made.recompile()
     values = (one.value for one in drawn)
-    fed, left, switched_off = map(tuple, (recorder.edits, recorder.left, recorder.switched_off))
-    return Derandomized(made, (*inputs, *values), fed, left, tuple(drawn), switched_off)
+    left, switched_off, cut = map(tuple, (recorder.left, recorder.switched_off, recorder.cut))
+    return Derandomized(
+        made, (*inputs, *values), tuple(recorder.edits), left, tuple(drawn), switched_off, cut
+    )
 
 
 def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
@@ -188,6 +195,7 @@ class _Recorder(fx.Interpreter):
         self.edits: dict[str, Edit] = {}
         self.left: list[str] = []
         self.switched_off: list[str] = []
+        self.cut: list[str] = []
         self._open: dict[fx.Node, Any] = {}
         self._attributes: dict[str, Any] = {}
 
@@ -210,7 +218,8 @@ class _Recorder(fx.Interpreter):
         if not is_call(n):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        before = dict(generator_states(()))
+        draws = _may_draw(n) or any(map(may_draw, nested_graphs(n)))  # else another thread does
+        before = dict(generator_states(())) if draws else {}
         result = super().run_node(n)
         if n.target in FORM_OF_ENTER:
             self._open[n] = result
@@ -238,6 +247,15 @@ class _Recorder(fx.Interpreter):
         if plain == ATTENTION:
             mask = attention_mask(*args, result=result, **kwargs)
             return partial(edits.give_mask, mask, result.dtype, torch.is_autocast_enabled(result.device.type))
+        if name == "gumbel_softmax" and not argument_of(node, "hard", 2, False):
+            tau, dim = argument_of(node, "tau", 1, 1), argument_of(node, "dim", 4, -1)
+            logits = args[0].clone()
+            soft = self.again(node, (logits, *args[1:]), kwargs)
+            return partial(edits.add_noise, soft.as_read(lambda y: tau * y.log() - logits), tau, dim)
+        if name == "rrelu" and argument_of(node, "inplace", 4, False) is False:
+            signs = torch.where(args[0] > 0, 1, -1).to(args[0])  # as many numbers are drawn for them
+            mask = self.again(node, (signs, *args[1:]), kwargs).as_read(lambda slopes: slopes / signs)
+            return partial(edits.multiply_by_mask, mask, False)
         if plain in SWITCHES or plain in RECURRENT:
             self.switched_off.append(node.name)
         if plain in SWITCHES:
@@ -250,6 +268,8 @@ class _Recorder(fx.Interpreter):
         if any(nested_graphs(node)):
             return None
         call = DrawingCall(node.op, node.target, *clone_values((args, kwargs)))
+        if not name.endswith("_") and self.has_gradients(node, args, kwargs):
+            self.cut.append(node.name)
         if name.endswith("_") and isinstance(result, Tensor):
             return partial(edits.overwrite, Drawn(result.clone(), call))
         if isinstance(result, Tensor):
@@ -263,6 +283,29 @@ class _Recorder(fx.Interpreter):
         result = getattr(self, node.op)(node.target, args, kwargs)
         return Drawn(result, DrawingCall(node.op, node.target, args, kwargs))
 
+    def has_gradients(self, node: fx.Node, args: Any, kwargs: Any) -> bool:
+        """Whether any floats among its arguments have a gradient other than zero: those of most draws have none."""
+        if torch.is_inference_mode_enabled():
+            return False
+        leaves: list[Tensor] = []
+
+        def leaf(value: Any) -> Any:
+            if not (isinstance(value, Tensor) and value.is_floating_point()):
+                return value
+            leaves.append(value.detach().clone().requires_grad_())
+            return leaves[-1]
+
+        with torch.enable_grad():
+            args, kwargs = fx.node.map_aggregate((args, kwargs), leaf)
+            result = getattr(self, node.op)(node.target, args, kwargs)
+            parts = result if isinstance(result, tuple) else (result,)
+            roots = [one for one in parts if isinstance(one, Tensor) and one.requires_grad]
+            if not (roots and leaves):
+                return False
+            cotangents = [torch.randn_like(one) for one in roots]
+            found = torch.autograd.grad(roots, leaves, cotangents, allow_unused=True)
+        return any(one is not None and bool(one.any()) for one in found)
+
     def _inside(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
         """The edit that feeds the graph which ``node`` runs: more operands for it, and more inputs of this graph."""
         [(path, branch)] = branches(node)
@@ -270,6 +313,7 @@ class _Recorder(fx.Interpreter):
         fed = feed_recorded(branch, args[first:])
         self.left += [f"{node.name}.{name}" for name in fed.left]
         self.switched_off += [f"{node.name}.{name}" for name in fed.switched_off]
+        self.cut += [f"{node.name}.{name}" for name in fed.cut]
         index = next(at for at, value in enumerate(node.args) if getattr(value, "target", None) == path)
         return partial(edits.put_inside, index, fed.graph_module, fed.drawn) if fed.fed else None
 

@@ -81,6 +81,8 @@ class Verification:
     gradients: dict[str, Any] | None = None
     """What the compiled function gave on copies; None when none are needed or had."""
     backward_error: Exception | None = None
+    after_forward: tuple[Any, ...] = ()
+    """The generators after the forward of which these are the gradients."""
     lacks_gradients: bool = False
     """Whether there are gradients that no run of the compiled function gave."""
     undeclared: str = ""
@@ -114,14 +116,14 @@ class Verification:
         except Exception as trouble:  # the user's result stands
             if is_of_a_signal_handler(trouble):
                 raise
-            known = isinstance(trouble, CannotCompare)
-            self.facts.not_verified(message_of(trouble) if known else reason_of(trouble))
+            self.facts.not_verified(reason_of(trouble))
             log.debug("verification_failed", exc_info=True)
         return None
 
     def compare(self, result: Any, args: Sequence[Any]) -> Failure | None:
         """Run eager on the copies, and compare what the compiled function left behind; ``judge`` is the fence around it."""
         inside = self.before
+        drew_alike = same_states(self.after_forward, generator_states(args))
         expected, drew = self.eager()
         if self.backward_error is not None and expected["gradients"] is not None:
             phase = torch_internals.backward_phase(self.backward_error)  # of a backward whose eager form runs
@@ -136,9 +138,8 @@ class Verification:
                 return None
             if (found := runs.difference_of_form()) is not None:
                 return self.mismatch(found, runs)
-            if is_backward(own) and self.outputs_show_numbers(
-                expected
-            ):  # equal outputs tell of equal numbers
+            # equal outputs tell of equal numbers, unless another thread drew while the gradients were made
+            if drew_alike and is_backward(own) and self.outputs_show_numbers(expected):
                 found = runs.difference_of_same_numbers()
                 return self.mismatch(found, runs, (DRAWN_ANEW,)) if found else None
             fed = self.fed()
@@ -148,10 +149,12 @@ class Verification:
                     found = self.difference_beside(numbers, runs.actual)
                     if found is None:
                         return None
-                    if is_backward(found) and not is_backward(own):
+                    if drew_alike and is_backward(found) and not (is_backward(own) or fed.cut):
                         return self.mismatch(found, runs, (DRAWN_ANEW,))
                 for name in (*fed.switched_off, *fed.left):
                     self.facts.leave_out(f"what {name} draws is not judged")
+                for name in fed.cut if self.gradients else ():
+                    self.facts.leave_out(f"the gradient of {name} is not judged, which draws random numbers")
                 return self.with_numbers(fed).compiled_anew()
         found = self.difference(runs)
         results = {where for where, leaf in left_by(runs.expected).items() if leaf.kind != "input"}
@@ -172,9 +175,7 @@ class Verification:
             if is_of_a_signal_handler(error) or is_out_of_memory(error):
                 raise
             raise EagerRefuses(f"eager raises {first_line_of(error)[:300]}") from error
-        after = generator_states(inside.inputs)
-        pairs = zip(inside.generators, after, strict=True)
-        moved = not all(torch.equal(one, other) for (_, one), (_, other) in pairs)
+        moved = not same_states(inside.generators, generator_states(inside.inputs))
         return left, moved and may_draw(inside.graph)
 
     def difference(self, runs: Comparison) -> Difference | None:
@@ -246,7 +247,7 @@ class Verification:
             raise CannotCompare(why) from error
         runs = compared(inside, self.spec, actual, expected)
         found = found or self.difference(runs)
-        if found is None and actual["gradients"]:
+        if found is None and self.gradients:
             self.facts.leave_out(NUMBERS_OF_BACKWARD)
         return self.mismatch(found, runs, (RECORDED,)) if found else None
 
@@ -319,7 +320,9 @@ def begin(
             state = verify_runs.before(graph, args, mutated)
             verification = Verification(state, link, settings, facts)
         if state.wants_backward():
-            with alone(), torch_internals.random_numbers_put_back(args):
+            # a backend may wait for threads that call graphs of ours
+            others = alone() if may_draw(graph) else contextlib.nullcontext()
+            with others, torch_internals.random_numbers_put_back(args):
                 run_backward(verification, call, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
         if is_of_a_signal_handler(trouble):
@@ -345,6 +348,7 @@ def run_backward(
             try:
                 with torch_internals.first_call_put_off():
                     outputs = call(list(inputs))
+                verification.after_forward = generator_states(inputs)
             except Exception as error:  # the user's own call will tell, but nothing of gradients
                 if is_of_a_signal_handler(error):
                     raise
@@ -386,6 +390,12 @@ def alone() -> Iterator[None]:
         PROCESS.comparing.release()
 
 
+def same_states(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether these are the same generators in the same states."""
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(torch.equal(state, now) for (_, state), (_, now) in pairs)
+
+
 def is_backward(difference: Difference) -> bool:
     return bool(difference["signature"]["direction"] == Direction.BACKWARD)
 
@@ -417,4 +427,4 @@ def quiet() -> Iterator[None]:
 def reason_of(trouble: Exception) -> str:
     if is_out_of_memory(trouble):
         return "memory ran out while eager ran beside the backend"
-    return first_line_of(trouble)[:300]
+    return message_of(trouble) if isinstance(trouble, CannotCompare) else first_line_of(trouble)[:300]
