@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from minidbg import torch_internals
-from minidbg.fx.effects import STATISTICS, lookup, nested_graphs, nodes_in, tensors_in
+from minidbg.fx.effects import STATISTICS, is_graph, lookup, nested_graphs, nodes_in, tensors_in
 
 _READ_ONLY_MODULES = ("torch", "_operator", "operator", "math", "builtins")
 """Functions from here write only where name, schema or an ``inplace`` argument says so."""
@@ -118,6 +118,40 @@ class _Memory:
         return frozenset().union(
             *(self._by_storage.get(storage, frozenset()) for storage in storages_of(node))
         )
+
+
+def broken_contracts(gm: fx.GraphModule) -> frozenset[tuple[str, str]]:
+    """What compilers forbid of higher-order ops and eager does not look at: name of the op, and how it breaks it.
+
+    Its operands share memory; a graph of it writes to an input, returns one, or returns a value twice. A view counts as
+    what it is a view of.
+    """
+    calls = {user: None for node in torch_internals.all_nodes(gm) if is_graph(node) for user in node.users}
+    return frozenset((_name(node), what) for node in calls for what in _broken_by(node))
+
+
+def _broken_by(node: fx.Node) -> Iterator[str]:
+    if _overlap(node, nodes_in(node.args)):
+        yield "operands share memory"
+    for inner in nested_graphs(node):
+        output, inputs = inner.graph.output_node(), inner.graph.find_nodes(op="placeholder")
+        if mutated_placeholders(inner):
+            yield "an input is written"
+        if _overlap(output, [*inputs, *nodes_in(output.args)]):
+            yield "an input, or a value twice, is returned"
+
+
+def _overlap(user: fx.Node, values: list[fx.Node]) -> bool:
+    """Whether two of ``values``, which are there where ``user`` is, are one tensor or views of one."""
+    memory: dict[fx.Node, frozenset[fx.Node]] = {}
+    for node in user.graph.nodes:
+        sources = _returned_arguments(node) if node.op.startswith("call") else None
+        if node.target is operator.getitem and isinstance(_known_value(node.args[0]), tuple | list):
+            whole = memory[node.args[0]]  # parts of what is no view lie apart
+            sources = None if whole == {node.args[0]} else sources
+        memory[node] = frozenset().union(*map(memory.__getitem__, sources)) if sources else frozenset({node})
+    held = [root for value in values if value.op != "get_attr" for root in memory[value]]
+    return len(held) != len(set(held))
 
 
 def written_arguments(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.Node]:

@@ -231,7 +231,10 @@ def _bypass_inner(problem: ReductionProblem, route: nested.Route, inner: str) ->
         if not alike(recording.facts, source, node):
             continue
         fewer = nested.without_node(recording.graph_module, node, source)
-        if _runs_by_itself(problem, route, fewer) and problem.consider(_with_level(problem, route, fewer)):
+        candidate = _with_level(problem, route, fewer)
+        if candidate is None or not problem.keeps_contracts(candidate):
+            continue
+        if _runs_by_itself(problem, route, fewer) and problem.consider(candidate):
             return
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from minidbg.fx.edit import extract
 from minidbg.fx.effects import FactKind, is_call, open_levels, tensors_in
+from minidbg.fx.mutation import broken_contracts
 from minidbg.fx.nested import Arguments
 from minidbg.fx.pieces import CannotExtract
 from minidbg.fx.record import ModeContext, Recording, runs_in_eager
@@ -134,9 +135,11 @@ class ReductionProblem:
     """Who is asked in an imagined copy."""
     _started: float = field(default_factory=time.monotonic)
     _whole: Candidate = field(init=False)
+    _broken: frozenset[tuple[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._whole = self.best
+        self._broken = broken_contracts(self.best.graph_module)
 
     @property
     def recording(self) -> Recording:
@@ -266,9 +269,19 @@ class ReductionProblem:
         """
         if open_levels(candidate.graph_module.graph) > max(0, open_levels(self.best.graph_module.graph)):
             return False
+        if not self.keeps_contracts(candidate):
+            return False
         if candidate.faithful or devices_of(candidate.inputs):
             return True
         return runs_in_eager(candidate.graph_module, candidate.inputs, self.around)
+
+    def keeps_contracts(self, candidate: Candidate) -> bool:
+        """Whether ``candidate`` breaks no contract of a higher-order op that the program's own graph keeps.
+
+        Compilers refuse such a graph, in words that may be those of the failure; and a body that returns what it carries may
+        be a loop without end.
+        """
+        return broken_contracts(candidate.graph_module) <= self._broken
 
     def is_as_full(self, candidate: Candidate) -> bool:
         """Whether no call of ``candidate`` gives nothing, or no finite numbers, where it does in ``best``. Nobody looks at a large graph."""
