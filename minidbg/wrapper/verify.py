@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.fx.effects import op_name
+from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.judge.compare import Comparison, Difference
 from minidbg.judge.ensemble import OTHER_SEED, left_by
 from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
@@ -138,7 +138,8 @@ class Verification:
                 return None
             if (found := runs.difference_of_form()) is not None:
                 return self.mismatch(found, runs)
-            # equal outputs tell of equal numbers, unless another thread drew while the gradients were made
+            # equal outputs tell of equal numbers, unless another thread drew while the gradients were made, or a checkpoint draws again
+            drew_alike &= not any(any(nested_graphs(node)) for node in inside.graph.graph.nodes)
             if drew_alike and is_backward(own) and self.outputs_show_numbers(expected):
                 found = runs.difference_of_same_numbers()
                 return self.mismatch(found, runs, (DRAWN_ANEW,)) if found else None
@@ -248,7 +249,10 @@ class Verification:
         runs = compared(inside, self.spec, actual, expected)
         found = found or self.difference(runs)
         if found is None and self.gradients:
-            self.facts.leave_out(NUMBERS_OF_BACKWARD)
+            self.facts.left_out = (
+                *self.facts.left_out,
+                NUMBERS_OF_BACKWARD,
+            )  # of healthy training nobody is told
         return self.mismatch(found, runs, (RECORDED,)) if found else None
 
     # ---- failures
