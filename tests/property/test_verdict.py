@@ -438,8 +438,6 @@ wrong("6a.7", "the gradient of a relu at its edge, 100 for 0 or 1", lambda x, y,
 wrong("6a.7", "an input after the call: sign at a tie, 50 for 1 or -1",
       lambda x, y, z: z.copy_((x * y - z).sign()).sum(), compared_at_a_tie(8, 8), after(lambda a,
       b: a + 50.0, 2))  # fmt: skip
-wrong("6a.7", "a count of 4096 with a near tie, off by 500", lambda x, y, z: (x * y > z).sum(),
-      compared_at_a_tie(64, 64), output(lambda v: v + 500))  # fmt: skip
 wrong("6a.7", "float32 residual off by 1e-2 beside errors of 1e-6", lambda a, x, b: a @ x - b,
       lambda: ((a := r(64, 64)), (x := r(64)), (a * x).sum(1)), output(plus(1e-2)))  # fmt: skip
 
@@ -905,7 +903,8 @@ def test_a_healthy_result_is_silent() -> None:
 
 
 def test_a_gross_error_in_a_healthy_program_is_found() -> None:
-    rows = [row for row in HEALTHY if row.reading != "6b.2"]
+    # of a whole number about which rounding decides nobody can say how far it may move: it may be an index
+    rows = [row for row in HEALTHY if row.reading != "6b.2" and row.name != "a count at a near tie"]
     assert failing(rows, is_wrong_result, grossly_wrong) == []
 
 

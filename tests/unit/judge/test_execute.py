@@ -167,7 +167,7 @@ def test_grad_mode_of_the_context_holds_while_compiling(case_of: CaseOf, grad: b
 
     def looks(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
         seen.append(torch.is_grad_enabled())
-        return graph_module.forward
+        return fx.Interpreter(graph_module).run
 
     execute(case_of(looks, context=Context(grad=grad)))
     assert seen == [grad]
@@ -241,7 +241,7 @@ def test_options_reach_the_backend_on_both_paths(case_of: CaseOf) -> None:
         graph_module: fx.GraphModule, example_inputs: Any, options: Any = None, mode: Any = None
     ) -> Any:
         seen.append((options, mode))
-        return graph_module.forward
+        return fx.Interpreter(graph_module).run
 
     for call in CallPath:
         for options, mode in (({"level": 3, "what": None}, None), ({}, "fast"), ({}, None)):

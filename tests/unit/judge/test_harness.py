@@ -17,6 +17,7 @@ from minidbg.judge.harness import (
     left_behind,
     patched_config,
 )
+from minidbg.judge.snapshot import CannotCompare
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.words.run_spec import BackendRef, RunSpec
 
@@ -33,10 +34,14 @@ def compared_with(difference: Callable[[list[str]], Any]) -> Outcome | None:
 
 def test_results_that_cannot_be_compared_prove_nothing() -> None:
     def refuse(notes: list[str]) -> None:
-        raise ValueError("quantized")
+        raise CannotCompare("nested")
+
+    def break_down(notes: list[str]) -> None:
+        raise ValueError("a bug")
 
     found = compared_with(refuse)
-    assert found == Outcome(Verdict.INVALID, reason="cannot be compared with eager: quantized")
+    assert found == Outcome(Verdict.INVALID, reason="cannot be compared with eager: nested")
+    assert "(ValueError: a bug); that is a bug in minidbg" in compared_with(break_down).reason
     assert compared_with(lambda notes: None) is None
 
 
