@@ -201,7 +201,7 @@ def instead(answers: Answers) -> Bug:
 def in_float64(run: Run, names: list[str], args: list[Any]) -> Any:
     """The graph on wide inputs, its results rounded to their dtypes; what it writes is eager's."""
     wide = [
-        value.to(torch.complex128 if value.is_complex() else torch.float64)
+        value.to(torch.complex128 if value.is_complex() else torch.float64, copy=True)
         if isinstance(value, Tensor) and (value.is_complex() or value.is_floating_point())
         else value.clone()
         if isinstance(value, Tensor)
