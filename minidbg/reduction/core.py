@@ -21,7 +21,7 @@ from minidbg.reduction.candidate import (
     OracleAnswer,
     OwnGraph,
 )
-from minidbg.reduction.culprits import drop_chunks, narrow_window, try_islands
+from minidbg.reduction.culprits import drop_chunks, keep_needed, narrow_window, try_islands
 from minidbg.reduction.problem import Pass, ReductionProblem
 from minidbg.reduction.result import Limits
 from minidbg.reduction.simplify import SIMPLIFYING, plainness, put_back, simplify_inputs_at_once
@@ -61,6 +61,7 @@ Passes: TypeAlias = tuple[tuple[str, Pass], ...]
 FINDING: Passes = (
     ("islands", try_islands),
     ("bisect", narrow_window),
+    ("needed", keep_needed),
 )
 """From a large graph to the few nodes that matter; each once, and none in a small graph."""
 
