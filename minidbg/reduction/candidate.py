@@ -39,16 +39,6 @@ class BudgetSpent(Exception):
     """No call is left. Passes let it through; the driver ends the reduction with the best so far."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    phase: str
-    nodes: int
-    inputs: int
-    answer: OracleAnswer
-    seconds: float
-    digest: str
-
-
 def last_that_holds(holds: Callable[[int], bool], low: int, high: int) -> int:
     """The last place that holds, by bisection: ``low`` is taken to hold, and ``high`` not to."""
     while high - low > 1:

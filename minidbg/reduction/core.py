@@ -15,7 +15,6 @@ from minidbg.fx.copying import clone_values, gc_frozen
 from minidbg.reduction import edits
 from minidbg.reduction.candidate import (
     Ask,
-    Attempt,
     BudgetSpent,
     Candidate,
     OracleAnswer,
@@ -24,7 +23,7 @@ from minidbg.reduction.candidate import (
 from minidbg.reduction.culprits import drop_chunks, keep_needed, narrow_window, try_islands
 from minidbg.reduction.problem import Pass, ReductionProblem
 from minidbg.reduction.result import Limits
-from minidbg.reduction.simplify import SIMPLIFYING, plainness, put_back, simplify_inputs_at_once
+from minidbg.reduction.simplify import SIMPLIFYING, is_another_cause, plainness, simplify_inputs_at_once
 from minidbg.reduction.subsets import FEW_UNITS, follow_frames, try_suspects
 from minidbg.words.errors import MinidbgError, NotReproduced
 
@@ -46,8 +45,6 @@ class Minimized:
     seconds: float
     steps: tuple[tuple[fx.GraphModule, tuple[Any, ...]], ...]
     """Accepted candidates, largest first; the last is the result."""
-    history: tuple[Attempt, ...]
-    """Every run."""
     neighbour: tuple[fx.GraphModule, tuple[Any, ...]] | None = None
     """One step smaller, and passing."""
     is_out_of_budget: bool = False
@@ -138,7 +135,6 @@ def reduce_graph(
         interrupted=interrupted,
         seconds=problem.elapsed(),
         steps=tuple((step.graph_module, step.inputs) for step in problem.steps),
-        history=tuple(problem.history),
         neighbour=(neighbour.graph_module, neighbour.inputs) if neighbour else None,
         is_out_of_budget=is_out_of_budget,
         whole_passed=whole_passed,
@@ -177,11 +173,12 @@ def simplify_to_fixed_point(problem: ReductionProblem) -> None:
 
 
 def simplify_truly(problem: ReductionProblem) -> None:
-    """``simplify_for_a_while``; once more, without it, where an argument that it made plainer had become the cause."""
+    """``simplify_for_a_while``; once more, with the arguments as they were, where a plainer one had become the cause."""
     before = problem.best
     simplify_for_a_while(problem)
-    while is_another_cause(problem):
+    if is_another_cause(problem):
         problem.go_back_to(before)
+        problem.keeps_arguments = True
         simplify_for_a_while(problem)
 
 
@@ -195,11 +192,6 @@ def simplify_for_a_while(problem: ReductionProblem) -> None:
         problem.limits, problem.plainness = whole, None
         reduce_to_fixed_point(problem)
     problem.limits = whole
-
-
-def is_another_cause(problem: ReductionProblem) -> bool:
-    problem.begin_phase("put back")
-    return put_back(problem)
 
 
 def find(problem: ReductionProblem) -> None:

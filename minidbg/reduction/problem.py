@@ -23,7 +23,6 @@ from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import (
     Ask,
     AskTogether,
-    Attempt,
     BudgetSpent,
     Candidate,
     OracleAnswer,
@@ -113,7 +112,8 @@ class ReductionProblem:
     oracle_calls: int = 0
     steps: list[Candidate] = field(default_factory=list)
     """The last accepted candidates, largest first."""
-    history: list[Attempt] = field(default_factory=list)
+    latest: tuple[tuple[OracleAnswer, float], ...] = ()
+    """The last two answers, each with the seconds that it took."""
     neighbour: Candidate | None = None
     """A candidate one step smaller than ``best`` that passed; of several, one of the most telling phase."""
     neighbour_rank: int = len(TELLING)
@@ -123,8 +123,8 @@ class ReductionProblem:
     """Sizes that an earlier round found to be needed, each with the next smaller one that it tried."""
     rewritten: dict[tuple[str, int | str], Callable[[Arguments], Arguments]] = field(default_factory=dict)
     """Arguments of calls that were made plainer, by call and place, each with a function that puts the original back."""
-    causes: set[tuple[str, int | str]] = field(default_factory=set)
-    """Those that must stay as they are: a plainer one had become the cause of the failure."""
+    keeps_arguments: bool = False
+    """Whether arguments must stay as they are: a plainer one had become the cause of the failure."""
     _known: dict[Hashable, OracleAnswer] = field(default_factory=dict)
     _ahead: dict[str, tuple[OracleAnswer, float]] = field(default_factory=dict)
     """Answers to what no pass has asked yet, with their seconds: they count once it does."""
@@ -247,10 +247,9 @@ class ReductionProblem:
         """Whether questions take so long that it pays, and what comes next is soon found out."""
         if self.foresee is None:
             return False
-        latest = self.history[-2:]
-        if not latest or latest[-1].seconds < WORTH_LOOKING_AHEAD_S:
+        if not self.latest or self.latest[-1][1] < WORTH_LOOKING_AHEAD_S:
             return False
-        if len(latest) == 2 and all(attempt.answer is OracleAnswer.INTERESTING for attempt in latest):
+        if [answer for answer, _ in self.latest] == [OracleAnswer.INTERESTING] * 2:
             return False  # one that fails makes what comes after it another question
         return len(candidate.calls) <= FEW_CALLS and self._may_ask_together(candidate)
 
@@ -303,7 +302,7 @@ class ReductionProblem:
             return self._answer_to(candidate)
         self._check_budget()
         answer, seconds = self._ahead.pop(key) if key in self._ahead else self._ask_oracle(candidate)
-        self._note(candidate, key, answer, seconds)
+        self._note(candidate, answer, seconds)
         return answer
 
     def answered_ahead(self, candidate: Candidate) -> OracleAnswer | None:
@@ -314,16 +313,15 @@ class ReductionProblem:
         """A copy whose questions ``answer`` is asked, and of which nobody else hears."""
         twin = copy.copy(self)
         twin._known, twin._ahead, twin._bits = dict(self._known), {}, dict(self._bits)
-        twin._passing, twin.steps, twin.history = list(self._passing), list(self.steps), []
+        twin._passing, twin.steps = list(self._passing), list(self.steps)
         twin.settled_sizes, twin.limits = dict(self.settled_sizes), UNLIMITED
         twin.rewritten = dict(self.rewritten)
         twin._answer_to = answer
         return twin
 
-    def _note(self, candidate: Candidate, key: str, answer: OracleAnswer, seconds: float) -> None:
+    def _note(self, candidate: Candidate, answer: OracleAnswer, seconds: float) -> None:
         self.oracle_calls += 1
-        nodes, inputs, *_ = size = candidate.size
-        self.history.append(Attempt(self.phase, nodes, inputs, answer, seconds, key[:16]))
+        size, self.latest = candidate.size, (*self.latest[-1:], (answer, seconds))
         if answer is OracleAnswer.NOT and self.phase in TELLING[: self.neighbour_rank + 1]:
             self.neighbour, self.neighbour_rank = candidate, TELLING.index(self.phase)
         improved = answer is OracleAnswer.INTERESTING and self._is_smaller(candidate, size)

@@ -24,7 +24,6 @@ from minidbg.source.origins import user_line
 from minidbg.source.size import call_nodes, call_targets
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.deadline import Deadline
-from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Outcome, Signature, Verdict
 from minidbg.words.run_spec import LOST, CallPath
 from minidbg.words.text import last_line, signal_name
@@ -92,7 +91,6 @@ def publish_first_that_fails(
                 last, draft = verify(case, form.exactness, folder, session=session, value_limit_bytes=limit)
                 if draft is not None:
                     path = repro.publish(case, draft, folder)
-                    keep_neighbour(found.neighbour if is_smallest else None, path, folder)
                     return replace(result_of(path, case, original, last, session), ended_by=found.ended_by)
                 if last.verdict is not Verdict.CRASHED:
                     break
@@ -401,18 +399,6 @@ def how_it_ended(ended: workers.Ended) -> str:
     return f"{status}: {said[:SAID_CHARACTERS]}" if said else status
 
 
-def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
-    """Write the passing neighbour of the repro at ``path`` under the same name, among the hidden files of the folder."""
-    if neighbour is not None:
-        with contextlib.suppress(CannotWrite, OSError):
-            repro.write(
-                repro.to_keep(neighbour),
-                repro.neighbours(folder) / path.name,
-                repro.Form.CAPTURE,
-                exactness=Exactness.SMALL,
-            )
-
-
 def result_of(
     path: Path | None, case: Case, original: Case, last: Outcome, session: Session
 ) -> ReductionResult:
@@ -443,9 +429,6 @@ def why_not(last: Outcome, expected: Signature | None) -> str:
     agrees = "there the backend agrees with eager; " if last.verdict is Verdict.GONE else ""
     said = last_line(last.message) or last_line(last.stderr)
     return f"{agrees}the last line printed was: {said[:200]}" if said else f"{agrees}nothing was printed"
-
-
-# --- the passing neighbour ---
 
 
 def what_is_missing(smallest: Case, neighbour: Case) -> str:

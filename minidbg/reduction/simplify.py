@@ -129,7 +129,7 @@ def _change_arguments(
     best = problem.best
     node = best.call(name)
     for place, changed, put_back in propose(node) if node else ():
-        if node is None or (name, place) in problem.causes:
+        if node is None or problem.keeps_arguments:
             continue
         candidate = _with_arguments_of(problem, {node: changed})
         if is_alike(problem, candidate) and problem.consider(candidate) and problem.best is not best:
@@ -145,25 +145,22 @@ def _with_arguments_of(problem: ReductionProblem, changed: Mapping[fx.Node, nest
     return with_inputs(problem, {}, "", graph_module)
 
 
-def put_back(problem: ReductionProblem) -> bool:
-    """Ask with the originals of all rewritten arguments: where the failure vanishes, or they do not fit by now, with each.
+VANISHED = (OracleAnswer.NOT, OracleAnswer.OTHER)
 
-    Whether a plainer one had become the cause, since the failure vanishes without it: it stays as it was from now on.
+
+def is_another_cause(problem: ReductionProblem) -> bool:
+    """Whether a plainer argument has become the cause: the failure vanishes with the originals of all, or of one where all do not fit by now.
+
     Cost: one call where any was rewritten, and one for each if need be.
     """
+    problem.begin_phase("put back")
     places = list(problem.rewritten)
     if not places:
         return False
-    answers = {}
-    for chosen in (tuple(places), *((place,) for place in places if len(places) > 1)):
-        answers[chosen] = answer = problem.answer(_with_originals(problem, chosen))
-        if answer is OracleAnswer.INTERESTING and len(chosen) == len(places):
-            return False
-    causes = [
-        chosen for chosen, answer in answers.items() if answer in (OracleAnswer.NOT, OracleAnswer.OTHER)
-    ]
-    problem.causes.update(*causes[-1:])
-    return bool(causes)
+    answer = problem.answer(_with_originals(problem, places))
+    if answer is OracleAnswer.INVALID:
+        return any(problem.answer(_with_originals(problem, [place])) in VANISHED for place in places)
+    return answer in VANISHED
 
 
 def _with_originals(problem: ReductionProblem, places: Sequence[tuple[str, int | str]]) -> Candidate:

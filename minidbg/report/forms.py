@@ -20,7 +20,7 @@ from pathlib import Path
 
 from minidbg import repro, workers
 from minidbg.report.stages import StageReport, find_stages, keep_stages
-from minidbg.report.story import Story, difference
+from minidbg.report.story import Story
 from minidbg.words import templates
 from minidbg.words.errors import MinidbgError
 from minidbg.words.outcome import Verdict
@@ -60,7 +60,7 @@ def issue(
     ``keep_private`` leaves paths and names as they are. ``versions`` runs ``torch.utils.collect_env``. ``note`` hears what is run.
     """
     logs, ran = logs_of(story, run=run)
-    header, neighbour, title = story.header, story.neighbour, title_of(story)
+    header, title = story.header, title_of(story)
     variables = {
         "issue_title": title,
         "kind": str(header.spec.expected.kind),
@@ -78,7 +78,6 @@ def issue(
         "passes": header.provenance.neighbour,
         "logs": last_lines(logs, LOG_LINES),
         "ablation": ablation(story, run=run, note=note),
-        "neighbour": "\n".join(difference(story.parts.model, neighbour.model)) if neighbour else "",
         "versions": environment() if versions else "",
         "is_long": len(story.text.splitlines()) > LONG_LINES,
         "ran": ran,

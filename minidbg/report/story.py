@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,16 +32,6 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
-    """The smallest graph next to a repro that passes: what is different in it, the failure needs."""
-
-    path: Path
-    nodes: int
-    model: str
-    """Its ``class Repro`` or ``def graph``."""
-
-
-@dataclass(frozen=True, slots=True)
 class Story:
     path: Path
     text: str
@@ -52,7 +40,6 @@ class Story:
     docstring: str
     capture: Path | None = None
     """The unreduced capture of the same failure."""
-    neighbour: Neighbour | None = None
     past: Past = field(default_factory=Past)
 
     @property
@@ -94,7 +81,6 @@ class Story:
             "captured_from": origin.captured_from, "line": origin.line, "torch": origin.torch_version,
             "python": origin.python_version, "dependencies": list(header.dependencies),
             "notes": list(origin.notes), "passes": origin.neighbour,
-            "neighbour": self.neighbour and {"path": str(self.neighbour.path), "nodes": self.neighbour.nodes},
             "stages": self.stages and {**self.stages.to_table(), "sentence": self.stages.sentence},
             "capture": str(self.capture) if self.capture else None,
             "devices": [taken(state, "device", "verdict", "since", "seen", "runs") for state in self.past.states],
@@ -122,7 +108,6 @@ def story_of(path: Path) -> Story:
         parts=parts,
         docstring=ast.get_docstring(ast.parse(text)) or "",
         capture=capture,
-        neighbour=neighbour_of(path, home),
         past=past_of(path, home),
     )
 
@@ -211,16 +196,6 @@ def result_in(done: Path) -> Mapping[str, Any]:
     return {}
 
 
-def neighbour_of(path: Path, home: Path) -> Neighbour | None:
-    place = home / HIDDEN / "neighbours" / path.name
-    try:
-        text = script_text(place)
-        header = header_of(text, place)
-        return Neighbour(place, header.nodes, read_parts(text, header).model)
-    except UnreadableRepro:
-        return None
-
-
 def past_of(path: Path, home: Path) -> Past:
     resolved, root = path.absolute(), home.absolute()
     name = str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
@@ -235,23 +210,6 @@ def past_of(path: Path, home: Path) -> Past:
 
 
 # --- the text of ``minidbg show`` ---
-
-COMMENT = re.compile(r"\s+#.*$")
-
-
-def difference(fails: str, passes: str) -> Iterator[str]:
-    """The lines of both, ``-`` before what only the failing one has, ``+`` before what only the passing one has.
-
-    Comments do not count: they tell where a line came from.
-    """
-    first, second = uncommented(fails), uncommented(passes)
-    for line in difflib.ndiff(first, second):
-        if not line.startswith("?"):
-            yield line.rstrip()
-
-
-def uncommented(text: str) -> list[str]:
-    return [plain for line in text.split("\n") if (plain := COMMENT.sub("", line)).strip()]
 
 
 def glance(story: Story) -> str:
@@ -271,10 +229,6 @@ def lines(story: Story) -> Iterator[str]:
         yield f"stages    {story.stages.sentence}"
     yield from past_lines(story)
     yield from ("", story.parts.model)
-    if story.neighbour:
-        yield ""
-        yield f"the nearest graph that passes ({plural(story.neighbour.nodes, 'node')}, {display_path(story.neighbour.path)}):"
-        yield from difference(story.parts.model, story.neighbour.model)
 
 
 def facts(story: Story) -> Iterator[tuple[str, str]]:

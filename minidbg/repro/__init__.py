@@ -8,7 +8,6 @@ from minidbg.repro.folder import (
     folder_of as folder_of,
     keep_capture as keep_capture,
     move_script as move_script,
-    neighbours as neighbours,
     publish as publish,
     reduction_folder as reduction_folder,
     to_keep as to_keep,

@@ -109,11 +109,6 @@ def captures(folder: Path | str) -> Path:
     return hidden(folder, "captures")
 
 
-def neighbours(folder: Path | str) -> Path:
-    """Where the passing neighbours of the repros lie, each under its repro's name; made when missing."""
-    return hidden(folder, "neighbours")
-
-
 def reduction_folder(case: Case, folder: Path | str) -> Path:
     """Where the result and the best so far of this case's reduction lie; made when missing."""
     return hidden(folder, "reductions", file_name(case).removesuffix(".py"))

@@ -1,4 +1,4 @@
-"""A repro folder as a reduction leaves it: repro, capture, result, neighbour, history. Written as text."""
+"""A repro folder as a reduction leaves it: repro, capture, result, history. Written as text."""
 
 from __future__ import annotations
 
@@ -102,8 +102,6 @@ def lay(home: Path) -> Path:
     )
     write(repro, SMALL.format(backend=BACKEND) + HEADER.format(nodes=1, story=reduced))
     write(capture, LARGE.format(backend=BACKEND) + captured(5))
-    passing = SMALL.format(backend=BACKEND).replace("torch.relu(tanh)", "torch.tanh(tanh)")
-    write(hidden / "neighbours" / repro.name, passing + HEADER.format(nodes=1, story=reduced))
     written = {"path": str(repro), "nodes_before": 5}
     write(hidden / "reductions" / capture.stem / "done.json", json.dumps(written))
     watched(hidden, repro.name)

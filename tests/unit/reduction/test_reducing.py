@@ -383,7 +383,7 @@ def test_other_failures_met_on_the_way_are_kept_as_captures(tmp_path: Path, orac
     assert repro.read_header(capture).spec.signature.types == ("TypeError",)  # type: ignore[union-attr]
 
 
-def test_the_passing_neighbour_is_kept_and_told(tmp_path: Path, oracle: list[Case]) -> None:
+def test_what_passes_is_told(tmp_path: Path, oracle: list[Case]) -> None:
     both = {torch.relu, torch.sin}
 
     def refuses_both(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -392,9 +392,10 @@ def test_the_passing_neighbour_is_kept_and_told(tmp_path: Path, oracle: list[Cas
         return graph_module.forward
 
     written = reduced(with_its_failure(failing_case(refuses_both)), tmp_path)
-    (left,) = targets_of(repro.neighbours(tmp_path) / written.path.name)
-    (gone,) = {"torch.relu", "torch.sin"} - {left}
-    assert repro.read_header(written.path).provenance.neighbour == f"passes without {gone}"
+    assert repro.read_header(written.path).provenance.neighbour in (
+        "passes without torch.relu",
+        "passes without torch.sin",
+    )
 
 
 def test_a_failure_seen_again_is_answered_by_its_repro(
