@@ -64,13 +64,14 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum({storage_key(one): storage_bytes(one) for one in tensors}.values())
 
 
-def clone_values(values: Sequence[Any]) -> list[Any]:
+def clone_values(values: Sequence[Any], change: Callable[[Tensor], Tensor] | None = None) -> list[Any]:
     """A clone of each value, the same object for the same object; tensors that shared a storage share a new one.
 
     What is no tensor is passed on as it is, tuples and lists are opened. No autograd history is kept: what was no leaf
-    gets a short history of its own.
+    gets a short history of its own. ``change`` gives the elements of the clones another dtype: of whole memories, and of
+    tensors without plain memory.
     """
-    return list(map(_Cloner(values).clone, values))
+    return list(map(_Cloner(values, change).clone, values))
 
 
 def with_history(value: Any) -> Any:
@@ -82,11 +83,12 @@ def with_history(value: Any) -> Any:
 
 
 class _Cloner:
-    def __init__(self, values: Sequence[Any]) -> None:
+    def __init__(self, values: Sequence[Any], change: Callable[[Tensor], Tensor] | None) -> None:
+        self._change = change
         tensors = list(tensors_in(list(values)))
         self._keys = {id(value): storage_key(value) for value in tensors}
         self._members = Counter(self._keys[id(value)] for value in tensors)
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._memories: dict[Any, Tensor] = {}
         self._seen: dict[int, Any] = {}
 
     def clone(self, value: Any) -> Any:
@@ -100,9 +102,10 @@ class _Cloner:
 
     def _clone_tensor(self, value: Tensor) -> Tensor:
         plain = torch_internals.has_plain_memory(value)
-        if torch_internals.is_zero_tensor(
-            value
-        ):  # nothing can be written to it, and a clone would be an ordinary tensor
+        if self._change is not None and not plain:
+            clone = self._change(value.detach())
+        # nothing can be written to it, and a clone would be an ordinary tensor
+        elif torch_internals.is_zero_tensor(value):
             clone = value.detach()
         elif value.is_conj() or value.is_neg():
             clone = _clone_of_lazy(value.detach())
@@ -122,18 +125,23 @@ class _Cloner:
     def _is_simple(self, value: Tensor) -> bool:
         """Whether a plain clone keeps all there is to keep: most inputs, and several times faster."""
         return (
-            value.is_contiguous()
+            self._change is None
+            and value.is_contiguous()
             and not value.is_inference()
             and self._members[self._keys[id(value)]] == 1
             and value.untyped_storage().nbytes() == value.numel() * value.element_size()
         )
 
     def _on_new_storage(self, value: Tensor) -> Tensor:
-        key = self._keys[id(value)]
-        if key not in self._storages:
-            self._storages[key] = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
+        key = self._keys[id(value)], self._change and value.dtype
         empty = torch.empty(0, dtype=value.dtype, device=value.device)
-        return empty.set_(self._storages[key], value.storage_offset(), value.size(), value.stride())
+        if key not in self._memories:
+            memory: torch.UntypedStorage = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
+            flat = torch.empty_like(empty).set_(memory)
+            self._memories[key] = flat if self._change is None else self._change(flat)
+        memory = self._memories[key].untyped_storage()
+        empty = empty if self._change is None else self._change(empty)
+        return empty.set_(memory, value.storage_offset(), value.size(), value.stride())
 
     def _with_history(self, leaf: Tensor, value: Tensor) -> Tensor:
         """A tensor like ``leaf`` that is none; it may be written in place unless it shares its storage."""

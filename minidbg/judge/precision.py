@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from minidbg.fx.copying import clone_values
 from minidbg.judge.undefined import PerturbedEager, within
 from minidbg.torch_internals.tensors import has_plain_memory, in_memory
 
@@ -36,21 +36,29 @@ def to_float64(value: Any) -> Any:
     """
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(_wide_dtype(tensor.dtype))
+        if (elements := in_memory(tensor)) is None:
+            raise NoFloat64(f"an input is a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}")
+        wide: torch.Tensor = elements.to(_wide_dtype(tensor.dtype))
+        return wide
 
     if isinstance(value, (tuple, list)):
-        copies = Copies(change, value)
-        return tuple(copies.of(item) if isinstance(item, torch.Tensor) else item for item in value)
+        return tuple(clone_values(value, change))
     if not isinstance(value, torch.nn.Module):
         return within(Float64, value)
-    model, held = copy.deepcopy(value), Copies(change)
-    tensors = ([*one.parameters(), *one.buffers()] for one in (value, model))
-    for original, tensor in zip(*tensors, strict=True):  # a copied parameter has lost its strides
-        tensor.data = held.over_its_memory(original.data)
-    for before, module in zip(value.modules(), model.modules(), strict=True):
-        for name, original in [*vars(before).items()]:
-            if isinstance(original, torch.Tensor):
-                setattr(module, name, held.over_its_memory(original))
+    model = copy.deepcopy(value)
+    tensors, others = ([*one.parameters(), *one.buffers()] for one in (value, model))
+    attributes = [
+        (module, name, held)
+        for before, module in zip(value.modules(), model.modules(), strict=True)
+        for name, held in vars(before).items()
+        if isinstance(held, torch.Tensor)
+    ]
+    held = [one.detach() for one in (*tensors, *(held for _, _, held in attributes))]
+    wide = clone_values(held, change)
+    for tensor, clone in zip(others, wide, strict=False):  # a copied parameter has lost its strides
+        tensor.data = clone
+    for (module, name, _), clone in zip(attributes, wide[len(others) :], strict=True):
+        setattr(module, name, clone)
     model.forward = within(Float64, model.forward)
     return model
 
@@ -108,53 +116,6 @@ def _in_float64(argument: Any) -> Any:
 
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
-
-
-class Copies:
-    """Changed copies of tensors, each over one copy of all its memory: size, stride, offset and what they share stay."""
-
-    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor], values: Any = ()) -> None:
-        self.change = change
-        self.memories: dict[Any, torch.Tensor] = {}
-        plain = [self.key(value) for value in values if has_plain_memory(value)]
-        self.shared = {key for key in plain if plain.count(key) > 1}
-
-    @staticmethod
-    def key(value: torch.Tensor) -> Any:
-        return value.untyped_storage().data_ptr(), value.dtype
-
-    def over_its_memory(self, value: torch.Tensor) -> torch.Tensor:
-        if not has_plain_memory(value):
-            if (elements := in_memory(value)) is None:
-                raise NoFloat64(f"an input is a {type(value).__name__} of {value.dtype}, {value.layout}")
-            return self.change(elements.detach().clone())
-        if (key := self.key(value)) not in self.memories:
-            flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
-            self.memories[key] = self.change(flat.clone())
-        return self.memories[key].as_strided(value.shape, value.stride(), value.storage_offset())
-
-    def of(self, value: torch.Tensor) -> torch.Tensor:
-        """An input of a run: a parameter, a leaf, or with a history, as ``value`` is."""
-        made = self.over_its_memory(value)
-        if isinstance(value, torch.nn.Parameter):
-            return torch.nn.Parameter(made, value.requires_grad)
-        made.requires_grad_(value.requires_grad)
-        if value.is_leaf:
-            return made
-        if has_plain_memory(value) and self.key(value) in self.shared:
-            return made.view_as(made)
-        copied = made.clone()
-        if copied.stride() == made.stride():
-            return copied
-        own = (
-            self.memories[self.key(value)]
-            .clone()
-            .as_strided(made.shape, made.stride(), made.storage_offset())
-        )
-        try:
-            return own.copy_(made)
-        except RuntimeError:  # elements that lie on each other, which eager writes to as little
-            return made.view_as(made)
 
 
 NO_ARITHMETIC = ("set", "resize", "requires_grad", "rename")
@@ -260,20 +221,10 @@ def is_narrower(result: Any, args: Any) -> bool:
 
 
 WIDE = (torch.float64, torch.complex128)
-MULTIPLIED = [
-    "mm",
-    "bmm",
-    "mv",
-    "dot",
-    "vdot",
-    "addmm",
-    "baddbmm",
-    "addbmm",
-    "addmv",
-    "convolution",
-    "convolution_backward",
-    "linear",
-]
+NAMED_MULTIPLYING = """
+mm bmm mv dot vdot addmm baddbmm addbmm addmv convolution convolution_backward linear
+"""
+MULTIPLIED = NAMED_MULTIPLYING.split()
 NAMED_SUMMING = """
 sum mean nansum logsumexp var var_mean std std_mean norm linalg_vector_norm prod cumsum cumprod logcumsumexp softmax log_softmax
 native_batch_norm native_batch_norm_legit native_batch_norm_legit_no_training native_layer_norm native_group_norm
