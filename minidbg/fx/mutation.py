@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import types
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from minidbg import torch_internals
 from minidbg.fx.effects import STATISTICS, is_graph, lookup, nested_graphs, nodes_in, tensors_in
@@ -18,16 +19,7 @@ _READ_ONLY_MODULES = ("torch", "_operator", "operator", "math", "builtins")
 """Functions from here write only where name, schema or an ``inplace`` argument says so."""
 
 _STATISTICS_FLAG = 5
-"""Position of the argument that says whether ``STATISTICS`` are written, in all of these functions."""
-
-_INPLACE_POSITIONS = {
-    **dict.fromkeys(("relu", "relu6", "silu", "mish", "selu", "hardswish", "hardsigmoid"), 1),
-    **dict.fromkeys(("leaky_relu", "elu", "celu"), 2),
-    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), 3),
-    **dict.fromkeys(("alpha_dropout", "feature_alpha_dropout", "hardtanh", "threshold"), 3),
-    "rrelu": 4,
-}
-"""Where functions of torch.nn.functional take ``inplace``."""
+"""Position of the argument that says whether ``STATISTICS`` are written, in all of these functions, which are not Python's."""
 
 _RENORMALISED = frozenset({"embedding", "embedding_bag"})
 """Functions that write to their weight when ``max_norm`` is given."""
@@ -189,12 +181,11 @@ def _written_by_name(node: fx.Node) -> Iterator[fx.Node]:
     name = _name(node)
     if node.target in _IN_PLACE or _is_in_place_name(name):
         yield from nodes_in(node.args[:1])
-    if _argument(node, "inplace", _INPLACE_POSITIONS.get(name), default=False) is not False:
+    if _argument(node, "inplace", default=False) is not False:
         yield from nodes_in(node.args[:1])
     if name in STATISTICS and _says_training(node):
         yield from nodes_in((*node.args[1:], *node.kwargs.values()))
-    # embedding(input, weight, padding_idx, max_norm), embedding_bag(input, weight, offsets, max_norm)
-    if name in _RENORMALISED and _argument(node, "max_norm", 3, default=None) is not None:
+    if name in _RENORMALISED and _argument(node, "max_norm", default=None) is not None:
         yield from node.all_input_nodes
 
 
@@ -206,13 +197,23 @@ def _is_in_place_name(name: str) -> bool:
 
 def _says_training(node: fx.Node) -> bool:
     key = "use_input_stats" if "use_input_stats" in node.kwargs else "training"
-    return _argument(node, key, _STATISTICS_FLAG, default=True) is not False
+    return _argument(node, key, default=True, position=_STATISTICS_FLAG) is not False
 
 
-def _argument(node: fx.Node, key: str, position: int | None, *, default: Any) -> Any:
+def _argument(node: fx.Node, key: str, *, default: Any, position: int | None = None) -> Any:
     if key in node.kwargs:
         return node.kwargs[key]
+    parameters = _parameters(node.target) if node.op == "call_function" else []
+    position = parameters.index(key) if key in parameters else position
     return node.args[position] if position is not None and len(node.args) > position else default
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (ValueError, TypeError):  # a builtin, which has none to be read
+        return []
 
 
 def _written_by_schema(node: fx.Node) -> Iterator[fx.Node]:
@@ -248,18 +249,8 @@ def _written_by_module(module: Any, node: fx.Node) -> Iterator[fx.Node]:
                 yield from nodes_in(argument)
         if written:
             yield from nodes_in(tuple(node.kwargs.values()))
-    elif not isinstance(module, nn.Module) or not _is_plain_module(module):
+    else:
         yield from node.all_input_nodes
-
-
-def _is_plain_module(module: nn.Module) -> bool:
-    """Whether all of ``module`` comes from torch.nn and nothing in it works in place."""
-    return all(
-        type(inner).__module__.startswith("torch.nn.")
-        and not getattr(inner, "inplace", False)
-        and getattr(inner, "max_norm", None) is None
-        for inner in module.modules()
-    )
 
 
 def _returned_arguments(node: fx.Node) -> list[fx.Node] | None:

@@ -37,6 +37,9 @@ def written_inputs(build: Callable[..., Any], root: Any = None) -> set[int]:
         (lambda g, x, y, z: g.call_function(F.relu, (x,), {"inplace": True}), {0}),
         (lambda g, x, y, z: g.call_function(F.relu, (x,), {"inplace": False}), set()),
         (lambda g, x, y, z: g.call_function(F.dropout, (x, 0.5, True, True)), {0}),
+        (lambda g, x, y, z: g.call_function(F.leaky_relu, (x, 0.1, True)), {0}),
+        (lambda g, x, y, z: g.call_function(F.embedding, (x, y, None, 1.0)), {0, 1}),
+        (lambda g, x, y, z: g.call_function(F.embedding, (x, y, None)), set()),
         (lambda g, x, y, z: g.call_function(F.batch_norm, (x, y, z), {"training": True}), {1, 2}),
         (lambda g, x, y, z: g.call_function(F.batch_norm, (x, y, z, None, None, False)), set()),
         (lambda g, x, y, z: g.call_function(F.embedding, (x, y, None, 1.0)), {0, 1}),
@@ -65,17 +68,15 @@ def test_what_is_written_in_a_nested_graph_counts_for_all_operands() -> None:
     assert written_inputs(build, {"body": reads}) == set()
 
 
-def test_submodules_are_known_by_their_kind() -> None:
+def test_a_submodule_counts_as_writing_unless_its_graph_tells() -> None:
     def build(g: fx.Graph, x: fx.Node, y: fx.Node, z: fx.Node) -> fx.Node:
         return g.call_module("inner", (x,))
 
-    class Own(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.zero_()
-
-    assert written_inputs(build, {"inner": nn.ReLU()}) == set()
-    assert written_inputs(build, {"inner": nn.Sequential(nn.ReLU(inplace=True))}) == {0}
-    assert written_inputs(build, {"inner": Own()}) == {0}
+    reads = graph_of(lambda g, x: g.call_method("relu", (x,)), inputs=1)
+    writes = graph_of(lambda g, x: g.call_method("relu_", (x,)), inputs=1)
+    assert written_inputs(build, {"inner": reads}) == set()
+    assert written_inputs(build, {"inner": writes}) == {0}
+    assert written_inputs(build, {"inner": nn.ReLU(inplace=True)}) == {0}
 
 
 def test_storages_known_to_dynamo_tell_views_from_copies() -> None:
