@@ -38,8 +38,6 @@ def written_inputs(build: Callable[..., Any], root: Any = None) -> set[int]:
         (lambda g, x, y, z: g.call_function(F.relu, (x,), {"inplace": False}), set()),
         (lambda g, x, y, z: g.call_function(F.dropout, (x, 0.5, True, True)), {0}),
         (lambda g, x, y, z: g.call_function(F.leaky_relu, (x, 0.1, True)), {0}),
-        (lambda g, x, y, z: g.call_function(F.embedding, (x, y, None, 1.0)), {0, 1}),
-        (lambda g, x, y, z: g.call_function(F.embedding, (x, y, None)), set()),
         (lambda g, x, y, z: g.call_function(F.batch_norm, (x, y, z), {"training": True}), {1, 2}),
         (lambda g, x, y, z: g.call_function(F.batch_norm, (x, y, z, None, None, False)), set()),
         (lambda g, x, y, z: g.call_function(F.embedding, (x, y, None, 1.0)), {0, 1}),
