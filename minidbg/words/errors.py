@@ -82,12 +82,12 @@ class AccuracyError(Exception):
     ``nan``, ``dtype``, ...), ``figures`` has the numbers; ``minidbg.report_of`` gives the repro.
     """
 
-    def __init__(self, message: str, difference: Mapping[str, Any], op: str = "") -> None:
+    def __init__(self, message: str, difference: Mapping[str, Any]) -> None:
         super().__init__(message)
-        self.op = op
+        self.op = ""
         """Of the first node that differs, where it is known."""
         self.spoilt: tuple[str, ...] = ()
-        """Names of the first node that differs, or of those in whose backward gradients go wrong, where that is known."""
+        """The name of that node."""
         rest = dict(difference)
         self.signature: dict[str, Any] = rest.pop("signature")
         self.where: str = rest.pop("where")

@@ -178,15 +178,14 @@ def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
 
 
 def suspects(failure: Failure) -> Suspects:
-    """The nodes that the frames of the failure name, that take the input which is wrong after the call, or in whose backward gradients go wrong.
+    """The nodes that the frames of the failure name, that take the input which is wrong after the call, or the first with a wrong value.
 
     They are a hint: what cannot be found out is left out.
     """
     nodes = failure.graph_module.graph.nodes
     if isinstance(failure.error, AccuracyError):
-        spoilt = failure.error.spoilt
-        if spoilt:
-            return (*unlike_the_rest(failure.graph_module, spoilt), spoilt)
+        if spoilt := failure.error.spoilt:
+            return (spoilt,)
         return takers_of_input(failure.graph_module, failure.error.where)
     try:
         return suspects_of(
@@ -197,18 +196,6 @@ def suspects(failure: Failure) -> Suspects:
             raise
         log.debug("no_suspects", exc_info=True)
         return ()
-
-
-def unlike_the_rest(graph_module: fx.GraphModule, spoilt: Sequence[str]) -> Suspects:
-    """The calls in whose backward gradients go wrong, without the ops that occur elsewhere too, where gradients are right.
-
-    With what takes their values: a backward needs a way from an input that has a gradient.
-    """
-    calls = {node.name: node for node in graph_module.graph.nodes if is_call(node)}
-    elsewhere = {node.target for name, node in calls.items() if name not in spoilt}
-    rare = {calls[name] for name in spoilt if calls[name].target not in elsewhere}
-    group = tuple(name for name in spoilt if rare & {calls[name], *calls[name].all_input_nodes})
-    return (group,) if 0 < len(group) < len(spoilt) else ()
 
 
 def index_of_input(where: str) -> int | None:

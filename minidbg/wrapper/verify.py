@@ -132,17 +132,17 @@ class Verification:
             self.facts.leave_out(GRADIENTS_REFUSED)
         runs = compared(inside, self.spec, inside.left(result, args, self.gradients), expected)
         if (spoilt := inside.spoilt_unseen(args)) is not None:
-            return self.mismatch(spoilt, runs)
+            return self.mismatch(spoilt)
         if drew:
             if (own := runs.difference_of_two_runs()) is None:
                 return None
             if (found := runs.difference_of_form()) is not None:
-                return self.mismatch(found, runs)
+                return self.mismatch(found)
             # equal outputs tell of equal numbers, unless another thread drew while the gradients were made, or a checkpoint draws again
             drew_alike &= not any(any(nested_graphs(node)) for node in inside.graph.graph.nodes)
             if drew_alike and is_backward(own) and self.outputs_show_numbers(expected):
                 found = runs.difference_of_same_numbers()
-                return self.mismatch(found, runs, (DRAWN_ANEW,)) if found else None
+                return self.mismatch(found, (DRAWN_ANEW,)) if found else None
             fed = self.fed()
             if fed is not None and fed.fed:
                 numbers = self.numbers_of_the_backend(fed)
@@ -151,7 +151,7 @@ class Verification:
                     if found is None:
                         return None
                     if drew_alike and is_backward(found) and not (is_backward(own) or fed.cut):
-                        return self.mismatch(found, runs, (DRAWN_ANEW,))
+                        return self.mismatch(found, (DRAWN_ANEW,))
                 for name in (*fed.switched_off, *fed.left):
                     self.facts.leave_out(f"what {name} draws is not judged")
                 for name in fed.cut if self.gradients else ():
@@ -161,7 +161,7 @@ class Verification:
         results = {where for where, leaf in left_by(runs.expected).items() if leaf.kind != "input"}
         if found is None and results and results <= self.unjudged:
             raise CannotCompare(f"{NOTHING_JUDGED}: {self.notes[0]}")
-        return self.mismatch(found, runs) if found else None
+        return self.mismatch(found) if found else None
 
     def eager(self) -> tuple[dict[str, Any], bool]:
         """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers.
@@ -253,31 +253,20 @@ class Verification:
                 *self.facts.left_out,
                 NUMBERS_OF_BACKWARD,
             )  # of healthy training nobody is told
-        return self.mismatch(found, runs, (RECORDED,)) if found else None
+        return self.mismatch(found, (RECORDED,)) if found else None
 
     # ---- failures
 
-    def mismatch(self, found: Difference, runs: Comparison, notes: tuple[str, ...] = ()) -> Failure:
+    def mismatch(self, found: Difference, notes: tuple[str, ...] = ()) -> Failure:
         said = found["message"].replace("; against", "\nagainst")
         said = said.replace(found["where"], self.in_words(found["where"]), 1)
-        # no value of a part tells who writes to an input, or of gradients
-        forward = Direction(found["signature"]["direction"]) is Direction.FORWARD
-        in_parts = forward and not self.is_spoilt(found["where"])
-        node = (
-            first_wrong.first_differing_node(self.before, self.link, self.spec, found["where"])
-            if in_parts
-            else None
-        )
-        message = f"{self.link.name} gives wrong results: {said}"
-        spoilt: list[fx.Node] = []
-        if not forward:
-            spoilt = first_wrong.where_gradients_go_wrong(
-                self.before.graph, runs.actual["gradients"], runs.expected["gradients"], self.spec
-            )
-        if spoilt:
-            message += f"\ngradients go wrong between {spoilt[0].name} and {spoilt[-1].name}"
-        error = AccuracyError(message, found, op_name(node) if node is not None else "")
-        error.spoilt = tuple(one.name for one in ([node] if node is not None else spoilt))
+        error = AccuracyError(f"{self.link.name} gives wrong results: {said}", found)
+        forward = Direction(error.signature["direction"]) is Direction.FORWARD
+        # no value on the way tells who writes to an input, or of gradients
+        if forward and not self.is_spoilt(error.where):
+            node = first_wrong.first_differing_node(self.before, self.link, self.spec, error.where)
+            if node is not None:
+                error.op, error.spoilt = op_name(node), (node.name,)
         return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
 
     def in_words(self, where: str) -> str:

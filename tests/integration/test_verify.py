@@ -28,6 +28,7 @@ from minidbg.judge.undefined import UndefinedResults
 from minidbg.words.outcome import Direction, Kind
 from minidbg.wrapper import report_of, stats, wrap
 from minidbg.wrapper import verify as verify_module
+from minidbg.wrapper.first_wrong import MOST_TAPPED
 from minidbg.wrapper.verify import GRADIENTS_REFUSED
 
 pytestmark = pytest.mark.usefixtures("answers")
@@ -110,14 +111,13 @@ class WrongAtOneNode(fx.Interpreter):
 
 
 @pytest.mark.parametrize(
-    ("backend", "node", "most_parts"),
-    [(planted.wrong_relu, "x_11", 1), (lambda gm, inputs: WrongAtOneNode(gm).run, "x_41", 4)],
+    ("backend", "node"),
+    [(planted.wrong_relu, "x_11"), (lambda gm, inputs: WrongAtOneNode(gm).run, "x_41")],
     ids=["each time", "of its kind once"],
 )
-def test_the_first_differing_node_of_a_large_graph_is_found_in_parts_of_it(
-    backend: Any, node: str, most_parts: int
+def test_the_first_differing_node_of_a_large_graph_is_found_by_one_more_compile(
+    backend: Any, node: str
 ) -> None:
-    """A wrong op in the part with one call of each kind; a wrong node, whose kind is right elsewhere, by halves."""
     sizes: list[int] = []
 
     def counted(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
@@ -131,28 +131,26 @@ def test_the_first_differing_node_of_a_large_graph_is_found_in_parts_of_it(
 
     error = mismatch(function, GRID, backend=counted)
     assert error.spoilt == (node,)
-    assert sizes[0] == 60
-    assert len(sizes) <= 1 + most_parts
-    assert max(sizes[1:]) <= 30
+    assert sizes == [60, 60]
 
 
-@pytest.mark.slow
-def test_halves_are_asked_where_the_part_with_one_call_of_each_kind_fails_otherwise() -> None:
-    def without_small_graphs(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
-        calls = sum(node.op.startswith("call") for node in graph_module.graph.nodes)
-        if calls < 5:
-            raise RuntimeError("too small for this backend")
+def test_no_node_is_looked_for_in_a_graph_of_many_calls() -> None:
+    compiles: list[fx.GraphModule] = []
+
+    def counted(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+        compiles.append(graph_module)
         return planted.wrong_relu(graph_module, example_inputs)
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        for layer in range(60):
-            x = x.relu() if layer == 41 else x + 0.01
-        return x
+        for _ in range(MOST_TAPPED):
+            x = x + 0.01
+        return x.relu()
 
-    assert mismatch(function, GRID, backend=without_small_graphs).spoilt == ("x_41",)
+    assert mismatch(function, GRID, backend=counted).spoilt == ()
+    assert len(compiles) == 1
 
 
-def test_parts_are_not_asked_where_only_gradients_differ() -> None:
+def test_no_node_is_looked_for_where_only_gradients_differ() -> None:
     compiles: list[fx.GraphModule] = []
 
     def counted(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
@@ -162,73 +160,6 @@ def test_parts_are_not_asked_where_only_gradients_differ() -> None:
     error = mismatch(lambda x: x.sin() * 2, GRID.clone().requires_grad_(), backend=counted)
     assert error.where.startswith("gradient")
     assert len(compiles) == 1
-
-
-@pytest.mark.slow
-def test_a_node_that_goes_wrong_in_large_parts_alone_is_named_all_the_same() -> None:
-    """A part as small as those that are looked at last is compiled otherwise, and right."""
-
-    def wrong_in_company(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
-        calls = sum(node.op.startswith("call") for node in graph_module.graph.nodes)
-        return planted.wrong_relu(graph_module, example_inputs) if calls > 20 else graph_module.forward
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        for layer in range(60):
-            x = x.relu() if layer == 11 else x + 0.01
-        return x
-
-    error = mismatch(function, GRID, backend=wrong_in_company)
-    assert error.spoilt == ("x_11",)
-
-
-class WrongBackwardAtOneNode(fx.Interpreter):
-    def run_node(self, node: fx.Node) -> Any:
-        value = super().run_node(node)
-        return planted.doubles_gradient(value) if node.name == "input_12" else value
-
-
-def wrong_backward_at_one_node(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-    return WrongBackwardAtOneNode(graph_module).run
-
-
-def test_the_nodes_in_whose_backward_gradients_go_wrong_are_suspected(answers: Answers) -> None:
-    """Those between the last weight whose gradient is wrong and the first that has a right one."""
-    layers = [layer for _ in range(12) for layer in (nn.Linear(4, 4), nn.Tanh())]
-    error = mismatch(nn.Sequential(*layers), torch.randn(3, 4), backend=wrong_backward_at_one_node)
-    assert error.where.startswith("gradient")
-    assert error.spoilt == ("input_11", "input_12", "input_13")
-    assert "gradients go wrong between input_11 and input_13" in str(error)
-    [case] = answers.cases
-    assert case.provenance.suspects == ("input_11 input_12 input_13",)
-
-
-class WrongBackwardOfSoftsign(fx.Interpreter):
-    def run_node(self, node: fx.Node) -> Any:
-        value = super().run_node(node)
-        return planted.doubles_gradient(value) if node.target is nn.functional.softsign else value
-
-
-def wrong_backward_of_softsign(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-    return WrongBackwardOfSoftsign(graph_module).run
-
-
-@pytest.mark.slow
-def test_an_op_that_occurs_only_where_gradients_go_wrong_is_suspected_first(answers: Answers) -> None:
-    """With what takes its value; others of the kinds around it have right gradients."""
-    layers = [layer for _ in range(12) for layer in (nn.Linear(4, 4), nn.Tanh())]
-    layers[11:12] = [nn.Softsign(), nn.Tanh()]
-
-    error = mismatch(nn.Sequential(*layers), torch.randn(3, 4), backend=wrong_backward_of_softsign)
-    assert error.spoilt == ("input_11", "input_12", "input_13", "input_14")
-    [case] = answers.cases
-    assert case.provenance.suspects == ("input_12 input_13", "input_11 input_12 input_13 input_14")
-
-
-def test_no_node_is_suspected_where_all_gradients_are_wrong(answers: Answers) -> None:
-    x = GRID.clone().requires_grad_()
-    error = mismatch(lambda x: x.sin() * 2, x, backend=planted.wrong_gradient)
-    assert error.spoilt == ()
-    assert "gradients go" not in str(error)
 
 
 def test_a_failing_backward_is_found_by_the_first_call(answers: Answers) -> None:

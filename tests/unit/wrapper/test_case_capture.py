@@ -155,25 +155,6 @@ def test_equal_graphs_have_equal_digests() -> None:
     assert digest(failing(small_graph(), x)) != digest(failing(other, x))
 
 
-def spoilt(graph: fx.GraphModule, *names: str) -> Failure:
-    error = AccuracyError("", {"signature": {}, "where": "gradient of input 0", "category": "float"})
-    error.spoilt = names
-    return Failure(graph, (torch.ones(2),), Link("eager"), Kind.ACCURACY, error)
-
-
-def test_ops_that_have_right_gradients_elsewhere_are_suspected_last() -> None:
-    graph = fx.symbolic_trace(lambda x: torch.sin(torch.sin(torch.relu(torch.cos(x))).neg()))
-    names = [node.name for node in graph.graph.nodes if node.op.startswith("call")]
-    assert names == ["cos", "relu", "sin", "neg", "sin_1"]
-    # neg and relu occur nowhere else; the first sin takes what relu gives, and the last is not spoilt
-    found = case_of(spoilt(graph, "relu", "sin", "neg"), Settings()).provenance.suspects
-    assert found == ("relu sin neg",), "all of them are near a rare one"
-    found = case_of(spoilt(graph, "cos", "sin", "neg"), Settings()).provenance.suspects
-    assert found == ("cos neg", "cos sin neg")
-    found = case_of(spoilt(graph, "sin"), Settings()).provenance.suspects
-    assert found == ("sin",), "none is rare"
-
-
 @pytest.mark.parametrize(
     ("where", "place"),
     [

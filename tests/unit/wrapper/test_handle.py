@@ -107,7 +107,9 @@ def failure(error: Exception | None = None, kind: Kind = Kind.COMPILE, **more: A
 
 
 def wrong_value(op: str) -> AccuracyError:
-    return AccuracyError("wrong", {"signature": {}, "where": "output 0", "category": "float"}, op)
+    error = AccuracyError("wrong", {"signature": {}, "where": "output 0", "category": "float"})
+    error.op = op
+    return error
 
 
 def test_wrong_results_of_another_backend_or_op_are_another_bug() -> None:
