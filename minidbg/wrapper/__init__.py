@@ -1,6 +1,6 @@
 """Wrapping a backend: transparent until it fails, then a captured case, a report, and the user's own exception."""
 
-from minidbg.wrapper.graph_stats import Stats, stats
+from minidbg.wrapper.process import Stats, stats
 from minidbg.wrapper.reports import Report, report_of
 from minidbg.wrapper.wrapper import EntryPoint, WrappedBackend, entry_point, wrap, wrap_compiler
 

@@ -23,8 +23,7 @@ from minidbg.words.run_spec import RunSpec
 from minidbg.wrapper.capture import index_of_input
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.rollback import tensors_in
-from minidbg.wrapper.verify_refusals import bytes_of_example, free_bytes
-from minidbg.wrapper.verify_runs import Before, compared, run_compiled_anew
+from minidbg.wrapper.verify_runs import Before, bytes_of_example, compared, free_bytes, run_compiled_anew
 
 log = logging.getLogger("minidbg")
 MOST_TAPPED = 500

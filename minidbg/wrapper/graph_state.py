@@ -35,7 +35,7 @@ from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.process import PROCESS
 from minidbg.wrapper.reports import Report, add_line, own_report, set_report
 from minidbg.wrapper.rollback import NOTHING, Kept, capturing_device_graph, keep, tensors_in
-from minidbg.wrapper.verify_refusals import declared_otherwise
+from minidbg.wrapper.verify_runs import declared_otherwise
 
 ABSENT_RANK = (
     "a collective of this graph waited in vain for another rank, which is no failure of the backend; "

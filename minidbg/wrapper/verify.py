@@ -36,8 +36,7 @@ from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.process import PROCESS, GraphFacts
 from minidbg.wrapper.rollback import Kept, tensors_in
-from minidbg.wrapper.verify_refusals import refusal
-from minidbg.wrapper.verify_runs import compared
+from minidbg.wrapper.verify_runs import compared, refusal
 
 log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"

@@ -31,8 +31,7 @@ from minidbg.words.errors import BadSetting, ConflictingOptions, UnknownBackend
 from minidbg.words.outcome import Direction, Kind
 from minidbg.words.settings import Reduce, Settings
 from minidbg.wrapper import Report, entry_point, report_of, wrap
-from minidbg.wrapper.graph_stats import stats
-from minidbg.wrapper.process import PROCESS
+from minidbg.wrapper.process import PROCESS, stats
 
 pytestmark = pytest.mark.usefixtures("answers")
 

@@ -25,7 +25,7 @@ from minidbg.source.module_text import write_module
 from minidbg.words.errors import CannotWrite
 from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Settings
-from minidbg.wrapper.verify_refusals import refusal
+from minidbg.wrapper.verify_runs import refusal
 
 
 @pytest.fixture

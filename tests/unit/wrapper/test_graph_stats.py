@@ -20,8 +20,7 @@ from minidbg.words.deadline import Deadline
 from minidbg.words.foreign import chain_of
 from minidbg.words.settings import Settings
 from minidbg.wrapper import Report, capture, flight, handle, stats, verify_runs
-from minidbg.wrapper.graph_stats import write_stats
-from minidbg.wrapper.process import PROCESS
+from minidbg.wrapper.process import PROCESS, write_stats
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from minidbg.words.settings import Settings
-from minidbg.wrapper.verify_refusals import bytes_of_a_run, declared_otherwise, free_bytes, refusal
+from minidbg.wrapper.verify_runs import bytes_of_a_run, declared_otherwise, free_bytes, refusal
 
 
 def graph_of(*targets: Callable[..., Any], values: Any = None) -> fx.GraphModule:
