@@ -99,7 +99,7 @@ def story_of(path: Path) -> Story:
     parts = read_parts(text, header)
     home = repro.folder_of(path)
     done = done_of(path, header, home)
-    capture = capture_of(path, header, done, home)
+    capture = capture_of(path, done, home)
     header = replace(header, provenance=with_statistics(header.provenance, done))
     return Story(
         path=path,
@@ -134,29 +134,12 @@ def count_inputs(model: str) -> int:
 # --- what lies around it ---
 
 
-def capture_of(path: Path, header: Header, done: Path | None, home: Path) -> Path | None:
-    """The capture that ``path`` was reduced from: the one that ``done`` is about, else the one of the same failure."""
-    folder = captures_in(home)
-    if path.absolute().parent == folder:
+def capture_of(path: Path, done: Path | None, home: Path) -> Path | None:
+    """The capture that ``path`` was reduced from: the one that ``done`` is about."""
+    if path.absolute().parent == captures_in(home):
         return path
-    if done is not None and is_file(folder / f"{done.parent.name}.py"):
-        return folder / f"{done.parent.name}.py"
-    return next((found for found in glob(folder, "*.py") if is_capture_of(found, header)), None)
-
-
-def is_capture_of(candidate: Path, header: Header) -> bool:
-    """Whether the script at ``candidate`` shows the failure of ``header``, in as large a graph as its story tells."""
-    try:
-        other = repro.read_header(candidate)
-    except UnreadableRepro:
-        return False
-    story, told = header.provenance, other.provenance
-    return (
-        (other.nodes, told.captured_from) == (story.nodes, story.captured_from or told.captured_from)
-        and other.spec.expected.kind is header.spec.expected.kind
-        and other.spec.backend.name == header.spec.backend.name
-        and (header.spec.signature is None or header.spec.signature.matches(other.spec.signature))
-    )
+    capture = captures_in(home) / f"{done.parent.name}.py" if done is not None else None
+    return capture if capture is not None and is_file(capture) else None
 
 
 def captures_in(home: Path) -> Path:
