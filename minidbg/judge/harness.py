@@ -186,8 +186,7 @@ def noting_passthrough(compiler: Any, notes: list[str]) -> Any:
     def call_backend_and_look(graph_module: Any, *args: Any, **kwargs: Any) -> Any:
         before = graph_texts(graph_module)
         compiled_fn = called(graph_module, *args, **kwargs)
-        given_back = getattr(compiled_fn, "__self__", compiled_fn)
-        if given_back is graph_module and graph_texts(graph_module) == before:
+        if is_handed_back(compiled_fn, graph_module, before):
             notes.append(HANDED_BACK)
         return compiled_fn
 
@@ -231,6 +230,11 @@ def compiles_one_op(compiler: Any, spec: RunSpec, inputs: tuple[Any, ...]) -> bo
             except BaseException:  # noqa: BLE001 - a bug in it, which says nothing of whether others are compiled
                 continue
     return taken > len(handed_back)
+
+
+def is_handed_back(compiled_fn: Any, given: Any, before: list[str]) -> bool:
+    """Whether a backend gave the graph back with the texts of ``before``: eager runs it, which is no success of the backend."""
+    return getattr(compiled_fn, "__self__", compiled_fn) is given and graph_texts(given) == before
 
 
 def graph_texts(graph_module: Any) -> list[str]:

@@ -22,6 +22,7 @@ from minidbg.fx.context import current_context
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.mutation import mutated_placeholders, written_attributes
 from minidbg.fx.ranks import is_waiting_in_vain, talks_to_others
+from minidbg.judge.harness import graph_texts, is_handed_back
 from minidbg.repro.flights import Step
 from minidbg.torch_internals import devices
 from minidbg.words.foreign import is_of_a_signal_handler
@@ -105,7 +106,8 @@ class GraphState:
                 self.warn(failure, report)
                 gm = copy_graph_module(self.untouched)
             else:
-                if self.level is Level.DYNAMO and verify.is_handed_back(self.untouched, gm, compiled_fn):
+                before = graph_texts(self.untouched)
+                if self.level is Level.DYNAMO and is_handed_back(compiled_fn, gm, before):
                     self.facts.handed_back = f"{link.name} gave it back unchanged, so eager runs it"
                 return self.called_as(compiled_fn)
         return self.called_as_eager()
@@ -245,7 +247,8 @@ class GraphState:
 
     def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
         self.good_calls += 1
-        self.settled = verify.is_settled(self.good_calls, self.settings.verify)
+        most = verify.calls_compared(self.settings.verify)
+        self.settled = most is not None and self.good_calls >= max(1, most)
 
     def after_wrong_results(
         self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept

@@ -20,7 +20,7 @@ from minidbg import torch_internals
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.judge.compare import Comparison, Difference
 from minidbg.judge.ensemble import OTHER_SEED, left_by
-from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
+from minidbg.judge.harness import gradient_sources, gradients_of
 from minidbg.judge.randomness import Derandomized, feed_recorded, may_draw
 from minidbg.judge.snapshot import CannotCompare
 from minidbg.source.names import readable
@@ -29,7 +29,7 @@ from minidbg.words.errors import AccuracyError
 from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.words.kinds import Kind
 from minidbg.words.outcome import Direction
-from minidbg.words.run_spec import BackendRef, CompiledFn, RunSpec
+from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.words.settings import Settings, Verify
 from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
@@ -54,21 +54,6 @@ def calls_compared(verify: Verify | int) -> int | None:
     if isinstance(verify, Verify):
         return {Verify.FIRST: 1, Verify.ALWAYS: None, Verify.NEVER: 0}[verify]
     return verify
-
-
-def is_settled(good_calls: int, verify: Verify | int = Verify.FIRST) -> bool:
-    """Whether a graph that ran well ``good_calls`` times is called without any care from now on.
-
-    When calls are compared, a graph settles after ``calls_compared`` of them.
-    """
-    most = calls_compared(verify)
-    return most is not None and good_calls >= max(1, most)
-
-
-def is_handed_back(untouched: fx.GraphModule, given: fx.GraphModule, compiled_fn: CompiledFn) -> bool:
-    """Whether a backend gave the graph back as it was: eager runs it, which is no success of the backend."""
-    returned = getattr(compiled_fn, "__self__", compiled_fn)
-    return returned is given and graph_texts(given) == graph_texts(untouched)
 
 
 @dataclass(slots=True)
