@@ -26,13 +26,6 @@ def test_a_story_has_its_capture_and_history(repro: Path) -> None:
     assert [str(state.verdict) for state in story.past.states] == ["gone"]
 
 
-def test_the_capture_is_found_by_its_failure_where_no_result_is_left(repro: Path) -> None:
-    (done,) = repro.parent.glob(".minidbg/reductions/*/done.json")
-    done.unlink()
-    story = story_of(repro)
-    assert story.capture.name == "compile_relu_bbbbbb.py"
-
-
 def test_a_repro_alone_in_a_folder_is_told_all_the_same(repro: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone" / "sent_to_me.py"
     alone.parent.mkdir()
