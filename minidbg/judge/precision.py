@@ -174,7 +174,9 @@ class RoundingNoise(PerturbedEager):
                     arg.clone() if "batch_norm" in name and isinstance(arg, torch.Tensor) else arg
                     for arg in args
                 ]
-                shaken[TERMS[name]] = self.shaken(terms, terms_of_each(name, args, one))
+                is_relative = name in OF_EXPONENTIALS and not terms.is_complex()
+                base = terms.amax(args[1], keepdim=True) if is_relative else torch.zeros_like(terms)
+                shaken[TERMS[name]] = self.shaken(terms, base, terms_of_each(name, args, one))
                 again = func(*shaken, **kwargs)
                 one.copy_(again[index] if isinstance(again, (tuple, list)) else again)
             numbers_of(one).copy_(self.rounded(numbers_of(one), is_exact=is_exact))
@@ -190,11 +192,14 @@ class RoundingNoise(PerturbedEager):
         moved = torch.where(moves, old + (by * sign).to(tensor.device, whole), old).view(tensor.dtype)
         return torch.where(moved.isfinite() & (moved.sign() == tensor.sign()), moved, tensor)
 
-    def shaken(self, terms: torch.Tensor, number: float) -> torch.Tensor:
-        """``terms``, each off by what adding ``number`` of them leaves to each, on average."""
+    def shaken(self, terms: torch.Tensor, base: torch.Tensor, number: float) -> torch.Tensor:
+        """``terms``, each off by what adding ``number`` of them, less ``base``, leaves to each, on average."""
         up = torch.randint(2, terms.shape, generator=self.generator).to(terms.device, terms.real.dtype)
         eps = torch.finfo(terms.dtype).eps if terms.dtype in WIDE else torch.finfo(torch.float32).eps
-        return terms + terms * (2 * up - 1) * (eps * math.sqrt(number))
+        moved = base + (terms - base) * (1 + (2 * up - 1) * (eps * math.sqrt(number)))
+        return torch.where(
+            moved.isfinite(), moved, terms
+        )  # a mask holds infinities, or the least of all numbers
 
 
 def terms_of_each(name: str, args: Any, result: torch.Tensor) -> float:
@@ -237,6 +242,8 @@ TERMS = {
     **{name: 1 if name.startswith(("add", "badd")) else 0 for name in MULTIPLIED},
 }
 """Ops that add, and the argument that has the terms."""
+OF_EXPONENTIALS = ("softmax", "log_softmax", "logsumexp", "logcumsumexp")
+"""Those that add powers of what their terms are less than the largest."""
 LAST_BITS = {
     torch.float64: (torch.int64, 8),
     torch.float32: (torch.int32, 8),

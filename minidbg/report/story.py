@@ -15,7 +15,7 @@ from minidbg.report.stages import StageReport, stages_of
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.loading import Parts, read_parts
-from minidbg.words.errors import MinidbgError, UnreadableRepro
+from minidbg.words.errors import MinidbgError
 from minidbg.words.files import LOG_LIMIT_BYTES, glob, is_file, read_regular
 from minidbg.words.json_lines import last_json
 from minidbg.words.run_spec import Provenance

@@ -221,6 +221,20 @@ wrong("6a.2", "mask of -65504 on a half of scores, float16", attention_scores,
       output(not_lowest(plus(0.5))))  # fmt: skip
 wrong("6a.2", "mask of -inf, the others off by 3", lambda x, m: x.masked_fill(m > 0, -math.inf),
       lambda: (r(64, 64), mask(64, 64)), output(plus(3.0)))  # fmt: skip
+for least, words in ((-math.inf, "-inf"), (torch.finfo(torch.float32).min, "finfo.min")):
+    wrong("6a.2", f"probabilities beside a mask of {words}, one off by a hundredth",
+          lambda x, m, least=least: x.masked_fill(m > 0, least).softmax(-1),
+          lambda: (r(16, 64), mask(16, 64).index_fill(0, torch.tensor(3), 1) * (torch.arange(64) > 0)),
+          output(only(nearest_size(0.05), times(1.01))))  # fmt: skip
+    wrong("6a.2", f"logsumexp beside a mask of {words}, one off by a hundredth",
+          lambda x, m, least=least: x.masked_fill(m > 0, least).logsumexp(-1),
+          lambda: (r(16, 64), mask(16, 64)), output(at(3, times(1.01))))  # fmt: skip
+    wrong("6a.2", f"gradients of scores beside a mask of {words}, a row negated",
+          lambda x, m, least=least: (x.masked_fill(m > 0, least).log_softmax(-1) * (1 - m)).nan_to_num().sum(),
+          lambda: (trained(r(16, 64)), mask(16, 64)), gradient(at(3, times(-1.0))))  # fmt: skip
+wrong("6a.2", "probabilities of a row that is masked by finfo.min as a whole, one doubled",
+      lambda x, m: x.masked_fill(m > 0, torch.finfo(x.dtype).min).softmax(-1),
+      lambda: (r(16, 64), torch.ones(16, 64)), output(at((3, 5), times(2.0))))  # fmt: skip
 wrong("6a.2", "one row of 1e6 in a table, the others halved", lambda x: x * 1.1 + 0.3,
       lambda: (with_large(r(64, 16), 0, 1e6),), output(only(small(1e3), times(0.5))),
       on=lambda: (r(64, 16),))  # fmt: skip
