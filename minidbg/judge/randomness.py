@@ -10,11 +10,12 @@ drawing calls alone (``draws_alone``), since each call's numbers depend on the g
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
@@ -24,8 +25,6 @@ from minidbg.fx.copying import clone_values, copy_graph_module
 from minidbg.fx.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name
 from minidbg.fx.mutation import written_arguments
 from minidbg.fx.nested import branches
-from minidbg.judge import draw_edits as edits
-from minidbg.judge.draw_edits import DrawingCall, Drawn, Edit, argument_of, inputs_of
 from minidbg.torch_internals.devices import devices_of, generator_states, generators_put_back
 
 DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"})
@@ -35,8 +34,6 @@ ATTENTION = "scaled_dot_product_attention"
 """Gets its mask as an argument of the op behind it."""
 ALIGNED = 8
 """Fused kernels of attention take widths that are multiples of it."""
-
-DROPOUT_MODULES = frozenset({"Dropout", "Dropout1d", "Dropout2d", "Dropout3d"})
 
 SWITCHES = {
     "multi_head_attention_forward": ("dropout_p", 10, 0.0),
@@ -56,6 +53,33 @@ WRAPPERS = frozenset(
     {"wrap", "tag_activation_checkpoint", "invoke_subgraph", "wrap_with_set_grad_enabled", "strict_mode"}
 )
 """Higher-order ops that run their one graph once, on their last arguments."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawingCall:
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    value: Any
+    call: DrawingCall | None
+    """Gives such a value, from other numbers; None where several calls do."""
+    part: int | None = None
+    """Which of the call's results it is."""
+    read: Callable[[Any], Any] = lambda result: result
+    """The value, from what the call gives."""
+
+    def as_read(self, read: Callable[[Any], Any]) -> Drawn:
+        return replace(self, value=read(self.value), read=read)
+
+
+NewInput: TypeAlias = Callable[[Drawn], fx.Node]
+Edit: TypeAlias = Callable[[fx.GraphModule, fx.Node, NewInput], None]
+"""Takes the drawing out of a node; a value that it needs becomes an input by ``new_input(drawn)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,32 +261,32 @@ class _Recorder(fx.Interpreter):
         drawn = result if isinstance(result, tuple) else (result,)
         if any(isinstance(one, Tensor) and torch_internals.is_wrapped(one) for one in drawn):
             return None  # of a level of vmap: outside of it there is no such value
-        name = op_name(node) if node.op != "call_module" else type(self.fetch_attr(str(node.target))).__name__
+        name = op_name(node)
         plain = name.rstrip("_")
-        if plain in DROPOUTS or name in DROPOUT_MODULES:
+        if plain in DROPOUTS:
             ones = torch.ones_like(args[0])
             kwargs = {key: value for key, value in kwargs.items() if key not in ("inplace", "input")}
             in_place = name.endswith("_") or argument_of(node, "inplace", 3, False) is True
-            return partial(edits.multiply_by_mask, self.again(node, (ones, *args[1:3]), kwargs), in_place)
+            return partial(multiply_by_mask, self.again(node, (ones, *args[1:3]), kwargs), in_place)
         if plain == ATTENTION:
             mask = attention_mask(*args, result=result, **kwargs)
-            return partial(edits.give_mask, mask, result.dtype, torch.is_autocast_enabled(result.device.type))
+            return partial(give_mask, mask, result.dtype, torch.is_autocast_enabled(result.device.type))
         if name == "gumbel_softmax" and not argument_of(node, "hard", 2, False):
             tau, dim = argument_of(node, "tau", 1, 1), argument_of(node, "dim", 4, -1)
             logits = args[0].clone()
             soft = self.again(node, (logits, *args[1:]), kwargs)
-            return partial(edits.add_noise, soft.as_read(lambda y: tau * y.log() - logits), tau, dim)
+            return partial(add_noise, soft.as_read(lambda y: tau * y.log() - logits), tau, dim)
         if name == "rrelu" and argument_of(node, "inplace", 4, False) is False:
             signs = torch.where(args[0] > 0, 1, -1).to(args[0])  # as many numbers are drawn for them
             mask = self.again(node, (signs, *args[1:]), kwargs).as_read(lambda slopes: slopes / signs)
-            return partial(edits.multiply_by_mask, mask, False)
+            return partial(multiply_by_mask, mask, False)
         if plain in SWITCHES or plain in RECURRENT:
             self.switched_off.append(node.name)
         if plain in SWITCHES:
-            return partial(edits.set_argument, *SWITCHES[plain])
+            return partial(set_argument, *SWITCHES[plain])
         if plain in RECURRENT:
-            index = edits.dropout_index(node)
-            return None if index is None else partial(edits.set_argument, "dropout", index, 0.0)
+            index = dropout_index(node)
+            return None if index is None else partial(set_argument, "dropout", index, 0.0)
         if name in WRAPPERS and len(branches(node)) == 1:
             return self._inside(node, args)
         if any(nested_graphs(node)):
@@ -271,12 +295,12 @@ class _Recorder(fx.Interpreter):
         if not name.endswith("_") and self.has_gradients(node, args, kwargs):
             self.cut.append(node.name)
         if name.endswith("_") and isinstance(result, Tensor):
-            return partial(edits.overwrite, Drawn(result.clone(), call))
+            return partial(overwrite, Drawn(result.clone(), call))
         if isinstance(result, Tensor):
-            return partial(edits.replace_value, Drawn(result.clone(), call))
-        if isinstance(result, tuple) and all(map(edits.takes_a_part, node.users)):
+            return partial(replace_value, Drawn(result.clone(), call))
+        if isinstance(result, tuple) and all(map(takes_a_part, node.users)):
             parts = enumerate(clone_values(result))
-            return partial(edits.replace_parts, [Drawn(value, call, part) for part, value in parts])
+            return partial(replace_parts, [Drawn(value, call, part) for part, value in parts])
         return None
 
     def again(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawn:
@@ -309,13 +333,13 @@ class _Recorder(fx.Interpreter):
     def _inside(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
         """The edit that feeds the graph which ``node`` runs: more operands for it, and more inputs of this graph."""
         [(path, branch)] = branches(node)
-        first = len(args) - len(inputs_of(branch))
+        first = len(args) - len(branch.graph.find_nodes(op="placeholder"))
         fed = feed_recorded(branch, args[first:])
         self.left += [f"{node.name}.{name}" for name in fed.left]
         self.switched_off += [f"{node.name}.{name}" for name in fed.switched_off]
         self.cut += [f"{node.name}.{name}" for name in fed.cut]
         index = next(at for at, value in enumerate(node.args) if getattr(value, "target", None) == path)
-        return partial(edits.put_inside, index, fed.graph_module, fed.drawn) if fed.fed else None
+        return partial(put_inside, index, fed.graph_module, fed.drawn) if fed.fed else None
 
 
 def attention_mask(query: Tensor, key: Tensor, *others: Any, result: Tensor, **named: Any) -> Drawn:
@@ -348,3 +372,125 @@ def attention_that_shows_its_mask(
     arguments = (query, key, value, attn_mask, probability)
     call = DrawingCall("call_function", torch.nn.functional.scaled_dot_product_attention, arguments, {})
     return call, None, lambda shown: (shown[..., :keys] != 0).to(mask.dtype) / (1 - probability)
+
+
+# ---- edits that take a draw out of a graph; each keeps the names of the nodes, and what autograd sees
+
+
+def give_mask(
+    mask: Drawn,
+    dtype: torch.dtype,
+    autocast: bool,
+    gm: fx.GraphModule,
+    node: fx.Node,
+    new_input: NewInput,
+) -> None:
+    """Weights without dropout, times the mask, times the values; the result is of ``dtype``.
+
+    The weights have the dtype of the mask, and ``autocast`` does not reach inside: it has cast the arguments.
+    """
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    defaults = {"attn_mask": None, "is_causal": False}
+    given = [argument_of(node, name, index, defaults.get(name)) for index, name in enumerate(names)]
+    rest = {name: node.kwargs[name] for name in ("scale", "enable_gqa") if node.kwargs.get(name)}
+    call, method, inside = gm.graph.call_function, gm.graph.call_method, mask.value.dtype
+    given[4] = 0.0
+    with gm.graph.inserting_before(node):
+        for index, value in enumerate(given[:4]):
+            if not isinstance(value, fx.Node):
+                continue
+            if getattr(value.meta.get("example_value"), "dtype", None) is torch.bool:  # those that count
+                value = call(torch.where, (value, 0.0, -math.inf))
+            given[index] = method("to", (method("to", (value, dtype)), inside))
+        values = given[2]
+        enter, leave = torch_internals.autocast_functions()
+        block = call(enter, (mask.value.device.type, None, False, None)) if autocast else None
+        pair = call(torch_internals.attention_with_weights(), tuple(given), rest)
+        weights = call(torch.mul, (call(operator.getitem, (pair, 1)), new_input(mask)))
+        if "enable_gqa" in rest:
+            heads, groups = (call(torch.Tensor.size, (one, -3)) for one in given[:2])
+            share = call(operator.floordiv, (heads, groups))
+            values = call(torch.repeat_interleave, (values, share, -3))
+        result = call(torch.matmul, (weights, values))
+        if block is not None:
+            call(leave, (block,))
+    become(node, "call_method", "to", (result, dtype))
+
+
+def multiply_by_mask(
+    mask: Drawn, in_place: bool, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
+) -> None:
+    given = (node.args[0], new_input(mask))
+    become(node, "call_method" if in_place else "call_function", "mul_" if in_place else torch.mul, given)
+
+
+def add_noise(
+    noise: Drawn, tau: Any, dim: Any, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
+) -> None:
+    """The softmax that ``gumbel_softmax`` is, of what it is given and the noise."""
+    with gm.graph.inserting_before(node):
+        noisy = gm.graph.call_function(torch.add, (argument_of(node, "logits", 0), new_input(noise)))
+        scaled = gm.graph.call_function(torch.div, (noisy, tau))
+    become(node, "call_function", torch.softmax, (scaled, dim))
+
+
+def replace_value(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+    become(node, "call_method", "clone", (new_input(value),))  # the graph may write to it
+
+
+def replace_parts(values: Sequence[Drawn], gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+    for part in list(node.users):
+        replace_value(values[part.args[1]], gm, part, new_input)  # type: ignore[index] # getitem of an int
+    gm.graph.erase_node(node)
+
+
+def overwrite(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+    become(node, "call_method", "copy_", (node.args[0], new_input(value)))
+
+
+def set_argument(
+    keyword: str, index: int, value: Any, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
+) -> None:
+    if index < len(node.args):
+        node.update_arg(index, value)
+    else:
+        node.update_kwarg(keyword, value)
+
+
+def put_inside(
+    index: int,
+    branch: fx.GraphModule,
+    values: Sequence[Drawn],
+    gm: fx.GraphModule,
+    node: fx.Node,
+    new_input: NewInput,
+) -> None:
+    """Let ``node`` run this graph, under a name of its own, since other nodes may run the old one."""
+    old: Any = node.args[index]
+    name = f"{str(old.target).replace('.', '_')}_fed_{node.name}"
+    setattr(gm, name, branch)
+    with gm.graph.inserting_before(node):
+        node.update_arg(index, gm.graph.get_attr(name))
+    if not old.users:
+        gm.graph.erase_node(old)
+    if op_name(node) == "invoke_subgraph":
+        node.update_arg(1, f"{node.args[1]}_{name}")  # what is compiled is kept by this identifier
+    node.args = (*node.args, *map(new_input, values))
+
+
+def become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:
+    node.op, node.target, node.args, node.kwargs = op, target, args, {}
+
+
+def takes_a_part(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[1], int)
+
+
+def dropout_index(node: fx.Node) -> int | None:
+    lists = [index for index, value in enumerate(node.args) if isinstance(value, list | tuple)]
+    index = lists[-1] + 3 if lists else len(node.args)
+    return index if index + 1 < len(node.args) else None
+
+
+def argument_of(node: fx.Node, keyword: str, index: int, default: Any = None) -> Any:
+    return node.kwargs[keyword] if keyword in node.kwargs else (*node.args, *[default] * (index + 1))[index]
