@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ UNKNOWN = object()
 """Stands for a value that has to be computed."""
 
 
-class Recording:
+class Recording(Runs):
     """The values of ``graph_module`` run on ``inputs``, in the grad mode of the moment this is made.
 
     ``inputs`` are one for each placeholder, and are only read. Random ops give the same values each time.
@@ -50,31 +51,23 @@ class Recording:
         same_values: bool = False,
         around: ModeContext = nullcontext,
     ) -> None:
-        self.graph_module = graph_module
-        self.inputs = tuple(inputs)
-        self.nodes: list[fx.Node] = list(graph_module.graph.nodes)
-        self.index = {node: position for position, node in enumerate(self.nodes)}
-        self.placeholders = graph_module.graph.find_nodes(op="placeholder")
-        self.input_of = dict(zip(self.placeholders, self.inputs, strict=True))
         harmless = {node.name for node in parent.nodes if node not in parent.writing} if parent else set()
-        self.writing: dict[fx.Node, list[fx.Node]] = {
+        writing: dict[fx.Node, list[fx.Node]] = {
             node: targets
-            for node in self.nodes
+            for node in graph_module.graph.nodes
             if is_call(node)
             and node.name not in harmless
             and (targets := list(dict.fromkeys(written_arguments(graph_module, node))))
         }
-        """Nodes that may write to values that they did not make, with the nodes of those values."""
-        self._around: ModeContext = parent._around if parent else around
-        with self._around():
-            self.grad: bool = parent.grad if parent else torch.is_grad_enabled()
-        """Grad mode before the first node."""
+        around = parent.around if parent else around
+        with around():
+            grad = parent.grad if parent else torch.is_grad_enabled()
+        super().__init__(graph_module, tuple(inputs), writing, around, grad=grad)
+        self.input_of = dict(zip(self.placeholders, self.inputs, strict=True))
         self.mode_changes = frozenset(node for node in self.nodes if mode_of(node) is not Mode.NONE)
-        self._runs = Runs(graph_module, self.inputs, self.writing, self._around, grad=self.grad)
         self._in_use: dict[NodeAt, weakref.ref[Tensor]] = {}
-        self._value_facts_done: ValueFacts | None = None
-        if parent is not None and same_values:
-            self._value_facts_done = self._inherited(parent)
+        if parent and same_values and (inherited := self._inherited(parent)):
+            self._value_facts = inherited
 
     # --- what is known about the nodes ---
 
@@ -157,7 +150,7 @@ class Recording:
         first = self.index[node] + 1
         if not self.writing:
             return first, node
-        return max(first, min(position, self._runs.last_use[node])), node
+        return max(first, min(position, self.last_use[node])), node
 
     def _known(self, moment: NodeAt) -> Any:
         """The value where no run is needed: an input that nothing can have written to, or a value still in use."""
@@ -179,19 +172,14 @@ class Recording:
             for node in by_position.get(position, ()):
                 held[(position, node)] = env[node]
 
-        self._runs.run(stop, hold, held)
+        self.run(stop, hold, held)
         found = {moment: standing_alone(value) for moment, value in held.items()}
         tensors = ((moment, value) for moment, value in found.items() if isinstance(value, Tensor))
         self._in_use |= {moment: weakref.ref(value) for moment, value in tensors}
         return found
 
-    @property
+    @cached_property
     def _value_facts(self) -> ValueFacts:
-        if self._value_facts_done is None:
-            self._value_facts_done = self._gather_value_facts()
-        return self._value_facts_done
-
-    def _gather_value_facts(self) -> ValueFacts:
         gathered = ValueFacts()
         storages = StorageSerials()
 
@@ -209,7 +197,7 @@ class Recording:
                 gathered.writes.setdefault(serial, []).append(position)
 
         try:
-            self._runs.run(len(self.nodes) - 1, look, {}, wrote)
+            self.run(len(self.nodes) - 1, look, {}, wrote)
         except EagerFailure as failure:
             gathered.failure = failure
         return gathered

@@ -116,8 +116,8 @@ ModeContext: TypeAlias = Callable[[], AbstractContextManager[Any]]
 class Runs:
     """Runs of ``graph_module`` on ``inputs``, each with the same random values.
 
-    ``writing`` are the nodes that may write to values that they did not make, with the nodes of those values. ``random_states``
-    and ``grad`` hold before the first node, inside the block that ``around`` makes.
+    ``writing`` are the nodes that may write to values that they did not make, with the nodes of those values. The random states of
+    the moment and ``grad`` hold before the first node, inside the block that ``around`` makes.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class Runs:
             node: max((self.index[user] for user in node.users), default=self.index[node])
             for node in self.nodes
         }
-        self._around = around
-        self._grad = grad
+        self.around = around
+        self.grad = grad
         self._random_states = generator_states(inputs)
         self._dying: dict[int, list[fx.Node]] = {}
         """The nodes that a position uses last."""
@@ -226,8 +226,8 @@ class Runs:
         for device, state in self._random_states:
             set_generator_state(device, state)
         try:
-            with self._around(), torch_internals.thread_state_kept():
-                torch.set_grad_enabled(self._grad)
+            with self.around(), torch_internals.thread_state_kept():
+                torch.set_grad_enabled(self.grad)
                 try:
                     yield
                 finally:
