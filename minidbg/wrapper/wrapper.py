@@ -16,6 +16,7 @@ from typing import Any, Unpack, get_type_hints
 from torch import fx
 
 from minidbg import backends, torch_internals
+from minidbg.judge.randomness import may_draw
 from minidbg.words import environment, settings
 from minidbg.words.errors import BadSetting, UnknownBackend, nearest
 from minidbg.words.run_spec import CompiledFn, CompilerFn, Level
@@ -23,6 +24,7 @@ from minidbg.words.settings import CompilerSettings, Settings, WrapSettings
 from minidbg.wrapper.chain import Backend, Link, backend_hash, merged, name_of, same_backend
 from minidbg.wrapper.graph_state import DynamoGraph, GraphState, state_of
 from minidbg.wrapper.reports import Report, add_line, own_report, set_report
+from minidbg.wrapper.verify import NUMBERS_OF_BACKWARD
 
 log = logging.getLogger("minidbg")
 OWN_NAME = "minidbg"
@@ -339,7 +341,8 @@ def wrap_compiler(compiler: CompilerFn, **given: Unpack[CompilerSettings]) -> An
     """``compiler``, for ``aot_autograd(fw_compiler=, bw_compiler=, inference_compiler=)``.
 
     When it fails on a graph, or what it compiled does, a verified minimal repro is left in ``repro_dir``: an ATen
-    graph and a call of the compiler. The settings are those of ``minidbg.wrap``. Raises BadSetting.
+    graph and a call of the compiler. Forward and backward are each compared with AOTAutograd's own graph, never the gradients
+    with those of the program: ``minidbg.wrap`` does that. The settings are those of ``minidbg.wrap``. Raises BadSetting.
     """
     if isinstance(compiler, str) or not callable(compiler):
         raise BadSetting(
@@ -368,6 +371,13 @@ class AtenGraph(GraphState):
         self.stored = stored
         self.part = torch_internals.aot_graph_part()
         self.origin = (f"{f'the {self.part}' if self.part else 'a'} graph that AOTAutograd made",)
+
+    def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
+        super().went_well(result, args)
+        if self.part == "backward" and self.facts.verified and may_draw(self.untouched):
+            self.facts.leave_out(
+                NUMBERS_OF_BACKWARD
+            )  # AOTAutograd's graph is the reference, and draws as well
 
     def is_put_off(self) -> bool:
         """Whether AOTAutograd swallows a failure now: of a backward that may never be needed, compiled ahead of time."""

@@ -11,6 +11,7 @@ from typing import Any
 import planted_compilers as planted
 import pytest
 import torch
+from functorch.compile import min_cut_rematerialization_partition
 from support.new_process import Answers, as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
@@ -19,7 +20,8 @@ from minidbg.fx.case import Case
 from minidbg.words.errors import AccuracyError, BadSetting
 from minidbg.words.outcome import Kind, Verdict
 from minidbg.words.run_spec import CallPath, Level, RunSpec
-from minidbg.wrapper import Report, report_of, wrap, wrap_compiler
+from minidbg.wrapper import Report, report_of, stats, wrap, wrap_compiler
+from minidbg.wrapper.verify import NUMBERS_OF_BACKWARD
 
 
 def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -178,6 +180,23 @@ def test_wrong_values_are_an_accuracy_error_at_the_first_call(answers: Answers) 
     (case,) = answers.cases
     assert (case.kind, case.spec.level) == (Kind.ACCURACY, Level.ATEN)
     assert "minidbg: report 1" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("budget", [0.0, 1.0])
+def test_a_backward_that_draws_is_said_to_be_judged_by_itself(budget: float) -> None:
+    """With no budget for activations the dropout is drawn again: what was dropped gets a gradient, and ``wrap`` alone sees that."""
+    dropped = functools.partial(torch.dropout, p=0.5, train=True)
+    backend = aot_autograd(
+        fw_compiler=wrap_compiler(planted.works_boxed), partition_fn=min_cut_rematerialization_partition
+    )
+    x = torch.randn(8, 8, requires_grad=True)
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        result = torch.compile(lambda x: dropped(x.exp()) * 3, backend=backend)(x)
+        result.sum().backward()
+    draws_again = bool(x.grad[result == 0].any())
+    assert draws_again == (budget == 0.0)
+    assert stats().verified == 2
+    assert stats().left_out == ({NUMBERS_OF_BACKWARD: 1} if draws_again else {})
 
 
 def test_the_layout_of_saved_activations_is_the_compilers_own(answers: Answers) -> None:
