@@ -363,18 +363,28 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def plain_modes() -> Iterator[None]:
-    """torch as it is when a script begins, for what is made before a run: no mode, float32, the seed."""
+def without_modes() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        # a mode, under which dynamo writes other graphs: only where one is on
         if str(torch.get_default_device()) != "cpu":
             stack.enter_context(torch.device("cpu"))
         stack.enter_context(without_autocast())
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        torch.set_default_dtype(torch.float32)
-        torch.manual_seed(SEED)
         yield
+
+
+@contextlib.contextmanager
+def plain_modes() -> Iterator[None]:
+    """torch as it is when a script begins, for what is made before a run: no mode, float32, the seed."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with without_modes():
+            torch.manual_seed(SEED)
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ import torch
 
 from minidbg import asking, repro, torch_internals, workers
 from minidbg.fx.case import Case
-from minidbg.fx.context import default_device
+from minidbg.judge.harness import without_modes
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.words import environment
@@ -105,17 +105,6 @@ def handling(values: Sequence[Any]) -> Iterator[None]:
         HANDLING.reset(token)
 
 
-@contextlib.contextmanager
-def plain_modes() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))  # turns grad mode on, too
-        # a mode, under which dynamo writes other graphs: only where one is on
-        if default_device() is not None:
-            stack.enter_context(torch.device("cpu"))
-        stack.enter_context(torch_internals.without_autocast())
-        yield
-
-
 def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     """Make a case of ``failure``, ask the budget, and ``respond``; the same failure gets its first report again."""
     case = case_of(failure, settings)
@@ -129,7 +118,7 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
         case = replace(case, provenance=story)
     started, report = PROCESS.clock(), None
     try:
-        with plain_modes():
+        with without_modes():
             report = (PROCESS.responder or respond)(
                 case, granted, same_as=budget.repro_of(bug) if why else None
             )
@@ -199,7 +188,9 @@ def reduced_or_why_not(
     remark, kept_in = "", lacks or f"the capture is in {shown}"
     try:
         with asking.pickled_for_children(case) as sent, asking.packed(sent, share=SHARE) as package:
-            remark = not_sent(package["left_out_bytes"])
+            if left_out := package["left_out_bytes"]:
+                size = f"{left_out / 1e9:.3g} GB" if left_out >= 1e9 else f"{left_out / 1e6:.3g} MB"
+                remark = f"its {size} of inputs were not sent, values of the same distribution stood in; "
             written = (reduce or reduce_in_server)(sent, package, settings, deadline)
     except MinidbgError as refusal:
         return Report(f"{remark}{refusal}; {kept_in}", capture=capture)
@@ -214,12 +205,6 @@ def reduced_or_why_not(
     if written.lacking:
         return Report(line, capture=capture, to_fill_in=written.path)
     return Report(line, written.path, capture)
-
-
-def not_sent(left_out_bytes: int) -> str:
-    size = f"{left_out_bytes / 1e9:.3g} GB" if left_out_bytes >= 1e9 else f"{left_out_bytes / 1e6:.3g} MB"
-    said = f"its {size} of inputs were not sent, values of the same distribution stood in; "
-    return said if left_out_bytes else ""
 
 
 def reduce_in_server(
