@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -376,37 +376,6 @@ class GraphState:
         add_line(error, report)
 
 
-def remembered(
-    graph_module: fx.GraphModule, link: Link, args: Sequence[Any], further_env: Iterable[str]
-) -> Callable[[Exception, str], Failure]:
-    """What makes a failure of the backward of this call, with the inputs that are still there: it keeps no tensor alive."""
-    inputs = [weakref.ref(value) if isinstance(value, torch.Tensor) else value for value in args]
-    context = current_context(args, further_env=further_env)
-
-    def failure(error: Exception, phase: str) -> Failure:
-        alive = [value() if isinstance(value, weakref.ref) else value for value in inputs]
-        placeholders = graph_module.graph.find_nodes(op="placeholder")
-        values = [
-            node.meta.get("example_value") if value is None else value
-            for node, value in zip(placeholders, alive, strict=True)
-        ]
-        return Failure(graph_module, values, link, Kind(phase), error, (), Direction.BACKWARD, context)
-
-    return failure
-
-
-def heard(error: Exception, on_failure: Callable[[Exception, str], None]) -> None:
-    phase = torch_internals.backward_phase(error)
-    if phase is None:
-        return
-    try:
-        on_failure(error, phase)
-    except Exception as trouble:  # a fault of ours must not replace what the backward raises
-        if is_of_a_signal_handler(trouble):
-            raise
-        handle.log.debug("answering_failed", exc_info=True)
-
-
 GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
 
 
@@ -467,24 +436,39 @@ class DynamoGraph(GraphState):
         inputs have its backward too. The exception cannot be replaced by a result: only later calls can go on in eager.
         """
 
-        def on_failure(error: Exception, phase: str) -> None:
-            if own_report(error) is None and not handle.is_handling():
-                failure = made_of(error, phase)
+        classes = torch_internals.aot_backward_classes(tensors_in([(result, args)]), self.aot_ids_from)
+        if not classes:
+            return False
+        graph, link = self.untouched, self.links[self.position]
+        # no tensor is kept alive: the failure has the inputs that are still there
+        inputs = [weakref.ref(value) if isinstance(value, torch.Tensor) else value for value in args]
+        context = current_context(args, further_env=self.settings.env)
+
+        def on_failure(error: Exception) -> None:
+            try:
+                phase = torch_internals.backward_phase(error)
+                if phase is None or own_report(error) is not None or handle.is_handling():
+                    return
+                alive = [value() if isinstance(value, weakref.ref) else value for value in inputs]
+                placeholders = graph.graph.find_nodes(op="placeholder")
+                values = [
+                    node.meta.get("example_value") if value is None else value
+                    for node, value in zip(placeholders, alive, strict=True)
+                ]
+                failure = Failure(graph, values, link, Kind(phase), error, (), Direction.BACKWARD, context)
                 report = self.report_on(failure)
                 add_line(error, report)
                 if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
                     handle.warn_going_on(failure, report, "eager in later calls")
                     self.called_as_eager()
+            except Exception as trouble:  # a fault of ours must not replace what the backward raises
+                if is_of_a_signal_handler(trouble):
+                    raise
+                handle.log.debug("answering_failed", exc_info=True)
 
-        classes = torch_internals.aot_backward_classes(tensors_in([(result, args)]), self.aot_ids_from)
         for function_class in classes:
-            torch_internals.guard_backward(
-                function_class, lambda error: heard(error, on_failure), self.record.during_backward
-            )
-        if classes:
-            link = self.links[self.position]
-            made_of = remembered(self.untouched, link, args, self.settings.env)
-        return bool(classes)
+            torch_internals.guard_backward(function_class, on_failure, self.record.during_backward)
+        return True
 
 
 G = TypeVar("G", bound=GraphState)
