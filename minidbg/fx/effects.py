@@ -171,23 +171,31 @@ def blocks(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
             yield node.args[0], node
 
 
-def nesting_levels(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """First and last node of each outermost functorch level (vmap, grad): values inside exist nowhere else."""
+LEVELS = (("_increment_nesting", "_decrement_nesting"), ("_enter_dual_level", "_exit_dual_level"))
+"""Ends of names of the functions that enter a level of functorch or of forward-mode differentiation, and of those that leave it."""
+
+
+def nesting_levels(graph: fx.Graph) -> tuple[list[tuple[fx.Node, fx.Node]], frozenset[str]]:
+    """First and last node of each outermost level (vmap, grad, jvp): values inside exist nowhere else.
+
+    And the names of the functions that enter or leave one where the other is missing, or does not nest.
+    """
+    outermost: list[tuple[fx.Node, fx.Node]] = []
+    unpaired: list[str] = []
     open_nodes: list[fx.Node] = []
     for node in graph.nodes:
         name = op_name(node) if node.op == "call_function" else ""
-        if name.endswith("_increment_nesting"):
-            open_nodes.append(node)
-        elif name.endswith("_decrement_nesting") and open_nodes:
-            first = open_nodes.pop()
-            if not open_nodes:
-                yield first, node
-
-
-def open_levels(graph: fx.Graph) -> int:
-    """How many functorch levels ``graph`` enters and does not leave."""
-    names = [op_name(node) for node in graph.nodes if node.op == "call_function"]
-    return sum(one.endswith("_increment_nesting") - one.endswith("_decrement_nesting") for one in names)
+        for enter, leave in LEVELS:
+            if name.endswith(enter):
+                open_nodes.append(node)
+            elif name.endswith(leave):
+                if not open_nodes or op_name(open_nodes[-1]) != name.removesuffix(leave) + enter:
+                    unpaired.append(name)
+                    continue
+                first = open_nodes.pop()
+                if not open_nodes:
+                    outermost.append((first, node))
+    return outermost, frozenset((*unpaired, *map(op_name, open_nodes)))
 
 
 class FactKind(enum.Enum):

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import torch_internals
-from minidbg.fx.effects import STATISTICS, is_graph, lookup, nested_graphs, nodes_in, tensors_in
+from minidbg.fx.effects import (
+    STATISTICS,
+    is_graph,
+    lookup,
+    nested_graphs,
+    nesting_levels,
+    nodes_in,
+    tensors_in,
+)
 
 _READ_ONLY_MODULES = ("torch", "_operator", "operator", "math", "builtins")
 """Functions from here write only where name, schema or an ``inplace`` argument says so."""
@@ -116,10 +124,13 @@ def broken_contracts(gm: fx.GraphModule) -> frozenset[tuple[str, str]]:
     """What compilers forbid of higher-order ops and eager does not look at: name of the op, and how it breaks it.
 
     Its operands share memory; a graph of it writes to an input, returns one, or returns a value twice. A view counts as
-    what it is a view of.
+    what it is a view of. And of levels of vmap, grad and jvp: that one is entered and not left, or the other way round.
     """
-    calls = {user: None for node in torch_internals.all_nodes(gm) if is_graph(node) for user in node.users}
-    return frozenset((_name(node), what) for node in calls for what in _broken_by(node))
+    nodes = list(torch_internals.all_nodes(gm))
+    calls = {user: None for node in nodes if is_graph(node) for user in node.users}
+    unpaired = {name for graph in {node.graph for node in nodes} for name in nesting_levels(graph)[1]}
+    broken = frozenset((_name(node), what) for node in calls for what in _broken_by(node))
+    return broken | {(name, "unpaired") for name in unpaired}
 
 
 def _broken_by(node: fx.Node) -> Iterator[str]:

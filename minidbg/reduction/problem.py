@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from minidbg.fx.edit import extract
-from minidbg.fx.effects import FactKind, is_call, open_levels, tensors_in
+from minidbg.fx.effects import FactKind, is_call, tensors_in
 from minidbg.fx.mutation import broken_contracts
 from minidbg.fx.nested import Arguments
 from minidbg.fx.pieces import CannotExtract
@@ -264,10 +264,7 @@ class ReductionProblem:
         """Whether ``candidate`` runs in eager; costs no run.
 
         On an accelerator the oracle finds out: an index out of range there would leave the device in error for this process.
-        A level of vmap that is entered and not left is in the way of whatever runs next, dynamo in the script included.
         """
-        if open_levels(candidate.graph_module.graph) > max(0, open_levels(self.best.graph_module.graph)):
-            return False
         if not self.keeps_contracts(candidate):
             return False
         if candidate.faithful or devices_of(candidate.inputs):
@@ -275,10 +272,10 @@ class ReductionProblem:
         return runs_in_eager(candidate.graph_module, candidate.inputs, self.around)
 
     def keeps_contracts(self, candidate: Candidate) -> bool:
-        """Whether ``candidate`` breaks no contract of a higher-order op that the program's own graph keeps.
+        """Whether ``candidate`` breaks no contract of a higher-order op or a level that the program's own graph keeps.
 
-        Compilers refuse such a graph, in words that may be those of the failure; and a body that returns what it carries may
-        be a loop without end.
+        Compilers refuse such a graph, in words that may be those of the failure; a body that returns what it carries may
+        be a loop without end; and a level that is entered and not left is in the way of whatever runs next, dynamo included.
         """
         return broken_contracts(candidate.graph_module) <= self._broken
 

@@ -85,7 +85,7 @@ class Subsets:
 
 def units_of(recording: Recording) -> list[Unit]:
     leader: dict[fx.Node, fx.Node] = {}
-    for first, last in nesting_levels(recording.graph_module.graph):
+    for first, last in nesting_levels(recording.graph_module.graph)[0]:
         inside = recording.nodes[recording.index[first] : recording.index[last] + 1]
         leader |= dict.fromkeys(filter(is_call, inside), first)
     groups: dict[fx.Node, list[fx.Node]] = {}

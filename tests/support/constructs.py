@@ -166,6 +166,25 @@ class Custom(torch.autograd.Function):
         return grad * x.cos()
 
 
+def pushed_forward(x: Tensor) -> Any:
+    primal, tangent = torch.func.jvp(lambda y: y.relu().sin(), (x.exp(),), (x.cos(),))
+    return primal.sum() + tangent.tan()
+
+
+def forward_jacobian(x: Tensor) -> Tensor:
+    return torch.func.jacfwd(torch.relu)(x[0].exp()).tan() + torch.vmap(torch.sinh)(x)
+
+
+def forward_over_reverse(x: Tensor) -> Any:
+    row = torch.func.grad(lambda y: y.relu().sum())
+    return torch.func.jvp(row, (x[0].exp(),), (x[1],))[1].tan() + torch.func.grad(torch.sum)(x[0])
+
+
+def in_jvp(*ops: str) -> list[str]:
+    levels = "_jvp_increment_nesting", "_enter_dual_level", "_exit_dual_level", "_jvp_decrement_nesting"
+    return [*levels[:2], "_make_dual", *ops, *levels[2:]]
+
+
 HIGHER_ORDER = [
     Construct("cond", branching, square, raises_on("cond"), ["sin", "cos", "cond"], full=True),
     Construct("in_a_branch", branching, square, raises_on("cond", "relu"), ["relu", "cos", "cond"]),
@@ -200,6 +219,15 @@ HIGHER_ORDER = [
         raises_on("autograd_function_apply", "cos"), ["cos", "autograd_function_apply"],
     ),
     Construct("in_a_score", scored, heads, raises_on("flex_attention", "relu"), ["relu", "new_ones", "flex_attention"]),
+    Construct("jvp", pushed_forward, square, raises_on("relu"), in_jvp("relu"), full=True),
+    Construct(
+        "jacfwd", forward_jacobian, square, raises_on("relu"),
+        ["_vmap_increment_nesting", "_add_batch_dim", *in_jvp("relu"), "_vmap_decrement_nesting"], full=True,
+    ),
+    Construct(
+        "jvp_of_grad", forward_over_reverse, square, raises_on("relu"),
+        in_jvp("_grad_increment_nesting", "_wrap_for_grad", "relu", "_grad_decrement_nesting"),
+    ),
     Construct("attention_kernel", chosen_kernel, heads, raises_on("_sdpa_kernel"), ["_backend_from_string", "_sdpa_kernel"]),
 ]  # fmt: skip
 
