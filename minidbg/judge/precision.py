@@ -163,7 +163,8 @@ class RoundingNoise(PerturbedEager):
         if name in NO_ARITHMETIC or any(alias and not alias.is_write for alias in returns):
             return result  # a view of what is off already
         results = result if isinstance(result, (tuple, list)) else (result,)
-        if name in EXACT or (name in CASTS_OF_ATEN and not is_narrower(results[0], args)):
+        chooses = name in EXACT or any(one in OF_EXTREMES for one in args if isinstance(one, (str, float)))
+        if chooses or (name in CASTS_OF_ATEN and not is_narrower(results[0], args)):
             return result
         for index, one in enumerate(results):
             if not (has_plain_memory(one) and one.numel() and numbers_of(one).dtype in LAST_BITS):
@@ -276,6 +277,8 @@ trunc unsafe_index where zero zeros zeros_like
 """
 EXACT = frozenset(NAMED_EXACT.split())
 """Ops that move values, choose among them or round to an integer: no backend has other last bits."""
+OF_EXTREMES = ("amax", "amin", math.inf, -math.inf)
+"""Arguments by which an op chooses: the ``reduce`` of a scatter, the order of a norm."""
 CASTS_OF_ATEN = ("to_copy", "copy", "convert_element_type")
 
 

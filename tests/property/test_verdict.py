@@ -235,6 +235,12 @@ for least, words in ((-math.inf, "-inf"), (torch.finfo(torch.float32).min, "finf
 wrong("6a.2", "probabilities of a row that is masked by finfo.min as a whole, one doubled",
       lambda x, m: x.masked_fill(m > 0, torch.finfo(x.dtype).min).softmax(-1),
       lambda: (r(16, 64), torch.ones(16, 64)), output(at((3, 5), times(2.0))))  # fmt: skip
+wrong("6a.2", "the gradient of a norm of order inf, tripled", lambda x: torch.linalg.vector_norm(x, math.inf),
+      lambda: (trained(r(16, 8)),), gradient(times(3.0)))  # fmt: skip
+wrong("6a.2", "the gradient of a scatter of maxima, one negated",
+      lambda x, i: x.new_zeros(4, 8).scatter_reduce(0, i, x, "amax", include_self=False),
+      lambda: (trained(r(16, 8)), torch.arange(16)[:, None].expand(16, 8) % 4),
+      gradient(at(slice(0, 8), times(-1.0))))  # fmt: skip
 wrong("6a.2", "one row of 1e6 in a table, the others halved", lambda x: x * 1.1 + 0.3,
       lambda: (with_large(r(64, 16), 0, 1e6),), output(only(small(1e3), times(0.5))),
       on=lambda: (r(64, 16),))  # fmt: skip
