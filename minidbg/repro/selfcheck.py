@@ -11,6 +11,7 @@ import re
 import textwrap
 from typing import Any
 
+from minidbg import torch_internals
 from minidbg.judge.signature import (
     BUILDS_GUARDS,
     CONTROL_SEQUENCE,
@@ -110,7 +111,9 @@ class _ScriptJudge:
         self.has_state = "def __init__" in model or (self.is_direct and "root." in model)
         self.has_parameters = "torch.nn.Parameter" in model
         self.lies_oddly = False
-        self.has_symbols = has_numbers and (not self.is_aten or bool(self.spec.dynamic))
+        self.has_loops = any(f".higher_order.{loop}," in model for loop in torch_internals.LOOPS)
+        is_dynamic = self.spec.dynamic if self.is_aten else any(self.spec.dynamic_dims)
+        self.has_symbols = has_numbers and bool(is_dynamic)
         """Whether plain integers among the inputs become symbols, as AOTAutograd makes them."""
         self.backward, self.attempts = self.spec.backward, self.spec.attempts
         self.modes, self.statements = split_phrases(self.spec.context)
@@ -168,7 +171,7 @@ class _ScriptJudge:
     def dims(self) -> str:
         if any(self.spec.dynamic_dims):
             return str([list(one) for one in self.spec.dynamic_dims])
-        return "[[]] * len(values)" if self.is_aten and self.spec.dynamic else ""
+        return "[[]] * len(values)" if self.has_loops or (self.is_aten and self.spec.dynamic) else ""
 
     def call(self, model: str) -> str:
         return f"_run({model}, {self.here})" if self.needs_run else f"{model}(*inputs({self.here}))"

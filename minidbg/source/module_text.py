@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from minidbg.backends import run_as_module
-from minidbg.fx.effects import lookup, paired
+from minidbg.fx.effects import lookup, nested_graphs, op_name, paired
 from minidbg.source.expressions import Expressions
 from minidbg.source.names import Names, class_name
 from minidbg.source.origins import location, users_frame
@@ -86,15 +86,24 @@ class _Writer:
         attributes = _attribute_names(gm)
         used = {*dir(nn.Module), *attributes.values()}
         blocks: list[str] = []
+        builders: list[str] = []
+        scanned = [
+            node.args[0] for node in gm.graph.nodes if op_name(node) == "scan" and any(nested_graphs(node))
+        ]
+        bodies = {attributes[str(body.target)] for body in scanned}
 
         def nested(attribute: str, inner: fx.GraphModule) -> str:
+            if attribute in bodies:  # dynamo takes a graph alone as the body of a scan, no other module
+                builder, _ = self.write_builder(inner, f"build_{attribute}", f"{path}{attribute}.")
+                builders.append(f"\n{builder}\n")
+                return f"build_{attribute}()"
             used.add(name := class_name(attribute, used))
             blocks.append(self.write_class(inner, name, f"{path}{attribute}.")[0])
             return f"self.{name}()"
 
         if statements := self._attributes(gm, attributes, path, "self", nested):
-            lines = ["def __init__(self):", INDENT + "super().__init__()"]
-            blocks.append("\n".join(lines + [INDENT + line for line in statements]))
+            lines = ["super().__init__()", *builders, *statements]
+            blocks.append("def __init__(self):\n" + textwrap.indent("\n".join(lines), INDENT))
         for node in gm.graph.find_nodes(op="placeholder"):
             if str(node.target).startswith("*"):
                 raise CannotWrite(f"the input {node.target!r}", "it takes a varying number of values")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from minidbg.torch_internals.private_names import private
+from minidbg.torch_internals.tensors import all_nodes
 from minidbg.words.run_spec import Level, RunSpec
 
 
@@ -26,8 +27,9 @@ def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], 
         given.insert(0, compiler)
     context: Any = contextlib.nullcontext()
     example_inputs = list(inputs)
-    if any(spec.dynamic_dims):
-        fake_mode, example_inputs = with_symbolic_sizes(inputs, spec.dynamic_dims)
+    if any(spec.dynamic_dims) or has_loops(graph_module):
+        numbers = any(spec.dynamic_dims)
+        fake_mode, example_inputs = with_symbolic_sizes(graph_module, inputs, spec, numbers=numbers)
         context = tracing(TracingContext(fake_mode))
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     for node, value in zip(placeholders, example_inputs, strict=True):
@@ -50,8 +52,7 @@ def compile_as_aot_autograd_does(
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
     from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
-    dims = spec.dynamic_dims or ((),) * len(inputs)
-    fake_mode, fakes = with_symbolic_sizes(inputs, dims, numbers=bool(spec.dynamic))
+    fake_mode, fakes = with_symbolic_sizes(graph_module, inputs, spec, numbers=bool(spec.dynamic))
     with torch.no_grad():
         FakeTensorProp(graph_module, fake_mode).propagate_dont_convert_inputs(*fakes)
         for node in graph_module.graph.nodes:
@@ -66,20 +67,31 @@ def compile_as_aot_autograd_does(
     return call_compiled
 
 
+def has_loops(graph_module: Any) -> bool:
+    """Whether a loop is in the graph or one nested in it: backends count its rounds by a symbol, and fail without a ShapeEnv."""
+    return any(getattr(node.target, "__name__", "") in LOOPS for node in all_nodes(graph_module))
+
+
+LOOPS = ("scan", "while_loop", "map_impl")
+
+
 @private
 def with_symbolic_sizes(
-    inputs: tuple[Any, ...], dynamic_dims: tuple[tuple[int, ...], ...], numbers: bool = True
+    graph_module: Any, inputs: tuple[Any, ...], spec: RunSpec, *, numbers: bool
 ) -> tuple[Any, list[Any]]:
     """Fake inputs whose dynamic dimensions are symbols, one symbol for equal sizes; plain ints too, with ``numbers``.
 
-    Without dynamo, backends take real inputs for static ones, and a bug that needs symbols would be gone.
+    Without dynamo, backends take real inputs for static ones, and a bug that needs symbols would be gone. Whether a loop
+    may count its rounds is the program's setting, as it is for a ``torch.compile`` that may break the graph.
     """
     from torch._dynamo.source import LocalSource
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-    fake_mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    shapes: Any = fake_mode.shape_env
+    counts = torch._dynamo.config.capture_scalar_outputs or not has_loops(graph_module)
+    shapes: Any = ShapeEnv(allow_scalar_outputs=counts)
+    fake_mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    dynamic_dims = spec.dynamic_dims or ((),) * len(inputs)
     fakes = []
     for index, (value, dims) in enumerate(zip(inputs, dynamic_dims, strict=True)):
         source: Any = LocalSource(f"input_{index}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +49,9 @@ def assert_round_trip(gm: fx.GraphModule) -> ModuleSource:
     source = write_module(gm)
     back = read(source)
     back.graph.lint()
-    assert write_module(back).text == source.text
+    # a file that is loaded tells the nodes of a builder their lines
+    texts = [re.sub(r"(create_node\(.*\))  # .*", r"\1", one.text) for one in (write_module(back), source)]
+    assert texts[0] == texts[1]
     assert canonical_text(back) == canonical_text(gm)
     builder = write_graph_builder(gm)
     # GraphModule would compile fx's own text, which cannot say all that ours can
