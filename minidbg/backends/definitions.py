@@ -108,15 +108,18 @@ class Copy:
         (statement,) = read_statements(text, "<copy>")
         self._add([Piece((2, len(self.pieces), 0), statement)])
 
-    def add_operators(self, name: str, statements: Sequence[Statement]) -> None:
-        """Copy the statements that define the operator ``ns::name`` and others.
+    def add_operators(self, name: str, statements: Sequence[Statement], *, extends: bool) -> None:
+        """Copy the statements that define the operator ``ns::name`` and others, or that only add to what a module defines.
 
         They run only where that is not there yet: pytest may load several scripts in one process.
         """
         namespace, _, name = name.partition(".")[0].partition("::")
         parts = [self._piece(statement) for statement in statements]
-        body = indented(joined([part.statement.text for part in parts], gap=1))
-        text = f"if not hasattr(torch.ops.{namespace}, {name!r}):\n{body}"
+        texts, owner, mark = [part.statement.text for part in parts], f"torch.ops.{namespace}", name
+        if extends:
+            owner, mark = f"{owner}.{name}", "extended"
+            texts.append(f"{owner}.{mark} = True")
+        text = f"if not hasattr({owner}, {mark!r}):\n{indented(joined(texts, gap=1))}"
         (guarded,) = read_statements(text, "<copy>")
         self._add([Piece(parts[-1].order, guarded), self._import("import torch")])
 

@@ -16,15 +16,22 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.backends.definitions import NotSelfContained
 from minidbg.backends.locations import location_of
-from minidbg.backends.modules import PROGRAM, finds_again, foreign_modules, is_foreign, top_level
+from minidbg.backends.modules import (
+    PROGRAM,
+    finds_again,
+    foreign_modules,
+    is_foreign,
+    is_installed,
+    top_level,
+)
 from minidbg.backends.reference import NotReferable, RefBuilder, as_statements, expression_for
-from minidbg.backends.statements import Statement, statements_of
+from minidbg.backends.statements import Statement, source_of, statements_of
 from minidbg.words.errors import BackendUnreachable
 from minidbg.words.run_spec import BackendRef
 
 NOT_LOADED_BY_TORCH = ("torch.ao.", "torch.testing.", "torch.onnx.", "torch.distributed.")
 """Parts of torch with operators of their own that ``import torch`` does not bring."""
-DEFINERS = re.compile("register_|custom_op$|triton_op$|define$|impl$|impl_abstract$")
+DEFINERS = re.compile("_?register_|custom_op$|triton_op$|define$|impl$|impl_abstract$")
 """What a definition of an operator calls."""
 
 
@@ -40,23 +47,36 @@ def modules_of_operator(name: str) -> tuple[str, ...]:
             by_file[file] = module
     found = [function.__module__ for function in torch_internals.operator_functions(name.partition(".")[0])]
     found += [by_file[file] for file in torch_internals.operator_files(name) if file in by_file]
-    found += ["__main__"] if statements_of_operator(name) else []
+    words = name.partition(".")[0].split("::")
+    own = [one for one, _ in foreign_modules() if all(map(_source_of_the_program(one).count, words))]
+    found += [module for module in (*own, "__main__") if statements_of_operator(name, module)]
     plain = dict.fromkeys("__main__" if module in PROGRAM else module for module in found)
     outside = ("__main__", *NOT_LOADED_BY_TORCH)
     return tuple(module for module in plain if is_foreign(module) or module.startswith(outside))
 
 
-def statements_of_operator(name: str) -> tuple[Statement, ...]:
-    """The statements of the program that define ``ns::name``: by saying it, on a Library of ``ns``, or on what defines it."""
+def _source_of_the_program(module: str) -> str:
+    """The text of a module that is not installed: a package that is brings all of its parts."""
+    file = getattr(sys.modules[module], "__file__", None) or ""
+    return "" if is_installed(os.path.dirname(os.path.abspath(file))) else source_of(module)
+
+
+def statements_of_operator(name: str, module: str = "__main__") -> tuple[Statement, ...]:
+    """The statements of ``module`` that define ``ns::name``, or register something for it.
+
+    By saying it, on a Library of ``ns``, on what defines it, or on ``torch.ops.ns.name``.
+    """
     name = name.partition(".")[0]
     namespace, _, last = name.partition("::")
-    program, definition = vars(sys.modules["__main__"]), torch_internals.operator_definition(name)
+    program, definition = vars(sys.modules[module]), torch_internals.operator_definition(name)
     libraries = {
         key
         for key, value in program.items()
         if isinstance(value, torch.library.Library) and value.ns == namespace
     }
+    named = {key: torch_internals.operator_name(value) or "" for key, value in program.items()}
     definitions = {key for key, value in program.items() if value is definition is not None}
+    definitions |= {key for key, operator in named.items() if operator.partition(".")[0] == name}
 
     def defines(found: Statement) -> bool:
         texts = [text for text in found.code.co_consts if isinstance(text, str)]
@@ -65,10 +85,11 @@ def statements_of_operator(name: str) -> tuple[Statement, ...]:
             found.binds & libraries
             or (found.needs & libraries and any(re.match(rf"{last}\b", text) for text in texts))
             or (defines and found.needs & definitions)
+            or (defines and {"ops", namespace, last} <= {*found.code.co_names})
             or (defines and any(re.match(rf"{name}(?![\w:])", text) for text in texts))
         )
 
-    return tuple(filter(defines, statements_of("__main__")))
+    return tuple(filter(defines, statements_of(module)))
 
 
 def native_libraries(name: str) -> tuple[str | None, str | None]:
@@ -126,9 +147,11 @@ def with_operators(
     builder = RefBuilder(ref)
     names = operators_of(gm)
     of_script = [name for name in names if statements_of_operator(name)]
+    defined = [name for name in of_script if modules_of_operator(name)[0] == "__main__"]
+    extended = [name for name in of_script if name not in defined]
     parts: list[tuple[str, Callable[[Any, RefBuilder], None], Any]] = [
         *((f"the operator {name}", _operator, name) for name in names),
-        *((f"the operator {name}", _operators_of_script, of_script) for name in of_script[:1]),
+        *((f"the operator {some[0]}", _operators_of_script, some) for some in (defined, extended) if some),
         *((f"the function {one.__qualname__}", _function, one) for one in functions_of(gm)),
     ]
     for what, add, part in parts:
@@ -166,16 +189,19 @@ def _operator(name: str, builder: RefBuilder) -> None:
     for module in modules:
         if finds_again(module):
             builder.import_module(module, f"defines {name}" if module == modules[0] else f"adds to {name}")
-        elif module != "__main__":
+        elif module == modules[0] != "__main__":
             raise NotSelfContained(f"no import leads to its module {module}")
+        elif module != "__main__":
+            builder.remarks[f"{module} adds to {name}, and no import leads to it"] = None
     if not modules:
         _native(name, builder)
 
 
 def _operators_of_script(names: Sequence[str], builder: RefBuilder) -> None:
-    """Copy the statements that define operators in ``__main__``, those of all at once: they may share a Library."""
+    """Copy the statements that define or extend operators in ``__main__``, those of all at once: they may share a Library."""
     statements = {found.line: found for name in names for found in statements_of_operator(name)}
-    builder.copy_of_main().add_operators(names[0], [statements[line] for line in sorted(statements)])
+    ordered, owner = [statements[line] for line in sorted(statements)], modules_of_operator(names[0])[0]
+    builder.copy_of_main().add_operators(names[0], ordered, extends=owner != "__main__")
 
 
 def _native(name: str, builder: RefBuilder) -> None:

@@ -628,7 +628,7 @@ def test_operators_of_a_module_come_back_with_all_modules_that_add_to_them(world
     (found,) = world.find(program)
 
     setup = "\n".join(found["setup"])
-    assert "import ops_like.schema  # defines ops_like_library::triple" in setup
+    assert "import ops_like.schema  # adds to ops_like::double" in setup
     assert "import ops_like.kernels" in setup
     assert "result [10.0, 10.0]" in world.run(found, calls).output
 
@@ -643,6 +643,43 @@ def test_operators_of_a_script_come_back_by_their_source(world: World) -> None:
     run = f"runpy.run_path({str(script)!r}, run_name='__main__')"
     twice.write_text(f"import runpy\nfor _ in range(2):\n    {run}\n")
     assert world.fresh.run(twice, cwd=twice.parent).output.count("result [16.0, 16.0]") == 2
+
+
+ADDED = """
+import ops_like
+import torch
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+
+def backward(ctx, grad):
+    return grad * 2
+
+
+def by_rows(info, in_dims, x):
+    return x * 2, in_dims[0]
+
+
+double = torch.ops.ops_like.double.default
+torch.library.register_autograd("ops_like_library::triple", backward)
+torch.library.register_vmap(double, by_rows)
+torch.library.register_autocast(torch.ops.ops_like.quadruple.default, "cpu", torch.bfloat16)
+_register_effectful_op(torch.ops.ops_like.double.default, _EffectType.ORDERED)
+"""
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_a_program_registers_for_the_operator_of_a_module_comes_along(
+    world: World, elsewhere: bool
+) -> None:
+    calls = "torch.ops.ops_like.double(x) + torch.ops.ops_like_library.triple(x) + torch.ops.ops_like.quadruple(x)"
+    above = "import adds_to_it\nimport torch" if elsewhere else ADDED
+    program = f"{above}\n{FIND}\ndef model(x):\n    return {calls}\n{CAPTURED}"
+    (found,) = world.find(program, files={"adds_to_it.py": ADDED})
+
+    text = world.write(found, calls).read_text()
+    parts = [line for line in ADDED.splitlines() if line.startswith(("torch.library", "_register"))]
+    assert "import adds_to_it" in text if elsewhere else all(line in text for line in parts), text
+    assert "result [10.0, 10.0]" in world.run(found, calls).output
 
 
 def test_operator_without_a_definition_is_refused_unless_the_user_says_how(world: World) -> None:
