@@ -16,12 +16,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minidbg.core.errors import AccuracyError, MinidbgError
+    from minidbg.core.kinds import Kind
+    from minidbg.core.outcome import Outcome, Signature, Verdict
     from minidbg.fx.case import Case
     from minidbg.library import check, load, reduce, save_repro
     from minidbg.reduction import Minimized, minimize
-    from minidbg.words.errors import AccuracyError, MinidbgError
-    from minidbg.words.kinds import Kind
-    from minidbg.words.outcome import Outcome, Signature, Verdict
     from minidbg.wrapper import Report, Stats, report_of, stats, wrap, wrap_compiler
 
 __version__ = "0.2.0.dev0"
@@ -55,8 +55,8 @@ HOMES = {
         "minidbg.reduction": ("minimize", "Minimized"),
         "minidbg.library": ("load", "check", "reduce", "save_repro"),
         "minidbg.fx.case": ("Case",),
-        "minidbg.words.outcome": ("Outcome", "Verdict", "Kind", "Signature"),
-        "minidbg.words.errors": ("MinidbgError", "AccuracyError"),
+        "minidbg.core.outcome": ("Outcome", "Verdict", "Kind", "Signature"),
+        "minidbg.core.errors": ("MinidbgError", "AccuracyError"),
     }.items()
     for name in names
 }

@@ -11,16 +11,16 @@ import torch
 from torch import fx
 
 from minidbg import asking, backends, repro
+from minidbg.core import settings
+from minidbg.core.errors import NotReproduced
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.run_spec import CompilerFn
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import capture_by_dynamo, copy_graph_module
 from minidbg.reduction import publishing, reducing
 from minidbg.reduction.result import Limits, Listener, ReductionResult, silent
 from minidbg.repro.cases import UsedBackend, case_of
-from minidbg.words import settings
-from minidbg.words.errors import NotReproduced
-from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import CompilerFn
 
 StrPath = str | os.PathLike[str]
 

@@ -20,15 +20,15 @@ from typing import Any
 
 import pytest
 
+from minidbg.core.errors import MinidbgError
+from minidbg.core.files import read_regular
+from minidbg.core.json_lines import last_json
+from minidbg.core.outcome import Outcome, Verdict, is_expected
+from minidbg.core.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
+from minidbg.core.text import display_path
 from minidbg.watch.repros import Repro, is_script, read_repro
 from minidbg.watch.runner import PROBE_SCRIPT, fork_for, judging, outcome_of
 from minidbg.watch.settings import Devices, Workers, devices_of, parse_devices
-from minidbg.words.errors import MinidbgError
-from minidbg.words.files import read_regular
-from minidbg.words.json_lines import last_json
-from minidbg.words.outcome import Outcome, Verdict, is_expected
-from minidbg.words.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
-from minidbg.words.text import display_path
 from minidbg.workers import Request
 from minidbg.workers.pool import OneByOne, preload_for
 

@@ -13,16 +13,16 @@ from dataclasses import replace
 import torch
 
 from minidbg import backends, torch_internals
+from minidbg.core.errors import CannotWrite, MinidbgError
+from minidbg.core.kinds import Kind
+from minidbg.core.outcome import Direction, Outcome, Verdict
+from minidbg.core.run_spec import CallPath, Level
 from minidbg.fx.case import Case
 from minidbg.fx.copying import clone_values
 from minidbg.judge import harness
 from minidbg.judge.suspects import Suspects, renamed, suspects_of
 from minidbg.source.module_text import ModuleSource, instantiate, write_graph_builder, write_module
 from minidbg.torch_internals.devices import devices_of, generators_put_back
-from minidbg.words.errors import CannotWrite, MinidbgError
-from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Direction, Outcome, Verdict
-from minidbg.words.run_spec import CallPath, Level
 
 BEFORE_INDUCTORS_CODEGEN = (
     "torch._inductor.fx_passes",

@@ -23,14 +23,14 @@ from torch import fx
 from minidbg import torch_internals, workers
 from minidbg.asking.packing import ANSWER, packed, preparation
 from minidbg.backends import is_pickled
+from minidbg.core.deadline import NEVER, Deadline
+from minidbg.core.errors import BackendUnreachable, CannotWrite
+from minidbg.core.machine import memory_limit
+from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call
 from minidbg.judge.death import died_by, outcome_of_death
 from minidbg.judge.suspects import suspects_in_stack
-from minidbg.words.deadline import NEVER, Deadline
-from minidbg.words.errors import BackendUnreachable, CannotWrite
-from minidbg.words.machine import memory_limit
-from minidbg.words.outcome import Outcome, Signature, Verdict
 from minidbg.workers import Ended, Request, Submit
 from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
 

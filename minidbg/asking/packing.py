@@ -27,12 +27,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from minidbg import backends, torch_internals, workers
 from minidbg.asking.execute import execute
 from minidbg.backends import pickled
+from minidbg.core import environment
+from minidbg.core.errors import BackendUnreachable
+from minidbg.core.machine import HERE, Machine
+from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
 from minidbg.source import transport
-from minidbg.words import environment
-from minidbg.words.errors import BackendUnreachable
-from minidbg.words.machine import HERE, Machine
-from minidbg.words.run_spec import RunSpec
 
 SPARE_BYTES = 256 << 20
 """What is left free of the memory that the files take."""

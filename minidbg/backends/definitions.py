@@ -18,7 +18,7 @@ import torch
 from minidbg.backends.locations import location_of
 from minidbg.backends.modules import finds_again, is_foreign
 from minidbg.backends.statements import Statement, indented, joined, read_statements, statements_of
-from minidbg.words.literals import NotALiteral, write_literal
+from minidbg.core.literals import NotALiteral, write_literal
 
 LITERAL_CHARS = 4000
 """A longer constant is no constant but data."""

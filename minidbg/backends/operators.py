@@ -26,8 +26,8 @@ from minidbg.backends.modules import (
 )
 from minidbg.backends.reference import NotReferable, RefBuilder, as_statements, expression_for
 from minidbg.backends.statements import Statement, source_of, statements_of
-from minidbg.words.errors import BackendUnreachable
-from minidbg.words.run_spec import BackendRef
+from minidbg.core.errors import BackendUnreachable
+from minidbg.core.run_spec import BackendRef
 
 NOT_LOADED_BY_TORCH = ("torch.ao.", "torch.testing.", "torch.onnx.", "torch.distributed.")
 """Parts of torch with operators of their own that ``import torch`` does not bring."""

@@ -24,11 +24,11 @@ from minidbg.backends.reference import (
     innermost,
     name_of,
 )
-from minidbg.words.errors import BackendUnreachable
-from minidbg.words.files import for_its_owner
-from minidbg.words.foreign import message_of
-from minidbg.words.run_spec import BackendRef, CompilerFn
-from minidbg.words.text import in_one_line
+from minidbg.core.errors import BackendUnreachable
+from minidbg.core.files import for_its_owner
+from minidbg.core.foreign import message_of
+from minidbg.core.run_spec import BackendRef, CompilerFn
+from minidbg.core.text import in_one_line
 
 LIMIT_BYTES = 256 << 20
 IMPORT = "from minidbg.backends.pickled import unpickled"

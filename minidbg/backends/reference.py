@@ -24,9 +24,9 @@ from minidbg.backends.definitions import Copy, NotSelfContained
 from minidbg.backends.locations import Location, location_of
 from minidbg.backends.modules import PROGRAM, finds_again, is_foreign, requirement_of, top_level
 from minidbg.backends.statements import read_statements, source_of
-from minidbg.words.errors import BackendUnreachable, NothingLeadsThere, UnknownBackend
-from minidbg.words.literals import NotALiteral, write_literal
-from minidbg.words.run_spec import BackendRef, CompilerFn
+from minidbg.core.errors import BackendUnreachable, NothingLeadsThere, UnknownBackend
+from minidbg.core.literals import NotALiteral, write_literal
+from minidbg.core.run_spec import BackendRef, CompilerFn
 
 WRITE = 'write "pkg.mod:name", "pkg.mod:make(level=2)" with literal arguments, or a registered name'
 GROUP = "torch_dynamo_backends"

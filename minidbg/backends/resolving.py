@@ -18,8 +18,8 @@ import torch
 from minidbg import torch_internals
 from minidbg.backends.reference import NEEDS
 from minidbg.backends.statements import ANNOTATIONS
-from minidbg.words.errors import UnknownBackend
-from minidbg.words.run_spec import BackendRef, CompilerFn
+from minidbg.core.errors import UnknownBackend
+from minidbg.core.run_spec import BackendRef, CompilerFn
 
 
 def named(backend: str) -> str | CompilerFn:

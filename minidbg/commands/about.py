@@ -9,7 +9,7 @@ from importlib import resources
 import click
 
 from minidbg.commands.output import CANNOT_JUDGE, JSON, print_json
-from minidbg.words.errors import nearest
+from minidbg.core.errors import nearest
 
 
 @click.command()

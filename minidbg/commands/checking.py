@@ -10,9 +10,9 @@ import click
 
 from minidbg.commands.output import CANNOT_JUDGE, JSON, ReproPath, print_json
 from minidbg.commands.watching import OPTIONS
-from minidbg.words.outcome import EXIT_STATUS, Outcome, Verdict
-from minidbg.words.run_spec import PRECISIONS
-from minidbg.words.text import in_one_line
+from minidbg.core.outcome import EXIT_STATUS, Outcome, Verdict
+from minidbg.core.run_spec import PRECISIONS
+from minidbg.core.text import in_one_line
 
 WORST_FIRST = (1, 3, CANNOT_JUDGE, 0)
 

@@ -24,12 +24,12 @@ import torch
 from packaging.requirements import Requirement
 
 from minidbg import torch_internals, workers
+from minidbg.core import environment, settings
+from minidbg.core.json_lines import last_json
+from minidbg.core.machine import HERE
+from minidbg.core.text import plural
 from minidbg.repro import flights
 from minidbg.watch.probe import accelerators
-from minidbg.words import environment, settings
-from minidbg.words.json_lines import last_json
-from minidbg.words.machine import HERE
-from minidbg.words.text import plural
 
 QUESTION_S = 60.0
 """For one answer of the forkserver, its imports included."""

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from minidbg.commands.output import INTERRUPTED
-from minidbg.words.errors import Terminated
+from minidbg.core.errors import Terminated
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 

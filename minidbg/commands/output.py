@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minidbg.words.errors import MinidbgError
-from minidbg.words.files import glob, is_file
-from minidbg.words.script_header import HIDDEN
-from minidbg.words.text import display_path, printable
+from minidbg.core.errors import MinidbgError
+from minidbg.core.files import glob, is_file
+from minidbg.core.script_header import HIDDEN
+from minidbg.core.text import display_path, printable
 
 CANNOT_JUDGE = 125
 """The status of every request that could not be met: no mistake of ours looks like a failing repro to ``git bisect``."""
@@ -115,7 +115,7 @@ def note(text: str) -> None:
 
 
 def repro_folder() -> Path:
-    from minidbg.words import settings
+    from minidbg.core import settings
 
     return settings.load().repro_dir
 

@@ -29,8 +29,8 @@ from minidbg.commands.output import (
     print_json,
     repro_folder,
 )
-from minidbg.words.errors import Interrupted, MinidbgError
-from minidbg.words.text import display_path, plural
+from minidbg.core.errors import Interrupted, MinidbgError
+from minidbg.core.text import display_path, plural
 
 if TYPE_CHECKING:
     from minidbg.reduction.result import ReductionResult
@@ -215,8 +215,8 @@ def reduced(argument: Mapping[str, Any], _: object) -> dict[str, Any]:
 
 def reduced_here(argument: Mapping[str, Any]) -> ReductionResult:
     from minidbg import library
+    from minidbg.core import settings
     from minidbg.reduction.result import Limits, on_stream
-    from minidbg.words import settings
 
     path, folder = Path(argument["path"]), argument["folder"]
     limits = Limits(**argument["limits"], value_limit_bytes=settings.load().value_limit_bytes).begun()
@@ -306,7 +306,7 @@ def run(
     """
     from minidbg.commands.run.inside import Orders
     from minidbg.commands.run.launch import run_program, summary_of
-    from minidbg.words import settings
+    from minidbg.core import settings
 
     if not program or program == ("-m",):
         raise click.UsageError(

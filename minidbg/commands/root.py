@@ -1,6 +1,6 @@
 """The root of the command line: finds commands when they are asked for, and ends every one in the same manner.
 
-Exit statuses are those of the verdicts (``minidbg.words.outcome.EXIT_STATUS``); what cannot be judged, a usage error
+Exit statuses are those of the verdicts (``minidbg.core.outcome.EXIT_STATUS``); what cannot be judged, a usage error
 included, is 125.
 """
 
@@ -22,8 +22,8 @@ from minidbg.commands.output import (
     with_common_options,
 )
 from minidbg.commands.table import COMMANDS, SECTIONS, loaded
-from minidbg.words import environment
-from minidbg.words.errors import Interrupted, Terminated, nearest
+from minidbg.core import environment
+from minidbg.core.errors import Interrupted, Terminated, nearest
 
 PROGRAMS = ("run", "demo")
 """Commands that run a program, whose failures are to be answered; the others judge, and answer none."""

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from minidbg.commands.output import FILE, JSON, REPRO, note, print_json
+from minidbg.core import settings
+from minidbg.core.settings import Origin
+from minidbg.core.text import display_path, printable
 from minidbg.watch import settings as watching
-from minidbg.words import settings
-from minidbg.words.settings import Origin
-from minidbg.words.text import display_path, printable
 
 NAMED = click.argument("repro", type=REPRO)
 OUTPUT = click.option("-o", "--output", type=FILE, help="Write it here, not to stdout.")

@@ -16,13 +16,13 @@ import click
 
 from minidbg.commands.output import JSON, REPRO, ReproPath, existing_folder, print_json, repro_folder
 from minidbg.commands.table import WATCH, loaded
+from minidbg.core.errors import MinidbgError, UnreadableRepro
+from minidbg.core.files import read_regular, replace_file
+from minidbg.core.kinds import Kind
+from minidbg.core.outcome import Verdict
+from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, metadata_of, table_in, text_of
+from minidbg.core.text import display_path, moment
 from minidbg.watch.settings import FailOn, Workers, load
-from minidbg.words.errors import MinidbgError, UnreadableRepro
-from minidbg.words.files import read_regular, replace_file
-from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Verdict
-from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, metadata_of, table_in, text_of
-from minidbg.words.text import display_path, moment
 
 FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
 

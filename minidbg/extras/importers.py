@@ -29,20 +29,20 @@ from torch import fx, nn
 from minidbg import asking, torch_internals, workers
 from minidbg.asking.oracle_calls import main_device
 from minidbg.backends import run_as_module
-from minidbg.fx.case import Case
-from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
-from minidbg.fx.copying import capture_by_dynamo
-from minidbg.judge.death import died_by
-from minidbg.repro.cases import UsedBackend, backend_named, case_of, need_grad
-from minidbg.words.errors import (
+from minidbg.core.errors import (
     BackendUnreachable,
     MinidbgError,
     NotReproduced,
     UnknownBackend,
     UnreadableRepro,
 )
-from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, CompilerFn, Context, Level
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.run_spec import BackendRef, CallPath, CompilerFn, Context, Level
+from minidbg.fx.case import Case
+from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
+from minidbg.fx.copying import capture_by_dynamo
+from minidbg.judge.death import died_by
+from minidbg.repro.cases import UsedBackend, backend_named, case_of, need_grad
 
 SECONDS = 120.0
 """Time limit of each run of the whole program."""

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Signature
-from minidbg.words.run_spec import BackendRef, CompilerFn, Provenance, RunSpec
+from minidbg.core.kinds import Kind
+from minidbg.core.outcome import Signature
+from minidbg.core.run_spec import BackendRef, CompilerFn, Provenance, RunSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

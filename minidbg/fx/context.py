@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from minidbg import torch_internals
-from minidbg.words.run_spec import Context
+from minidbg.core.run_spec import Context
 
 CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
 

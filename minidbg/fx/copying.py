@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import torch_internals
+from minidbg.core.errors import MinidbgError
 from minidbg.fx.effects import tensors_in
 from minidbg.fx.pieces import copy_node
-from minidbg.words.errors import MinidbgError
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from minidbg import torch_internals
-from minidbg.words.errors import CannotWrite
+from minidbg.core.errors import CannotWrite
 
 
 @dataclass(frozen=True, slots=True)

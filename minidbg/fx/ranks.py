@@ -16,8 +16,8 @@ from typing import Any
 from torch import distributed, fx
 
 from minidbg import torch_internals
+from minidbg.core.foreign import message_of
 from minidbg.fx.case import Case
-from minidbg.words.foreign import message_of
 
 COLLECTIVES = (
     *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidbg import torch_internals
+from minidbg.core.foreign import message_of
 from minidbg.fx.copying import clone_values, storage_key
 from minidbg.fx.effects import (
     STATISTICS,
@@ -29,7 +30,6 @@ from minidbg.fx.effects import (
 )
 from minidbg.fx.mutation import written_sources
 from minidbg.torch_internals.devices import generator_states, set_generator_state
-from minidbg.words.foreign import message_of
 
 
 class EagerFailure(Exception):

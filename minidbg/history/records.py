@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from minidbg.words.outcome import Outcome, Verdict
+from minidbg.core.outcome import Outcome, Verdict
 
 
 @dataclass(frozen=True, slots=True)

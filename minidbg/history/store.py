@@ -14,10 +14,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from minidbg.core.errors import MinidbgError
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.records import check_kinds, texts
 from minidbg.history.records import Flip, Observation, Revision, State, SweepRecord
-from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.records import check_kinds, texts
 
 Record = TypeVar("Record", SweepRecord, Observation, State, Flip)
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minidbg.core.run_spec import RunSpec
     from minidbg.judge.script import Script
-    from minidbg.words.run_spec import RunSpec
 
 JUDGE_SCRIPT = __file__
 NAME = "minidbg_repro"
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     except ImportError as error:  # Python's own exit status would be 1, which means "reproduces"
         print(f"the judge cannot be loaded with this torch: {error}", file=sys.stderr)
         return 125
-    from minidbg.words.run_spec import DAMAGE
+    from minidbg.core.run_spec import DAMAGE
 
     try:
         executed = script_of(definitions, path, options)
@@ -81,10 +81,10 @@ def spec_with_options(path: str, options: str) -> RunSpec:
 
     Raises OSError, DAMAGE for an unreadable header, and ValueError where a mode stands in their way.
     """
-    from minidbg.words.files import read_regular
-    from minidbg.words.literals import read_literal
-    from minidbg.words.run_spec import RunSpec, table_of
-    from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, text_of
+    from minidbg.core.files import read_regular
+    from minidbg.core.literals import read_literal
+    from minidbg.core.run_spec import RunSpec, table_of
+    from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, text_of
 
     spec = RunSpec.from_table(table_of(text_of(read_regular(path, SCRIPT_LIMIT_BYTES)), path))
     if not options:

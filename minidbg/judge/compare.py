@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.judge.arithmetic import Elements, are_close, far_apart, largest, wrong_elements
 from minidbg.judge.ensemble import (
     Eager,
@@ -47,7 +48,6 @@ from minidbg.judge.snapshot import (
     _in_place_of,
     _name,
 )
-from minidbg.words.run_spec import BackendRef, RunSpec
 
 # Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative tolerance against
 # float64: a float32 sum of ten million numbers in another order is off by 2e-5.

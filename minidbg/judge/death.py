@@ -12,12 +12,12 @@ import re
 import sys
 from dataclasses import replace
 
+from minidbg.core.json_lines import last_json, last_phase
+from minidbg.core.kinds import Kind
+from minidbg.core.outcome import Direction, Outcome, Signature, Verdict
+from minidbg.core.run_spec import RunSpec
+from minidbg.core.text import signal_name
 from minidbg.judge.signature import CALLS_BACKEND, CARRIERS, failure
-from minidbg.words.json_lines import last_json, last_phase
-from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
-from minidbg.words.run_spec import RunSpec
-from minidbg.words.text import signal_name
 from minidbg.workers import Ended
 
 STDERR_KEPT = 4000

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory
 from minidbg.judge.arithmetic import (
     FACTOR_NOISY,
     _has_floats,
@@ -27,7 +28,6 @@ from minidbg.judge.snapshot import CannotCompare, Leaf, Snapshot, _are_plain, _c
 from minidbg.judge.undefined import UndefinedResults, ZeroFilled
 from minidbg.torch_internals.devices import generator_states
 from minidbg.torch_internals.thread_state import thread_state_kept
-from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory
 
 FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
 OTHER_SEED = 7_040_813  # none that a program is likely to have set, so that its numbers are others

@@ -1,6 +1,6 @@
 """Runs a model in eager, then through a backend, and says what happened. How is a ``RunSpec``; the answer an ``Outcome``.
 
-Stands on torch, the standard library and ``words``: other interpreters judge with it that have a torch and nothing of ours.
+Stands on torch, the standard library and ``core``: other interpreters judge with it that have a torch and nothing of ours.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from typing import Any
 import torch
 
 from minidbg import torch_internals
+from minidbg.core.environment import judging
+from minidbg.core.errors import TorchNameMissing
+from minidbg.core.foreign import first_line_of, is_of_a_signal_handler
+from minidbg.core.kinds import Kind
+from minidbg.core.outcome import Outcome, Signature, Verdict
+from minidbg.core.run_spec import CallPath, Context, RunSpec
 from minidbg.judge.compare import Comparison
 from minidbg.judge.signature import (
     exception_chain,
@@ -27,12 +33,6 @@ from minidbg.judge.signature import (
 from minidbg.judge.snapshot import CannotCompare
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import thread_state_kept, without_autocast
-from minidbg.words.environment import judging
-from minidbg.words.errors import TorchNameMissing
-from minidbg.words.foreign import first_line_of, is_of_a_signal_handler
-from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Outcome, Signature, Verdict
-from minidbg.words.run_spec import CallPath, Context, RunSpec
 
 SEED = 0
 NOT_CALLED = "dynamo did not call the backend"

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
+from minidbg.core.machine import memory_limit
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.run_spec import PRECISIONS, BackendRef, Level, RunSpec, in_precision
 from minidbg.judge.command import FAILED, clean_stdout
 from minidbg.judge.death import outcome_of_death, printed
 from minidbg.judge.harness import HANDED_BACK, ONE_OP, Runnable, brief, eight_numbers, judge, model_of
-from minidbg.words.machine import memory_limit
-from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import PRECISIONS, BackendRef, Level, RunSpec, in_precision
 from minidbg.workers import run_python
 
 COMPILES = "phase compile"

@@ -7,10 +7,10 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
-from minidbg.words.foreign import inner_of, message_of
-from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Direction, Outcome, Signature, Verdict
-from minidbg.words.run_spec import RunSpec
+from minidbg.core.foreign import inner_of, message_of
+from minidbg.core.kinds import Kind
+from minidbg.core.outcome import Direction, Outcome, Signature, Verdict
+from minidbg.core.run_spec import RunSpec
 
 # Code that only carries the call: where it stands in a stack depends on the graph, not on the bug.
 CARRIERS = (

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from minidbg import torch_internals
+from minidbg.core.run_spec import CallPath, Context, Level
 from minidbg.fx.case import Case
 from minidbg.fx.copying import copy_graph_module
-from minidbg.words.run_spec import CallPath, Context, Level
 
 
 def simplify(case: Case, fails: Callable[[Case], bool], remaining: Callable[[], float]) -> Case:

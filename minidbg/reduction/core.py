@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
+from minidbg.core.errors import MinidbgError, NotReproduced
 from minidbg.fx.copying import clone_values, gc_frozen
 from minidbg.reduction import edits
 from minidbg.reduction.candidate import (
@@ -25,7 +26,6 @@ from minidbg.reduction.problem import Pass, ReductionProblem
 from minidbg.reduction.result import Limits
 from minidbg.reduction.simplify import SIMPLIFYING, is_another_cause, plainness, simplify_inputs_at_once
 from minidbg.reduction.subsets import FEW_UNITS, follow_frames, try_suspects
-from minidbg.words.errors import MinidbgError, NotReproduced
 
 LEAST_SIMPLIFYING_S = 20.0
 """Simplification may take as long as the reduction before it took, and at least this."""

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
+from minidbg.core.errors import NotReproduced
 from minidbg.fx.edit import extract
 from minidbg.fx.effects import FactKind, is_call, tensors_in
 from minidbg.fx.mutation import broken_contracts
@@ -31,7 +32,6 @@ from minidbg.reduction.candidate import (
 )
 from minidbg.reduction.result import UNLIMITED, Limits
 from minidbg.torch_internals.devices import devices_of
-from minidbg.words.errors import NotReproduced
 
 MOST_STEPS = 4
 """Accepted candidates that are kept: each holds recorded values."""

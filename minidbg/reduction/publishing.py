@@ -11,6 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from minidbg import asking, backends, repro, workers
+from minidbg.core.deadline import Deadline
+from minidbg.core.outcome import Outcome, Signature, Verdict
+from minidbg.core.run_spec import LOST, CallPath
+from minidbg.core.text import last_line, signal_name
 from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import tensors_in
@@ -23,10 +27,6 @@ from minidbg.source.inputs import materialise, write_inputs
 from minidbg.source.origins import user_line
 from minidbg.source.size import call_nodes, call_targets
 from minidbg.torch_internals.devices import devices_of
-from minidbg.words.deadline import Deadline
-from minidbg.words.outcome import Outcome, Signature, Verdict
-from minidbg.words.run_spec import LOST, CallPath
-from minidbg.words.text import last_line, signal_name
 
 log = logging.getLogger("minidbg")
 

@@ -23,6 +23,13 @@ from torch import fx
 
 from minidbg import asking, backends, repro, torch_internals, workers
 from minidbg.asking.execute import ANOTHER_GRAPH
+from minidbg.core import foreign
+from minidbg.core.deadline import Deadline
+from minidbg.core.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
+from minidbg.core.files import LOG_LIMIT_BYTES, read_regular, replace_file
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.run_spec import LOST, STAND_INS, CallPath, CompilerFn, Level
+from minidbg.core.text import display_path, plural
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import on_its_rank
 from minidbg.judge import harness
@@ -50,13 +57,6 @@ from minidbg.reduction.session import (
 )
 from minidbg.reduction.subsets import hints_from_error
 from minidbg.source.size import call_nodes
-from minidbg.words import foreign
-from minidbg.words.deadline import Deadline
-from minidbg.words.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
-from minidbg.words.files import LOG_LIMIT_BYTES, read_regular, replace_file
-from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import LOST, STAND_INS, CallPath, CompilerFn, Level
-from minidbg.words.text import display_path, plural
 
 log = logging.getLogger("minidbg")
 GRACE_S = 5.0

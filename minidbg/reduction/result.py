@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeAlias, TypeVar
 
 from minidbg import torch_internals
-from minidbg.words.machine import HERE
-from minidbg.words.outcome import Verdict
-from minidbg.words.run_spec import how_to_fill_in
-from minidbg.words.settings import VALUE_LIMIT_BYTES
-from minidbg.words.text import display_path, plural, shrinkage
+from minidbg.core.machine import HERE
+from minidbg.core.outcome import Verdict
+from minidbg.core.run_spec import how_to_fill_in
+from minidbg.core.settings import VALUE_LIMIT_BYTES
+from minidbg.core.text import display_path, plural, shrinkage
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn

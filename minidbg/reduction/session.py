@@ -11,6 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minidbg import asking, repro, workers
+from minidbg.core.deadline import Clock, Deadline
+from minidbg.core.errors import CannotWrite
+from minidbg.core.outcome import Outcome, Signature, Verdict
+from minidbg.core.text import plural
 from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import tensors_in
@@ -20,10 +24,6 @@ from minidbg.reduction.problem import MOST_BYTES_AHEAD
 from minidbg.reduction.result import Limits, Listener, Progress, silent
 from minidbg.source.size import call_nodes
 from minidbg.torch_internals.devices import devices_of
-from minidbg.words.deadline import Clock, Deadline
-from minidbg.words.errors import CannotWrite
-from minidbg.words.outcome import Outcome, Signature, Verdict
-from minidbg.words.text import plural
 
 BEST_FILE = "best.py"
 BEST_EVERY_S = 10.0

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minidbg import repro, workers
+from minidbg.core import templates
+from minidbg.core.errors import MinidbgError
+from minidbg.core.outcome import Verdict
 from minidbg.report.stages import StageReport, find_stages, keep_stages
 from minidbg.report.story import Story
-from minidbg.words import templates
-from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Verdict
 
 RUN_SECONDS = 180.0
 

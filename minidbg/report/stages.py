@@ -20,19 +20,19 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from minidbg import asking, backends, repro, torch_internals, workers
+from minidbg.core.deadline import Deadline
+from minidbg.core.errors import NotReproduced
+from minidbg.core.files import NOTE_LIMIT_BYTES, read_regular, replace_file
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.run_spec import DAMAGE, CallPath, Level
+from minidbg.core.script_header import SCRIPT_LIMIT_BYTES
+from minidbg.core.text import ordinal
 from minidbg.fx.case import Case
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import is_call
 from minidbg.judge.harness import HANDED_BACK
 from minidbg.repro import Header
 from minidbg.repro.folder import HIDDEN, hidden
-from minidbg.words.deadline import Deadline
-from minidbg.words.errors import NotReproduced
-from minidbg.words.files import NOTE_LIMIT_BYTES, read_regular, replace_file
-from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import DAMAGE, CallPath, Level
-from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
-from minidbg.words.text import ordinal
 
 FAILING = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
 """Verdicts of a stage at which the graph fails, in the same way or another."""

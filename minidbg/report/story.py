@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from minidbg import repro
+from minidbg.core.errors import MinidbgError
+from minidbg.core.files import LOG_LIMIT_BYTES, glob, is_file, read_regular
+from minidbg.core.json_lines import last_json
+from minidbg.core.run_spec import Provenance
+from minidbg.core.text import display_path, moment, plural
 from minidbg.history import NAME, Flip, History, State
 from minidbg.report.stages import StageReport, stages_of
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.loading import Parts, read_parts
-from minidbg.words.errors import MinidbgError
-from minidbg.words.files import LOG_LIMIT_BYTES, glob, is_file, read_regular
-from minidbg.words.json_lines import last_json
-from minidbg.words.run_spec import Provenance
-from minidbg.words.text import display_path, moment, plural
 
 HISTORY_ENTRIES = 200
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from minidbg.core.deadline import Clock
+from minidbg.core.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular
+from minidbg.core.script_header import SCRIPT_LIMIT_BYTES
 from minidbg.repro.folder import HIDDEN, IGNORE, captures, hidden
-from minidbg.words.deadline import Clock
-from minidbg.words.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular
-from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
 from minidbg.workers.leftovers import has_ended, started_ms, this_place
 
 FOLDER = "flight"

@@ -16,16 +16,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 from minidbg import backends
+from minidbg.core import script_header
+from minidbg.core.errors import UnreadableRepro
+from minidbg.core.files import replace_file, sync_folder
+from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.fx.case import Case
 from minidbg.repro.header import read_header
 from minidbg.repro.render import Form, Script, render
 from minidbg.repro.wording import telling_op
 from minidbg.source.inputs import Exactness, bytes_to_store
 from minidbg.source.size import canonical_text
-from minidbg.words import script_header
-from minidbg.words.errors import UnreadableRepro
-from minidbg.words.files import replace_file, sync_folder
-from minidbg.words.settings import VALUE_LIMIT_BYTES
 
 HIDDEN = script_header.HIDDEN
 IGNORE = ".gitignore"

@@ -11,16 +11,13 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from minidbg.fx.case import Case
-from minidbg.repro import near
-from minidbg.source.size import call_nodes
-from minidbg.words import run_spec
-from minidbg.words.errors import UnreadableRepro
-from minidbg.words.files import read_regular
-from minidbg.words.kinds import Kind
-from minidbg.words.records import damage_in_words, texts
-from minidbg.words.run_spec import DAMAGE, Provenance, RunSpec
-from minidbg.words.script_header import (
+from minidbg.core import run_spec
+from minidbg.core.errors import UnreadableRepro
+from minidbg.core.files import read_regular
+from minidbg.core.kinds import Kind
+from minidbg.core.records import damage_in_words, texts
+from minidbg.core.run_spec import DAMAGE, Provenance, RunSpec
+from minidbg.core.script_header import (
     HANG_LIMIT_S,
     SCHEMA,
     SCRIPT_LIMIT_BYTES,
@@ -29,6 +26,9 @@ from minidbg.words.script_header import (
     nodes_in,
     text_of,
 )
+from minidbg.fx.case import Case
+from minidbg.repro import near
+from minidbg.source.size import call_nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,10 @@ from torch import fx
 from minidbg import backends
 from minidbg.backends.definitions import OF_SCRIPTS
 from minidbg.backends.statements import first_line
+from minidbg.core.errors import UnreadableRepro
+from minidbg.core.files import open_regular
+from minidbg.core.records import damage_in_words
+from minidbg.core.run_spec import DAMAGE, BackendRef, CallPath
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro.folder import tensors_of
@@ -26,10 +30,6 @@ from minidbg.source.inputs import as_scripts_do, write_inputs
 from minidbg.source.module_text import write_graph_builder, write_module
 from minidbg.source.origins import stack_trace
 from minidbg.source.parse import read_module
-from minidbg.words.errors import UnreadableRepro
-from minidbg.words.files import open_regular
-from minidbg.words.records import damage_in_words
-from minidbg.words.run_spec import DAMAGE, BackendRef, CallPath
 
 _numbers = itertools.count(1)
 

@@ -18,6 +18,12 @@ from minidbg import torch_internals
 from minidbg.backends import assignment
 from minidbg.backends.definitions import OF_SCRIPTS
 from minidbg.backends.statements import ANNOTATIONS, joined
+from minidbg.core.errors import CannotWrite
+from minidbg.core.kinds import Kind
+from minidbg.core.literals import write_literal
+from minidbg.core.run_spec import CallPath
+from minidbg.core.settings import VALUE_LIMIT_BYTES
+from minidbg.core.templates import fill
 from minidbg.fx.case import Case
 from minidbg.fx.copying import storage_bytes, storage_key
 from minidbg.fx.effects import tensors_in
@@ -30,12 +36,6 @@ from minidbg.source import module_text
 from minidbg.source.expressions import quoted
 from minidbg.source.inputs import Exactness, InputsText, bytes_to_store, write_constant, write_inputs
 from minidbg.source.module_text import write_graph_builder
-from minidbg.words.errors import CannotWrite
-from minidbg.words.kinds import Kind
-from minidbg.words.literals import write_literal
-from minidbg.words.run_spec import CallPath
-from minidbg.words.settings import VALUE_LIMIT_BYTES
-from minidbg.words.templates import fill
 
 SCRIPT_IMPORTS = (ANNOTATIONS, "import pathlib, sys", "import torch")
 """Imports that a script has for itself."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from minidbg import workers
+from minidbg.core import environment
+from minidbg.core.outcome import Outcome, Verdict
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.judge.death import outcome_of_run
 from minidbg.repro.header import read_header
-from minidbg.words import environment
-from minidbg.words.outcome import Outcome, Verdict
 from minidbg.workers import Request
 
 USUAL_THREADS: Mapping[str, str | None] = dict.fromkeys(environment.USUAL_THREADS.taken_out)

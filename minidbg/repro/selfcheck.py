@@ -12,6 +12,12 @@ import textwrap
 from typing import Any
 
 from minidbg import torch_internals
+from minidbg.core import templates
+from minidbg.core.errors import MinidbgError
+from minidbg.core.literals import write_literal
+from minidbg.core.outcome import Signature
+from minidbg.core.run_spec import CallPath, Context, Level
+from minidbg.core.script_header import EXPRESSION
 from minidbg.judge.signature import (
     BUILDS_GUARDS,
     CONTROL_SEQUENCE,
@@ -24,12 +30,6 @@ from minidbg.repro.header import Header
 from minidbg.repro.wording import is_dotted_name, mode_phrases
 from minidbg.source.expressions import quoted
 from minidbg.torch_internals.devices import kind_of
-from minidbg.words import templates
-from minidbg.words.errors import MinidbgError
-from minidbg.words.literals import write_literal
-from minidbg.words.outcome import Signature
-from minidbg.words.run_spec import CallPath, Context, Level
-from minidbg.words.script_header import EXPRESSION
 
 PATTERN_WIDTH = 90
 ALWAYS_REGISTERED = ("inductor", "eager", "aot_eager", "aot_eager_decomp_partition")

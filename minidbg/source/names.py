@@ -18,8 +18,8 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
+from minidbg.core.errors import CannotWrite
 from minidbg.fx.effects import walk
-from minidbg.words.errors import CannotWrite
 
 _RENAMED_BY_FX = ("inf", "nan", "NoneType", "device", "fx_pytree", "pytree")
 """Nodes that are called like these get another name, so a name read back would not be the name written."""

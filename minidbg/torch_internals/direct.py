@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from minidbg.core.run_spec import Level, RunSpec
 from minidbg.torch_internals.private_names import private
 from minidbg.torch_internals.tensors import all_nodes
-from minidbg.words.run_spec import Level, RunSpec
 
 
 @private

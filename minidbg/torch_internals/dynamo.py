@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from minidbg.core.run_spec import Level
 from minidbg.torch_internals.aot import in_backward
 from minidbg.torch_internals.operators import grad_mode_function
 from minidbg.torch_internals.private_names import nothing_around, private, private_or, version_at_least
 from minidbg.torch_internals.tensors import is_fake
-from minidbg.words.run_spec import Level
 
 CONTROL_FLOW = (
     "TensorifyScalarRestartAnalysis", "SkipFrame", "DataDependentOutputException", "DynamicOutputShapeException",

@@ -13,9 +13,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx
 
+from minidbg.core.errors import CannotWrite
 from minidbg.torch_internals.private_names import private, private_or
 from minidbg.torch_internals.tensors import all_nodes
-from minidbg.words.errors import CannotWrite
 
 
 @private

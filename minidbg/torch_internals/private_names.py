@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
-from minidbg.words.errors import TorchNameMissing
+from minidbg.core.errors import TorchNameMissing
 
 P = ParamSpec("P")
 R = TypeVar("R")

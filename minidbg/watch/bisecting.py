@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidbg.core import environment
+from minidbg.core.errors import MinidbgError
+from minidbg.core.outcome import Verdict
+from minidbg.core.text import last_line, plural
 from minidbg.judge.death import outcome_of_run
 from minidbg.watch.files import run_git
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.runner import Build, as_its_header_says, judging
 from minidbg.watch.sources import module_roots, repositories_of
-from minidbg.words import environment
-from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Verdict
-from minidbg.words.text import last_line, plural
 from minidbg.workers import leftovers, run_python
 
 

@@ -21,6 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeAlias, TypeVar
 
+from minidbg.core import settings as base
+from minidbg.core.errors import MinidbgError
+from minidbg.core.json_lines import last_json
+from minidbg.core.outcome import Verdict, is_expected
+from minidbg.core.text import display_path, last_line, plural
 from minidbg.history import NAME, Flip, Observation, Revision, open_or_begin_anew
 from minidbg.watch import events
 from minidbg.watch.events import Notice
@@ -33,11 +38,6 @@ from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, Job, Purpose, Tr
 from minidbg.watch.sweep import CAN_RUN, BackendKey, Run, Sweep
 from minidbg.watch.views import Announcer, FlipCommands, JsonLines, PlainLines, View, log_in
 from minidbg.watch.watched import FileEvents, Watched
-from minidbg.words import settings as base
-from minidbg.words.errors import MinidbgError
-from minidbg.words.json_lines import last_json
-from minidbg.words.outcome import Verdict, is_expected
-from minidbg.words.text import display_path, last_line, plural
 from minidbg.workers import Ended, Request
 from minidbg.workers.pool import Died, Pool, ServerPool, preload_for
 

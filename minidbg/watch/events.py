@@ -1,7 +1,7 @@
 """What the daemon announces: each event as a value, with its JSON for programs, its words for people, and what it changes in the matrix.
 
 To add one, write a class here, and announce it where it happens, in ``daemon.py`` mostly: ``self.announce(Class(...))``. No view has to
-know of it. Its ``name`` and its fields, in this order, are the JSON object that ``minidbg watch --json`` prints; ``WORDS`` or ``words`` is
+know of it. Its ``name`` and its fields, in this order, are the JSON object that ``minidbg watch --json`` prints; ``WORDS`` or ``core`` is
 the line that people read; ``update`` changes what the terminal and the page draw, which without one do not show it.
 """
 
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from minidbg.core.outcome import Verdict
+from minidbg.core.text import display_path, plural, printable
 from minidbg.history import Flip, History, Revision, State
 from minidbg.watch.matrix import Cell, Matrix
 from minidbg.watch.states import Transition
-from minidbg.words.outcome import Verdict
-from minidbg.words.text import display_path, plural, printable
 
 Json = dict[str, Any]
 

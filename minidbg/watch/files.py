@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
-from minidbg.words import environment
+from minidbg.core import environment
 
 GIT_SECONDS = 20.0
 JUNK_FOLDERS = frozenset((

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from minidbg.core.errors import MinidbgError
+from minidbg.core.outcome import is_expected
+from minidbg.core.script_header import HIDDEN
+from minidbg.core.text import moment, plural, printable
 from minidbg.history import NAME, History, Observation, State
 from minidbg.watch.events import Flipped, Json, flipped, revision_text
 from minidbg.watch.repros import home_of, living_holder, name_of, read_repros
-from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import is_expected
-from minidbg.words.script_header import HIDDEN
-from minidbg.words.text import moment, plural, printable
 
 
 def history_in(folder: Path) -> contextlib.AbstractContextManager[History | None]:

@@ -21,21 +21,21 @@ from typing import Any
 import filelock
 import psutil
 
-from minidbg.watch.files import digest_of
-from minidbg.words.errors import MinidbgError
-from minidbg.words.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular, replace_file
-from minidbg.words.outcome import Verdict
-from minidbg.words.records import damage_in_words
-from minidbg.words.run_spec import DAMAGE, BackendRef, Provenance, RunSpec, table_of
-from minidbg.words.script_digest import digest_of_files
-from minidbg.words.script_header import (
+from minidbg.core.errors import MinidbgError
+from minidbg.core.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular, replace_file
+from minidbg.core.outcome import Verdict
+from minidbg.core.records import damage_in_words
+from minidbg.core.run_spec import DAMAGE, BackendRef, Provenance, RunSpec, table_of
+from minidbg.core.script_digest import digest_of_files
+from minidbg.core.script_header import (
     HIDDEN,
     SCRIPT_LIMIT_BYTES,
     expected_in,
     nodes_in,
     text_of,
 )
-from minidbg.words.text import moment
+from minidbg.core.text import moment
+from minidbg.watch.files import digest_of
 
 UNKNOWN = RunSpec(BackendRef("", ""))
 """Of a script that is damaged."""

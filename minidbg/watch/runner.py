@@ -12,6 +12,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from minidbg.core import environment
+from minidbg.core.machine import HERE, Machine, busyness, memory_limit
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.run_spec import RunSpec
 from minidbg.history import State
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.judge.death import outcome_of_run
@@ -19,10 +23,6 @@ from minidbg.watch.repros import Repro
 from minidbg.watch.settings import WatchSettings, Workers, is_cpu, machine_of
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Lane, Run
-from minidbg.words import environment
-from minidbg.words.machine import HERE, Machine, busyness, memory_limit
-from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import RunSpec
 from minidbg.workers import Ended, Preparation, Request
 from minidbg.workers.child import end_of, kill_group
 from minidbg.workers.pool import WARM, Pool

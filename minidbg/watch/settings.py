@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidbg.words import settings as base
-from minidbg.words.converters import choice, number, path, setting, text, texts, whole
-from minidbg.words.errors import BadSetting
-from minidbg.words.machine import HERE
+from minidbg.core import settings as base
+from minidbg.core.converters import choice, number, path, setting, text, texts, whole
+from minidbg.core.errors import BadSetting
+from minidbg.core.machine import HERE
 
 
 class FailOn(enum.StrEnum):

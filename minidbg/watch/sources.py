@@ -18,10 +18,10 @@ from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from minidbg.core.script_header import HIDDEN
 from minidbg.history import Revision
 from minidbg.watch.files import JUNK_FOLDERS, digest_of, git, is_inside, repository_of
 from minidbg.watch.repros import Repro
-from minidbg.words.script_header import HIDDEN
 
 
 def repositories_of(paths: Iterable[str]) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
+from minidbg.core.outcome import Verdict
 from minidbg.history import Flip, Observation, State
 from minidbg.watch.repros import Repro
-from minidbg.words.outcome import Verdict
 
 FAILING = frozenset({Verdict.REPRODUCES, Verdict.CHANGED, Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY})
 JUDGING = FAILING | {Verdict.GONE}

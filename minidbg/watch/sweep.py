@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeAlias
 
+from minidbg.core.outcome import Verdict
 from minidbg.history import Observation, State
 from minidbg.watch.events import Unconfirmed
 from minidbg.watch.repros import Repro
 from minidbg.watch.settings import is_cpu, machine_of, whole_name
 from minidbg.watch.states import FAILING, Decision, Job, Purpose, decide
-from minidbg.words.outcome import Verdict
 
 
 class Lane(enum.Enum):

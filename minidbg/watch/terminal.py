@@ -25,11 +25,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from minidbg.core.text import display_path, plural, printable
 from minidbg.watch.daemon import Inbox, Message, RunAll, Stop
 from minidbg.watch.events import Event, Flipped, Notice, names_of
 from minidbg.watch.matrix import Cell, Matrix
 from minidbg.watch.views import View
-from minidbg.words.text import display_path, plural, printable
 
 STYLES: Mapping[str | None, str] = {
     "crashed": "bold yellow", "timeout": "yellow", "changed": "yellow", "flaky": "magenta", "reproduces": "red",

@@ -14,10 +14,10 @@ from typing import Protocol, TextIO
 
 from structlog.processors import JSONRenderer
 
+from minidbg.core import environment
+from minidbg.core.text import in_one_line, last_line, plural
 from minidbg.watch.events import Event, Flipped, Judged, SweepFinished
 from minidbg.watch.states import Transition
-from minidbg.words import environment
-from minidbg.words.text import in_one_line, last_line, plural
 
 UNCHANGED = Transition.STILL_FAILING, Transition.STILL_GONE
 

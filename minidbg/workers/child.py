@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 
-from minidbg.words.text import last_line, signal_name
+from minidbg.core.text import last_line, signal_name
 from minidbg.workers import family
 
 JSON: TypeAlias = Any

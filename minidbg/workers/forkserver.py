@@ -27,8 +27,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from minidbg.words import environment
-from minidbg.words.machine import HERE
+from minidbg.core import environment
+from minidbg.core.machine import HERE
 from minidbg.workers.ahead import Ahead, InterpreterAhead
 from minidbg.workers.child import Ended, end_of, has_ended, kill_group
 from minidbg.workers.fork import call_in_fork, fork

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from minidbg.words import environment
+from minidbg.core import environment
 from minidbg.workers.child import Child, Ended, end_of
 
 LONGEST_OUTPUT_BYTES = 64 << 20

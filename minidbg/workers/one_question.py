@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from minidbg.words.json_lines import last_json, last_phase
+from minidbg.core.json_lines import last_json, last_phase
 from minidbg.workers.child import Ended, die_with_parent
 from minidbg.workers.forkserver import call_in_server
 from minidbg.workers.interpreter import run_python

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from minidbg.words import environment
+from minidbg.core import environment
 from minidbg.workers import leftovers
 from minidbg.workers import server as scripts
 from minidbg.workers.child import Ended, end_of

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from minidbg.words.deadline import NEVER, Deadline
+from minidbg.core.deadline import NEVER, Deadline
 from minidbg.workers.ahead import Ahead
 from minidbg.workers.child import JSON, Ended
 

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidbg.words import environment
+from minidbg.core import environment
 from minidbg.workers import child, serving
 from minidbg.workers.run_script import (
     NO_VERDICT,

@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TextIO
 
-from minidbg.words.errors import Terminated
-from minidbg.words.foreign import is_of_a_signal_handler
+from minidbg.core.errors import Terminated
+from minidbg.core.foreign import is_of_a_signal_handler
 from minidbg.workers import family
 from minidbg.workers.child import PR_SET_CHILD_SUBREAPER, Ended, die_with_parent, prctl
 from minidbg.workers.fork import Notes, call_in_fork, fork

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from minidbg.core.foreign import chain_of, is_out_of_memory, message_of
+from minidbg.core.outcome import Signature
+from minidbg.core.settings import Reduce, Settings
 from minidbg.fx.ranks import rank_and_size
-from minidbg.words.foreign import chain_of, is_out_of_memory, message_of
-from minidbg.words.outcome import Signature
-from minidbg.words.settings import Reduce, Settings
 
 
 @dataclass(slots=True)

@@ -18,6 +18,12 @@ import torch
 from torch import fx, nn
 
 from minidbg import backends, torch_internals
+from minidbg.core.errors import AccuracyError, NothingLeadsThere
+from minidbg.core.foreign import is_of_a_signal_handler
+from minidbg.core.kinds import Kind
+from minidbg.core.outcome import Direction, Signature
+from minidbg.core.run_spec import LOST, STAND_INS, BackendRef, CallPath, Context, Level, Provenance, RunSpec
+from minidbg.core.settings import Settings
 from minidbg.fx.case import Case, symbolic_dims
 from minidbg.fx.context import config_without_literal, current_context
 from minidbg.fx.effects import is_call
@@ -29,12 +35,6 @@ from minidbg.source.names import readable
 from minidbg.source.origins import user_line
 from minidbg.source.size import call_nodes, canonical_text
 from minidbg.torch_internals import devices
-from minidbg.words.errors import AccuracyError, NothingLeadsThere
-from minidbg.words.foreign import is_of_a_signal_handler
-from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Direction, Signature
-from minidbg.words.run_spec import LOST, STAND_INS, BackendRef, CallPath, Context, Level, Provenance, RunSpec
-from minidbg.words.settings import Settings
 from minidbg.wrapper.chain import Link, is_symbolic_number
 
 log = logging.getLogger("minidbg")

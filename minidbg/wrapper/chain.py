@@ -12,13 +12,13 @@ import torch
 from torch import fx
 
 from minidbg import backends, torch_internals
+from minidbg.core.errors import ConflictingOptions
+from minidbg.core.run_spec import BackendRef, CompiledFn, CompilerFn, Level, RunSpec
+from minidbg.core.settings import Settings
 from minidbg.fx.case import symbolic_dims
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import op_name
 from minidbg.torch_internals import compile_directly
-from minidbg.words.errors import ConflictingOptions
-from minidbg.words.run_spec import BackendRef, CompiledFn, CompilerFn, Level, RunSpec
-from minidbg.words.settings import Settings
 
 Backend: TypeAlias = str | CompilerFn
 MOST_SHAPES = 8

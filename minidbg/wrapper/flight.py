@@ -26,17 +26,17 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
+from minidbg.core.errors import MinidbgError
+from minidbg.core.files import for_its_owner
+from minidbg.core.foreign import is_of_a_signal_handler
+from minidbg.core.kinds import Kind
+from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.ranks import collective_name, rank_note
 from minidbg.repro import Exactness, Form, flights, render
 from minidbg.repro.flights import RecordName, Step
 from minidbg.repro.folder import as_safetensors
-from minidbg.words.errors import MinidbgError
-from minidbg.words.files import for_its_owner
-from minidbg.words.foreign import is_of_a_signal_handler
-from minidbg.words.kinds import Kind
-from minidbg.words.settings import Settings
 from minidbg.wrapper.capture import case_of_call
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.process import PROCESS

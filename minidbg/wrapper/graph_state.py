@@ -18,6 +18,11 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
+from minidbg.core.foreign import is_of_a_signal_handler
+from minidbg.core.kinds import Kind
+from minidbg.core.outcome import Direction
+from minidbg.core.run_spec import CompiledFn, Level
+from minidbg.core.settings import OnFailure, Settings
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.mutation import mutated_placeholders, written_attributes
@@ -25,11 +30,6 @@ from minidbg.fx.ranks import is_waiting_in_vain, talks_to_others
 from minidbg.judge.harness import graph_texts, is_handed_back
 from minidbg.repro.flights import Step
 from minidbg.torch_internals import devices
-from minidbg.words.foreign import is_of_a_signal_handler
-from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Direction
-from minidbg.words.run_spec import CompiledFn, Level
-from minidbg.words.settings import OnFailure, Settings
 from minidbg.wrapper import flight, handle, verify
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link, compile_at_run_time

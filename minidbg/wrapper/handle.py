@@ -21,19 +21,19 @@ from typing import Any
 import torch
 
 from minidbg import asking, repro, torch_internals, workers
+from minidbg.core import environment
+from minidbg.core.deadline import Deadline
+from minidbg.core.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
+from minidbg.core.files import replace_file
+from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
+from minidbg.core.outcome import Signature
+from minidbg.core.run_spec import how_to_fill_in
+from minidbg.core.settings import Reduce, Settings
+from minidbg.core.text import display_path
 from minidbg.fx.case import Case
 from minidbg.judge.harness import without_modes
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
-from minidbg.words import environment
-from minidbg.words.deadline import Deadline
-from minidbg.words.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
-from minidbg.words.files import replace_file
-from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
-from minidbg.words.outcome import Signature
-from minidbg.words.run_spec import how_to_fill_in
-from minidbg.words.settings import Reduce, Settings
-from minidbg.words.text import display_path
 from minidbg.wrapper.budget import several_ranks
 from minidbg.wrapper.capture import Failure, case_of, case_to_fill_in, digest, lost_note
 from minidbg.wrapper.process import PROCESS

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from minidbg.core.deadline import Clock
+from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
-from minidbg.words.deadline import Clock
-from minidbg.words.settings import Settings
 from minidbg.wrapper.budget import ReductionBudget
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.reports import Report

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidbg.words.foreign import attribute_of, chain_of
-from minidbg.words.script_header import START
+from minidbg.core.foreign import attribute_of, chain_of
+from minidbg.core.script_header import START
 
 ATTRIBUTE = "minidbg_report"
 

@@ -17,6 +17,12 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
+from minidbg.core.errors import AccuracyError
+from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
+from minidbg.core.kinds import Kind
+from minidbg.core.outcome import Direction
+from minidbg.core.run_spec import BackendRef, RunSpec
+from minidbg.core.settings import Settings, Verify
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.judge.compare import Comparison, Difference
 from minidbg.judge.ensemble import OTHER_SEED, left_by
@@ -25,12 +31,6 @@ from minidbg.judge.randomness import Derandomized, feed_recorded, may_draw
 from minidbg.judge.snapshot import CannotCompare
 from minidbg.source.names import readable
 from minidbg.torch_internals.devices import generator_states
-from minidbg.words.errors import AccuracyError
-from minidbg.words.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
-from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Direction
-from minidbg.words.run_spec import BackendRef, RunSpec
-from minidbg.words.settings import Settings, Verify
 from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
 from minidbg.wrapper.chain import Link, compile_at_run_time

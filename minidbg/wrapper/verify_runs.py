@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import torch_internals
+from minidbg.core.run_spec import RunSpec
+from minidbg.core.settings import Settings
 from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module, storage_key
 from minidbg.fx.mutation import written_attributes
 from minidbg.fx.ranks import talks_to_others
@@ -28,8 +30,6 @@ from minidbg.source.subclasses import is_constructed
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.torch_internals.tensors import has_plain_memory
-from minidbg.words.run_spec import RunSpec
-from minidbg.words.settings import Settings
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.rollback import capturing_device_graph, memory_of, tensors_in
 

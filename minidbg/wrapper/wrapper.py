@@ -16,11 +16,11 @@ from typing import Any, Unpack, get_type_hints
 from torch import fx
 
 from minidbg import backends, torch_internals
+from minidbg.core import environment, settings
+from minidbg.core.errors import BadSetting, UnknownBackend, nearest
+from minidbg.core.run_spec import CompiledFn, CompilerFn, Level
+from minidbg.core.settings import CompilerSettings, Settings, WrapSettings
 from minidbg.judge.randomness import may_draw
-from minidbg.words import environment, settings
-from minidbg.words.errors import BadSetting, UnknownBackend, nearest
-from minidbg.words.run_spec import CompiledFn, CompilerFn, Level
-from minidbg.words.settings import CompilerSettings, Settings, WrapSettings
 from minidbg.wrapper.chain import Backend, Link, backend_hash, merged, name_of, same_backend
 from minidbg.wrapper.graph_state import DynamoGraph, GraphState, state_of
 from minidbg.wrapper.reports import Report, add_line, own_report, set_report
@@ -167,7 +167,7 @@ def wrap(
       that dies on disk.
 
     What is not given (None) comes from ``MINIDBG_*`` variables, ``[tool.minidbg]`` of the nearest pyproject.toml and the
-    user's file; ``minidbg.words.settings.Settings`` has the defaults. The result compares equal to another one of the same
+    user's file; ``minidbg.core.settings.Settings`` has the defaults. The result compares equal to another one of the same
     backend, options and settings, so that dynamo does not compile again.
 
     In an interpreter that judges a repro, ``backend`` comes back as it is: its failure is not to be answered there.

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from minidbg.core.outcome import Kind, Signature
+from minidbg.core.run_spec import BackendRef, CallPath, Context, Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro import Exactness
-from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance, RunSpec
 
 RAISES_ON_RELU = """\
 class ReluNotSupported(Exception):

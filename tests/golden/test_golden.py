@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from golden_cases import GOLDEN
 
+from minidbg.core.outcome import Verdict
 from minidbg.repro import load, render, run, run_alone, write
-from minidbg.words.outcome import Verdict
 
 FOLDER = Path(__file__).parent
 

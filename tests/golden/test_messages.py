@@ -20,6 +20,12 @@ from click.testing import CliRunner
 from minidbg.commands.output import existing_folder, find_repro
 from minidbg.commands.run.launch import Ending, failure_lines, graph_lines, nothing_failed
 from minidbg.commands.watching import accept
+from minidbg.core.deadline import Deadline
+from minidbg.core.errors import MinidbgError
+from minidbg.core.outcome import Kind, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, Provenance, RunSpec
+from minidbg.core.settings import Reduce, Settings
+from minidbg.core.text import moment
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction.result import Progress, ReductionResult, figures_of
@@ -28,12 +34,6 @@ from minidbg.report.story import reduction_line
 from minidbg.repro.header import Header
 from minidbg.repro.loading import read_parts
 from minidbg.watch.queries import list_text, status_text
-from minidbg.words.deadline import Deadline
-from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Kind, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, Provenance, RunSpec
-from minidbg.words.settings import Reduce, Settings
-from minidbg.words.text import moment
 from minidbg.workers import Ended
 from minidbg.wrapper import handle
 

@@ -12,7 +12,7 @@ FLOORS = {
     name: floor
     for floor, names in enumerate(
         (
-            ("words",),
+            ("core",),
             ("torch_internals", "workers", "history"),
             ("fx",),
             ("backends",),
@@ -113,7 +113,7 @@ ELSEWHERE_INHERITED = ("system", "popen", "execv", "execl", "execlp", "execvp", 
 READERS = {"several_ranks", "from_environment", "eager_fails_too", "allowed_environment"}
 """Functions that read variables of a mapping and start nothing."""
 MAY_INHERIT = {
-    "words/environment.py": "the one room",
+    "core/environment.py": "the one room",
     "workers/server.py": "a run becomes its script, in the environment that the pool has made for it",
 }
 

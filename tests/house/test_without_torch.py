@@ -32,7 +32,7 @@ def test_words_workers_and_commands_that_only_read_need_no_torch(tmp_path: Path)
     modules = [
         "minidbg." + name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         for name in trees()
-        if name.startswith(("words/", "workers/"))
+        if name.startswith(("core/", "workers/"))
     ]
     program = refusing("torch") + (
         "import importlib\n"

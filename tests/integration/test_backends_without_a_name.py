@@ -20,9 +20,9 @@ from torch._dynamo.backends.common import aot_autograd
 import minidbg
 from minidbg import asking, repro, workers
 from minidbg.backends.pickled import LIMIT_BYTES
+from minidbg.core.outcome import Verdict
 from minidbg.fx.case import Case
 from minidbg.repro import read_header
-from minidbg.words.outcome import Verdict
 from minidbg.wrapper.process import PROCESS
 from minidbg.wrapper.reports import Report
 

@@ -15,10 +15,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 from minidbg import asking, backends, torch_internals
+from minidbg.core.outcome import Direction, Kind, Verdict
+from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
 from minidbg.reduction import context_passes
-from minidbg.words.outcome import Direction, Kind, Verdict
-from minidbg.words.run_spec import RunSpec
 from minidbg.wrapper import wrap
 
 

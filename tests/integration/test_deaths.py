@@ -12,10 +12,10 @@ from support import PLANTED
 from support.command_line import python
 
 from minidbg import repro
+from minidbg.core.outcome import Direction, Kind, Verdict
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits
 from minidbg.repro import flights
-from minidbg.words.outcome import Direction, Kind, Verdict
 
 MEMORY = 1 << 30  # a fresh interpreter with a CUDA build of torch takes half of it
 

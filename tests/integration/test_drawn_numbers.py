@@ -12,8 +12,8 @@ from support.new_process import Answers
 from torch import Tensor, fx
 
 import minidbg
+from minidbg.core.errors import AccuracyError
 from minidbg.fx.effects import op_name
-from minidbg.words.errors import AccuracyError
 from minidbg.wrapper.process import PROCESS
 
 X = torch.linspace(0.1, 2.0, 16)

@@ -11,10 +11,10 @@ from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture fo
 from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
 
 from minidbg.asking.execute import execute
+from minidbg.core.outcome import Kind, Verdict
+from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.words.outcome import Kind, Verdict
-from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.wrapper import report_of, wrap
 
 BROKEN = [

@@ -14,10 +14,10 @@ from torch._dynamo.backends.common import aot_autograd
 
 import minidbg
 from minidbg.asking.execute import execute
+from minidbg.core import environment
+from minidbg.core.errors import BadSetting
+from minidbg.core.outcome import Verdict
 from minidbg.fx.case import Case
-from minidbg.words import environment
-from minidbg.words.errors import BadSetting
-from minidbg.words.outcome import Verdict
 
 pytestmark = pytest.mark.usefixtures("answers")
 

@@ -11,8 +11,8 @@ import torch
 from support.command_line import cli, python
 
 import minidbg
+from minidbg.core.errors import NotReproduced
 from minidbg.source.size import call_targets
-from minidbg.words.errors import NotReproduced
 
 pytestmark = pytest.mark.slow
 

@@ -15,14 +15,14 @@ import pytest
 from support.toy_repros import BROKEN, WORKS, Checkout, script
 from support.watch_driver import watching
 
+from minidbg.core.errors import MinidbgError
+from minidbg.core.outcome import Verdict
 from minidbg.extras.page.state import HtmlFile
 from minidbg.history import NAME, History, State
 from minidbg.watch import events
 from minidbg.watch.events import Event
 from minidbg.watch.repros import hidden_folder
 from minidbg.watch.states import Transition
-from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Verdict
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J"
 CHROMIUM = Path("/usr/bin/chromium")

@@ -83,8 +83,8 @@ def test_every_snippet_is_python(text: str) -> None:
 
 
 def test_the_configuration_shown_is_one_that_is_read() -> None:
+    from minidbg.core import settings
     from minidbg.watch import settings as watching
-    from minidbg.words import settings
 
     for text in blocks("toml"):
         table = tomllib.loads(text)["tool"]["minidbg"]

@@ -20,7 +20,7 @@ FIND = """
 import json
 import torch
 from minidbg import backends
-from minidbg.words.errors import MinidbgError
+from minidbg.core.errors import MinidbgError
 
 
 def found(backend, **given):

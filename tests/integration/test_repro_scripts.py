@@ -10,12 +10,12 @@ import pytest
 import torch
 from support.command_line import python
 
+from minidbg.core.outcome import Kind, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.repro import Exactness, Form, run, write
-from minidbg.words.outcome import Kind, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 
 pytestmark = pytest.mark.slow
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from support.command_line import python
 
+from minidbg.core.outcome import Kind, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction import publishing
 from minidbg.repro import NoShortForm, render, run
-from minidbg.words.outcome import Kind, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, RunSpec
 
 ADDS_ONE = """\
 def adds_one(gm, example_inputs):

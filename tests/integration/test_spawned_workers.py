@@ -15,13 +15,13 @@ from support.command_line import python
 
 from minidbg import asking, backends, workers
 from minidbg.asking.execute import execute
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits
 from minidbg.repro import read_header
-from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import RunSpec
 
 pytestmark = pytest.mark.slow
 

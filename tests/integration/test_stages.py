@@ -13,10 +13,10 @@ import torch
 
 import minidbg
 from minidbg import backends, repro
+from minidbg.core.errors import NotReproduced
+from minidbg.core.outcome import Verdict
+from minidbg.core.run_spec import CallPath, Level
 from minidbg.report.stages import find_stages, keep_stages, stages_of
-from minidbg.words.errors import NotReproduced
-from minidbg.words.outcome import Verdict
-from minidbg.words.run_spec import CallPath, Level
 
 
 @pytest.fixture(scope="module")

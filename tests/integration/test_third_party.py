@@ -13,7 +13,7 @@ import pytest
 from support.command_line import python
 
 from minidbg import repro
-from minidbg.words.outcome import Verdict
+from minidbg.core.outcome import Verdict
 
 PROGRAM = """
 import json, warnings

@@ -24,8 +24,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.overrides import TorchFunctionMode
 
 from minidbg import AccuracyError
+from minidbg.core.outcome import Direction, Kind
 from minidbg.judge.undefined import UndefinedResults
-from minidbg.words.outcome import Direction, Kind
 from minidbg.wrapper import report_of, stats, wrap
 from minidbg.wrapper import verify as verify_module
 from minidbg.wrapper.first_wrong import MOST_TAPPED

@@ -13,8 +13,8 @@ from support.signalled import Signalled
 from support.toy_repros import BROKEN, WORKS, git, script, toy_package
 
 from minidbg.commands.watching import bisect
+from minidbg.core.errors import MinidbgError
 from minidbg.watch import bisecting
-from minidbg.words.errors import MinidbgError
 from minidbg.workers import leftovers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

@@ -13,10 +13,10 @@ import torch
 from support.command_line import python
 
 from minidbg.asking import ask
+from minidbg.core.outcome import Kind, Outcome, Verdict
+from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.words.outcome import Kind, Outcome, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ AFTER_REAL_USE = """
 import os, sys, time
 import torch
 from minidbg.fx.case import Case
-from minidbg.words.run_spec import BackendRef, CallPath, RunSpec
+from minidbg.core.run_spec import BackendRef, CallPath, RunSpec
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.asking import ask
 

@@ -26,10 +26,10 @@ from torch._dynamo.testing import CompileCounter
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import DataDependentOutputException, UnsupportedFakeTensorException
 
+from minidbg.core.errors import BadSetting, ConflictingOptions, UnknownBackend
+from minidbg.core.outcome import Direction, Kind
+from minidbg.core.settings import Reduce, Settings
 from minidbg.fx.case import Case
-from minidbg.words.errors import BadSetting, ConflictingOptions, UnknownBackend
-from minidbg.words.outcome import Direction, Kind
-from minidbg.words.settings import Reduce, Settings
 from minidbg.wrapper import Report, entry_point, report_of, wrap
 from minidbg.wrapper.process import PROCESS, stats
 

@@ -16,10 +16,10 @@ from support.new_process import Answers, as_in_a_new_process  # noqa: F401 - a f
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 
+from minidbg.core.errors import AccuracyError, BadSetting
+from minidbg.core.outcome import Kind, Verdict
+from minidbg.core.run_spec import CallPath, Level, RunSpec
 from minidbg.fx.case import Case
-from minidbg.words.errors import AccuracyError, BadSetting
-from minidbg.words.outcome import Kind, Verdict
-from minidbg.words.run_spec import CallPath, Level, RunSpec
 from minidbg.wrapper import Report, report_of, stats, wrap, wrap_compiler
 from minidbg.wrapper.verify import NUMBERS_OF_BACKWARD
 

@@ -16,7 +16,7 @@ from support.quick_path import Found, failing_program
 from torch import nn
 
 import minidbg
-from minidbg.words.outcome import Kind
+from minidbg.core.outcome import Kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

@@ -20,8 +20,8 @@ from support.quick_path import failing_program, judge_in_fork, take_the_quick_pa
 
 import minidbg
 from minidbg import workers
-from minidbg.words.errors import NotReproduced
-from minidbg.words.outcome import Direction, Verdict
+from minidbg.core.errors import NotReproduced
+from minidbg.core.outcome import Direction, Verdict
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from minidbg import torch_internals
+from minidbg.core.errors import MinidbgError
 from minidbg.fx import copying, effects
 from minidbg.fx.runs import StorageSerials
 from minidbg.judge import arithmetic, compare, precision, undefined
@@ -19,7 +20,6 @@ from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.snapshot import CannotCompare, _are_plain, snapshot
 from minidbg.source.inputs import materialise, write_inputs
 from minidbg.source.size import canonical_text
-from minidbg.words.errors import MinidbgError
 from minidbg.wrapper import rollback
 from minidbg.wrapper.capture import real_value
 

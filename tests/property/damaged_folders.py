@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.history import Flip, History, Observation, Revision, State
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 
 HEADER = """# /// script
 # dependencies = ["torch==2.13.0"]

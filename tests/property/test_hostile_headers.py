@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from minidbg.core.errors import UnreadableRepro
+from minidbg.core.text import in_one_line, printable
 from minidbg.repro import Header, read_header
 from minidbg.repro.header import header_of
-from minidbg.words.errors import UnreadableRepro
-from minidbg.words.text import in_one_line, printable
 
 FILE = Path("repro.py")
 KEYS = [

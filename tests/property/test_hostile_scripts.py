@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import fx
 
+from minidbg.core.outcome import Kind, Signature
+from minidbg.core.run_spec import BackendRef, Context, Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.repro import render
 from minidbg.repro.header import header_of
 from minidbg.repro.wording import message_lines
-from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, Context, Provenance, RunSpec
 
 HOSTILE = [
     '"""\nimport os; os._exit(9)\n"""',

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minidbg import asking
+from minidbg.core.outcome import Outcome
 from minidbg.fx.case import Case
-from minidbg.words.outcome import Outcome
 from minidbg.workers import Ended, Request
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from minidbg.core.outcome import Outcome, Verdict
 from minidbg.history import NAME, History, Observation, State
-from minidbg.words.outcome import Outcome, Verdict
 
 HEADER = """
 # /// script

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
-from minidbg.words.settings import Settings
 from minidbg.wrapper import Report
 from minidbg.wrapper.process import PROCESS
 

@@ -21,14 +21,14 @@ from fails_on import all_nodes, name_of
 import minidbg
 from minidbg import asking, torch_internals, workers
 from minidbg.asking.execute import execute
+from minidbg.core.deadline import Deadline
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
 from minidbg.judge import command
 from minidbg.judge.script import outcome_of
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
-from minidbg.words.deadline import Deadline
-from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.settings import Settings
 from minidbg.wrapper import Report, handle
 from minidbg.wrapper.process import PROCESS
 from support.doubles import Children

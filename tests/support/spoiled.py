@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from minidbg.core.kinds import Kind
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.judge.harness import Runnable, judge
-from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.run_spec import BackendRef, RunSpec
 
 Change = Callable[[Tensor], Tensor]
 Run = Callable[..., Any]

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from minidbg import backends, torch_internals
 from minidbg.asking.packing import with_backend
+from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import capture_by_dynamo, storage_key
@@ -20,7 +21,6 @@ from minidbg.source import transport
 from minidbg.source.origins import location, user_frames
 from minidbg.source.size import canonical_text
 from minidbg.source.subclasses import construction_of, is_constructed
-from minidbg.words.run_spec import BackendRef, RunSpec
 
 
 def case_of_program(function: Any, args: Any, backend: str, dynamic: bool | None = None) -> Case:

@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from minidbg import backends
+from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.words.run_spec import BackendRef, RunSpec
 
 
 def sin_relu_add(x: torch.Tensor) -> torch.Tensor:

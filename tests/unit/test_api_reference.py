@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import minidbg
 from minidbg.commands import cli
 from minidbg.commands.about import topics
-from minidbg.words.settings import WrapSettings
+from minidbg.core.settings import WrapSettings
 
 TABLE = topics()["python"].partition("## Public names")[2].split("```text\n")[1].split("```")[0]
 LISTED = re.sub(r"\n +", " ", TABLE).splitlines()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from minidbg.core.errors import MinidbgError
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.history import (
     DamagedHistory,
     Flip,
@@ -21,8 +23,6 @@ from minidbg.history import (
     State,
     open_or_begin_anew,
 )
-from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 
 OUTCOME = Outcome(
     Verdict.REPRODUCES, Signature(Kind.COMPILE, types=("ValueError",)), seconds=0.25, reason="said so"

@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.syntax import Syntax
 
-from minidbg.words import environment
-from minidbg.words.errors import MinidbgError
-from minidbg.words.script_header import START
-from minidbg.words.text import display_path
+from minidbg.core import environment
+from minidbg.core.errors import MinidbgError
+from minidbg.core.script_header import START
+from minidbg.core.text import display_path
 from minidbg.wrapper import Report, report_of
 
 PROGRAM = Path(__file__).with_name("program.py")

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from minidbg.words import environment
-from minidbg.words.foreign import message_of
+from minidbg.core import environment
+from minidbg.core.foreign import message_of
 
 TAIL_CHARACTERS = 20_000
 """Of a traceback: minidbg's line is the last of an exception's notes."""

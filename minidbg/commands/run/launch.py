@@ -14,13 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from minidbg.words import environment
-from minidbg.words.files import glob
-from minidbg.words.json_lines import json_objects, last_json
-from minidbg.words.kinds import Kind
-from minidbg.words.run_spec import how_to_fill_in
-from minidbg.words.settings import Reduce, Settings
-from minidbg.words.text import display_path, plural, signal_name
+from minidbg.core import environment
+from minidbg.core.files import glob
+from minidbg.core.json_lines import json_objects, last_json
+from minidbg.core.kinds import Kind
+from minidbg.core.run_spec import how_to_fill_in
+from minidbg.core.settings import Reduce, Settings
+from minidbg.core.text import display_path, plural, signal_name
 from minidbg.workers.child import PR_SET_PDEATHSIG, prctl
 from minidbg.workers.leftovers import SAME_START_S
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minidbg.words.errors import BadSetting, MinidbgError
-from minidbg.words.machine import HERE
+from minidbg.core.errors import BadSetting, MinidbgError
+from minidbg.core.machine import HERE
 
 if TYPE_CHECKING:
     from minidbg.watch.daemon import OtherMachines

@@ -19,12 +19,12 @@ from distributed import Client
 from distributed.scheduler import KilledWorker
 
 from minidbg import __version__
+from minidbg.core.errors import MinidbgError
 from minidbg.extras.cluster.routing import Code
 from minidbg.extras.cluster.worker import NAME, Unpacks, judge, resource_of
 from minidbg.watch.daemon import DevicesChanged, Message
 from minidbg.watch.events import Notice
 from minidbg.watch.settings import machine_of
-from minidbg.words.errors import MinidbgError
 from minidbg.workers import Ended, Request
 
 CONNECT_S = 10.0

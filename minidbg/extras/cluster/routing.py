@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from minidbg.core.json_lines import last_json
+from minidbg.core.text import plural
 from minidbg.watch.daemon import Message
 from minidbg.watch.events import Notice
 from minidbg.watch.files import scan, walk
 from minidbg.watch.settings import machine_of
 from minidbg.watch.sources import find_spec, site_packages
-from minidbg.words.json_lines import last_json
-from minidbg.words.text import plural
 from minidbg.workers import Ended, Request
 from minidbg.workers.pool import Pool
 

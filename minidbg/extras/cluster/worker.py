@@ -26,13 +26,13 @@ import dask
 from distributed import Worker, WorkerPlugin, get_worker
 
 from minidbg import __version__
+from minidbg.core.errors import MinidbgError
+from minidbg.core.json_lines import last_json
+from minidbg.core.machine import memory_limit
 from minidbg.extras.cluster import on_path
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.watch.runner import PROBE_SCRIPT
 from minidbg.watch.settings import is_cpu, whole_name
-from minidbg.words.errors import MinidbgError
-from minidbg.words.json_lines import last_json
-from minidbg.words.machine import memory_limit
 from minidbg.workers import Ended, Request, leftovers
 from minidbg.workers.pool import WARM, ServerPool, preload_for
 

@@ -17,10 +17,10 @@ import click
 
 from minidbg.commands.ending import end_interrupted
 from minidbg.commands.output import COUNT, FILE, FOLDER, JSON, note, print_json, repro_folder
-from minidbg.words.errors import BadSetting
-from minidbg.words.files import replace_file
-from minidbg.words.machine import HERE
-from minidbg.words.text import in_one_line
+from minidbg.core.errors import BadSetting
+from minidbg.core.files import replace_file
+from minidbg.core.machine import HERE
+from minidbg.core.text import in_one_line
 
 if TYPE_CHECKING:
     from minidbg.extras.hunt.hunting import Hunt

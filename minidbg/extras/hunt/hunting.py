@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from minidbg import workers
+from minidbg.core import settings
+from minidbg.core.errors import MinidbgError
+from minidbg.core.json_lines import json_objects
+from minidbg.core.machine import memory_limit
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.text import last_line, plural
 from minidbg.extras.hunt.judging import State, backend_of, key_of, state_of
 from minidbg.extras.hunt.samples import Cell, Sample, plan
 from minidbg.reduction.result import Limits
 from minidbg.torch_internals import OP_SAMPLES
-from minidbg.words import settings
-from minidbg.words.errors import MinidbgError
-from minidbg.words.json_lines import json_objects
-from minidbg.words.machine import memory_limit
-from minidbg.words.outcome import Outcome, Verdict
-from minidbg.words.text import last_line, plural
 from minidbg.workers import Ended
 
 IN_BATCH = 60  # at most: each of the jobs gets one

@@ -19,6 +19,9 @@ import torch
 
 from minidbg import asking, workers
 from minidbg.asking.execute import ANOTHER_GRAPH, execute
+from minidbg.core.errors import BadSetting
+from minidbg.core.kinds import Kind
+from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.extras.hunt.samples import Sample, case_of_sample
 from minidbg.fx.case import Case
 from minidbg.judge.harness import HANDED_BACK
@@ -26,9 +29,6 @@ from minidbg.reduction import reducing
 from minidbg.reduction.publishing import with_failure
 from minidbg.repro.cases import UsedBackend, backend_named
 from minidbg.torch_internals.dynamo import CONTROL_FLOW
-from minidbg.words.errors import BadSetting
-from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Outcome, Signature, Verdict
 
 SAYS_UNSUPPORTED = re.compile(
     r"(?i)not (yet |currently )?(supported|implemented)|unsupported|(do|does|did)(n't| not) support|no (lowering|converter|"

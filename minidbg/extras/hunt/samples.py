@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from minidbg import torch_internals
+from minidbg.core.errors import BadSetting, MinidbgError, nearest
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro.cases import UsedBackend, case_of, need_grad
-from minidbg.words.errors import BadSetting, MinidbgError, nearest
 
 DTYPES = (
     "float32", "int64", "bfloat16", "float16", "bool", "complex64", "int32", "float64", "uint8", "int8", "int16",

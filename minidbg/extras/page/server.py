@@ -17,8 +17,8 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
+from minidbg.core.errors import MinidbgError
 from minidbg.extras.page.state import SCRIPT, STYLE, Page
-from minidbg.words.errors import MinidbgError
 
 try:
     import uvicorn

@@ -9,17 +9,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from minidbg.core import templates
+from minidbg.core.errors import MinidbgError
+from minidbg.core.files import read_regular, replace_file
+from minidbg.core.run_spec import Provenance, table_of
+from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, text_of
+from minidbg.core.text import display_path, moment, printable
 from minidbg.watch import events, queries
 from minidbg.watch.events import Event
 from minidbg.watch.matrix import Matrix
 from minidbg.watch.repros import name_of, read_repro
 from minidbg.watch.views import View
-from minidbg.words import templates
-from minidbg.words.errors import MinidbgError
-from minidbg.words.files import read_regular, replace_file
-from minidbg.words.run_spec import Provenance, table_of
-from minidbg.words.script_header import SCRIPT_LIMIT_BYTES, text_of
-from minidbg.words.text import display_path, moment, printable
 
 HISTORY_ENTRIES = 50
 WRITTEN_AT = events.Started, events.SweepFinished, events.BuildFailed

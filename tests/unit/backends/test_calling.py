@@ -13,8 +13,8 @@ import torch
 from torch._dynamo.backends import registry
 
 from minidbg.backends import compiler_fn, hook, named
+from minidbg.core.errors import UnknownBackend
 from minidbg.torch_internals import BACKEND_HOOKS
-from minidbg.words.errors import UnknownBackend
 
 
 def keeps(gm: Any, inputs: Any, **given: Any) -> Callable[..., Any]:

@@ -14,8 +14,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.compile_fx import compile_fx
 
 from minidbg.backends import assignment, find, resolve
-from minidbg.words.errors import BackendUnreachable
-from minidbg.words.run_spec import BackendRef
+from minidbg.core.errors import BackendUnreachable
+from minidbg.core.run_spec import BackendRef
 
 
 def compiles(gm: Any, inputs: Any, **given: Any) -> Any:

@@ -12,7 +12,7 @@ from minidbg import commands
 from minidbg.commands import output
 from minidbg.commands.root import cli as root
 from minidbg.commands.table import COMMANDS
-from minidbg.words.outcome import Outcome, Verdict
+from minidbg.core.outcome import Outcome, Verdict
 
 
 def status_of(*arguments: str) -> int:

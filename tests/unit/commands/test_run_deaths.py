@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from minidbg.commands.run import launch
+from minidbg.core.settings import Reduce, Settings
 from minidbg.repro import flights
-from minidbg.words.settings import Reduce, Settings
 
 
 def test_a_crash_is_a_capture_when_its_reduction_gave_nothing(

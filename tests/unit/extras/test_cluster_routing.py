@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support.doubles import Children
 
+from minidbg.core.errors import BadSetting
 from minidbg.extras.cluster.commands import security_of
 from minidbg.extras.cluster.routing import Code, RoutingPool
-from minidbg.words.errors import BadSetting
 from minidbg.workers import Ended, Request
 
 CPU, GPU = {"name": "a processor", "driver": ""}, {"name": "a GPU", "driver": "1"}

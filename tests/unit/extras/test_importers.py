@@ -14,11 +14,11 @@ import planted_backends as planted
 import pytest
 import torch
 
+from minidbg.core.errors import BackendUnreachable, UnreadableRepro
+from minidbg.core.run_spec import CallPath, Level
 from minidbg.extras import importers
 from minidbg.extras.importers import UnreadableTorchRepro
 from minidbg.repro.cases import backend_named
-from minidbg.words.errors import BackendUnreachable, UnreadableRepro
-from minidbg.words.run_spec import CallPath, Level
 
 
 class Sum(torch.nn.Module):

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from support import PLANTED
 
+from minidbg.core.outcome import EXIT_STATUS, Kind, Outcome, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, CallPath, RunSpec
 from minidbg.judge import command
 from minidbg.judge.signature import failure
-from minidbg.words.outcome import EXIT_STATUS, Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, RunSpec
 
 MODEL = """
 class Repro(torch.nn.Module):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from minidbg.core.outcome import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.judge.death import died_by, outcome_of_death, outcome_of_run
-from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, RunSpec
 from minidbg.workers import Ended
 
 STACK = """before it

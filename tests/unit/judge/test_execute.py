@@ -12,11 +12,11 @@ import torch
 from torch import fx
 
 from minidbg.asking.execute import execute
+from minidbg.core.outcome import Direction, Kind, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, CallPath, Context
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.source.size import call_nodes, canonical_text
-from minidbg.words.outcome import Direction, Kind, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, Context
 
 CaseOf = Callable[..., Case]
 BOTH_PATHS = pytest.mark.parametrize("call", list(CallPath))

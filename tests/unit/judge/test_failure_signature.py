@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from minidbg.core.outcome import Direction, Kind, Signature
 from minidbg.judge.signature import also_imported, function_name, phase_of, signature_of, stable_message
-from minidbg.words.outcome import Direction, Kind, Signature
 
 
 def raised(function: Callable[[], Any]) -> BaseException:

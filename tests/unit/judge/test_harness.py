@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.judge.harness import (
     brief,
     compared,
@@ -18,8 +20,6 @@ from minidbg.judge.harness import (
     patched_config,
 )
 from minidbg.judge.snapshot import CannotCompare
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, RunSpec
 
 EXPECTED = Signature(Kind.COMPILE, types=("ValueError",))
 

@@ -12,9 +12,9 @@ from open_answers import Open
 from torch import Tensor, nn
 from torch.nn import functional
 
+from minidbg.core.run_spec import in_precision
 from minidbg.judge.compare import USUAL, Comparison
 from minidbg.judge.harness import gradient_sources, gradients_of, left_behind
-from minidbg.words.run_spec import in_precision
 
 
 def mlp() -> tuple[nn.Module, tuple[Tensor, ...]]:

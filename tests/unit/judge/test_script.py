@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, Level, RunSpec
 from minidbg.judge.script import Script, Unavailable, judged_on_one_op, shown_in
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, Level, RunSpec
 
 GONE, REPRODUCES = Outcome(Verdict.GONE), Outcome(Verdict.REPRODUCES, Signature(Kind.COMPILE))
 CHANGED = Outcome(Verdict.CHANGED, Signature(Kind.RUNTIME, types=("KeyError",)), message="KeyError: 3")

@@ -12,10 +12,10 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.asking.execute import execute
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.judge.suspects import Suspects, renamed, suspects_in_stack, suspects_of, telling
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, RunSpec
 
 GENERATED = """
 # from torch._inductor.runtime import helpers

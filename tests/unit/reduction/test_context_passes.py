@@ -8,9 +8,9 @@ import torch
 import torch._inductor.config as inductor_config
 from torch import fx
 
+from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec
 from minidbg.fx.case import Case
 from minidbg.reduction.context_passes import simplify
-from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 
 INDUCTOR = "torch._inductor.config"
 BUG = "cpp.inject_relu_bug_TESTING_ONLY"

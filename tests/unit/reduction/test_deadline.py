@@ -14,14 +14,14 @@ from torch import fx
 
 from minidbg import repro, workers
 from minidbg.asking.execute import execute
+from minidbg.core.deadline import Deadline
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, RunSpec
+from minidbg.core.settings import Reduce, Settings
 from minidbg.fx.case import Case
 from minidbg.reduction import publishing, reducing, session
 from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.result import Limits, ReductionResult
-from minidbg.words.deadline import Deadline
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, RunSpec
-from minidbg.words.settings import Reduce, Settings
 from minidbg.workers import Ended
 from minidbg.wrapper import handle
 

@@ -11,8 +11,8 @@ from graphs_to_reduce import Needs, call_count, call_names, chain, graph_of, row
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from minidbg.core.errors import MinidbgError, NotReproduced
 from minidbg.reduction.core import Minimized, minimize
-from minidbg.words.errors import MinidbgError, NotReproduced
 
 
 def test_single_culprit_is_all_that_is_left() -> None:

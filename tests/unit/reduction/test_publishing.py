@@ -12,6 +12,9 @@ import torch
 from support.doubles import Children
 from torch import fx
 
+from minidbg.core.deadline import Deadline
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec
 from minidbg.fx.case import Case
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.reduction import publishing
@@ -33,9 +36,6 @@ from minidbg.reduction.publishing import (
 from minidbg.reduction.result import Limits
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness, read_header
-from minidbg.words.deadline import Deadline
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, Context, RunSpec
 from minidbg.workers import Ended, Request
 
 COMPILE = Signature(Kind.COMPILE, types=("ValueError",))

@@ -24,15 +24,15 @@ from torch import fx
 
 from minidbg import asking, backends, repro, workers
 from minidbg.asking.execute import ANOTHER_GRAPH, execute
+from minidbg.core.errors import CannotWrite, Interrupted, NotReproduced
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.core.run_spec import STAND_INS, BackendRef, CallPath, Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.judge.harness import NOT_CALLED
 from minidbg.reduction import problem, publishing, reducing, session
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.repro.flights import reduced_crash
 from minidbg.source.size import call_nodes, call_targets
-from minidbg.words.errors import CannotWrite, Interrupted, NotReproduced
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Provenance, RunSpec
 from minidbg.workers import Ended
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from minidbg.core.outcome import Verdict
 from minidbg.reduction.result import Limits, Progress, ReductionResult, figures_of, on_stream
-from minidbg.words.outcome import Verdict
 
 WRITTEN = ReductionResult(Path("r.py"), 812, 1, 14, 3.21, True, Verdict.REPRODUCES)
 NOTHING = replace(WRITTEN, path=None, verdict=Verdict.GONE)

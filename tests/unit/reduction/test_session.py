@@ -12,6 +12,9 @@ import torch
 from torch import fx
 
 from minidbg import workers
+from minidbg.core.deadline import Deadline
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.reduction import session
 from minidbg.reduction.candidate import BudgetSpent
@@ -22,9 +25,6 @@ from minidbg.reduction.session import (
     measured,
     runs_worth_having,
 )
-from minidbg.words.deadline import Deadline
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, RunSpec
 
 GONE, INVALID = Outcome(Verdict.GONE), Outcome(Verdict.INVALID)
 FAILS = Outcome(Verdict.REPRODUCES, Signature(Kind.COMPILE))

@@ -13,6 +13,10 @@ import torch
 from torch import fx
 
 from minidbg import repro, workers
+from minidbg.core.deadline import Deadline
+from minidbg.core.errors import MinidbgError, NotReproduced
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, CallPath, Level, RunSpec
 from minidbg.fx.case import Case
 from minidbg.reduction.reducing import (
     DONE_FILE,
@@ -24,10 +28,6 @@ from minidbg.reduction.reducing import (
 )
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.reduction.session import BEST_FILE, Session
-from minidbg.words.deadline import Deadline
-from minidbg.words.errors import MinidbgError, NotReproduced
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, CallPath, Level, RunSpec
 
 GONE = Outcome(Verdict.GONE)
 FAILS = Outcome(Verdict.REPRODUCES, Signature(Kind.COMPILE, types=("ValueError",)), message="no kernel")

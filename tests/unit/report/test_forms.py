@@ -9,11 +9,11 @@ import pytest
 from support.lying_repro import lay
 
 from minidbg import commands
+from minidbg.core.outcome import Verdict
 from minidbg.report import story_of
 from minidbg.report.forms import Private, issue, last_lines
 from minidbg.report.stages import StageReport, keep_stages
 from minidbg.report.story import Story
-from minidbg.words.outcome import Verdict
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from support.doubles import answering
 from torch import fx
 
 from minidbg import repro
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.report.stages import StageReport, find_stages, keep_stages, kept_file, stages_of
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, Provenance, RunSpec
 
 GONE, REPRODUCES = Verdict.GONE, Verdict.REPRODUCES
 REPORT = StageReport(

@@ -10,8 +10,8 @@ from support.lying_repro import lay
 
 from minidbg import commands
 from minidbg.commands.output import find_repro
+from minidbg.core.errors import MinidbgError
 from minidbg.report import glance, story_of
-from minidbg.words.errors import MinidbgError
 
 
 @pytest.fixture

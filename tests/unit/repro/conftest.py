@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import fx
 
+from minidbg.core.outcome import Kind, Signature
+from minidbg.core.run_spec import BackendRef, Context, Provenance, RunSpec
 from minidbg.fx.case import Case
-from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, Context, Provenance, RunSpec
 
 STORY = Provenance(
     nodes=812,

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from minidbg.core.errors import UnreadableRepro
 from minidbg.repro.folder import write
 from minidbg.repro.loading import load
 from minidbg.source.inputs import Exactness
-from minidbg.words.errors import UnreadableRepro
 
 
 def pipe(path: Path) -> None:

@@ -13,6 +13,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 from torch import fx
 
+from minidbg.core.errors import CannotWrite
+from minidbg.core.files import replace_file
+from minidbg.core.outcome import Kind, Signature
+from minidbg.core.run_spec import BackendRef, CallPath
 from minidbg.repro import (
     Exactness,
     captures,
@@ -27,10 +31,6 @@ from minidbg.repro import (
 from minidbg.repro import publish as publish_draft
 from minidbg.repro.folder import as_safetensors
 from minidbg.watch.queries import rows_of
-from minidbg.words.errors import CannotWrite
-from minidbg.words.files import replace_file
-from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath
 
 
 def publish(case, folder):
@@ -132,8 +132,8 @@ import sys, torch
 from torch import fx
 from minidbg import repro
 from minidbg.fx.case import Case
-from minidbg.words.run_spec import BackendRef
-from minidbg.words.outcome import Kind, Signature
+from minidbg.core.run_spec import BackendRef
+from minidbg.core.outcome import Kind, Signature
 graph = fx.Graph()
 graph.output((graph.call_method("relu", (graph.placeholder("x"),)),))
 gm = fx.GraphModule(torch.nn.Module(), graph)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from minidbg.core.errors import UnreadableRepro
+from minidbg.core.outcome import Direction, Kind, Signature
+from minidbg.core.run_spec import BackendRef, CallPath, Context, Provenance
 from minidbg.repro import Exactness, Form, load, read_header, write
 from minidbg.repro.header import torch_requirement
-from minidbg.words.errors import UnreadableRepro
-from minidbg.words.outcome import Direction, Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance
 
 CONTEXT = Context(
     grad=False,

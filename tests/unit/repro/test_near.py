@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import fx
 
+from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.repro import read_header, write
 from minidbg.repro.folder import captures
-from minidbg.words.run_spec import BackendRef, RunSpec
 
 BACKEND = "def b(gm, inputs):\n    return gm.forward\n"
 

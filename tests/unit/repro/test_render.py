@@ -9,11 +9,11 @@ import torch
 from support.graphs_to_write import graph_of
 from torch import fx
 
+from minidbg.core.errors import CannotWrite
+from minidbg.core.outcome import Kind, Signature
+from minidbg.core.run_spec import BackendRef, CallPath, Context
+from minidbg.core.script_header import metadata_of, table_in
 from minidbg.repro import Exactness, Form, render, write
-from minidbg.words.errors import CannotWrite
-from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath, Context
-from minidbg.words.script_header import metadata_of, table_in
 
 
 def top_of(case, **arguments):

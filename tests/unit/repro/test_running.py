@@ -11,9 +11,9 @@ import pytest
 from support.doubles import Children
 
 from minidbg import repro, workers
+from minidbg.core.errors import UnreadableRepro
+from minidbg.core.outcome import Kind, Signature, Verdict
 from minidbg.repro import run, write
-from minidbg.words.errors import UnreadableRepro
-from minidbg.words.outcome import Kind, Signature, Verdict
 from minidbg.workers import Ended
 
 

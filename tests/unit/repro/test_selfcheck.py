@@ -11,14 +11,14 @@ from compiler_says import COMPILER_SAYS, CppCompileError, compile_error
 from support.command_line import python
 from torch import fx
 
+from minidbg.core.outcome import Direction, Kind, Signature
+from minidbg.core.run_spec import BackendRef, CallPath, Level, Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.harness import first_lines
 from minidbg.judge.signature import NO_GUARDS, meaningful_lines, signature_of
 from minidbg.repro import NoShortForm, load, render, write
 from minidbg.repro.selfcheck import text_pattern, written_pattern
-from minidbg.words.outcome import Direction, Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath, Level, Provenance, RunSpec
 
 
 @pytest.mark.parametrize(

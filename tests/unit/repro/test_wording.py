@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
+from minidbg.core.outcome import Kind, Signature
+from minidbg.core.run_spec import BackendRef, Context, Provenance
 from minidbg.repro.render import render
 from minidbg.repro.wording import docstring, escaped, message_lines, mode_phrases, op_names, ops_phrase, title
-from minidbg.words.outcome import Kind, Signature
-from minidbg.words.run_spec import BackendRef, Context, Provenance
 
 
 def graph_of(*calls):

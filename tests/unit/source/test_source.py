@@ -15,10 +15,10 @@ import torch
 from support.graphs_to_write import assert_round_trip, forward_of, graph_of, module_of
 from torch import fx, nn
 
+from minidbg.core.errors import CannotWrite
 from minidbg.source.module_text import instantiate, write_module
 from minidbg.source.names import LOADED_WITH_TORCH
 from minidbg.source.parse import read_module
-from minidbg.words.errors import CannotWrite
 
 
 class Colour(enum.Enum):

@@ -13,7 +13,7 @@ import torch
 
 import minidbg
 from minidbg import torch_internals
-from minidbg.words.errors import TorchNameMissing
+from minidbg.core.errors import TorchNameMissing
 from minidbg.wrapper.process import PROCESS
 
 NAMES = sorted(name for name, one in vars(torch_internals).items() if hasattr(one, "__wrapped__"))

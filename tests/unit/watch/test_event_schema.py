@@ -10,11 +10,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from minidbg.core.outcome import Verdict
 from minidbg.watch import events
 from minidbg.watch.events import Event, Flipped, Judged, Notice, Unconfirmed
 from minidbg.watch.states import Transition
 from minidbg.watch.views import Announcer, JsonLines, PlainLines
-from minidbg.words.outcome import Verdict
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "watch_events.txt"
 GONE, REPRODUCES, CHANGED = Verdict.GONE, Verdict.REPRODUCES, Verdict.CHANGED

@@ -14,6 +14,9 @@ import pytest
 
 from minidbg.commands.output import find_repro
 from minidbg.commands.watching import expect_gone
+from minidbg.core.errors import MinidbgError
+from minidbg.core.outcome import Verdict
+from minidbg.core.script_header import SCRIPT_LIMIT_BYTES
 from minidbg.watch.repros import (
     HOLDER,
     Lock,
@@ -27,9 +30,6 @@ from minidbg.watch.repros import (
     shown_by,
     unreduced,
 )
-from minidbg.words.errors import MinidbgError
-from minidbg.words.outcome import Verdict
-from minidbg.words.script_header import SCRIPT_LIMIT_BYTES
 
 SCRIPT = """# /// script
 # dependencies = []

@@ -12,11 +12,11 @@ from typing import Any
 import click
 import pytest
 
+from minidbg.core.errors import BadSetting
 from minidbg.watch.probe import accelerators
 from minidbg.watch.runner import Build
 from minidbg.watch.settings import Devices, devices_of, load, parse_devices
 from minidbg.watch.sources import left_out_folders, module_roots, worth_watching
-from minidbg.words.errors import BadSetting
 
 
 def test_packages_links_namespaces_and_single_modules_are_found(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict, is_expected
 from minidbg.history import Observation, State
 from minidbg.watch.repros import UNKNOWN, Repro
 from minidbg.watch.states import Decision, Job, Purpose, Transition, decide, quiet_runs_needed, usual_seconds
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict, is_expected
 
 GONE, REPRODUCES, CHANGED = Verdict.GONE, Verdict.REPRODUCES, Verdict.CHANGED
 CRASHED, TIMEOUT, FLAKY = Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.history import Observation, State
 from minidbg.watch.events import Unconfirmed
 from minidbg.watch.repros import UNKNOWN, Repro
 from minidbg.watch.states import Decision, Job, Purpose, Transition
 from minidbg.watch.sweep import Lane, Run, Sweep
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 
 HANGS = replace(UNKNOWN, signature=Signature(Kind.HANG))
 GONE, REPRODUCES, SKIPPED, INVALID = Verdict.GONE, Verdict.REPRODUCES, Verdict.SKIPPED, Verdict.INVALID

@@ -17,6 +17,8 @@ from rich.console import Console
 
 from minidbg.commands.watching import accept, list_repros, status
 from minidbg.commands.watching import history as history_command
+from minidbg.core.kinds import Kind
+from minidbg.core.outcome import Outcome, Verdict
 from minidbg.history import Flip, History, Observation, Revision, State
 from minidbg.watch import events
 from minidbg.watch.daemon import RunAll, Stop
@@ -25,8 +27,6 @@ from minidbg.watch.repros import Lock
 from minidbg.watch.states import Transition
 from minidbg.watch.terminal import Screen, span
 from minidbg.watch.views import Announcer, FlipCommands, JsonLines, PlainLines, log_in
-from minidbg.words.kinds import Kind
-from minidbg.words.outcome import Outcome, Verdict
 
 NOW = 1_000_000.0
 

@@ -21,9 +21,9 @@ from support.command_line import python
 from torch import fx
 
 from minidbg import asking, backends, torch_internals, workers
+from minidbg.core.deadline import NEVER, Deadline
+from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
-from minidbg.words.deadline import NEVER, Deadline
-from minidbg.words.run_spec import RunSpec
 from minidbg.workers import forkserver
 
 HERE = f"{Path(__file__).stem}:"
@@ -283,7 +283,7 @@ def test_a_server_imports_only_what_starts_no_thread(tmp_path: Path, monkeypatch
 def test_a_warm_up_where_a_gpu_is_leaves_it_to_the_forks() -> None:
     program = """
         import os, sys
-        from minidbg.words.environment import FORKABLE
+        from minidbg.core.environment import FORKABLE
         os.environ.update(FORKABLE.put_in)
         import torch
         torch.cuda._device_count_nvml = lambda: 1  # as where a GPU is; CUDA itself would not start here

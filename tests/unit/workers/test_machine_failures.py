@@ -14,8 +14,8 @@ import pytest
 from support.doubles import Hands
 
 from minidbg import asking
-from minidbg.words.deadline import Deadline
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.core.deadline import Deadline
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.workers import kernel_cache
 
 unless_the_machine_failed = partial(asking.unless_the_machine_failed, pause=lambda seconds: None)

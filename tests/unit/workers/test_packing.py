@@ -11,8 +11,8 @@ import torch
 from support.doubles import Box
 
 from minidbg import asking, workers
+from minidbg.core.environment import JUDGING
 from minidbg.fx.case import Case
-from minidbg.words.environment import JUDGING
 
 MB = 1 << 20
 

@@ -15,9 +15,9 @@ from support.doubles import Children
 from torch import fx
 
 from minidbg import asking
+from minidbg.core.outcome import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.core.run_spec import CallPath
 from minidbg.fx.case import Case
-from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
-from minidbg.words.run_spec import CallPath
 from minidbg.workers import Ended
 
 CaseOf = Callable[..., Case]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg.words.outcome import Direction, Kind
+from minidbg.core.outcome import Direction, Kind
 from minidbg.wrapper import graph_state
 from minidbg.wrapper.chain import Link
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minidbg.words.foreign import is_out_of_memory
-from minidbg.words.outcome import Kind, Signature
-from minidbg.words.settings import Reduce, Settings
+from minidbg.core.foreign import is_out_of_memory
+from minidbg.core.outcome import Kind, Signature
+from minidbg.core.settings import Reduce, Settings
 from minidbg.wrapper.budget import ReductionBudget, several_ranks
 
 ONE = Signature(Kind.COMPILE, types=("ValueError",), message="one")

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from minidbg.words.run_spec import Level
+from minidbg.core.run_spec import Level
 from minidbg.wrapper.chain import (
     MOST_SHAPES,
     Link,

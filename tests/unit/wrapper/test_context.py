@@ -9,8 +9,8 @@ import torch._functorch.config
 import torch._inductor.config
 
 from minidbg import torch_internals
+from minidbg.core.run_spec import Context
 from minidbg.fx.context import ENVIRONMENT, allowed_environment, current_context, round_trips
-from minidbg.words.run_spec import Context
 
 
 def test_plain_modes_are_the_defaults() -> None:

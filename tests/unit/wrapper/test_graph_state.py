@@ -10,9 +10,9 @@ import torch
 from support.new_process import warnings_of
 from torch import fx
 
+from minidbg.core.run_spec import Level
+from minidbg.core.settings import OnFailure, Settings, Verify
 from minidbg.fx.copying import copy_graph_module
-from minidbg.words.run_spec import Level
-from minidbg.words.settings import OnFailure, Settings, Verify
 from minidbg.wrapper import Report
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link

@@ -14,11 +14,11 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
 from minidbg.commands.run.launch import graph_lines
+from minidbg.core.deadline import Deadline
+from minidbg.core.foreign import chain_of
+from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
 from minidbg.judge import ensemble
-from minidbg.words.deadline import Deadline
-from minidbg.words.foreign import chain_of
-from minidbg.words.settings import Settings
 from minidbg.wrapper import Report, capture, flight, handle, stats, verify_runs
 from minidbg.wrapper.process import PROCESS, write_stats
 

@@ -15,14 +15,14 @@ from support.doubles import Hands
 from torch import fx
 
 from minidbg import workers
+from minidbg.core.deadline import Deadline
+from minidbg.core.errors import AccuracyError, MinidbgError
+from minidbg.core.outcome import Kind, Signature, Verdict
+from minidbg.core.run_spec import BackendRef, RunSpec
+from minidbg.core.settings import Reduce, Settings
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction.result import ReductionResult
-from minidbg.words.deadline import Deadline
-from minidbg.words.errors import AccuracyError, MinidbgError
-from minidbg.words.outcome import Kind, Signature, Verdict
-from minidbg.words.run_spec import BackendRef, RunSpec
-from minidbg.words.settings import Reduce, Settings
 from minidbg.wrapper import Report, handle
 from minidbg.wrapper.capture import Failure, case_of
 from minidbg.wrapper.chain import Link

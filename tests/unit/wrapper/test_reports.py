@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minidbg.words.foreign import chain_of, is_of_a_signal_handler, is_out_of_memory
+from minidbg.core.foreign import chain_of, is_of_a_signal_handler, is_out_of_memory
 from minidbg.wrapper.budget import is_missing_compiler
 from minidbg.wrapper.reports import Report, add_line, own_report, report_of, set_report
 

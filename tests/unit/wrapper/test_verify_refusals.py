@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg.words.settings import Settings
+from minidbg.core.settings import Settings
 from minidbg.wrapper.verify_runs import bytes_of_a_run, declared_otherwise, free_bytes, refusal
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from minidbg.core.errors import BadSetting
+from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.extras.hunt import judging, samples
 from minidbg.extras.hunt.commands import is_worse
 from minidbg.extras.hunt.hunting import Hunt
 from minidbg.extras.hunt.judging import State
 from minidbg.extras.hunt.samples import Sample
 from minidbg.judge.harness import HANDED_BACK
-from minidbg.words.errors import BadSetting
-from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 
 
 def outcome(kind: Kind = Kind.COMPILE, message: str = "", types: tuple[str, ...] = ()) -> Outcome:

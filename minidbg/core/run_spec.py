@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeAlias
 
-from minidbg.words import script_header
-from minidbg.words.kinds import UNSEEN, Kind, Traits
-from minidbg.words.literals import read_literal, write_literal
-from minidbg.words.outcome import Signature
-from minidbg.words.records import check_kinds, mapping, texts
-from minidbg.words.script_header import HANG_LIMIT_S
-from minidbg.words.text import display_path
+from minidbg.core import script_header
+from minidbg.core.kinds import UNSEEN, Kind, Traits
+from minidbg.core.literals import read_literal, write_literal
+from minidbg.core.outcome import Signature
+from minidbg.core.records import check_kinds, mapping, texts
+from minidbg.core.script_header import HANG_LIMIT_S
+from minidbg.core.text import display_path
 
 DAMAGE = (
     KeyError,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from minidbg.words.outcome import Direction, Kind, Signature
-from minidbg.words.run_spec import BackendRef, CallPath, Context, Level, RunSpec
+from minidbg.core.outcome import Direction, Kind, Signature
+from minidbg.core.run_spec import BackendRef, CallPath, Context, Level, RunSpec
 
 
 @pytest.mark.parametrize(

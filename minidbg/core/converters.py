@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from minidbg.words.errors import nearest
+from minidbg.core.errors import nearest
 
 Converter: TypeAlias = Callable[[Any], Any]
 """From what was written to the setting's type. Raises ValueError or TypeError that says what is allowed."""

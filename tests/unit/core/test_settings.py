@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from minidbg.words import settings
-from minidbg.words.errors import BadSetting
-from minidbg.words.run_spec import in_precision
-from minidbg.words.settings import OnFailure, Reduce, Settings, Verify
+from minidbg.core import settings
+from minidbg.core.errors import BadSetting
+from minidbg.core.run_spec import in_precision
+from minidbg.core.settings import OnFailure, Reduce, Settings, Verify
 
 
 def load(

@@ -8,8 +8,8 @@ import os
 import re
 from pathlib import Path
 
-from minidbg.words.files import open_regular
-from minidbg.words.settings import VALUE_LIMIT_BYTES
+from minidbg.core.files import open_regular
+from minidbg.core.settings import VALUE_LIMIT_BYTES
 
 FOR_PEOPLE = re.compile(rb"(?m)^# expect = .*\n")
 """What somebody may write into a header without its being another repro."""

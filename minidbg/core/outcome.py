@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from minidbg.words.kinds import Kind
-from minidbg.words.records import check_kinds, mapping, texts
-from minidbg.words.script_header import same_message
+from minidbg.core.kinds import Kind
+from minidbg.core.records import check_kinds, mapping, texts
+from minidbg.core.script_header import same_message
 
 
 class Direction(enum.StrEnum):

@@ -18,11 +18,11 @@ from typing import Any, TypedDict
 
 import platformdirs
 
-from minidbg.words import converters, script_header
-from minidbg.words.converters import Converter, choice, number, path, setting, texts, whole
-from minidbg.words.errors import BadSetting, nearest
-from minidbg.words.files import NOTE_LIMIT_BYTES, read_regular
-from minidbg.words.run_spec import PRECISIONS, in_precision
+from minidbg.core import converters, script_header
+from minidbg.core.converters import Converter, choice, number, path, setting, texts, whole
+from minidbg.core.errors import BadSetting, nearest
+from minidbg.core.files import NOTE_LIMIT_BYTES, read_regular
+from minidbg.core.run_spec import PRECISIONS, in_precision
 
 DEFAULT_FOLDER = Path("minidbg_repros")
 VALUE_LIMIT_BYTES = 1024**3

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from minidbg.words.literals import NotALiteral, read_literal, write_literal
+from minidbg.core.literals import NotALiteral, read_literal, write_literal
 
 LITERALS = [
     *(None, True, -3, 2.5, -0.0, float("inf"), -float("inf"), 1 + 2j, 3 - 4j, "it's", b"\x00"),

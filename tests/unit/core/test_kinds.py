@@ -2,8 +2,8 @@
 
 import pytest
 
-from minidbg.words.kinds import TRAITS, Kind
-from minidbg.words.outcome import Outcome, Signature, Verdict
+from minidbg.core.kinds import TRAITS, Kind
+from minidbg.core.outcome import Outcome, Signature, Verdict
 
 
 @pytest.mark.parametrize("kind", Kind)

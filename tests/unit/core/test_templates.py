@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minidbg.words import templates
+from minidbg.core import templates
 
 
 def test_templates_are_found_in_the_package_first(tmp_path: Path) -> None:

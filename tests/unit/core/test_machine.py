@@ -9,7 +9,7 @@ import psutil
 import pytest
 from support.doubles import Box
 
-from minidbg.words.machine import MOST_BUSY, ThisMachine, busyness, memory_limit
+from minidbg.core.machine import MOST_BUSY, ThisMachine, busyness, memory_limit
 
 
 @pytest.mark.parametrize(

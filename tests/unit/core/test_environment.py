@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from minidbg.words import environment
+from minidbg.core import environment
 
 OF_A_PROGRAM = {
     "MINIDBG__RUN": "{}",
