@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg import asking, backends, repro
+from minidbg import backends, oracle, repro
 from minidbg.core import settings
 from minidbg.core.errors import NotReproduced
 from minidbg.core.outcome import Outcome, Verdict
@@ -126,7 +126,7 @@ def save_repro(
     found = backends.find(backend, options=options, mode=mode, setup=setup, reference=reference)
     used = UsedBackend(found, backend)
     case = case_of(graph_module, values, used, context=context, setup=setup, dynamic=dynamic)
-    outcome = asking.ask(case, seconds=seconds)
+    outcome = oracle.ask(case, seconds=seconds)
     if outcome.verdict is not Verdict.REPRODUCES:
         raise NotReproduced(
             f"{found.name} does not fail on this graph: {outcome.in_words}. A repro is written of failures only",

@@ -26,8 +26,7 @@ from typing import Any, NoReturn
 import torch
 from torch import fx, nn
 
-from minidbg import asking, torch_internals, workers
-from minidbg.asking.oracle_calls import main_device
+from minidbg import oracle, torch_internals, workers
 from minidbg.backends import run_as_module
 from minidbg.core.errors import (
     BackendUnreachable,
@@ -42,6 +41,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.death import died_by
+from minidbg.oracle.ask import main_device
 from minidbg.repro.cases import UsedBackend, backend_named, case_of, need_grad
 
 SECONDS = 120.0
@@ -65,7 +65,7 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
     name = ""
     for case in forms:
         name = case.backend.name
-        outcome = asking.ask(case, seconds=SECONDS)
+        outcome = oracle.ask(case, seconds=SECONDS)
         if outcome.verdict is Verdict.REPRODUCES:
             story = replace(case.provenance, message=outcome.message)
             return replace(case.with_spec(signature=outcome.signature), provenance=story)
@@ -217,7 +217,7 @@ def cases_of_torch_repro(
         if done.value["refused"]:
             raise UnreadableTorchRepro(f"{path}: {done.value['refused']}")
         for form in done.value["forms"]:
-            case = asking.read(Path(form))
+            case = oracle.read(Path(form))
             yield case
             if case.spec.context.grad and need_grad(case.inputs):
                 yield case.with_spec(backward=True)
@@ -296,7 +296,7 @@ class Execution:
             forms.append(inner.with_spec(level=Level.ATEN, call=CallPath.DIRECT))
         for number, one in enumerate(forms):
             self.forms.append(str(self.folder / f"form_{number}.json"))
-            asking.save(one, Path(self.forms[-1]))
+            oracle.save(one, Path(self.forms[-1]))
         raise SystemExit
 
 

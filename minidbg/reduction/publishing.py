@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from minidbg import asking, backends, repro, workers
+from minidbg import backends, oracle, repro, workers
 from minidbg.core.deadline import Deadline
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.core.run_spec import LOST, CallPath
@@ -248,7 +248,7 @@ def run_both_ways(
     judged = partial(judge_draft, case, draft, submit=submit)
     why = write_draft(write, case)
     alone = session.ahead.take() if session and session.ahead else None
-    fork = asking.preparation(case) if session and asking.answers_in_forks(case) else None
+    fork = oracle.preparation(case) if session and oracle.answers_in_forks(case) else None
     with run_alone_meanwhile(case, draft, limit, alone, by_itself) as how_alone:
         outcomes = [in_time(judged(limit(), fork), session)]
         if outcomes[0].verdict not in SHOWN and fork is not None:
@@ -365,7 +365,7 @@ def judge_draft(
 ) -> Outcome:
     """Run the installed judge on the script of ``case`` at ``draft``, in a fresh interpreter or a ``fork`` of the forkserver."""
     deadline = Deadline.after(seconds)
-    return asking.unless_the_machine_failed(
+    return oracle.unless_the_machine_failed(
         lambda: repro.run(draft, seconds=deadline.left(), fork=fork, submit=submit),
         expected=case.signature,
         deadline=deadline,

@@ -21,8 +21,7 @@ from typing import Any, TextIO
 from filelock import FileLock, Timeout
 from torch import fx
 
-from minidbg import asking, backends, repro, torch_internals, workers
-from minidbg.asking.execute import ANOTHER_GRAPH
+from minidbg import backends, oracle, repro, torch_internals, workers
 from minidbg.core import foreign
 from minidbg.core.deadline import Deadline
 from minidbg.core.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
@@ -34,6 +33,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.ranks import on_its_rank
 from minidbg.judge import harness
 from minidbg.judge.compare import margin_for
+from minidbg.oracle.execute import ANOTHER_GRAPH
 from minidbg.reduction import context_passes, core
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
 from minidbg.reduction.publishing import (
@@ -382,7 +382,7 @@ REDUCE = "minidbg.reduction.reducing:reduce_in_child"
 def prepare(case: Case) -> None:
     """Start the forkserver and have it import what a reduction of ``case`` needs; return at once. Raises OSError."""
     ahead = repro.interpreter_ahead(case.backend.name, without=case.spec.context.env)
-    workers.prepare(REDUCE, replace(asking.preparation(case), ahead=ahead))
+    workers.prepare(REDUCE, replace(oracle.preparation(case), ahead=ahead))
 
 
 def call_reduce_in_child(
@@ -404,13 +404,13 @@ def call_reduce_in_child(
         argument={"case": package, "folder": str(folder.absolute()), "limits": asdict(limits)},
         seconds=deadline.left() + GRACE_S,
         deadline=deadline.earlier(-GRACE_S),
-        fork=asking.preparation(case),
+        fork=oracle.preparation(case),
     )
     return workers.call_in_server(request, stream=stream, on_interrupt=on_interrupt)
 
 
 def sent_along(argument: Mapping[str, Any]) -> Case:
-    return asking.unpacked(argument["case"])
+    return oracle.unpacked(argument["case"])
 
 
 def reduce_in_child(

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from minidbg import asking, repro, workers
+from minidbg import oracle, repro, workers
 from minidbg.core.deadline import Clock, Deadline
 from minidbg.core.errors import CannotWrite
 from minidbg.core.outcome import Outcome, Signature, Verdict
@@ -177,14 +177,14 @@ class Session:
         return least is not None and call_nodes(case.graph_module) >= least and not case.spec.traits.endless
 
     def run(self, case: Case) -> Outcome:
-        """Run ``case`` once in a child, by ``asking.ask``; what a killed one left half written in the kernel cache goes.
+        """Run ``case`` once in a child, by ``oracle.ask``; what a killed one left half written in the kernel cache goes.
 
         Raises BudgetSpent where no time is left for it, or too little: what the deadline cuts off looks like a hang.
         """
         if self.until.is_over:
             raise BudgetSpent
         began = time.time()
-        outcome = asking.ask(
+        outcome = oracle.ask(
             case,
             seconds=self.seconds_for(case),
             memory_bytes=self.limits.memory_bytes,

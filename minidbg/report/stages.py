@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-from minidbg import asking, backends, repro, torch_internals, workers
+from minidbg import backends, oracle, repro, torch_internals, workers
 from minidbg.core.deadline import Deadline
 from minidbg.core.errors import NotReproduced
 from minidbg.core.files import NOTE_LIMIT_BYTES, read_regular, replace_file
@@ -156,7 +156,7 @@ def find_stages(
         if what:
             note(f"running it with {what}")
         limit = max(5.0, min(CALL_SECONDS, until.left()))
-        return asking.ask(case, seconds=limit, bisection=bisection, submit=submit)
+        return oracle.ask(case, seconds=limit, bisection=bisection, submit=submit)
 
     verdicts: dict[str, Verdict] = {}
     for name in dict.fromkeys((*EARLIER, own)):

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from minidbg import asking, repro, torch_internals, workers
+from minidbg import oracle, repro, torch_internals, workers
 from minidbg.core import environment
 from minidbg.core.deadline import Deadline
 from minidbg.core.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
@@ -187,7 +187,7 @@ def reduced_or_why_not(
         return Report("; ".join([*(why or [f"{NOT_AT_ONCE}: reduce='later'"]), then]), capture=capture)
     remark, kept_in = "", lacks or f"the capture is in {shown}"
     try:
-        with asking.pickled_for_children(case) as sent, asking.packed(sent, share=SHARE) as package:
+        with oracle.pickled_for_children(case) as sent, oracle.packed(sent, share=SHARE) as package:
             if left_out := package["left_out_bytes"]:
                 size = f"{left_out / 1e9:.3g} GB" if left_out >= 1e9 else f"{left_out / 1e6:.3g} MB"
                 remark = f"its {size} of inputs were not sent, values of the same distribution stood in; "

@@ -18,7 +18,7 @@ FLOORS = {
             ("backends",),
             ("source",),
             ("judge",),
-            ("repro", "asking"),
+            ("repro", "oracle"),
             ("reduction",),
             ("library", "wrapper", "watch", "report"),
             ("__init__", "pytest_plugin", "commands"),

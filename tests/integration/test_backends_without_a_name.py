@@ -18,7 +18,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 import minidbg
-from minidbg import asking, repro, workers
+from minidbg import oracle, repro, workers
 from minidbg.backends.pickled import LIMIT_BYTES
 from minidbg.core.outcome import Verdict
 from minidbg.fx.case import Case
@@ -212,10 +212,10 @@ def test_a_question_whose_child_cannot_unpickle_it_has_no_answer(
 ) -> None:
     failing(backend, tmp_path)
     with (
-        asking.pickled_for_children(cases[0]) as case,
+        oracle.pickled_for_children(cases[0]) as case,
         pytest.raises(minidbg.MinidbgError, match="unpickl"),
     ):
-        asking.ask(case, seconds=60)
+        oracle.ask(case, seconds=60)
 
 
 @pytest.mark.slow
@@ -224,10 +224,10 @@ def test_it_is_unpickled_in_the_fork_of_each_question_and_never_in_the_server(
 ) -> None:
     log = tmp_path / "log"
     failing(NotesItsProcess(3, log), tmp_path)
-    with asking.pickled_for_children(cases[0]) as case:
+    with oracle.pickled_for_children(cases[0]) as case:
         (file,) = workers.start_server().folder.glob("backend_*.pickle")
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        verdicts = [asking.ask(case, seconds=60).verdict for _ in range(2)]
+        verdicts = [oracle.ask(case, seconds=60).verdict for _ in range(2)]
         server = workers.start_server().pid
 
     assert verdicts == [Verdict.REPRODUCES] * 2

@@ -14,7 +14,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
-from minidbg import asking, backends, torch_internals
+from minidbg import backends, oracle, torch_internals
 from minidbg.core.outcome import Direction, Kind, Verdict
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
@@ -105,10 +105,10 @@ def test_what_needs_neither_backward_nor_gradients_loses_them() -> None:
     graph, inputs = fx.symbolic_trace(lambda x: (torch.relu(x),)), (torch.randn(3, requires_grad=True),)
     backend = planted.raises_on_relu
     case = Case(graph, inputs, RunSpec(backends.find(backend), backward=True), compiler=backend)
-    case = case.with_spec(signature=asking.ask(case, seconds=60).signature)
+    case = case.with_spec(signature=oracle.ask(case, seconds=60).signature)
 
     def fails(candidate: Case) -> bool:
-        return asking.ask(candidate, seconds=60).verdict is Verdict.REPRODUCES
+        return oracle.ask(candidate, seconds=60).verdict is Verdict.REPRODUCES
 
     simple = context_passes.simplify(case, fails, lambda: 60.0)
     assert not simple.spec.backward

@@ -10,11 +10,11 @@ import torch
 from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
 
-from minidbg.asking.execute import execute
 from minidbg.core.outcome import Kind, Verdict
 from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
+from minidbg.oracle.execute import execute
 from minidbg.wrapper import report_of, wrap
 
 BROKEN = [

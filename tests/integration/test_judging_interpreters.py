@@ -13,11 +13,11 @@ from support.new_process import Answers, as_in_a_new_process  # noqa: F401 - a f
 from torch._dynamo.backends.common import aot_autograd
 
 import minidbg
-from minidbg.asking.execute import execute
 from minidbg.core import environment
 from minidbg.core.errors import BadSetting
 from minidbg.core.outcome import Verdict
 from minidbg.fx.case import Case
+from minidbg.oracle.execute import execute
 
 pytestmark = pytest.mark.usefixtures("answers")
 

@@ -13,12 +13,12 @@ import torch
 from support import PLANTED
 from support.command_line import python
 
-from minidbg import asking, backends, workers
-from minidbg.asking.execute import execute
+from minidbg import backends, oracle, workers
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
+from minidbg.oracle.execute import execute
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits
 from minidbg.repro import read_header
@@ -44,7 +44,7 @@ def case_of(backend: Any, **fields: Any) -> Case:
 
 
 def asked(backend: Any, **fields: Any) -> Outcome:
-    return asking.ask(case_of(backend, **fields), seconds=60, memory_bytes=2 << 30)
+    return oracle.ask(case_of(backend, **fields), seconds=60, memory_bytes=2 << 30)
 
 
 def test_the_server_answers_as_this_process_does_and_is_used_again() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from support.travelled import assert_same_case, case_of_program, travelled
 
-from minidbg import asking
-from minidbg.asking.execute import execute
+from minidbg import oracle
 from minidbg.fx.case import Case
+from minidbg.oracle.execute import execute
 
 CASES = sorted((Path(__file__).parents[1] / "cases").glob("*_*.py"))
 
@@ -54,6 +54,6 @@ def test_a_real_case_is_the_same_in_the_child(path: Path) -> None:
 )
 def test_a_real_case_is_judged_in_the_child_as_here(path: Path) -> None:
     case = case_in(path)
-    there = asking.ask(case, seconds=300)
+    there = oracle.ask(case, seconds=300)
     here = execute(case)
     assert (there.verdict, there.signature, there.suspects) == (here.verdict, here.signature, here.suspects)

@@ -12,11 +12,11 @@ from torch import fx
 
 import minidbg
 from minidbg import backends, workers
-from minidbg.asking import ask
 from minidbg.core.outcome import Kind, Signature, Verdict
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
+from minidbg.oracle import ask
 from minidbg.workers import Ended, Request
 
 HANGS_IN_FORKS = """

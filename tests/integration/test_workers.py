@@ -12,11 +12,11 @@ import pytest
 import torch
 from support.command_line import python
 
-from minidbg.asking import ask
 from minidbg.core.outcome import Kind, Outcome, Verdict
 from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
+from minidbg.oracle import ask
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ import torch
 from minidbg.fx.case import Case
 from minidbg.core.run_spec import BackendRef, CallPath, RunSpec
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.asking import ask
+from minidbg.oracle import ask
 
 torch.set_num_threads(2)
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256))

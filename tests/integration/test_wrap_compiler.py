@@ -236,7 +236,7 @@ def test_a_judged_run_of_a_wrapped_backend_answers_nothing(answers: Answers) -> 
     from torch import fx
 
     from minidbg import backends
-    from minidbg.asking.execute import execute
+    from minidbg.oracle.execute import execute
 
     backend = aot_autograd(fw_compiler=wrap_compiler(planted.raises_on_relu))
     graph = fx.symbolic_trace(lambda x: (torch.relu(x),))

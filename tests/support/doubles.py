@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minidbg import asking
+from minidbg import oracle
 from minidbg.core.outcome import Outcome
 from minidbg.fx.case import Case
 from minidbg.workers import Ended, Request
@@ -34,7 +34,7 @@ def answering(answer: Callable[[Case], Outcome]) -> Children:
     """Children that are asked about cases alone."""
 
     def ends(request: Request) -> Ended:
-        return Ended(answered=True, value=answer(asking.unpacked(request.argument["case"])).to_json())
+        return Ended(answered=True, value=answer(oracle.unpacked(request.argument["case"])).to_json())
 
     return Children(ends)
 

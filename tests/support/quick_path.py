@@ -19,14 +19,14 @@ import torch
 from fails_on import all_nodes, name_of
 
 import minidbg
-from minidbg import asking, torch_internals, workers
-from minidbg.asking.execute import execute
+from minidbg import oracle, torch_internals, workers
 from minidbg.core.deadline import Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
 from minidbg.judge import command
 from minidbg.judge.script import outcome_of
+from minidbg.oracle.execute import execute
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.wrapper import Report, handle
@@ -60,7 +60,7 @@ def reduce_in_fork(case: Case, package: object, settings: Settings, deadline: De
 def ends(request: workers.Request) -> workers.Ended:
     """A question is answered in the reducing process itself, a script is judged and run in a fork of it."""
     if request.call:
-        outcome = execute(asking.unpacked(request.argument["case"]))
+        outcome = execute(oracle.unpacked(request.argument["case"]))
         return workers.Ended(answered=True, value=outcome.to_json())
     if request.argv[0] == command.JUDGE_SCRIPT:
         return workers.Ended(stdout=json.dumps(judge_in_fork(Path(request.argv[1])).to_json()))

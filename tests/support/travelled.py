@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import backends, torch_internals
-from minidbg.asking.packing import with_backend
 from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import capture_by_dynamo, storage_key
 from minidbg.fx.effects import lookup
 from minidbg.fx.ranks import with_group
+from minidbg.oracle.parcel import with_backend
 from minidbg.source import transport
 from minidbg.source.origins import location, user_frames
 from minidbg.source.size import canonical_text

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from minidbg import asking, workers
-from minidbg.asking.execute import ANOTHER_GRAPH, execute
+from minidbg import oracle, workers
 from minidbg.core.errors import BadSetting
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.extras.hunt.samples import Sample, case_of_sample
 from minidbg.fx.case import Case
 from minidbg.judge.harness import HANDED_BACK
+from minidbg.oracle.execute import ANOTHER_GRAPH, execute
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import with_failure
 from minidbg.repro.cases import UsedBackend, backend_named
@@ -73,7 +73,7 @@ def run_batch(argument: Mapping[str, Any], note: object) -> None:
             signal.setitimer(signal.ITIMER_REAL, argument["call_seconds"])
             outcome = outcome_of(
                 Sample(*sample), backend,
-                lambda case: asking.unless_the_machine_failed(lambda: execute(case), expected=None),
+                lambda case: oracle.unless_the_machine_failed(lambda: execute(case), expected=None),
             )  # fmt: skip
             signal.setitimer(signal.ITIMER_REAL, 0)
             results.write(json.dumps(outcome, default=str) + "\n")
@@ -85,7 +85,7 @@ def run_alone(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
     workers.branch_off()
     return outcome_of(
         Sample(*argument["sample"]), backend_of(argument),
-        lambda case: asking.ask(case, seconds=argument["call_seconds"]),
+        lambda case: oracle.ask(case, seconds=argument["call_seconds"]),
     )  # fmt: skip
 
 

@@ -12,13 +12,13 @@ import wrong_results as planted
 from torch import fx
 
 from minidbg import repro
-from minidbg.asking.execute import execute
 from minidbg.core.outcome import Direction, Kind, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec, in_precision
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge import harness
 from minidbg.judge.compare import margin_for
+from minidbg.oracle.execute import execute
 
 ANY = RunSpec(BackendRef("any", "any"), dynamic=None)
 WRONG = Signature(Kind.ACCURACY, message="output: float")

@@ -11,11 +11,11 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.asking.execute import execute
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.judge.suspects import Suspects, renamed, suspects_in_stack, suspects_of, telling
+from minidbg.oracle.execute import execute
 
 GENERATED = """
 # from torch._inductor.runtime import helpers

@@ -13,12 +13,12 @@ import torch
 from torch import fx
 
 from minidbg import repro, workers
-from minidbg.asking.execute import execute
 from minidbg.core.deadline import Deadline
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.core.settings import Reduce, Settings
 from minidbg.fx.case import Case
+from minidbg.oracle.execute import execute
 from minidbg.reduction import publishing, reducing, session
 from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.result import Limits, ReductionResult
@@ -90,7 +90,7 @@ def silent_about_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any
 
 
 def reduced_in(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> ReductionResult:
-    monkeypatch.setattr(session.asking, "ask", world.submit)
+    monkeypatch.setattr(session.oracle, "ask", world.submit)
     monkeypatch.setattr(publishing, "judge_draft", world.judged)
     monkeypatch.setattr(publishing.repro, "run_alone", world.run_alone)
     monkeypatch.setattr(session.PrestartedInterpreters, "start", lambda *_: None)
@@ -154,7 +154,7 @@ def test_no_question_gets_more_time_than_is_left(monkeypatch: pytest.MonkeyPatch
         now += 3.0
         return Outcome(Verdict.GONE)
 
-    monkeypatch.setattr(session.asking, "ask", submit)
+    monkeypatch.setattr(session.oracle, "ask", submit)
     asks = session.Session(Limits(seconds=BUDGET_S), clock=lambda: now, started=0.0)
     case = publishing.with_failure(failing_case(), Outcome(Verdict.REPRODUCES, signature=Signature(kind)))
     for _ in range(2):
@@ -193,7 +193,7 @@ def test_the_time_begins_with_the_failure(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(reducing.workers, "call_in_server", call_in_server)
     monkeypatch.setattr(reducing.workers, "prepare", lambda *_: None)
     unread = nullcontext({"left_out_bytes": 0})
-    monkeypatch.setattr(handle.asking, "packed", lambda *_, **__: unread)
+    monkeypatch.setattr(handle.oracle, "packed", lambda *_, **__: unread)
     now, keep_capture = 0.0, handle.repro.keep_capture
 
     def slowly(*args: Any, **how: Any) -> Path:

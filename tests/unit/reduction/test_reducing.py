@@ -22,13 +22,13 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg import asking, backends, repro, workers
-from minidbg.asking.execute import ANOTHER_GRAPH, execute
+from minidbg import backends, oracle, repro, workers
 from minidbg.core.errors import CannotWrite, Interrupted, NotReproduced
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import STAND_INS, BackendRef, CallPath, Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.judge.harness import NOT_CALLED
+from minidbg.oracle.execute import ANOTHER_GRAPH, execute
 from minidbg.reduction import problem, publishing, reducing, session
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.repro.flights import reduced_crash
@@ -37,7 +37,7 @@ from minidbg.workers import Ended
 
 
 @pytest.fixture
-def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+def asked_cases(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     """Oracle calls in this process; the list gets each case that is really run."""
     asked: list[Case] = []
 
@@ -54,7 +54,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     def run_alone(draft: Path, **_: Any) -> Ended:
         return Ended(exit_status=execute(drafts[draft]).verdict.exit_status)
 
-    monkeypatch.setattr(session.asking, "ask", submit)
+    monkeypatch.setattr(session.oracle, "ask", submit)
     monkeypatch.setattr(publishing, "judge_draft", judged)
     monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
     monkeypatch.setattr(session.PrestartedInterpreters, "start", lambda *_: None)
@@ -104,8 +104,8 @@ def reduced(case: Case, folder: Path, **limits: Any) -> ReductionResult:
 
 def before_each_question(patch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """What happens in the world before each call of the oracle from here on."""
-    submit = session.asking.ask
-    patch.setattr(session.asking, "ask", lambda case, **how: (happens(), submit(case, **how))[1])
+    submit = session.oracle.ask
+    patch.setattr(session.oracle, "ask", lambda case, **how: (happens(), submit(case, **how))[1])
 
 
 def raises_if(holds: bool, error: type[BaseException]) -> None:
@@ -118,11 +118,11 @@ def targets_of(path: Path) -> tuple[str, ...]:
 
 
 def test_the_result_is_put_down_and_the_best_so_far_goes(
-    tmp_path: Path, oracle: list[Case], case: Case
+    tmp_path: Path, asked_cases: list[Case], case: Case
 ) -> None:
     written = reduced(case, tmp_path)
     assert written.certified
-    assert len(oracle) == written.oracle_calls
+    assert len(asked_cases) == written.oracle_calls
     (done,) = tmp_path.glob(".minidbg/reductions/*/done.json")
     assert ReductionResult.from_json(json.loads(done.read_text())).path == written.path
     assert not list(tmp_path.glob(".minidbg/reductions/*/best.py")), "the verified repro is in its place"
@@ -142,7 +142,7 @@ def best(tmp_path: Path, case: Case) -> Path:
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_after_a_kill_a_reduction_begins_from_the_best_so_far_where_that_can_be_read(
     tmp_path: Path,
-    oracle: list[Case],
+    asked_cases: list[Case],
     case: Case,
     best: Path,
     caplog: pytest.LogCaptureFixture,
@@ -151,7 +151,7 @@ def test_after_a_kill_a_reduction_begins_from_the_best_so_far_where_that_can_be_
     if is_damaged:
         best.write_text(best.read_text()[:300])
     written = reduced(case, tmp_path)
-    assert call_nodes(oracle[0].graph_module) == (call_nodes(case.graph_module) if is_damaged else 3)
+    assert call_nodes(asked_cases[0].graph_module) == (call_nodes(case.graph_module) if is_damaged else 3)
     assert (f"{best} is left aside: " in caplog.text) == is_damaged
     assert (written.certified, written.nodes_before) == (True, call_nodes(case.graph_module))
     assert targets_of(written.path) == ("torch.relu",)
@@ -159,17 +159,17 @@ def test_after_a_kill_a_reduction_begins_from_the_best_so_far_where_that_can_be_
 
 
 def test_where_the_best_so_far_does_not_fail_any_more_the_whole_is_asked(
-    tmp_path: Path, oracle: list[Case], case: Case, best: Path
+    tmp_path: Path, asked_cases: list[Case], case: Case, best: Path
 ) -> None:
     mended = failing_case(planted_backends.returns_gm_forward, signature=case.signature)
     with pytest.raises(NotReproduced):
         reduced(mended, tmp_path)
-    asked = [call_nodes(one.graph_module) for one in oracle]
+    asked = [call_nodes(one.graph_module) for one in asked_cases]
     assert (asked[0], {*asked}) == (3, {3, call_nodes(case.graph_module)})
 
 
 def test_a_quick_reduction_writes_nothing_but_its_result(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
+    tmp_path: Path, asked_cases: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     written: list[str] = []
     write = repro.write
@@ -185,7 +185,7 @@ def test_a_quick_reduction_writes_nothing_but_its_result(
 
 
 def test_the_best_so_far_of_a_long_search_is_on_disk(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
+    tmp_path: Path, asked_cases: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     monkeypatch.setattr(session, "BEST_EVERY_S", 0.0)
     seen: list[int] = []
@@ -202,12 +202,12 @@ def test_the_best_so_far_of_a_long_search_is_on_disk(
 
 
 def test_ctrl_c_leaves_the_best_as_a_repro_that_is_not_certified(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
+    tmp_path: Path, asked_cases: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     pressed: list[bool] = []
 
     def interrupted_once() -> None:
-        if len(oracle) == 4 and not pressed:
+        if len(asked_cases) == 4 and not pressed:
             pressed.append(True)
             raise KeyboardInterrupt
 
@@ -222,16 +222,16 @@ def test_ctrl_c_leaves_the_best_as_a_repro_that_is_not_certified(
 
 
 def test_a_second_ctrl_c_names_what_there_is(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
+    tmp_path: Path, asked_cases: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    before_each_question(monkeypatch, lambda: raises_if(len(oracle) >= 4, KeyboardInterrupt))
+    before_each_question(monkeypatch, lambda: raises_if(len(asked_cases) >= 4, KeyboardInterrupt))
     with pytest.raises(Interrupted, match=r"best so far is .*best\.py"):
         reduced(case, tmp_path)
 
 
 @pytest.mark.parametrize("jobs", [2, 4])
 def test_the_result_does_not_depend_on_the_number_of_jobs(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, jobs: int, case: Case
+    tmp_path: Path, asked_cases: list[Case], monkeypatch: pytest.MonkeyPatch, jobs: int, case: Case
 ) -> None:
     together: list[int] = []
 
@@ -279,7 +279,7 @@ def flaky_case(share: float, seed: int, **more: Any) -> Case:
     "seed", [0, 2, 3, 4, 5, 6]
 )  # with 1, the five runs that tell flaky ones apart all fail
 def test_a_failure_in_one_of_two_runs_is_reduced_to_its_culprit(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, seed: int
+    tmp_path: Path, asked_cases: list[Case], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     def verify(case: Case, exactness: Any, folder: Path, **_: Any) -> tuple[Outcome, Path | None]:
         runs = (execute(case) for _ in range(case.spec.attempts))
@@ -294,13 +294,15 @@ def test_a_failure_in_one_of_two_runs_is_reduced_to_its_culprit(
     assert repro.read_header(written.path).spec.attempts > 1
 
 
-def test_a_failure_that_is_too_rare_is_kept_whole_and_said_so(tmp_path: Path, oracle: list[Case]) -> None:
+def test_a_failure_that_is_too_rare_is_kept_whole_and_said_so(
+    tmp_path: Path, asked_cases: list[Case]
+) -> None:
     with pytest.raises(NotReproduced):
         reduced(flaky_case(0.02, 1), tmp_path)
 
 
 def test_the_script_tells_what_the_backend_says_of_the_graph_in_it(
-    tmp_path: Path, oracle: list[Case]
+    tmp_path: Path, asked_cases: list[Case]
 ) -> None:
     def counts(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         calls = [node.target for node in graph_module.graph.nodes if node.op.startswith("call")]
@@ -350,7 +352,7 @@ def test_of_a_wrong_result_the_figures_of_the_smallest_are_told(case: Case) -> N
 
 
 def test_a_script_that_misses_its_failure_says_what_it_printed_and_what_the_judge_saw(
-    case: Case, tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+    case: Case, tmp_path: Path, asked_cases: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed = "fails differently: no 'kern' in 'x'"
     shows = Ended(exit_status=125, stderr_tail=repro.NOT_JUDGED)
@@ -363,7 +365,7 @@ def test_a_script_that_misses_its_failure_says_what_it_printed_and_what_the_judg
     assert "judge saw: ValueError: no kernel" in why
 
 
-def test_other_failures_met_on_the_way_are_kept_as_captures(tmp_path: Path, oracle: list[Case]) -> None:
+def test_other_failures_met_on_the_way_are_kept_as_captures(tmp_path: Path, asked_cases: list[Case]) -> None:
     def two_bugs(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         names = [node.target for node in graph_module.graph.nodes]
         if torch.relu in names:
@@ -383,7 +385,7 @@ def test_other_failures_met_on_the_way_are_kept_as_captures(tmp_path: Path, orac
     assert repro.read_header(capture).spec.signature.types == ("TypeError",)  # type: ignore[union-attr]
 
 
-def test_what_passes_is_told(tmp_path: Path, oracle: list[Case]) -> None:
+def test_what_passes_is_told(tmp_path: Path, asked_cases: list[Case]) -> None:
     both = {torch.relu, torch.sin}
 
     def refuses_both(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -399,11 +401,11 @@ def test_what_passes_is_told(tmp_path: Path, oracle: list[Case]) -> None:
 
 
 def test_a_failure_seen_again_is_answered_by_its_repro(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
+    tmp_path: Path, asked_cases: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     limits = Limits()
     first = reducing.reduce_and_publish(case, tmp_path, limits=limits, just_seen=True)
-    oracle.clear()
+    asked_cases.clear()
     monkeypatch.setattr(repro, "run", lambda path, seconds, **_: Outcome(Verdict.REPRODUCES))
     again = reducing.reduce_and_publish(case, tmp_path, limits=limits, just_seen=True)
     assert again.path == first.path
@@ -414,23 +416,23 @@ def test_a_failure_seen_again_is_answered_by_its_repro(
 
 
 def test_a_large_capture_is_believed_and_its_whole_is_not_compiled(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
+    tmp_path: Path, asked_cases: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     monkeypatch.setattr(reducing, "SMALL_WHOLE", 40)
     written = reduced(case, tmp_path)
     assert written.certified
     assert written.nodes_after == 1
-    assert max(call_nodes(asked.graph_module) for asked in oracle) < call_nodes(case.graph_module)
+    assert max(call_nodes(asked.graph_module) for asked in asked_cases) < call_nodes(case.graph_module)
 
 
 def test_a_large_capture_of_what_was_mended_since_is_found_out(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
+    tmp_path: Path, asked_cases: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     monkeypatch.setattr(reducing, "SMALL_WHOLE", 40)
     mended = failing_case(planted_backends.returns_gm_forward, signature=case.signature)
     with pytest.raises(NotReproduced, match="does not show its failure here: gone"):
         reduced(mended, tmp_path)
-    sizes = [call_nodes(asked.graph_module) for asked in oracle]
+    sizes = [call_nodes(asked.graph_module) for asked in asked_cases]
     assert sizes.index(call_nodes(case.graph_module)) < 12, "a few small questions, then the whole"
 
 
@@ -440,7 +442,7 @@ def test_a_large_capture_of_what_was_mended_since_is_found_out(
 @pytest.mark.parametrize(("jobs", "few"), [(1, False), (2, True)])
 def test_a_path_on_which_dynamo_takes_no_graph_as_it_is_is_left_after_few_questions(
     tmp_path: Path,
-    oracle: list[Case],
+    asked_cases: list[Case],
     monkeypatch: pytest.MonkeyPatch,
     case: Case,
     jobs: int,
@@ -448,22 +450,22 @@ def test_a_path_on_which_dynamo_takes_no_graph_as_it_is_is_left_after_few_questi
     reason: str,
 ) -> None:
     def submit(asked: Case, **_: Any) -> Outcome:
-        oracle.append(asked)
+        asked_cases.append(asked)
         other = asked.spec.call is CallPath.TORCH_COMPILE
         return Outcome(Verdict.INVALID, reason=reason) if other else execute(asked)
 
-    monkeypatch.setattr(session.asking, "ask", submit)
+    monkeypatch.setattr(session.oracle, "ask", submit)
     if few:  # the questions of single removals are asked together
         graph = fx.symbolic_trace(lambda x: (torch.relu(x.sin().cos().sin().cos().sin().cos().sin().cos()),))
         case = case.with_graph(graph, case.inputs)
     written = reducing.reduce_and_publish(case, tmp_path, limits=Limits(jobs=jobs), just_seen=True)
     assert written.certified
     assert written.nodes_after == 1
-    assert sum(asked.spec.call is CallPath.TORCH_COMPILE for asked in oracle) <= 4 + jobs
+    assert sum(asked.spec.call is CallPath.TORCH_COMPILE for asked in asked_cases) <= 4 + jobs
 
 
 def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
-    tmp_path: Path, oracle: list[Case]
+    tmp_path: Path, asked_cases: list[Case]
 ) -> None:
     """An index out of range does that in eager too; nothing was run to find that out, since the device refused."""
     failed = failing_case(signature=Signature(Kind.RUNTIME))
@@ -474,16 +476,16 @@ def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
         NotReproduced, match="this is no failure of the backend: eager itself fails: IndexError"
     ):
         reducing.reduce_and_publish(case, tmp_path, limits=Limits(), just_seen=True)
-    assert call_nodes(oracle[0].graph_module) == 3
+    assert call_nodes(asked_cases[0].graph_module) == 3
 
 
 def test_a_hang_that_was_a_busy_machine_is_refuted_by_few_questions_about_the_whole(
-    tmp_path: Path, oracle: list[Case]
+    tmp_path: Path, asked_cases: list[Case]
 ) -> None:
     case = failing_case(planted_backends.returns_gm_forward, signature=Signature(Kind.HANG))
     with pytest.raises(NotReproduced, match="does not show its failure here: gone"):
         reducing.reduce_and_publish(case, tmp_path, limits=Limits(), just_seen=True)
-    assert {call_nodes(asked.graph_module) for asked in oracle} == {call_nodes(case.graph_module)}
+    assert {call_nodes(asked.graph_module) for asked in asked_cases} == {call_nodes(case.graph_module)}
 
 
 def test_a_large_graph_gets_longer_than_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,7 +500,7 @@ def test_a_large_graph_gets_longer_than_a_call(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("kind", [Kind.CRASH, Kind.HANG, Kind.RUNTIME])
 def test_the_forkserver_tries_nothing_that_ends_or_hangs_its_children(kind: Kind) -> None:
     case = failing_case(signature=Signature(kind)).with_spec(backend=backends.find("inductor"))
-    preparation = asking.preparation(case)
+    preparation = oracle.preparation(case)
     assert preparation.warm == ("inductor" if kind is Kind.RUNTIME else "imports")
 
 
@@ -519,7 +521,7 @@ def test_the_forkserver_tries_nothing_that_ends_or_hangs_its_children(kind: Kind
     ids=["reason", "stderr", "nothing", "message"],
 )
 def test_a_reduction_without_a_repro_says_what_its_last_run_showed(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, last: Outcome, said: str
+    tmp_path: Path, asked_cases: list[Case], monkeypatch: pytest.MonkeyPatch, last: Outcome, said: str
 ) -> None:
     """No reason known is never an answer: the run's own output is."""
     monkeypatch.setattr(publishing, "judge_draft", lambda *_, **__: last)
@@ -712,7 +714,7 @@ def test_what_fails_in_eager_too_is_called_no_failure_of_the_backend(tmp_path: P
 
 @pytest.mark.parametrize("limit", [799, 800])
 def test_no_more_values_are_written_than_the_limit_allows(
-    tmp_path: Path, oracle: list[Case], limit: int
+    tmp_path: Path, asked_cases: list[Case], limit: int
 ) -> None:
     values = torch.randint(50, (100,), generator=torch.Generator().manual_seed(7))
 

@@ -65,7 +65,7 @@ def begun(
     monkeypatch: pytest.MonkeyPatch, *answers: Outcome, each_s: float = 1.0, **limits: Any
 ) -> tuple[Session, World]:  # fmt: skip
     world = World(*answers, each_s=each_s)
-    monkeypatch.setattr(session.asking, "ask", world.submit)
+    monkeypatch.setattr(session.oracle, "ask", world.submit)
     return Session(Limits(**limits), clock=lambda: world.now, started=0.0), world
 
 

@@ -20,7 +20,7 @@ import torch
 from support.command_line import python
 from torch import fx
 
-from minidbg import asking, backends, torch_internals, workers
+from minidbg import backends, oracle, torch_internals, workers
 from minidbg.core.deadline import NEVER, Deadline
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
@@ -201,7 +201,7 @@ def test_the_process_that_asks_is_not_forked(monkeypatch: pytest.MonkeyPatch) ->
     workers.start_server()  # an interpreter may be started by a fork that becomes another program at once
     monkeypatch.setattr(os, "fork", forked)
     for backward in (False, True):
-        outcome = asking.ask(case_of(backward=backward), seconds=60)
+        outcome = oracle.ask(case_of(backward=backward), seconds=60)
         assert "ReluNotSupported" in outcome.message
 
 
@@ -229,7 +229,7 @@ def test_a_backend_with_threads_of_its_own_is_asked_where_they_are(
 
     case = case_of(threaded_one.backend)
     assert case.backend.modules == ("threaded_one",)
-    outcomes = [asking.ask(case, seconds=30) for _ in range(2)]
+    outcomes = [oracle.ask(case, seconds=30) for _ in range(2)]
     assert ["ReluNotSupported" in one.message for one in outcomes] == [True, True], outcomes
 
 
@@ -240,7 +240,7 @@ def test_importing_minidbg_starts_nothing_in_torch() -> None:
         before = sorted(os.listdir("/proc/self/task"))
         import minidbg
         minidbg.wrap("eager")
-        import minidbg.asking
+        import minidbg.oracle
         print(sorted(os.listdir("/proc/self/task")) == before)
     """
     done = python("-c", textwrap.dedent(program), check=True)

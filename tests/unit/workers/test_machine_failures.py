@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from support.doubles import Hands
 
-from minidbg import asking
+from minidbg import oracle
 from minidbg.core.deadline import Deadline
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.workers import kernel_cache
 
-unless_the_machine_failed = partial(asking.unless_the_machine_failed, pause=lambda seconds: None)
+unless_the_machine_failed = partial(oracle.unless_the_machine_failed, pause=lambda seconds: None)
 ANSWER = Outcome(Verdict.GONE)
 WANTED = Signature(Kind.COMPILE, types=("ValueError",), message="no kernel")
 

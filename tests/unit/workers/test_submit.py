@@ -14,7 +14,7 @@ import torch
 from support.doubles import Children
 from torch import fx
 
-from minidbg import asking
+from minidbg import oracle
 from minidbg.core.outcome import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import CallPath
 from minidbg.fx.case import Case
@@ -26,7 +26,7 @@ BOTH_PATHS = pytest.mark.parametrize("call", list(CallPath))
 
 
 def ask(case: Case, seconds: float = 30.0) -> Outcome:
-    return asking.ask(case, seconds=seconds, memory_bytes=MEMORY)
+    return oracle.ask(case, seconds=seconds, memory_bytes=MEMORY)
 
 
 @BOTH_PATHS
@@ -140,7 +140,7 @@ def test_verdict_is_against_the_expected_kind(
 
 
 def test_what_is_raised_in_the_child_is_what_is_raised_here(case_of: CaseOf) -> None:
-    from minidbg.asking.execute import execute
+    from minidbg.oracle.execute import execute
 
     here, there = execute(case_of(planted.raises_on_relu)), ask(case_of(planted.raises_on_relu))
     torch._dynamo.reset()
@@ -149,7 +149,7 @@ def test_what_is_raised_in_the_child_is_what_is_raised_here(case_of: CaseOf) -> 
 
 def test_fault_of_the_oracle_is_invalid_and_says_so(case_of: CaseOf) -> None:
     children = Children(lambda request: Ended(error="Traceback\nTypeError: a fault of ours\n"))
-    outcome = asking.ask(case_of(planted.raises_on_relu), seconds=30, submit=children)
+    outcome = oracle.ask(case_of(planted.raises_on_relu), seconds=30, submit=children)
     assert (outcome.verdict, outcome.reason) == (
         Verdict.INVALID,
         "the oracle itself failed: TypeError: a fault of ours",

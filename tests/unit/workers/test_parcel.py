@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.doubles import Box
 
-from minidbg import asking, workers
+from minidbg import oracle, workers
 from minidbg.core.environment import JUDGING
 from minidbg.fx.case import Case
 
@@ -24,11 +24,11 @@ def case_over(case_of: Callable[..., Case]) -> Callable[[torch.Tensor], Case]:
 
 def test_values_travel_exactly_and_are_written_once(case_over: Callable[[torch.Tensor], Case]) -> None:
     large = torch.randn(300, 300)
-    with asking.packed(case_over(large)) as package:
-        assert torch.equal(asking.unpacked(package).inputs[0], large)
+    with oracle.packed(case_over(large)) as package:
+        assert torch.equal(oracle.unpacked(package).inputs[0], large)
         ((path, _),) = package["files"].values()
         written = os.stat(path)
-    with asking.packed(case_over(large.clone())) as again:
+    with oracle.packed(case_over(large.clone())) as again:
         assert again["files"] == package["files"]
         assert os.stat(path) == written
 
@@ -41,16 +41,16 @@ def test_what_is_written_to_a_value_is_sent(
     monkeypatch.setenv(JUDGING, "1")
     if not judging:
         monkeypatch.delenv(JUDGING)
-    with asking.packed(case_over(torch.randn(300, 300))) as package:
-        large = asking.unpacked(package).inputs[0]
-        with asking.packed(case_over(large)) as further:
+    with oracle.packed(case_over(torch.randn(300, 300))) as package:
+        large = oracle.unpacked(package).inputs[0]
+        with oracle.packed(case_over(large)) as further:
             assert list(further["files"].values()) == list(package["files"].values())
     writes = [lambda: large[3:].add_(1), lambda: setattr(large, "data", torch.randn(300, 300))]
     for write in writes if judging else [*writes, lambda: large.numpy().fill(7)]:
         write()
         for value in (large, large.t()):
-            with asking.packed(case_over(value)) as package:
-                assert torch.equal(asking.unpacked(package).inputs[0], value)
+            with oracle.packed(case_over(value)) as package:
+                assert torch.equal(oracle.unpacked(package).inputs[0], value)
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_values_take_half_of_what_is_free(
     folder = workers.start_server().folder
     machine = Box(disk=lambda where: memory if where == folder else disk)
     large = torch.randn(300, 300) * 3
-    with asking.packed(case_over(large), share=0.5, machine=machine) as package:
+    with oracle.packed(case_over(large), share=0.5, machine=machine) as package:
         assert package["left_out_bytes"] == (0 if sent else large.nbytes)
-        value = asking.unpacked(package).inputs[0]
+        value = oracle.unpacked(package).inputs[0]
         assert torch.equal(value, large) is sent
         assert 2.5 < value.std() < 3.5
         assert all((Path(path).parent != folder) is on_disk for path, _ in package["files"].values())
-    with asking.packed(case_over(large), machine=machine) as package:
+    with oracle.packed(case_over(large), machine=machine) as package:
         assert package["left_out_bytes"] == 0, "a question is asked about the values it is asked about"

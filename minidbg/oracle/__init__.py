@@ -1,7 +1,7 @@
 """Questions about a case, each answered in a child: one ``ask``, whatever the case."""
 
-from minidbg.asking.oracle_calls import answers_in_forks, ask, unless_the_machine_failed
-from minidbg.asking.packing import packed, pickled_for_children, preparation, read, save, unpacked
+from minidbg.oracle.ask import answers_in_forks, ask, unless_the_machine_failed
+from minidbg.oracle.parcel import packed, pickled_for_children, preparation, read, save, unpacked
 
 __all__ = [
     "answers_in_forks",

@@ -21,7 +21,6 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals, workers
-from minidbg.asking.packing import ANSWER, packed, preparation
 from minidbg.backends import is_pickled
 from minidbg.core.deadline import NEVER, Deadline
 from minidbg.core.errors import BackendUnreachable, CannotWrite
@@ -31,6 +30,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call
 from minidbg.judge.death import died_by, outcome_of_death
 from minidbg.judge.suspects import suspects_in_stack
+from minidbg.oracle.parcel import ANSWER, packed, preparation
 from minidbg.workers import Ended, Request, Submit
 from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
 

@@ -25,13 +25,13 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from minidbg import backends, torch_internals, workers
-from minidbg.asking.execute import execute
 from minidbg.backends import pickled
 from minidbg.core import environment
 from minidbg.core.errors import BackendUnreachable
 from minidbg.core.machine import HERE, Machine
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
+from minidbg.oracle.execute import execute
 from minidbg.source import transport
 
 SPARE_BYTES = 256 << 20
@@ -43,7 +43,7 @@ NUMBERS = itertools.count()
 SENT: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """By tensor its state when its bytes were in a file, and the file."""
 
-ANSWER = "minidbg.asking.packing:answer"
+ANSWER = "minidbg.oracle.parcel:answer"
 
 
 def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
