@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from minidbg import backends, torch_internals
+from minidbg.codegen.module_text import ModuleSource, instantiate, write_graph_builder, write_module
 from minidbg.core.errors import CannotWrite, MinidbgError
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction, Outcome, Verdict
@@ -21,7 +22,6 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import clone_values
 from minidbg.judge import harness
 from minidbg.judge.suspects import Suspects, renamed, suspects_of
-from minidbg.source.module_text import ModuleSource, instantiate, write_graph_builder, write_module
 from minidbg.torch_internals.devices import devices_of, generators_put_back
 
 BEFORE_INDUCTORS_CODEGEN = (

@@ -26,13 +26,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from minidbg import backends, torch_internals, workers
 from minidbg.backends import pickled
+from minidbg.codegen import transport
 from minidbg.core import environment
 from minidbg.core.errors import BackendUnreachable
 from minidbg.core.machine import HERE, Machine
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
 from minidbg.oracle.execute import execute
-from minidbg.source import transport
 
 SPARE_BYTES = 256 << 20
 """What is left free of the memory that the files take."""

@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from minidbg import backends, oracle, repro, workers
+from minidbg.codegen.inputs import materialise, write_inputs
+from minidbg.codegen.origins import user_line
+from minidbg.codegen.size import call_nodes, call_targets
 from minidbg.core.deadline import Deadline
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.core.run_spec import LOST, CallPath
@@ -23,9 +26,6 @@ from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.result import ReductionResult
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness
-from minidbg.source.inputs import materialise, write_inputs
-from minidbg.source.origins import user_line
-from minidbg.source.size import call_nodes, call_targets
 from minidbg.torch_internals.devices import devices_of
 
 log = logging.getLogger("minidbg")

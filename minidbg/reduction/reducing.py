@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from torch import fx
 
 from minidbg import backends, oracle, repro, torch_internals, workers
+from minidbg.codegen.size import call_nodes
 from minidbg.core import foreign
 from minidbg.core.deadline import Deadline
 from minidbg.core.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
@@ -56,7 +57,6 @@ from minidbg.reduction.session import (
     runs_worth_having,
 )
 from minidbg.reduction.subsets import hints_from_error
-from minidbg.source.size import call_nodes
 
 log = logging.getLogger("minidbg")
 GRACE_S = 5.0

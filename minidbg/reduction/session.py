@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minidbg import oracle, repro, workers
+from minidbg.codegen.size import call_nodes
 from minidbg.core.deadline import Clock, Deadline
 from minidbg.core.errors import CannotWrite
 from minidbg.core.outcome import Outcome, Signature, Verdict
@@ -22,7 +23,6 @@ from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
 from minidbg.reduction.problem import MOST_BYTES_AHEAD
 from minidbg.reduction.result import Limits, Listener, Progress, silent
-from minidbg.source.size import call_nodes
 from minidbg.torch_internals.devices import devices_of
 
 BEST_FILE = "best.py"

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import torch_internals
+from minidbg.codegen.subclasses import is_constructed, plain_stand_in
 from minidbg.fx import nested, pieces
 from minidbg.fx.effects import attribute_of
 from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph, last_that_holds
 from minidbg.reduction.edits import merge_alike_inputs
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.result import UNLIMITED
-from minidbg.source.subclasses import is_constructed, plain_stand_in
 
 # --- candidates ---
 

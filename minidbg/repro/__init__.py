@@ -19,4 +19,4 @@ from minidbg.repro.loading import load as load
 from minidbg.repro.render import NOT_JUDGED as NOT_JUDGED, Form as Form, Script as Script, render as render
 from minidbg.repro.running import interpreter_ahead as interpreter_ahead, run as run, run_alone as run_alone
 from minidbg.repro.selfcheck import NoShortForm as NoShortForm
-from minidbg.source.inputs import Exactness as Exactness
+from minidbg.codegen.inputs import Exactness as Exactness

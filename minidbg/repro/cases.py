@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from minidbg import backends
+from minidbg.codegen.size import call_nodes
 from minidbg.core.errors import BackendUnreachable
 from minidbg.core.run_spec import BackendRef, CompilerFn, Context, Provenance, RunSpec
 from minidbg.fx.case import Case
-from minidbg.source.size import call_nodes
 
 
 @dataclass(frozen=True, slots=True)

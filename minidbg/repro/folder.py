@@ -16,6 +16,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from minidbg import backends
+from minidbg.codegen.inputs import Exactness, bytes_to_store
+from minidbg.codegen.size import canonical_text
 from minidbg.core import script_header
 from minidbg.core.errors import UnreadableRepro
 from minidbg.core.files import replace_file, sync_folder
@@ -24,8 +26,6 @@ from minidbg.fx.case import Case
 from minidbg.repro.header import read_header
 from minidbg.repro.render import Form, Script, render
 from minidbg.repro.wording import telling_op
-from minidbg.source.inputs import Exactness, bytes_to_store
-from minidbg.source.size import canonical_text
 
 HIDDEN = script_header.HIDDEN
 IGNORE = ".gitignore"

@@ -11,6 +11,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from minidbg.codegen.size import call_nodes
 from minidbg.core import run_spec
 from minidbg.core.errors import UnreadableRepro
 from minidbg.core.files import read_regular
@@ -28,7 +29,6 @@ from minidbg.core.script_header import (
 )
 from minidbg.fx.case import Case
 from minidbg.repro import near
-from minidbg.source.size import call_nodes
 
 
 @dataclass(frozen=True, slots=True)

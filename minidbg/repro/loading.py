@@ -17,6 +17,10 @@ from torch import fx
 from minidbg import backends
 from minidbg.backends.definitions import OF_SCRIPTS
 from minidbg.backends.statements import first_line
+from minidbg.codegen.inputs import as_scripts_do, write_inputs
+from minidbg.codegen.module_text import write_graph_builder, write_module
+from minidbg.codegen.origins import stack_trace
+from minidbg.codegen.parse import read_module
 from minidbg.core.errors import UnreadableRepro
 from minidbg.core.files import open_regular
 from minidbg.core.records import damage_in_words
@@ -26,10 +30,6 @@ from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, SCRIPT_IMPORTS
-from minidbg.source.inputs import as_scripts_do, write_inputs
-from minidbg.source.module_text import write_graph_builder, write_module
-from minidbg.source.origins import stack_trace
-from minidbg.source.parse import read_module
 
 _numbers = itertools.count(1)
 

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
+from minidbg.codegen.expressions import quoted
 from minidbg.core.run_spec import BackendRef
-from minidbg.source.expressions import quoted
 
 
 def shared_folder(path: str, folder: str) -> str:

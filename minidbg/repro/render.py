@@ -18,6 +18,10 @@ from minidbg import torch_internals
 from minidbg.backends import assignment
 from minidbg.backends.definitions import OF_SCRIPTS
 from minidbg.backends.statements import ANNOTATIONS, joined
+from minidbg.codegen import module_text
+from minidbg.codegen.expressions import quoted
+from minidbg.codegen.inputs import Exactness, InputsText, bytes_to_store, write_constant, write_inputs
+from minidbg.codegen.module_text import write_graph_builder
 from minidbg.core.errors import CannotWrite
 from minidbg.core.kinds import Kind
 from minidbg.core.literals import write_literal
@@ -32,10 +36,6 @@ from minidbg.fx.ranks import with_group
 from minidbg.repro import near, selfcheck
 from minidbg.repro.header import Header, header_of, write_header
 from minidbg.repro.wording import docstring, message_lines, message_of
-from minidbg.source import module_text
-from minidbg.source.expressions import quoted
-from minidbg.source.inputs import Exactness, InputsText, bytes_to_store, write_constant, write_inputs
-from minidbg.source.module_text import write_graph_builder
 
 SCRIPT_IMPORTS = (ANNOTATIONS, "import pathlib, sys", "import torch")
 """Imports that a script has for itself."""

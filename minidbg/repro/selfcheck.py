@@ -12,6 +12,7 @@ import textwrap
 from typing import Any
 
 from minidbg import torch_internals
+from minidbg.codegen.expressions import quoted
 from minidbg.core import templates
 from minidbg.core.errors import MinidbgError
 from minidbg.core.literals import write_literal
@@ -28,7 +29,6 @@ from minidbg.judge.signature import (
 )
 from minidbg.repro.header import Header
 from minidbg.repro.wording import is_dotted_name, mode_phrases
-from minidbg.source.expressions import quoted
 from minidbg.torch_internals.devices import kind_of
 
 PATTERN_WIDTH = 90

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
+from minidbg.codegen.size import call_nodes, call_targets
 from minidbg.core.literals import write_literal
 from minidbg.core.run_spec import Context
 from minidbg.core.text import escape, plural
 from minidbg.fx.case import Case
 from minidbg.fx.nested import holders, levels
 from minidbg.judge.signature import meaningful_lines
-from minidbg.source.size import call_nodes, call_targets
 
 TITLE_WIDTH = 110
 MESSAGE_LINES = 4

@@ -18,6 +18,9 @@ import torch
 from torch import fx, nn
 
 from minidbg import backends, torch_internals
+from minidbg.codegen.names import readable
+from minidbg.codegen.origins import user_line
+from minidbg.codegen.size import call_nodes, canonical_text
 from minidbg.core.errors import AccuracyError, NothingLeadsThere
 from minidbg.core.foreign import is_of_a_signal_handler
 from minidbg.core.kinds import Kind
@@ -31,9 +34,6 @@ from minidbg.fx.ranks import rank_note
 from minidbg.judge.compare import margin_for
 from minidbg.judge.signature import also_imported, signature_of, text_of
 from minidbg.judge.suspects import Suspects, suspects_of, telling
-from minidbg.source.names import readable
-from minidbg.source.origins import user_line
-from minidbg.source.size import call_nodes, canonical_text
 from minidbg.torch_internals import devices
 from minidbg.wrapper.chain import Link, is_symbolic_number
 

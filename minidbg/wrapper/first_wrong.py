@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from minidbg.codegen.size import call_nodes
 from minidbg.core.foreign import is_of_a_signal_handler
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import is_call, nodes_in
 from minidbg.fx.mutation import storages_of, written_arguments
 from minidbg.judge import arithmetic
-from minidbg.source.size import call_nodes
 from minidbg.wrapper.capture import index_of_input
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.rollback import tensors_in

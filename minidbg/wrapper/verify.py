@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
+from minidbg.codegen.names import readable
 from minidbg.core.errors import AccuracyError
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.core.kinds import Kind
@@ -29,7 +30,6 @@ from minidbg.judge.ensemble import OTHER_SEED, left_by
 from minidbg.judge.harness import gradient_sources, gradients_of
 from minidbg.judge.randomness import Derandomized, feed_recorded, may_draw
 from minidbg.judge.snapshot import CannotCompare
-from minidbg.source.names import readable
 from minidbg.torch_internals.devices import generator_states
 from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import torch_internals
+from minidbg.codegen.subclasses import is_constructed
 from minidbg.core.run_spec import RunSpec
 from minidbg.core.settings import Settings
 from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module, storage_key
@@ -26,7 +27,6 @@ from minidbg.judge.arithmetic import are_close
 from minidbg.judge.compare import Comparison, Difference, written_unseen
 from minidbg.judge.harness import Change, left_behind, left_by_run, needs_gradient, unchanged
 from minidbg.judge.randomness import Derandomized, draws_alone
-from minidbg.source.subclasses import is_constructed
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.torch_internals.tensors import has_plain_memory

@@ -16,7 +16,7 @@ FLOORS = {
             ("torch_internals", "workers", "history"),
             ("fx",),
             ("backends",),
-            ("source",),
+            ("codegen",),
             ("judge",),
             ("repro", "oracle"),
             ("reduction",),

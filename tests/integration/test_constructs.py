@@ -21,9 +21,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing._internal.two_tensor import TwoTensor
 
 import minidbg
+from minidbg.codegen.module_text import instantiate, write_module
+from minidbg.codegen.size import call_targets
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.source.module_text import instantiate, write_module
-from minidbg.source.size import call_targets
 
 QUICK = {
     "dynamic_not_needed", "checkpoint", "write_through_a_view",

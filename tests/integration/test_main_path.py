@@ -11,8 +11,8 @@ import torch
 from support.command_line import cli, python
 
 import minidbg
+from minidbg.codegen.size import call_targets
 from minidbg.core.errors import NotReproduced
-from minidbg.source.size import call_targets
 
 pytestmark = pytest.mark.slow
 

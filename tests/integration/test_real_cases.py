@@ -118,7 +118,7 @@ def test_a_real_failure_ends_as_a_small_repro_that_fails_elsewhere(
     assert "only shows it" not in script.read_text()
 
     from minidbg import repro
-    from minidbg.source.size import call_nodes
+    from minidbg.codegen.size import call_nodes
 
     case = repro.load(script)
     assert call_nodes(case.graph_module) <= expected.nodes, script.read_text()

@@ -18,11 +18,11 @@ from torch.ao import quantization
 from torch.ao.nn.intrinsic import qat
 
 import minidbg
+from minidbg.codegen.module_text import instantiate, write_module
 from minidbg.core.errors import CannotWrite
 from minidbg.core.outcome import Kind
 from minidbg.core.run_spec import Context
 from minidbg.judge import harness
-from minidbg.source.module_text import instantiate, write_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 

@@ -10,9 +10,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from minidbg.codegen.inputs import write_inputs
+from minidbg.codegen.module_text import instantiate, write_module
 from minidbg.fx.copying import NoGraph, capture_by_dynamo
-from minidbg.source.inputs import write_inputs
-from minidbg.source.module_text import instantiate, write_module
 
 
 def test_inputs_keep_the_index_of_their_device() -> None:

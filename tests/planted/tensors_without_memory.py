@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from minidbg import torch_internals
+from minidbg.codegen.inputs import materialise, write_inputs
+from minidbg.codegen.size import canonical_text
 from minidbg.core.errors import MinidbgError
 from minidbg.fx import copying, effects
 from minidbg.fx.runs import StorageSerials
 from minidbg.judge import arithmetic, compare, precision, undefined
 from minidbg.judge.ensemble import Ensemble, Tag
 from minidbg.judge.snapshot import CannotCompare, _are_plain, snapshot
-from minidbg.source.inputs import materialise, write_inputs
-from minidbg.source.size import canonical_text
 from minidbg.wrapper import rollback
 from minidbg.wrapper.capture import real_value
 

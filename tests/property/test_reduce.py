@@ -13,11 +13,11 @@ from brute_force import single_removals
 from random_graphs import GraphMaker, Predicate, calls, random_predicate
 from torch import fx
 
+from minidbg.codegen.size import canonical_text
 from minidbg.core.errors import NotReproduced
 from minidbg.fx.copying import clone_values
 from minidbg.reduction.core import Minimized, OracleAnswer, minimize, reduce_graph
 from minidbg.reduction.result import UNLIMITED
-from minidbg.source.size import canonical_text
 
 SEEDS = range(25)
 

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from random_graphs import GraphMaker
 
+from minidbg.codegen.size import canonical_text
 from minidbg.core.outcome import Direction, Kind, Signature
 from minidbg.core.run_spec import BackendRef, CallPath, Context, Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.repro import Exactness, Form, NoShortForm, load, write
-from minidbg.source.size import canonical_text
 
 texts = st.text(max_size=20) | st.sampled_from(
     ['"""', "\\", "# /// script", "# ---- Below", "\ud800", "{{ 1 }}"]

@@ -11,9 +11,9 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.backends import run_as_module
-from minidbg.source.module_text import ModuleSource, instantiate, write_graph_builder, write_module
-from minidbg.source.parse import read_module
-from minidbg.source.size import canonical_text
+from minidbg.codegen.module_text import ModuleSource, instantiate, write_graph_builder, write_module
+from minidbg.codegen.parse import read_module
+from minidbg.codegen.size import canonical_text
 
 
 def graph_of(build: Callable[[fx.Graph], Any], inputs: int = 1, root: Any = None) -> fx.GraphModule:

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import backends, torch_internals
+from minidbg.codegen import transport
+from minidbg.codegen.origins import location, user_frames
+from minidbg.codegen.size import canonical_text
+from minidbg.codegen.subclasses import construction_of, is_constructed
 from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
@@ -17,10 +21,6 @@ from minidbg.fx.copying import capture_by_dynamo, storage_key
 from minidbg.fx.effects import lookup
 from minidbg.fx.ranks import with_group
 from minidbg.oracle.parcel import with_backend
-from minidbg.source import transport
-from minidbg.source.origins import location, user_frames
-from minidbg.source.size import canonical_text
-from minidbg.source.subclasses import construction_of, is_constructed
 
 
 def case_of_program(function: Any, args: Any, backend: str, dynamic: bool | None = None) -> Case:

@@ -8,9 +8,9 @@ from support.constructs import square, views_and_writes
 from support.graphs_to_write import graph_of
 from torch import Tensor, fx, nn
 
+from minidbg.codegen.module_text import write_module
+from minidbg.codegen.size import canonical_text
 from minidbg.fx.copying import NoGraph, capture_by_dynamo, clone_values, copy_graph_module
-from minidbg.source.module_text import write_module
-from minidbg.source.size import canonical_text
 
 
 def nested() -> fx.GraphModule:

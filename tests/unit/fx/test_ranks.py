@@ -15,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from minidbg.codegen.inputs import Exactness, materialise, write_inputs
+from minidbg.codegen.module_text import write_module
 from minidbg.core.errors import CannotWrite
 from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.core.settings import Settings
@@ -23,8 +25,6 @@ from minidbg.fx.case import Case
 from minidbg.reduction import minimize
 from minidbg.reduction.publishing import Reduced, forms
 from minidbg.repro import Form, render
-from minidbg.source.inputs import Exactness, materialise, write_inputs
-from minidbg.source.module_text import write_module
 from minidbg.wrapper.verify_runs import refusal
 
 

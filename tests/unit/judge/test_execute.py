@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import fx
 
+from minidbg.codegen.size import call_nodes, canonical_text
 from minidbg.core.outcome import Direction, Kind, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, CallPath, Context
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.oracle.execute import execute
-from minidbg.source.size import call_nodes, canonical_text
 
 CaseOf = Callable[..., Case]
 BOTH_PATHS = pytest.mark.parametrize("call", list(CallPath))

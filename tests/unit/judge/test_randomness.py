@@ -12,11 +12,11 @@ from torch._higher_order_ops import scan, while_loop
 from torch._higher_order_ops.map import map as map_rows
 from torch.utils.checkpoint import checkpoint
 
+from minidbg.codegen.size import call_nodes
 from minidbg.fx.copying import capture_by_dynamo, clone_values, copy_graph_module
 from minidbg.judge.compare import mismatch
 from minidbg.judge.randomness import Derandomized, attention_that_shows_its_mask, draws_alone, feed_recorded
 from minidbg.judge.snapshot import snapshot
-from minidbg.source.size import call_nodes
 
 Program = Callable[..., Any]
 

@@ -13,8 +13,8 @@ from torch import Tensor, fx
 from torch._higher_order_ops import scan, while_loop
 from torch.utils.checkpoint import checkpoint
 
+from minidbg.codegen.size import call_nodes, call_targets
 from minidbg.reduction.core import Minimized, minimize
-from minidbg.source.size import call_nodes, call_targets
 
 Program = Callable[[Tensor], Any]
 

@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from minidbg import backends, oracle, repro, workers
+from minidbg.codegen.size import call_nodes, call_targets
 from minidbg.core.errors import CannotWrite, Interrupted, NotReproduced
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import STAND_INS, BackendRef, CallPath, Provenance, RunSpec
@@ -32,7 +33,6 @@ from minidbg.oracle.execute import ANOTHER_GRAPH, execute
 from minidbg.reduction import problem, publishing, reducing, session
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.repro.flights import reduced_crash
-from minidbg.source.size import call_nodes, call_targets
 from minidbg.workers import Ended
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from minidbg.codegen.inputs import Exactness
 from minidbg.core.errors import UnreadableRepro
 from minidbg.repro.folder import write
 from minidbg.repro.loading import load
-from minidbg.source.inputs import Exactness
 
 
 def pipe(path: Path) -> None:

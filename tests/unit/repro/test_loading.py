@@ -8,11 +8,11 @@ import pytest
 import torch
 from support.graphs_to_write import graph_of
 
+from minidbg.codegen.size import call_nodes, call_targets, canonical_text
 from minidbg.core.errors import UnreadableRepro
 from minidbg.core.run_spec import BackendRef, CallPath, Context
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro import Exactness, load, render, write
-from minidbg.source.size import call_nodes, call_targets, canonical_text
 
 
 def factories(x):

@@ -13,11 +13,11 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from minidbg.codegen.origins import short_path, user_line
 from minidbg.core.errors import AccuracyError, BackendUnreachable
 from minidbg.core.outcome import Kind
 from minidbg.core.run_spec import STAND_INS, CallPath, Level
 from minidbg.core.settings import Settings
-from minidbg.source.origins import short_path, user_line
 from minidbg.wrapper.capture import (
     MESSAGE_CHARACTERS,
     Failure,

@@ -15,10 +15,10 @@ from support.doubles import Hands
 from torch import fx
 
 import minidbg
+from minidbg.codegen.size import call_targets
 from minidbg.core.settings import Settings
 from minidbg.repro import flights, load, read_header
 from minidbg.repro.flights import Step
-from minidbg.source.size import call_targets
 from minidbg.wrapper import flight
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.process import PROCESS

@@ -15,11 +15,11 @@ import torch
 from torch import fx, nn
 
 from minidbg import torch_internals
+from minidbg.codegen.expressions import BINARY, GET_DATA, UNARY
+from minidbg.codegen.module_text import write_module
+from minidbg.codegen.names import Names
+from minidbg.codegen.origins import stack_trace
 from minidbg.fx.effects import FORMS
-from minidbg.source.expressions import BINARY, GET_DATA, UNARY
-from minidbg.source.module_text import write_module
-from minidbg.source.names import Names
-from minidbg.source.origins import stack_trace
 
 Operation = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 """The kind of a node, its target, arguments and keywords."""

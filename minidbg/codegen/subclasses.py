@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from minidbg import torch_internals
+from minidbg.codegen.expressions import Expressions
+from minidbg.codegen.names import reference_to
 from minidbg.core.errors import CannotWrite
 from minidbg.fx.effects import walk
 from minidbg.fx.ranks import TENSOR, imports_of
-from minidbg.source.expressions import Expressions
-from minidbg.source.names import reference_to
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from minidbg import torch_internals
 from minidbg.backends import run_as_module
+from minidbg.codegen.inputs import Exactness, as_scripts_do, bytes_to_store, write_inputs
+from minidbg.codegen.module_text import write_graph_builder
+from minidbg.codegen.names import identifier
 from minidbg.core.errors import CannotWrite
 from minidbg.core.literals import read_literal, write_literal
 from minidbg.core.run_spec import Provenance, RunSpec, plain
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import with_group
-from minidbg.source.inputs import Exactness, as_scripts_do, bytes_to_store, write_inputs
-from minidbg.source.module_text import write_graph_builder
-from minidbg.source.names import identifier
 
 NAMES = frozenset({"graph", "graph_module", "constants"})
 """What the text of a graph uses itself."""

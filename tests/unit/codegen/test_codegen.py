@@ -15,10 +15,10 @@ import torch
 from support.graphs_to_write import assert_round_trip, forward_of, graph_of, module_of
 from torch import fx, nn
 
+from minidbg.codegen.module_text import instantiate, write_module
+from minidbg.codegen.names import LOADED_WITH_TORCH
+from minidbg.codegen.parse import read_module
 from minidbg.core.errors import CannotWrite
-from minidbg.source.module_text import instantiate, write_module
-from minidbg.source.names import LOADED_WITH_TORCH
-from minidbg.source.parse import read_module
 
 
 class Colour(enum.Enum):
@@ -216,7 +216,7 @@ def test_lines_say_where_they_come_from() -> None:
 def local() -> None: ...
 
 
-local.__module__, local.__qualname__ = "minidbg.source.names", "reference_to"  # a name that leads elsewhere
+local.__module__, local.__qualname__ = "minidbg.codegen.names", "reference_to"  # a name that leads elsewhere
 REFUSED = {
     "<lambda>.*no import leads to it": lambda g, x: g.call_function(lambda x: x, (x,)),
     "reference_to.*no import leads to it": lambda g, x: g.call_function(local, (x,)),

@@ -15,9 +15,9 @@ from typing import Any
 from minidbg import torch_internals
 from minidbg.backends.modules import is_installed
 from minidbg.backends.statements import read_statements
+from minidbg.codegen.names import is_plain_identifier, numbered
 from minidbg.core.errors import CannotWrite
 from minidbg.fx.effects import walk
-from minidbg.source.names import is_plain_identifier, numbered
 
 USUAL = {"triton": "triton", "tl": "triton.language"}
 """What modules are called by custom: a function keeps no local name that only its decorators and annotations look up."""

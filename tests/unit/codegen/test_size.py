@@ -9,7 +9,7 @@ import torch
 from support.graphs_to_write import graph_of
 from torch import fx
 
-from minidbg.source.size import call_nodes, call_targets, canonical_text
+from minidbg.codegen.size import call_nodes, call_targets, canonical_text
 
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 ONE = torch.ones(2)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minidbg.source.expressions import number, rounded, tensor_literal
+from minidbg.codegen.expressions import number, rounded, tensor_literal
 
 FEW = 8
 """Integers and booleans up to this number are written one by one."""

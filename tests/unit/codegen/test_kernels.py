@@ -13,6 +13,8 @@ from support.graphs_to_write import assert_round_trip
 from torch import fx
 
 from minidbg import torch_internals
+from minidbg.codegen.module_text import ModuleSource, instantiate, write_module
+from minidbg.codegen.size import canonical_text
 from minidbg.core.errors import CannotWrite
 from minidbg.core.outcome import Kind, Signature
 from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec
@@ -22,8 +24,6 @@ from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.nested import shorter_arguments, simpler_constants
 from minidbg.fx.pieces import CannotExtract, without_arguments
 from minidbg.repro import Form, load, render
-from minidbg.source.module_text import ModuleSource, instantiate, write_module
-from minidbg.source.size import canonical_text
 
 triton = pytest.importorskip("triton", reason="Triton is not installed, as with the CPU build of torch")
 tl = pytest.importorskip("triton.language")

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from minidbg.backends import run_as_module
+from minidbg.codegen.expressions import Expressions
+from minidbg.codegen.names import Names, class_name
+from minidbg.codegen.origins import location, users_frame
 from minidbg.core.errors import CannotWrite
 from minidbg.fx.effects import lookup, nested_graphs, op_name, paired
-from minidbg.source.expressions import Expressions
-from minidbg.source.names import Names, class_name
-from minidbg.source.origins import location, users_frame
 
 LINE_LENGTH = 100
 """Longest ``def forward`` line; with more inputs they stand on lines of their own."""

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import torch_internals
+from minidbg.codegen.kernels import Definitions
+from minidbg.codegen.names import is_plain_identifier, reference_to
 from minidbg.core.errors import CannotWrite
 from minidbg.fx.ranks import shared_text
-from minidbg.source.kernels import Definitions
-from minidbg.source.names import is_plain_identifier, reference_to
 
 LINE = 88
 """Characters in a line of numbers, its margin included."""

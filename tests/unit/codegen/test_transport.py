@@ -6,9 +6,9 @@ import torch
 from support.travelled import assert_same_case, case_over, described, travelled
 from torch import fx
 
+from minidbg.codegen import transport
 from minidbg.core.run_spec import BackendRef, Provenance, RunSpec
 from minidbg.fx.case import Case
-from minidbg.source import transport
 
 STORY = Provenance(
     7, 2, "train.py:41", "y = f(x)", 'a "message"\n\ud800 of two lines', notes=("one", "two"), suspects=("add_2 mul",)

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from minidbg import torch_internals
+from minidbg.codegen.expressions import Expressions, number, quoted
+from minidbg.codegen.factories import Fill, all_finite, grouped, is_index, wide
+from minidbg.codegen.layouts import StridedLayout, contiguous_stride, layout_of, start_of, view_into, view_of
+from minidbg.codegen.names import numbered
+from minidbg.codegen.subclasses import construction_of, is_constructed
 from minidbg.core.errors import CannotWrite
-from minidbg.source.expressions import Expressions, number, quoted
-from minidbg.source.fills import Fill, all_finite, grouped, is_index, wide
-from minidbg.source.layouts import StridedLayout, contiguous_stride, layout_of, start_of, view_into, view_of
-from minidbg.source.names import numbered
-from minidbg.source.subclasses import construction_of, is_constructed
 from minidbg.torch_internals.devices import BROKEN, random_numbers_put_back
 
 SEED = 0

@@ -13,7 +13,7 @@ from support.graphs_to_write import assert_round_trip
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.source.expressions import BINARY, UNARY
+from minidbg.codegen.expressions import BINARY, UNARY
 
 ENTER_AUTOCAST, EXIT_AUTOCAST = torch_internals.autocast_functions()
 SET_GRAD = torch._C._set_grad_enabled

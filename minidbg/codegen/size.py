@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from minidbg import torch_internals
+from minidbg.codegen.expressions import Expressions, literal
+from minidbg.codegen.names import reference_to
 from minidbg.core.errors import CannotWrite
 from minidbg.fx.effects import is_call, lookup
-from minidbg.source.expressions import Expressions, literal
-from minidbg.source.names import reference_to
 
 HOLDS = ("get_attr", "call_module")
 LARGEST_HASHED = 4096

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
+from minidbg.codegen.inputs import Exactness, as_scripts_do, materialise, write_inputs
 from minidbg.core.errors import CannotWrite
 from minidbg.fx.copying import clone_values
-from minidbg.source.inputs import Exactness, as_scripts_do, materialise, write_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 

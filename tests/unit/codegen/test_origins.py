@@ -7,8 +7,8 @@ import os
 import torch
 from torch import fx
 
+from minidbg.codegen.origins import location, user_line
 from minidbg.extras.hunt import samples
-from minidbg.source.origins import location, user_line
 
 TORCH = os.path.join(os.path.dirname(torch.__file__), "nn", "functional.py")
 
