@@ -28,7 +28,7 @@ from minidbg.core import environment, settings
 from minidbg.core.json_lines import last_json
 from minidbg.core.machine import HERE
 from minidbg.core.text import plural
-from minidbg.repro import flights
+from minidbg.repro import crash_records
 from minidbg.watch.probe import accelerators
 
 QUESTION_S = 60.0
@@ -175,9 +175,9 @@ def folder() -> Iterator[Finding]:
     place = settings.load().repro_dir
     scripts = plural(len(list(place.glob("*.py"))), "repro")
     yield fine("repro folder", f"{place}, {scripts if place.exists() else 'made when needed'}")
-    for line in flights.at_work(place):
+    for line in crash_records.at_work(place):
         yield fine("at work", line)
-    dead = flights.dead_flights(place)
+    dead = crash_records.records_of_dead(place)
     if dead:
         advice = "minidbg reduce --last-crash makes a repro of the newest"
         yield missing("crashes", f"{len(dead)} processes died in a backend: {dead[0].name}", advice)

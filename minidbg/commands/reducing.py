@@ -89,11 +89,11 @@ def reduce(
 
 def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
     """Reduce the captures in ``folder`` that wait, and what processes that died have left; the exit status."""
-    from minidbg.repro import flights
+    from minidbg.repro import crash_records
     from minidbg.watch.repros import read_repros, shown_by, unreduced
 
-    for record in flights.dead_flights(folder):
-        note(flights.death(record))
+    for record in crash_records.records_of_dead(folder):
+        note(crash_records.death(record))
         as_capture(record)
     waiting, status = unreduced(folder), 0
     if not waiting:
@@ -232,14 +232,14 @@ def reduced_here(argument: Mapping[str, Any]) -> ReductionResult:
 
 def newest_crash(folder: Path) -> Path | None:
     """The record of the process that died last in a backend; None where no record is left. Says which processes died."""
-    from minidbg.repro import flights
+    from minidbg.repro import crash_records
 
-    left = flights.dead_flights(folder)
-    waited = flights.waited_in_vain(folder)
+    left = crash_records.records_of_dead(folder)
+    waited = crash_records.waited_in_vain(folder)
     for record in (*waited, *left):
-        note(flights.death(record))
+        note(crash_records.death(record))
     for record in waited:
-        flights.remove(record)
+        crash_records.remove(record)
     if len(left) > 1:
         note("the newest is reduced; minidbg reduce PATH takes another")
     return left[0] if left else None
@@ -247,9 +247,9 @@ def newest_crash(folder: Path) -> Path | None:
 
 def tell_of_reduced_crash(folder: Path, *, as_json: bool) -> None:
     """Print the repro of the crash that was reduced last, as if it had been reduced now: ``minidbg run`` has done it. Raises UsageError."""
-    from minidbg.repro import flights
+    from minidbg.repro import crash_records
 
-    written = flights.reduced_crash(folder)
+    written = crash_records.reduced_crash(folder)
     if written is None:
         raise click.UsageError(
             f"no crash to reduce: no process has died in a backend and left its graph in {display_path(folder)}; "
@@ -264,12 +264,12 @@ def tell_of_reduced_crash(folder: Path, *, as_json: bool) -> None:
 
 
 def as_capture(path: Path) -> Path:
-    """The script to reduce: a flight record becomes a capture first."""
-    from minidbg.repro import flights
+    """The script to reduce: a crash record becomes a capture first."""
+    from minidbg.repro import crash_records
 
-    if flights.read_name(path) is None:
+    if crash_records.read_name(path) is None:
         return path
-    path = flights.as_capture(path)
+    path = crash_records.as_capture(path)
     note(f"its graph is kept in {display_path(path)}")
     return path
 

@@ -129,7 +129,7 @@ class Settings:
     """Names of further environment variables that a repro needs; their values are written into it."""
     memory_bytes: int | None = setting(None, lambda value: whole(value, at_least=1 << 20))
     """Most bytes of memory that one run may take; None is four fifths of what is free."""
-    flight_recorder: bool = setting(True, converters.flag)
+    crash_records: bool = setting(True, converters.flag)
     """Write down what a backend is about to do, for the case that the process dies in it."""
 
     @property
@@ -163,7 +163,7 @@ class WrapSettings(CompilerSettings, total=False):
     rtol: float | None
     atol: float | None
     tolerances: Mapping[Any, tuple[float, float]] | str | None
-    flight_recorder: bool | None
+    crash_records: bool | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ def render(
         read = header_of(f'"""{told}"""\n{header}', Path("the header"))
         variables |= _lines_of(form, case, read, model.text)
     text = fill(form.value, variables)
-    if not raw:  # not for a record of a flight: the check takes longer than all the rest
+    if not raw:  # not for a crash record: the check takes longer than all the rest
         _check(text)
     return Script(text, stored)
 

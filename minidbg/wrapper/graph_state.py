@@ -28,9 +28,9 @@ from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.mutation import mutated_placeholders, written_attributes
 from minidbg.fx.ranks import is_waiting_in_vain, talks_to_others
 from minidbg.judge.harness import graph_texts, is_handed_back
-from minidbg.repro.flights import Step
+from minidbg.repro.crash_records import Step
 from minidbg.torch_internals import devices
-from minidbg.wrapper import flight, handle, verify
+from minidbg.wrapper import crash_record, handle, verify
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.process import PROCESS
@@ -40,7 +40,7 @@ from minidbg.wrapper.verify_runs import declared_otherwise
 
 ABSENT_RANK = (
     "a collective of this graph waited in vain for another rank, which is no failure of the backend; "
-    "what that rank printed, or its record in .minidbg/flight, says why it did not come"
+    "what that rank printed, or its record in .minidbg/crash_records, says why it did not come"
 )
 NOT_ASKED = "verify='never'"
 STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
@@ -76,7 +76,7 @@ class GraphState:
         self.compiled_fn: CompiledFn = self.untouched.forward
         self.boxed = False
         """Whether ``compiled_fn`` takes its inputs in one list, which it may clear."""
-        self.record = flight.Record(self.untouched, settings)
+        self.record = crash_record.CrashRecord(self.untouched, settings)
         self.good_calls = 0
         self.settled = False
         self.comparing: set[int] = set()
@@ -212,9 +212,9 @@ class GraphState:
         del kept, verification
         return again(*values)
 
-    def collectives(self, args: tuple[Any, ...]) -> flight.Collectives | None:
+    def collectives(self, args: tuple[Any, ...]) -> crash_record.Collectives | None:
         talks = talks_to_others(self.untouched, args) != "" and self.position < len(self.links)
-        return flight.Collectives(self.record) if talks else None
+        return crash_record.Collectives(self.record) if talks else None
 
     def declared_otherwise(self, args: Sequence[Any]) -> str:
         """What dynamo declared of ``args`` and did not keep to, asked before a backend can have changed them."""

@@ -82,9 +82,9 @@ class Process:
     """Called with each failure and what became of it."""
     graphs: list[GraphFacts] = field(default_factory=list)
     records: dict[int, Path] = field(default_factory=dict)
-    """Flight records that are on disk, by number."""
+    """Crash records that are on disk, by number."""
     folders: dict[Path, int] = field(default_factory=dict)
-    """Repro folders that were not there before the first flight record, and the process that made them."""
+    """Repro folders that were not there before the first crash record, and the process that made them."""
     said: set[str] = field(default_factory=set)
     """What is told once."""
     lock: threading.Lock = field(default_factory=threading.Lock)

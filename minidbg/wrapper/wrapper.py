@@ -163,7 +163,7 @@ def wrap(
       hold, and that are copied to verify one call.
     - ``setup`` (statements) and ``reference`` (``"module:expression"``): how a fresh process gets the backend back.
     - ``match``: a regular expression that a failure's text must contain to be reduced. ``reduce_oom``: reduce failures for
-      want of memory too. ``env``: names of variables that a repro needs. ``flight_recorder``: keep the case of a process
+      want of memory too. ``env``: names of variables that a repro needs. ``crash_records``: keep the case of a process
       that dies on disk.
 
     What is not given (None) comes from ``MINIDBG_*`` variables, ``[tool.minidbg]`` of the nearest pyproject.toml and the
@@ -359,7 +359,7 @@ def wrap_compiler(compiler: CompilerFn, **given: Unpack[CompilerSettings]) -> An
 
 
 class AtenGraph(GraphState):
-    """A graph of AOTAutograd. Its flight is not recorded: dynamo's graph, which it is a part of, is."""
+    """A graph of AOTAutograd. It has no crash record: dynamo's graph, which it is a part of, is."""
 
     level = Level.ATEN
 

@@ -96,7 +96,7 @@ def lived(row: dict[str, Any], folder: Path, *, wrapped: bool) -> dict[str, Any]
     left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     left = [
         re.sub(r"[0-9a-f]{8}-[\d-]+", "#", one) for one in left
-    ]  # of records of flights, which end with the process
+    ]  # of crash records, which end with the process
     counts: dict[str, Any] = {**COUNTS, "bytes": bytes_alive(), "left": left}
     return {**counts, "stats": asdict(minidbg.stats())} if wrapped else counts
 

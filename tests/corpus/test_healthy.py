@@ -17,7 +17,7 @@ EXPECTED = running.HERE / "healthy.txt"
 
 @pytest.mark.slow
 def test_what_a_healthy_program_pays(tmp_path: Path) -> None:
-    """One run in eager for each graph and way to call it, no process, no byte kept, and the records of flights."""
+    """One run in eager for each graph and way to call it, no process, no byte kept, and the crash records."""
     done = subprocess.run(
         [sys.executable, running.HERE / "healthy.py", tmp_path], env=running.environ(tmp_path),
         capture_output=True, text=True, check=True,

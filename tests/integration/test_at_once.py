@@ -57,7 +57,7 @@ def test_eight_processes_leave_one_repro(tmp_path: Path) -> None:
     assert repro.run(made).verdict == "reproduces"
     hidden = tmp_path / "minidbg_repros" / ".minidbg"
     assert len(list((hidden / "captures").glob("*.py"))) == 1
-    assert not [path for place in ("drafts", "flight") for path in (hidden / place).glob("*")]
+    assert not [path for place in ("drafts", "crash_records") for path in (hidden / place).glob("*")]
 
 
 REMAINDER = """

@@ -15,7 +15,7 @@ from minidbg import repro
 from minidbg.core.outcome import Direction, Kind, Verdict
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits
-from minidbg.repro import flights
+from minidbg.repro import crash_records
 
 MEMORY = 1 << 30  # a fresh interpreter with a CUDA build of torch takes half of it
 
@@ -49,11 +49,11 @@ def test_a_process_that_memory_has_killed_becomes_a_verified_repro_of_one_node(
     env = {"PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1"}
     done = python("train.py", 4 << 30, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
-    (record,) = flights.dead_flights(tmp_path / "minidbg_repros")
+    (record,) = crash_records.records_of_dead(tmp_path / "minidbg_repros")
     for name, value in {"MEMORY_BYTES": MEMORY, "TIME_LIMIT_S": 12}.items():
         monkeypatch.setenv(f"MINIDBG_{name}", str(value))
     monkeypatch.setenv("PYTHONPATH", str(PLANTED))
-    written = reducing.reduce_path(flights.as_capture(record), limits=Limits(seconds=200))
+    written = reducing.reduce_path(crash_records.as_capture(record), limits=Limits(seconds=200))
     assert written.path is not None, written.line
     assert (written.verdict, written.certified) == (Verdict.REPRODUCES, True)
     header = repro.read_header(written.path)

@@ -19,7 +19,7 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 import minidbg
-from minidbg.repro import flights
+from minidbg.repro import crash_records
 from minidbg.wrapper.process import PROCESS
 
 TIMES = 6
@@ -102,5 +102,7 @@ def test_a_backend_and_its_weights_are_freed_when_the_program_lets_go_of_them(
     holders = (torch.Tensor, fx.GraphModule, HoldsWeights)
     assert [one for one in reachable(PROCESS) if isinstance(one, holders)] == []
     assert PROCESS.records == {}
-    assert list(flights.records(tmp_path)) == [], "nothing can happen any more with a graph that is gone"
+    assert list(crash_records.records(tmp_path)) == [], (
+        "nothing can happen any more with a graph that is gone"
+    )
     assert minidbg.stats().graphs == TIMES, "what is known of them is counted all the same"

@@ -11,7 +11,7 @@ import pytest
 from ranks_program import SITUATIONS
 from support.command_line import python, torchrun
 
-from minidbg.repro import flights
+from minidbg.repro import crash_records
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -70,8 +70,8 @@ def test_healthy_graphs_run_whatever_the_ranks_exchange(tmp_path: Path) -> None:
 def test_a_rank_that_dies_leaves_its_record_and_the_one_that_waits_none(tmp_path: Path) -> None:
     done = in_ranks(tmp_path, 2, "functional_collectives", "dies", "on_last_rank")
     assert done.returncode != 0
-    (record,) = flights.dead_flights(tmp_path / "minidbg_repros")
-    assert "(rank 1 of 2) died while running a graph for the first time" in flights.death(record)
+    (record,) = crash_records.records_of_dead(tmp_path / "minidbg_repros")
+    assert "(rank 1 of 2) died while running a graph for the first time" in crash_records.death(record)
 
 
 def test_a_wait_for_another_rank_is_told_apart_from_a_compiler_that_hangs(tmp_path: Path) -> None:
@@ -84,12 +84,12 @@ def test_a_wait_for_another_rank_is_told_apart_from_a_compiler_that_hangs(tmp_pa
         while [" waiting " in line for line in lines] != [True, False]:
             assert time.monotonic() < ends, lines
             time.sleep(0.2)
-            at_work = flights.at_work(folder, lambda: time.time() + flights.LONG_S)
+            at_work = crash_records.at_work(folder, lambda: time.time() + crash_records.LONG_S)
             lines = sorted(at_work, key=lambda line: line.partition("rank")[2])
         job.terminate()  # torchrun passes it on
     assert "rank 0 of 2" in lines[0]
     assert "waiting for other ranks in a collective" in lines[0]
     assert "rank 1 of 2" in lines[1]
     assert "compiling a graph" in lines[1]
-    assert "(rank 0 of 2) died while waiting" in flights.death(*flights.waited_in_vain(folder))
-    assert "(rank 1 of 2) died while compiling" in flights.death(*flights.dead_flights(folder))
+    assert "(rank 0 of 2) died while waiting" in crash_records.death(*crash_records.waited_in_vain(folder))
+    assert "(rank 1 of 2) died while compiling" in crash_records.death(*crash_records.records_of_dead(folder))

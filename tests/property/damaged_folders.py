@@ -70,13 +70,13 @@ def write_folder(project: Path) -> None:
     """A project with a repro folder that holds one of everything that a reading command reads."""
     folder = project / "minidbg_repros"
     hidden = folder / ".minidbg"
-    for name in ("captures", "neighbours", "reductions/sound0", "flight", "stages"):
+    for name in ("captures", "neighbours", "reductions/sound0", "crash_records", "stages"):
         (hidden / name).mkdir(parents=True)
     for name in (*SOUND, "odd.py", ".minidbg/captures/odd.py", ".minidbg/neighbours/odd.py"):
         (folder / name).write_text(SCRIPT + HEADER)
     (folder / "odd.safetensors").write_bytes(save({"x": torch.ones(9)}))
     (hidden / "reductions/sound0/done.json").write_text(json.dumps(DONE))
-    (hidden / "flight/0a1b2c3d-12-1700000000000-1.compile.py").write_text(SCRIPT + HEADER)
+    (hidden / "crash_records/0a1b2c3d-12-1700000000000-1.compile.py").write_text(SCRIPT + HEADER)
     (hidden / "watch.json").write_text('{"pid": 1, "host": "h", "started": 1.0, "created": 1.0}')
     (hidden / "stages/odd.json").write_text(
         '{"digest": "d", "backend": "inductor", "guilty": "x", "verdicts": {}}'
@@ -192,7 +192,7 @@ VICTIMS = (
     "minidbg_repros/.minidbg/captures/odd.py",
     "minidbg_repros/.minidbg/neighbours/odd.py",
     "minidbg_repros/.minidbg/reductions/sound0/done.json",
-    "minidbg_repros/.minidbg/flight/0a1b2c3d-12-1700000000000-1.compile.py",
+    "minidbg_repros/.minidbg/crash_records/0a1b2c3d-12-1700000000000-1.compile.py",
     "minidbg_repros/.minidbg/watch.json",
     "minidbg_repros/.minidbg/stages/odd.json",
 )

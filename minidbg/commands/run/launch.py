@@ -117,7 +117,7 @@ def summary_of(
     failures = [event for event in events if event.get("event") == "failure"]
     printed = "".join(str(event["text"]) for event in events if event.get("event") == "traceback")
     lines = failure_lines(event for event in failures if f"minidbg: {event.get('line')}\n" not in printed)
-    if glob(settings.repro_dir / ".minidbg" / "flight", "*.py"):
+    if glob(settings.repro_dir / ".minidbg" / "crash_records", "*.py"):
         lines += deaths_since(began, settings, ending, say)
     if not lines and not failures:
         lines = [nothing_failed(events, ending)]
@@ -173,27 +173,27 @@ def deaths_since(
     began: float, settings: Settings, ending: Ending, say: Callable[[str], object]
 ) -> Iterator[str]:
     """A line for each process that has started since ``began`` and died, with the repro that was made of the case it left."""
-    from minidbg.repro import flights  # late: torch is imported only where somebody has died
+    from minidbg.repro import crash_records  # late: torch is imported only where somebody has died
 
     folder = settings.repro_dir
-    for record in (*flights.dead_flights(folder), *flights.waited_in_vain(folder)):
-        name = flights.read_name(record)
+    for record in (*crash_records.records_of_dead(folder), *crash_records.waited_in_vain(folder)):
+        name = crash_records.read_name(record)
         if name is None or name.started_ms / 1000 < began - SAME_START_S:
             continue
-        happened = flights.death(record) + ending.in_words
-        if name.step is flights.Step.WAITING:
-            flights.remove(record)
+        happened = crash_records.death(record) + ending.in_words
+        if name.step is crash_records.Step.WAITING:
+            crash_records.remove(record)
             yield happened
             continue
         try:
-            capture = flights.as_capture(record)
+            capture = crash_records.as_capture(record)
         except FileNotFoundError:
             yield f"{happened}; another minidbg has taken its record"
         except OSError as error:
             yield f"{happened}; its record {record} cannot be moved ({error})"
         else:
             by_ctrl_c = ending in (-signal.SIGINT, 130)  # shells have 130 for that
-            interrupted = by_ctrl_c or name.step is flights.Step.INTERRUPTED
+            interrupted = by_ctrl_c or name.step is crash_records.Step.INTERRUPTED
             yield reduced(capture, settings, happened, say, interrupted=interrupted)
 
 

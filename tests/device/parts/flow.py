@@ -83,7 +83,7 @@ def reduced_after_a_kill(context: Context, folder: Path) -> dict[str, Any]:
     began = time.monotonic()
     program = context.started(PROGRAM, context.device, "endless_kernel", cwd=folder)
     with ended_with(program), contextlib.suppress(TimeoutError):
-        waited_for(folder / "minidbg_repros" / ".minidbg" / "flight", HUNG_S)
+        waited_for(folder / "minidbg_repros" / ".minidbg" / "crash_records", HUNG_S)
         time.sleep(HUNG_S / 2)
         if program.poll() is not None:
             raise Failed(

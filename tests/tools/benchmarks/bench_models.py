@@ -204,8 +204,8 @@ def measured(row: Row, limit_s: float, cold: bool, torch_flow: bool) -> dict[str
 
 
 def after_death(folder: Path, limit_s: float, **variables: str) -> dict[str, Any]:
-    """What ``minidbg reduce`` makes of the flight record that the dead program left."""
-    records = sorted(folder.glob("minidbg_repros/.minidbg/flight/*.py"))
+    """What ``minidbg reduce`` makes of the crash record that the dead program left."""
+    records = sorted(folder.glob("minidbg_repros/.minidbg/crash_records/*.py"))
     if not records:
         return {}
     command = [sys.executable, "-m", "minidbg", "reduce", str(records[-1]), "--json"]

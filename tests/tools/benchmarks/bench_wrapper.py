@@ -70,7 +70,7 @@ def bare_call(calls: int = 200_000, repetitions: int = 7) -> tuple[float, float]
     gm = fx.symbolic_trace(lambda x: (x + 1,))
     args = [torch.ones(1)] * 20
     plain = returns_at_once(gm, args)
-    wrapped = wrap(returns_at_once, verify="never", flight_recorder=False)(gm, args)
+    wrapped = wrap(returns_at_once, verify="never", crash_records=False)(gm, args)
     wrapped(*args)
     pairs = [
         (call_microseconds(plain, args, calls), call_microseconds(wrapped, args, calls))

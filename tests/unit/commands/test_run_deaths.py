@@ -10,17 +10,20 @@ import pytest
 
 from minidbg.commands.run import launch
 from minidbg.core.settings import Reduce, Settings
-from minidbg.repro import flights
+from minidbg.repro import crash_records
 
 
 def test_a_crash_is_a_capture_when_its_reduction_gave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = flights.own_name(1, flights.Step.COMPILE).place
-    record = flights.flight_folder(tmp_path) / f"{place}-{2**22 + 1}-{10**13}-1.{flights.Step.COMPILE}.py"
+    place = crash_records.own_name(1, crash_records.Step.COMPILE).place
+    record = (
+        crash_records.record_folder(tmp_path)
+        / f"{place}-{2**22 + 1}-{10**13}-1.{crash_records.Step.COMPILE}.py"
+    )
     record.parent.mkdir(parents=True)
     record.write_text("# the graph")
-    capture = flights.capture_of(record)
+    capture = crash_records.capture_of(record)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=""))
     settings = Settings(reduce=Reduce.NOW, repro_dir=tmp_path)
     (line,) = launch.deaths_since(0.0, settings, launch.Ending(-11), lambda text: None)

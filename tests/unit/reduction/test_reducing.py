@@ -32,7 +32,7 @@ from minidbg.judge.harness import NOT_CALLED
 from minidbg.oracle.execute import ANOTHER_GRAPH, execute
 from minidbg.reduction import problem, publishing, reducing, session
 from minidbg.reduction.result import Limits, ReductionResult
-from minidbg.repro.flights import reduced_crash
+from minidbg.repro.crash_records import reduced_crash
 from minidbg.workers import Ended
 
 

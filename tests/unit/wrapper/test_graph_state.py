@@ -47,7 +47,7 @@ def eager(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
 
 def state(graph: fx.GraphModule, *backends: Any, **settings: Any) -> GraphState:
     settings.setdefault("verify", Verify.NEVER)
-    own = Settings(flight_recorder=False, **settings)
+    own = Settings(crash_records=False, **settings)
     return GraphState(graph, [Link(one) for one in backends], own)
 
 
@@ -127,7 +127,7 @@ def test_a_boxed_function_that_fails_is_replaced_by_eager_in_its_own_convention(
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    own = Settings(flight_recorder=False, verify=Verify.NEVER, on_failure=OnFailure.FALLBACK)
+    own = Settings(crash_records=False, verify=Verify.NEVER, on_failure=OnFailure.FALLBACK)
     run = compiled(AtenState(plus_one(), [Link(fails, level=Level.ATEN)], own), torch.ones(2))
     for _ in range(2):
         assert torch.equal(run([torch.ones(2)])[0], torch.full((2,), 2.0))

@@ -19,7 +19,7 @@ from minidbg.core.foreign import chain_of
 from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
 from minidbg.judge import ensemble
-from minidbg.wrapper import Report, capture, flight, handle, stats, verify_runs
+from minidbg.wrapper import Report, capture, crash_record, handle, stats, verify_runs
 from minidbg.wrapper.process import PROCESS, write_stats
 
 
@@ -124,7 +124,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
         return run
 
     ours: dict[str, tuple[Any, str]] = {
-        "recording": (flight.Record, "write"),
+        "recording": (crash_record.CrashRecord, "write"),
         "comparing": (verify_runs.Before, "eager"),
         "explaining": (ensemble, "left_by"),
         "handling": (handle, "capture_and_reduce"),
@@ -148,5 +148,5 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
         signal.signal(signal.SIGUSR1, before)
     assert any(isinstance(one, TimeIsUp) for one in chain_of(raised.value))
     assert minidbg.report_of(raised.value) is None
-    written = [path.parent.name for path in tmp_path.rglob("*.py") if path.parent.name != "flight"]
+    written = [path.parent.name for path in tmp_path.rglob("*.py") if path.parent.name != "crash_records"]
     assert written == (["captures"] if where == "reducing" else [])

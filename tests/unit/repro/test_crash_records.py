@@ -9,10 +9,10 @@ import psutil
 import pytest
 from support.doubles import Hands
 
-from minidbg.repro import flights
-from minidbg.repro.flights import RecordName, Step
+from minidbg.repro import crash_records
+from minidbg.repro.crash_records import RecordName, Step
 
-HERE = flights.this_place()
+HERE = crash_records.this_place()
 NOBODY = 2**22 + 5
 """A process number that no process has."""
 
@@ -20,16 +20,16 @@ NOBODY = 2**22 + 5
 def put(
     folder: Path, number: int, step: Step, *, pid: int = NOBODY, text: str = "a record", place: str = HERE
 ) -> Path:
-    started = flights.started_ms(pid) if pid != NOBODY else 1_000
-    path = flights.make_flight_folder(folder) / str(RecordName(place, pid, started, number, step))
+    started = crash_records.started_ms(pid) if pid != NOBODY else 1_000
+    path = crash_records.make_record_folder(folder) / str(RecordName(place, pid, started, number, step))
     path.write_text(text)
     return path
 
 
 def test_a_name_is_read_back_and_told_at_every_step() -> None:
-    name = flights.own_name(3, Step.COMPILE)
-    assert flights.read_name(Path("anywhere") / str(name)) == name
-    assert flights.read_name(Path(str(name.at(Step.IDLE)))) == name.at(Step.IDLE)
+    name = crash_records.own_name(3, Step.COMPILE)
+    assert crash_records.read_name(Path("anywhere") / str(name)) == name
+    assert crash_records.read_name(Path(str(name.at(Step.IDLE)))) == name.at(Step.IDLE)
     assert (name.pid, name.number) == (os.getpid(), 3)
 
 
@@ -48,9 +48,9 @@ def test_a_process_that_ended_in_a_step_of_the_backend_is_a_death(
     tmp_path: Path, step: Step, is_death: bool
 ) -> None:
     path = put(tmp_path, 1, step)
-    assert flights.dead_flights(tmp_path) == ([path] if is_death else [])
+    assert crash_records.records_of_dead(tmp_path) == ([path] if is_death else [])
     assert path.exists() is (step is not Step.IDLE)
-    assert flights.waited_in_vain(tmp_path) == ([path] if step is Step.WAITING else [])
+    assert crash_records.waited_in_vain(tmp_path) == ([path] if step is Step.WAITING else [])
 
 
 def test_deaths_are_told_newest_first(tmp_path: Path) -> None:
@@ -58,67 +58,67 @@ def test_deaths_are_told_newest_first(tmp_path: Path) -> None:
     for older, newer in ((1, 0), (0, 2)):
         while paths[newer].stat().st_ctime <= paths[older].stat().st_ctime:
             paths[newer].touch()
-    assert flights.dead_flights(tmp_path) == [paths[2], paths[0], paths[1]]
+    assert crash_records.records_of_dead(tmp_path) == [paths[2], paths[0], paths[1]]
 
 
 def test_a_zombie_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = put(tmp_path, 1, Step.RUN, pid=os.getpid())
-    assert flights.dead_flights(tmp_path) == []
+    assert crash_records.records_of_dead(tmp_path) == []
     monkeypatch.setattr(psutil.Process, "status", lambda _: psutil.STATUS_ZOMBIE)
-    assert flights.dead_flights(tmp_path) == [path]
+    assert crash_records.records_of_dead(tmp_path) == [path]
 
 
 def test_a_death_is_said_with_the_process_its_rank_and_what_it_was_at(tmp_path: Path) -> None:
     path = put(tmp_path, 1, Step.COMPILE, text="Seen on rank 1 of 4.")
-    assert flights.death(path) == f"process {NOBODY} (rank 1 of 4) died while compiling a graph"
+    assert crash_records.death(path) == f"process {NOBODY} (rank 1 of 4) died while compiling a graph"
     idle = put(tmp_path, 2, Step.IDLE)
-    assert flights.death(idle) == f"process {NOBODY} died while at rest"
+    assert crash_records.death(idle) == f"process {NOBODY} died while at rest"
     waiting = put(tmp_path, 3, Step.WAITING)
-    assert "died while waiting for other ranks in a collective" in flights.death(waiting)
-    assert flights.death(tmp_path / "x.py") == ""
+    assert "died while waiting for other ranks in a collective" in crash_records.death(waiting)
+    assert crash_records.death(tmp_path / "x.py") == ""
 
 
 def test_what_living_processes_have_been_at_for_long_is_said(tmp_path: Path) -> None:
     path = put(tmp_path, 1, Step.COMPILE, pid=os.getpid())
     put(tmp_path, 2, Step.IDLE, pid=os.getpid())
-    said = [f"process {os.getpid()}, for {flights.LONG_S + 1:.0f} s: compiling a graph"]
-    for age_s, expected in ((flights.LONG_S, []), (flights.LONG_S + 1, said)):
-        assert list(flights.at_work(tmp_path, Hands(flights.modified(path) + age_s))) == expected
+    said = [f"process {os.getpid()}, for {crash_records.LONG_S + 1:.0f} s: compiling a graph"]
+    for age_s, expected in ((crash_records.LONG_S, []), (crash_records.LONG_S + 1, said)):
+        assert list(crash_records.at_work(tmp_path, Hands(crash_records.modified(path) + age_s))) == expected
 
 
 def test_a_process_that_got_the_number_of_a_dead_one_is_told_by_its_start(tmp_path: Path) -> None:
-    own = flights.own_name(4, Step.COMPILE)
+    own = crash_records.own_name(4, Step.COMPILE)
     before = RecordName(own.place, own.pid, own.started_ms - 60_000, 4, own.step)
-    path = flights.make_flight_folder(tmp_path) / str(before)
+    path = crash_records.make_record_folder(tmp_path) / str(before)
     path.write_text("a record")
-    assert flights.dead_flights(tmp_path) == [path]
+    assert crash_records.records_of_dead(tmp_path) == [path]
 
 
 def test_a_record_of_another_machine_counts_as_left_behind_when_it_is_old(tmp_path: Path) -> None:
     path = put(tmp_path, 5, Step.RUN, place="0badcafe")
-    assert flights.dead_flights(tmp_path) == []
-    late = Hands(flights.modified(path) + flights.FOREIGN_AFTER_S + 1)
-    assert flights.dead_flights(tmp_path, late) == [path]
+    assert crash_records.records_of_dead(tmp_path) == []
+    late = Hands(crash_records.modified(path) + crash_records.FOREIGN_AFTER_S + 1)
+    assert crash_records.records_of_dead(tmp_path, late) == [path]
 
 
 def test_a_link_is_no_record(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("mine")
     os.symlink(tmp_path / "secret", put(tmp_path, 1, Step.RUN).with_name(f"{HERE}-{NOBODY}-1000-2.run.py"))
-    (path,) = flights.dead_flights(tmp_path)
+    (path,) = crash_records.records_of_dead(tmp_path)
     assert not path.is_symlink()
 
 
 def test_the_same_record_of_two_ranks_becomes_one_capture(tmp_path: Path) -> None:
-    captures = {flights.as_capture(put(tmp_path, number, Step.RUN)) for number in (1, 2)}
+    captures = {crash_records.as_capture(put(tmp_path, number, Step.RUN)) for number in (1, 2)}
     assert len(captures) == 1
-    assert flights.dead_flights(tmp_path) == []
+    assert crash_records.records_of_dead(tmp_path) == []
 
 
 @pytest.mark.parametrize(
     "name", ["x.py", "a-1-2-3.sleep.py", "a-1-2-3.py", "a-1-2-3.run.py.bak", "a-1-2-3.run.safetensors"]
 )
 def test_other_names_are_no_records(name: str) -> None:
-    assert flights.read_name(Path(name)) is None
+    assert crash_records.read_name(Path(name)) is None
 
 
 def test_a_folder_that_was_made_for_records_alone_goes_and_one_in_which_something_lies_stays(
@@ -126,15 +126,15 @@ def test_a_folder_that_was_made_for_records_alone_goes_and_one_in_which_somethin
 ) -> None:
     used, unused = tmp_path / "used", tmp_path / "unused"
     for folder in (used, unused):
-        flights.make_flight_folder(folder)
+        crash_records.make_record_folder(folder)
     (used / "mine.txt").touch()
-    flights.remove_if_unused(used)
-    flights.remove_if_unused(unused)
+    crash_records.remove_if_unused(used)
+    crash_records.remove_if_unused(unused)
     assert (used.exists(), unused.exists()) == (True, False)
-    flights.make_flight_folder(unused)
+    crash_records.make_record_folder(unused)
     (unused / ".minidbg" / "captures").mkdir()
-    flights.remove_if_unused(unused)
+    crash_records.remove_if_unused(unused)
     assert (unused / ".minidbg" / "captures").exists()
     record = put(used, 1, Step.RUN)
-    flights.remove_if_unused(used)
+    crash_records.remove_if_unused(used)
     assert record.exists()

@@ -1,6 +1,6 @@
-"""Flight records: what a process wrote down before a step of a backend that it may not survive.
+"""Crash records: what a process wrote down before a step of a backend that it may not survive.
 
-A record is a repro script like any other, in ``.minidbg/flight/`` of the repro folder, with the tensors that must keep
+A record is a repro script like any other, in ``.minidbg/crash_records/`` of the repro folder, with the tensors that must keep
 their values beside it. Its name says whose it is and what was going on; a change of that is a renaming, so that a
 record costs one write. Nothing here runs a record.
 """
@@ -25,7 +25,7 @@ from minidbg.core.script_header import SCRIPT_LIMIT_BYTES
 from minidbg.repro.folder import HIDDEN, IGNORE, captures, hidden
 from minidbg.workers.leftovers import has_ended, started_ms, this_place
 
-FOLDER = "flight"
+FOLDER = "crash_records"
 LONG_S = 5.0
 """After so many seconds in a step a process may hang."""
 FOREIGN_AFTER_S = 3600.0
@@ -86,11 +86,11 @@ def read_name(path: Path) -> RecordName | None:
     )
 
 
-def flight_folder(folder: Path | str) -> Path:
+def record_folder(folder: Path | str) -> Path:
     return Path(folder) / HIDDEN / FOLDER
 
 
-def make_flight_folder(folder: Path | str) -> Path:
+def make_record_folder(folder: Path | str) -> Path:
     return hidden(folder, FOLDER)
 
 
@@ -105,7 +105,7 @@ def remove_if_unused(folder: Path) -> None:
             folder.rmdir()
 
 
-def dead_flights(folder: Path | str, clock: Clock = time.time) -> list[Path]:
+def records_of_dead(folder: Path | str, clock: Clock = time.time) -> list[Path]:
     """The records in repro folder ``folder`` whose process died in a backend's step, newest first.
 
     Records of living processes are left alone. What a process left behind that ended between two steps is removed.
@@ -150,7 +150,7 @@ def process_of(path: Path, name: RecordName) -> str:
 
 def records(folder: Path | str) -> Iterator[tuple[Path, RecordName]]:
     """Every record in the repro folder; links are none, so that nothing outside can be meant."""
-    place = flight_folder(folder)
+    place = record_folder(folder)
     with contextlib.suppress(OSError):
         for path in sorted(place.iterdir()):
             name = read_name(path)

@@ -1,8 +1,8 @@
-"""The flight recorder: write each graph to disk before it is compiled, so that a process that dies leaves a record.
+"""Crash records: write each graph to disk before it is compiled, so that a process that dies leaves a record.
 
 Before a graph is compiled, its record is written: the graph, what its inputs look like, and the values of integers,
 booleans and small tensors. While nothing happens with the graph the record is renamed to say so, and when the graph
-has run well, backward included, it is removed. ``repro.flights`` finds what dead processes have left.
+has run well, backward included, it is removed. ``repro.crash_records`` finds what dead processes have left.
 
 A process that is killed loses nothing that was written: the kernel has it. So nothing is flushed to the disk itself.
 """
@@ -34,8 +34,8 @@ from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.ranks import collective_name, rank_note
-from minidbg.repro import Exactness, Form, flights, render
-from minidbg.repro.flights import RecordName, Step
+from minidbg.repro import Exactness, Form, crash_records, render
+from minidbg.repro.crash_records import RecordName, Step
 from minidbg.repro.folder import as_safetensors
 from minidbg.wrapper.capture import case_of_call
 from minidbg.wrapper.chain import Link
@@ -47,23 +47,23 @@ VALUE_LIMIT_BYTES = 64 << 20
 NUMBERS = itertools.count(1)
 
 
-class Record:
+class CrashRecord:
     def __init__(self, graph_module: fx.GraphModule, settings: Settings) -> None:
         self.graph_module = graph_module
         self.settings = settings
         self.path: Path | None = None
         self.name: RecordName | None = None
         self.link: Link | None = None
-        self.is_on = settings.flight_recorder
+        self.is_on = settings.crash_records
         self.inside: set[int] = set()
         """Threads that are in a step now."""
 
-    def during(self, step: Step, link: Link, values: Sequence[Any]) -> Flight:
+    def during(self, step: Step, link: Link, values: Sequence[Any]) -> RecordedStep:
         """A block in which the process may die; ``values`` are what the graph is called with."""
-        return Flight(self, step, link, values)
+        return RecordedStep(self, step, link, values)
 
-    def during_backward(self) -> Flight:
-        return Flight(self, Step.BACKWARD, self.link, ())
+    def during_backward(self) -> RecordedStep:
+        return RecordedStep(self, Step.BACKWARD, self.link, ())
 
     def begin(self, step: Step, link: Link | None, values: Sequence[Any]) -> None:
         """Have the record on disk under the name of ``step``. Raises what a handler of a signal does, and no other ordinary exception."""
@@ -79,7 +79,7 @@ class Record:
             if is_of_a_signal_handler(trouble):
                 raise
             log.debug(
-                "flight_record_failed: %s", trouble, exc_info=not isinstance(trouble, MinidbgError | OSError)
+                "crash_record_failed: %s", trouble, exc_info=not isinstance(trouble, MinidbgError | OSError)
             )
 
     def write(self, step: Step, link: Link, values: Sequence[Any]) -> None:
@@ -96,12 +96,12 @@ class Record:
             )
         number = next(NUMBERS)
         folder = place_for_records(self.settings.repro_dir)
-        self.name, self.link = flights.own_name(number, step), link
+        self.name, self.link = crash_records.own_name(number, step), link
         self.path = folder / str(self.name)
         PROCESS.records[number] = self.path
         weakref.finalize(self, remove, number).atexit = False  # nothing can happen with a graph that is gone
         if script.tensors:
-            put(flights.tensors_of(self.path), as_safetensors(script.tensors))
+            put(crash_records.tensors_of(self.path), as_safetensors(script.tensors))
         draft = self.path.with_suffix(".tmp")
         put(draft, script.text.encode())
         os.replace(draft, self.path)
@@ -130,7 +130,7 @@ class Record:
             return
         PROCESS.records.pop(self.name.number, None)
         with contextlib.suppress(OSError):  # also one that was to stay: its graph has run well since
-            flights.remove(self.path)
+            crash_records.remove(self.path)
         self.name = self.path = None
 
     def leave(self) -> None:
@@ -147,13 +147,13 @@ def put(path: Path, content: bytes) -> None:
 def remove(number: int) -> None:
     if (path := PROCESS.records.pop(number, None)) is not None:
         with contextlib.suppress(OSError):
-            flights.remove(path)
+            crash_records.remove(path)
 
 
 class Collectives(torch_internals.DispatchMode):
     """A run in which other ranks take part: the record says when this one waits for them."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: CrashRecord) -> None:
         super().__init__()
         self.record = record
         self.begun = False
@@ -173,12 +173,12 @@ class Collectives(torch_internals.DispatchMode):
         return result
 
 
-class Flight:
+class RecordedStep:
     """The block around one step. A class, so that no frame of ours stands in the user's traceback."""
 
     __slots__ = ("began", "link", "record", "step", "values")
 
-    def __init__(self, record: Record, step: Step, link: Link | None, values: Sequence[Any]) -> None:
+    def __init__(self, record: CrashRecord, step: Step, link: Link | None, values: Sequence[Any]) -> None:
         self.record, self.step, self.link, self.values = record, step, link, values
         self.began = 0.0
 
@@ -197,7 +197,7 @@ class Flight:
             return
         if isinstance(error, Exception) or (error is None and self.step is Step.BACKWARD):
             record.close()  # an exception can be answered
-        elif isinstance(error, KeyboardInterrupt) and PROCESS.clock() - self.began < flights.LONG_S:
+        elif isinstance(error, KeyboardInterrupt) and PROCESS.clock() - self.began < crash_records.LONG_S:
             record.close()
         elif isinstance(error, KeyboardInterrupt):
             if record.name.step is not Step.WAITING:  # it is another rank that hangs
@@ -231,7 +231,7 @@ NOTE = "the graph was recorded before the call, by a process that did not come b
 def place_for_records(repro_dir: Path) -> Path:
     repro_dir = repro_dir.absolute()
     is_new = not repro_dir.exists()
-    folder = flights.make_flight_folder(repro_dir)
+    folder = crash_records.make_record_folder(repro_dir)
     if is_new:
         PROCESS.folders[repro_dir] = os.getpid()
     return folder
@@ -244,7 +244,7 @@ def clear_up() -> None:
         remove(number)
     for folder, pid in PROCESS.folders.items():
         if pid == os.getpid():
-            flights.remove_if_unused(folder)
+            crash_records.remove_if_unused(folder)
 
 
 def forget() -> None:

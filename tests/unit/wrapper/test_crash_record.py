@@ -1,4 +1,4 @@
-"""The flight recorder: a record is there exactly while the process may die in the backend, and says enough."""
+"""Crash records: a record is there exactly while the process may die in the backend, and says enough."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch import fx
 import minidbg
 from minidbg.codegen.size import call_targets
 from minidbg.core.settings import Settings
-from minidbg.repro import flights, load, read_header
-from minidbg.repro.flights import Step
-from minidbg.wrapper import flight
+from minidbg.repro import crash_records, load, read_header
+from minidbg.repro.crash_records import Step
+from minidbg.wrapper import crash_record
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.process import PROCESS
 
@@ -41,8 +41,8 @@ def repro_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def record(repro_dir: Path) -> Iterator[flight.Record]:
-    made = flight.Record(graph_with_an_index(), Settings(repro_dir=repro_dir))
+def record(repro_dir: Path) -> Iterator[crash_record.CrashRecord]:
+    made = crash_record.CrashRecord(graph_with_an_index(), Settings(repro_dir=repro_dir))
     yield made
     made.close()
 
@@ -51,10 +51,12 @@ LINK = Link(returns_gm_forward)
 
 
 def steps(repro_dir: Path) -> list[str]:
-    return [str(name.step) for _, name in flights.records(repro_dir)]
+    return [str(name.step) for _, name in crash_records.records(repro_dir)]
 
 
-def test_record_is_there_during_a_step_and_rests_between_two(record: flight.Record, repro_dir: Path) -> None:
+def test_record_is_there_during_a_step_and_rests_between_two(
+    record: crash_record.CrashRecord, repro_dir: Path
+) -> None:
     with record.during(Step.COMPILE, LINK, VALUES):
         assert steps(repro_dir) == ["compile"]
     assert steps(repro_dir) == ["idle"]
@@ -63,12 +65,14 @@ def test_record_is_there_during_a_step_and_rests_between_two(record: flight.Reco
     with record.during_backward():
         assert steps(repro_dir) == ["backward"]
     assert steps(repro_dir) == []
-    assert list(flights.flight_folder(repro_dir).iterdir()) == []
+    assert list(crash_records.record_folder(repro_dir).iterdir()) == []
 
 
-def test_record_loads_as_the_case_with_its_indices_and_masks(record: flight.Record, repro_dir: Path) -> None:
+def test_record_loads_as_the_case_with_its_indices_and_masks(
+    record: crash_record.CrashRecord, repro_dir: Path
+) -> None:
     record.begin(Step.RUN, LINK, VALUES)
-    capture = flights.as_capture(record.path)
+    capture = crash_records.as_capture(record.path)
     header = read_header(capture)
     case = load(capture)
     assert (str(header.spec.expected.kind), header.spec.backend.name) == (
@@ -84,15 +88,17 @@ def test_record_loads_as_the_case_with_its_indices_and_masks(record: flight.Reco
     assert sum(path.stat().st_size for path in capture.parent.glob("*.safetensors")) < VALUES[0].nbytes
 
 
-def test_exception_takes_the_record_away_and_passes(record: flight.Record, repro_dir: Path) -> None:
+def test_exception_takes_the_record_away_and_passes(
+    record: crash_record.CrashRecord, repro_dir: Path
+) -> None:
     with pytest.raises(ValueError, match="mine"), record.during(Step.COMPILE, LINK, VALUES):
         raise ValueError("mine")
     assert steps(repro_dir) == []
 
 
-@pytest.mark.parametrize(("waited_s", "left"), [(0.1, []), (flights.LONG_S + 1, ["interrupted"])])
+@pytest.mark.parametrize(("waited_s", "left"), [(0.1, []), (crash_records.LONG_S + 1, ["interrupted"])])
 def test_ctrl_c_leaves_a_record_when_the_step_took_long(
-    record: flight.Record, repro_dir: Path, waited_s: float, left: list[str]
+    record: crash_record.CrashRecord, repro_dir: Path, waited_s: float, left: list[str]
 ) -> None:
     PROCESS.clock = clock = Hands()
 
@@ -105,23 +111,23 @@ def test_ctrl_c_leaves_a_record_when_the_step_took_long(
     assert steps(repro_dir) == left
 
 
-def test_exit_in_a_backend_leaves_its_record(record: flight.Record, repro_dir: Path) -> None:
+def test_exit_in_a_backend_leaves_its_record(record: crash_record.CrashRecord, repro_dir: Path) -> None:
     with pytest.raises(SystemExit), record.during(Step.COMPILE, LINK, VALUES):
         raise SystemExit(1)
     assert steps(repro_dir) == ["compile"]
-    flight.clear_up()
+    crash_record.clear_up()
     assert steps(repro_dir) == ["compile"]
 
 
 def test_setting_turns_the_recorder_off(repro_dir: Path) -> None:
-    off = flight.Record(graph_with_an_index(), Settings(repro_dir=repro_dir, flight_recorder=False))
+    off = crash_record.CrashRecord(graph_with_an_index(), Settings(repro_dir=repro_dir, crash_records=False))
     with off.during(Step.COMPILE, LINK, VALUES):
         assert not repro_dir.exists()
 
 
 def test_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
     (tmp_path / "repros").write_text("a file")
-    record = flight.Record(graph_with_an_index(), Settings(repro_dir=tmp_path / "repros"))
+    record = crash_record.CrashRecord(graph_with_an_index(), Settings(repro_dir=tmp_path / "repros"))
     with record.during(Step.COMPILE, LINK, VALUES):
         pass
     assert record.name is None
@@ -131,34 +137,36 @@ def test_backend_that_no_import_reaches_is_left_to_be_filled_in(repro_dir: Path)
     scope: dict[str, Any] = {}
     exec("def made(gm, inputs): return gm.forward", scope)
     link = Link(scope["made"])
-    record = flight.Record(graph_with_an_index(), Settings(repro_dir=repro_dir))
+    record = crash_record.CrashRecord(graph_with_an_index(), Settings(repro_dir=repro_dir))
     with record.during(Step.COMPILE, link, VALUES):
-        ((path, _),) = flights.records(repro_dir)
+        ((path, _),) = crash_records.records(repro_dir)
         lacks = read_header(path).spec.backend
     assert lacks.fill_in == "a function of <string>:1, which ended with its process"
 
 
-def test_other_link_of_a_chain_gets_its_own_record(record: flight.Record, repro_dir: Path) -> None:
+def test_other_link_of_a_chain_gets_its_own_record(record: crash_record.CrashRecord, repro_dir: Path) -> None:
     record.begin(Step.COMPILE, LINK, VALUES)
     record.begin(Step.COMPILE, Link(raises_on_relu), VALUES)
-    ((path, _),) = flights.records(repro_dir)
+    ((path, _),) = crash_records.records(repro_dir)
     assert "raises_on_relu" in path.read_text()
 
 
-def test_forked_child_leaves_its_parents_record_alone(record: flight.Record, repro_dir: Path) -> None:
+def test_forked_child_leaves_its_parents_record_alone(
+    record: crash_record.CrashRecord, repro_dir: Path
+) -> None:
     record.begin(Step.COMPILE, LINK, VALUES)
     if not (pid := os.fork()):
         try:
             record.quietly_move(Step.IDLE)
             record.close()
-            flight.clear_up()
+            crash_record.clear_up()
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
     assert steps(repro_dir) == ["compile"]
 
 
-def test_nothing_is_writable_by_everybody(record: flight.Record, repro_dir: Path) -> None:
+def test_nothing_is_writable_by_everybody(record: crash_record.CrashRecord, repro_dir: Path) -> None:
     before = os.umask(0)
     try:
         record.begin(Step.COMPILE, LINK, VALUES)
@@ -166,7 +174,7 @@ def test_nothing_is_writable_by_everybody(record: flight.Record, repro_dir: Path
         os.umask(before)
     for path in (repro_dir, *repro_dir.rglob("*")):
         assert not path.stat().st_mode & stat.S_IWOTH, path
-    for path in (*repro_dir.glob(".minidbg/flight/*"), repro_dir / ".minidbg"):
+    for path in (*repro_dir.glob(".minidbg/crash_records/*"), repro_dir / ".minidbg"):
         assert not path.stat().st_mode & 0o077, f"{path} holds values of inputs"
 
 
@@ -181,6 +189,6 @@ def test_healthy_program_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("planted_backends.returns_gm_forward", looks)
     looks.__module__, looks.__qualname__ = "planted_backends", "returns_gm_forward"
     torch.compile(lambda x: x + 1, backend=minidbg.wrap(looks))(torch.ones(3))
-    flight.clear_up()
+    crash_record.clear_up()
     assert seen == [["compile"]]
     assert list(tmp_path.iterdir()) == []
