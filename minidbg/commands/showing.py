@@ -30,11 +30,11 @@ def show(repro: Path, as_json: bool) -> None:
     """
     from minidbg import report
 
-    story = report.story_of(repro)
+    details = report.repro_details(repro)
     if as_json:
-        print_json(story.to_json())
+        print_json(details.to_json())
     else:
-        click.echo(printable(report.glance(story)))
+        click.echo(printable(report.summary(details)))
 
 
 @click.command()
@@ -75,16 +75,16 @@ def report(
     It has the form that PyTorch's issue template asks for. Home and working folder, other private paths, user and
     host name are left out. Read it before you post it.
     """
-    from minidbg.report import story_of
-    from minidbg.report.forms import issue
+    from minidbg.report import repro_details
+    from minidbg.report.issue import issue
 
-    story = story_of(repro)
-    written = issue(story, run=run, keep_private=keep_private, versions=versions, note=note)
+    details = repro_details(repro)
+    written = issue(details, run=run, keep_private=keep_private, versions=versions, note=note)
     if run and not written.ran:
         note("the failure did not show when it was run just now; the report has what was captured")
     if as_json:
         print_json(
-            {"repro": str(story.path), "title": written.title, "body": written.body, "ran": written.ran}
+            {"repro": str(details.path), "title": written.title, "body": written.body, "ran": written.ran}
         )
     put(written.body, output, quiet=as_json)
 

@@ -67,8 +67,8 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
         name = case.backend.name
         outcome = oracle.ask(case, seconds=SECONDS)
         if outcome.verdict is Verdict.REPRODUCES:
-            story = replace(case.provenance, message=outcome.message)
-            return replace(case.with_spec(signature=outcome.signature), provenance=story)
+            provenance = replace(case.provenance, message=outcome.message)
+            return replace(case.with_spec(signature=outcome.signature), provenance=provenance)
         said.append(outcome)
     told = "; ".join(dict.fromkeys(one.in_words for one in said))
     raise NotReproduced(

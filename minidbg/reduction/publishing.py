@@ -84,7 +84,7 @@ def publish_first_that_fails(
                 continue
             is_smallest = call_nodes(form.case.graph_module) == call_nodes(found.smallest.graph_module)
             for variant in (form, single_threaded(form)):
-                case = with_story(
+                case = with_provenance(
                     variant, original, found, session, certified=found.certified and is_smallest
                 )
                 limit = session.limits.value_limit_bytes
@@ -151,13 +151,13 @@ def seeded_values_suffice(form: ScriptForm, session: Session) -> bool:
     return session.fails_the_same(replace(form.case, inputs=tuple(made)))
 
 
-def with_story(
+def with_provenance(
     form: ScriptForm, original: Case, found: Reduced, session: Session, *, certified: bool
 ) -> Case:
     """The form's case with what its docstring tells of the way it was found."""
     where, line = user_line(form.case.graph_module, original.provenance.message, last=True)
     told = (*found.notes, what_was_needed(original, form.case), form.note, ended_early(found))
-    story = replace(
+    provenance = replace(
         original.provenance,
         message=message_of(form.case, original, found, session),
         captured_from=where or original.provenance.captured_from,
@@ -171,7 +171,7 @@ def with_story(
         neighbour=what_is_missing(form.case, found.neighbour) if found.neighbour and certified else "",
         notes=tuple(one for one in (*original.provenance.notes, *told) if one and not one.startswith(LOST)),
     )
-    return replace(form.case, provenance=story)
+    return replace(form.case, provenance=provenance)
 
 
 def ended_early(found: Reduced) -> str:
@@ -198,8 +198,8 @@ def message_of(case: Case, original: Case, found: Reduced, session: Session) -> 
 
 def with_failure(case: Case, outcome: Outcome) -> Case:
     """``case`` expecting the failure that ``outcome`` showed, and telling its message."""
-    story = replace(case.provenance, message=outcome.message)
-    return replace(case.with_spec(signature=outcome.signature), provenance=story)
+    provenance = replace(case.provenance, message=outcome.message)
+    return replace(case.with_spec(signature=outcome.signature), provenance=provenance)
 
 
 def verify(

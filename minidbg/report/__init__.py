@@ -1,5 +1,5 @@
-"""What people read about a repro: at a glance, as a bug report, in other forms."""
+"""What people read about a repro: its details, as a summary or as a bug report, and its stages."""
 
-from minidbg.report.story import Story, glance, story_of
+from minidbg.report.details import ReproDetails, repro_details, summary
 
-__all__ = ["Story", "glance", "story_of"]
+__all__ = ["ReproDetails", "summary", "repro_details"]

@@ -92,7 +92,7 @@ def docstring(case: Case, *, values: str, remark: str = "", usage: str = "") -> 
     else:
         more = [first, *more]
     message = "\n".join(f"    {line}" for line in more if line)
-    told = [line for part in (remark, *_story(case, values), usage) for line in part.splitlines()]
+    told = [line for part in (remark, *_provenance_lines(case, values), usage) for line in part.splitlines()]
     wrapped = (textwrap.fill(line, LINE_WIDTH, break_long_words=True) for line in told)
     parts = [headline, message, "\n".join(wrapped)]
     return escaped("\n\n".join(part for part in parts if part))
@@ -151,19 +151,21 @@ OF_ONE_PROCESS = (
 """What a message has of the process that it was raised in, and nobody else can look up: addresses, files that minidbg made, and lines in them."""
 
 
-def _story(case: Case, values: str) -> Iterator[str]:
-    story = case.provenance
+def _provenance_lines(case: Case, values: str) -> Iterator[str]:
+    provenance = case.provenance
     seen = []
-    if story.reduced and story.nodes:
-        counts = [f"{call_nodes(case.graph_module)} of {story.nodes} nodes"]
-        if len(case.inputs) <= story.inputs:  # else intermediate values have become inputs
-            counts.append(f"{len(case.inputs)} of {story.inputs} inputs")
-        seen.append(", ".join([*counts, "1-minimal" if story.certified else "perhaps not minimal"]) + ".")
-    if story.captured_from:
-        line = f" `{story.line}`" if story.line else ""
-        seen.append(f"From {story.captured_from}{line}, torch {story.torch_version}.")
-    elif story.torch_version:
-        seen.append(f"Seen with torch {story.torch_version}.")
+    if provenance.reduced and provenance.nodes:
+        counts = [f"{call_nodes(case.graph_module)} of {provenance.nodes} nodes"]
+        if len(case.inputs) <= provenance.inputs:  # else intermediate values have become inputs
+            counts.append(f"{len(case.inputs)} of {provenance.inputs} inputs")
+        seen.append(
+            ", ".join([*counts, "1-minimal" if provenance.certified else "perhaps not minimal"]) + "."
+        )
+    if provenance.captured_from:
+        line = f" `{provenance.line}`" if provenance.line else ""
+        seen.append(f"From {provenance.captured_from}{line}, torch {provenance.torch_version}.")
+    elif provenance.torch_version:
+        seen.append(f"Seen with torch {provenance.torch_version}.")
     if seen:
         yield " ".join(seen)
     if values:
@@ -171,9 +173,9 @@ def _story(case: Case, values: str) -> Iterator[str]:
     if case.spec.context.env_matters:
         set_to = " ".join(f"{name}={value}" for name, value in case.spec.context.env.items())
         yield f"Gone without this in the environment: {set_to}."
-    if story.neighbour:
-        yield f"It {story.neighbour}."
-    yield from (f"{note[0].upper()}{note[1:].rstrip('.')}." for note in story.notes if note)
+    if provenance.neighbour:
+        yield f"It {provenance.neighbour}."
+    yield from (f"{note[0].upper()}{note[1:].rstrip('.')}." for note in provenance.notes if note)
 
 
 def mode_phrases(context: Context) -> Sequence[str]:

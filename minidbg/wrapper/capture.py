@@ -101,8 +101,8 @@ def case_of_call(
         dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
         dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
     )
-    story = Provenance(call_nodes(graph_module), len(inputs), torch_version=torch.__version__)
-    return Case(graph_module, inputs, spec, story)
+    origin = Provenance(call_nodes(graph_module), len(inputs), torch_version=torch.__version__)
+    return Case(graph_module, inputs, spec, origin)
 
 
 def lost_note(failure: Failure) -> list[str]:

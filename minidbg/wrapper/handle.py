@@ -114,8 +114,8 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     budget, bug = PROCESS.budget, bug_of(case, failure.error)
     granted, why = budget.grant(bug, failure.error, settings)
     if why:
-        story = replace(case.provenance, notes=(*case.provenance.notes, f"{NOT_AT_ONCE}: {why}"))
-        case = replace(case, provenance=story)
+        provenance = replace(case.provenance, notes=(*case.provenance.notes, f"{NOT_AT_ONCE}: {why}"))
+        case = replace(case, provenance=provenance)
     started, report = PROCESS.clock(), None
     try:
         with without_modes():

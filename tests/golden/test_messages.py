@@ -29,8 +29,8 @@ from minidbg.core.text import moment
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction.result import Progress, ReductionResult, figures_of
+from minidbg.report.details import reduction_line
 from minidbg.report.stages import StageReport
-from minidbg.report.story import reduction_line
 from minidbg.repro.header import Header
 from minidbg.repro.loading import read_parts
 from minidbg.watch.queries import list_text, status_text

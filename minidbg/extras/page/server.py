@@ -87,7 +87,7 @@ class PageServer(Page):
     def repro(self, request: Request) -> Response:
         """Starlette calls what is not ``async`` in a thread."""
         try:
-            return HTMLResponse(self.story(request.query_params.get("name", "")))
+            return HTMLResponse(self.details_page(request.query_params.get("name", "")))
         except MinidbgError as error:
             return PlainTextResponse(str(error), 404)
 

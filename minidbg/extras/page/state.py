@@ -47,21 +47,23 @@ class Page(View):
             home = display_path(self.matrix.home) if self.matrix.home else ""
             return filled(template, matrix=self.matrix, home=home, live=self.live)
 
-    def story(self, name: str) -> str:
+    def details_page(self, name: str) -> str:
         """The page of a repro: its failure, what was seen of it, and its script. Raises MinidbgError where none is so called."""
         with self.lock:
             cells, home = self.matrix.of_repro(name), Path(self.matrix.home)
         path = home / name
         if not cells or (repro := read_repro(path, name_of(path, home))) is None:
             raise MinidbgError(f"no repro {printable(name)} is watched")
-        story = Provenance()
+        provenance = Provenance()
         try:
             script = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
-            story = story if repro.damage else Provenance.from_table(table_of(script, path))
+            provenance = provenance if repro.damage else Provenance.from_table(table_of(script, path))
         except (OSError, ValueError) as error:
             script = f"# cannot be read: {error}"
         past = queries.history_text(queries.history_of(path, HISTORY_ENTRIES))
-        return filled("story.html.j2", cells=cells, repro=repro, story=story, script=script, past=past)
+        return filled(
+            "details.html.j2", cells=cells, repro=repro, details_page=provenance, script=script, past=past
+        )
 
 
 class HtmlFile(Page):

@@ -140,7 +140,7 @@ def test_the_title_and_the_message_do_not_say_the_same(make_case, message, first
     assert docstring(case, values="").splitlines()[0] == first
 
 
-def story_of(case, values=""):
+def provenance_lines_of(case, values=""):
     """The sentences between the headline and the line of exit statuses."""
     _, last = docstring(case, values=values, usage="Exit status: 125.").split("\n\n")
     *told, usage = last.splitlines()
@@ -169,16 +169,16 @@ def story_of(case, values=""):
     ],
 )
 def test_the_docstring_tells_how_far_it_was_reduced_and_where_it_was_seen(make_case, story, sentence):
-    assert story_of(make_case(provenance=Provenance(**story))) == ([sentence] if sentence else [])
+    assert provenance_lines_of(make_case(provenance=Provenance(**story))) == ([sentence] if sentence else [])
 
 
 def test_the_docstring_tells_what_lies_beside_the_script_and_what_was_set(make_case):
     context = Context(env={"A": "1", "B": "2"}, env_matters=True)
     case = make_case(context=context, provenance=Provenance())
     told = ["A file.", "Gone without this in the environment: A=1 B=2."]
-    assert story_of(case, values="A file.") == told
+    assert provenance_lines_of(case, values="A file.") == told
     unneeded = case.with_spec(context=Context(env={"OMP_NUM_THREADS": "1"}))
-    assert story_of(unneeded, values="A file.") == ["A file."]
+    assert provenance_lines_of(unneeded, values="A file.") == ["A file."]
     assert "OMP_NUM_THREADS" not in render(unneeded).text
 
 

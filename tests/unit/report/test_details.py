@@ -11,7 +11,7 @@ from support.lying_repro import lay
 from minidbg import commands
 from minidbg.commands.output import find_repro
 from minidbg.core.errors import MinidbgError
-from minidbg.report import glance, story_of
+from minidbg.report import repro_details, summary
 
 
 @pytest.fixture
@@ -20,34 +20,34 @@ def repro(tmp_path: Path) -> Path:
 
 
 def test_a_story_has_its_capture_and_history(repro: Path) -> None:
-    story = story_of(repro)
-    assert story.title == "no_relu fails to compile relu."
-    assert story.capture.name == "compile_relu_bbbbbb.py"
-    assert [str(state.verdict) for state in story.past.states] == ["gone"]
+    details = repro_details(repro)
+    assert details.title == "no_relu fails to compile relu."
+    assert details.capture.name == "compile_relu_bbbbbb.py"
+    assert [str(state.verdict) for state in details.past.states] == ["gone"]
 
 
 def test_a_repro_alone_in_a_folder_is_told_all_the_same(repro: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone" / "sent_to_me.py"
     alone.parent.mkdir()
     alone.write_text(repro.read_text())
-    story = story_of(alone)
-    assert (story.capture, story.past.states) == (None, ())
-    assert "not watched yet" in glance(story)
+    details = repro_details(alone)
+    assert (details.capture, details.past.states) == (None, ())
+    assert "not watched yet" in summary(details)
 
 
 def test_a_repro_that_was_reduced_again_keeps_the_figures_of_the_reduction_that_wrote_it(repro: Path) -> None:
-    before = story_of(repro)
+    before = repro_details(repro)
     done = repro.parent / ".minidbg" / "reductions" / repro.stem / "done.json"
     done.parent.mkdir()
     again = {"path": str(repro), "nodes_before": 1, "oracle_calls": 3, "seconds": 14.7}
     done.write_text(json.dumps(again))
-    story = story_of(repro)
-    assert story.figures == before.figures
-    assert story.capture == before.capture
+    details = repro_details(repro)
+    assert details.figures == before.figures
+    assert details.capture == before.capture
 
 
 def test_a_glance_shows_the_failure_and_the_figures(repro: Path) -> None:
-    text = glance(story_of(repro))
+    text = summary(repro_details(repro))
     assert "no kernel for relu" in text
     assert "1 of 5 nodes, 1 of 3 inputs (no single one can be left out); 6 runs, 1.2 s" in text
     assert "cpu: gone since" in text

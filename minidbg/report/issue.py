@@ -22,8 +22,8 @@ from minidbg import repro, workers
 from minidbg.core import templates
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Verdict
+from minidbg.report.details import ReproDetails
 from minidbg.report.stages import StageReport, find_stages, keep_stages
-from minidbg.report.story import Story
 
 RUN_SECONDS = 180.0
 
@@ -47,39 +47,39 @@ class Issue:
 
 
 def issue(
-    story: Story,
+    details: ReproDetails,
     *,
     run: bool = True,
     keep_private: bool = False,
     versions: bool = True,
     note: Callable[[str], object] = str,
 ) -> Issue:
-    """The bug report for ``story``.
+    """The bug report for ``details``.
 
     ``run`` runs the script and, where nobody has asked for them, the stages of compiling: a fresh process each.
     ``keep_private`` leaves paths and names as they are. ``versions`` runs ``torch.utils.collect_env``. ``note`` hears what is run.
     """
-    logs, ran = logs_of(story, run=run)
-    header, title = story.header, title_of(story)
+    logs, ran = logs_of(details, run=run)
+    header, title = details.header, title_of(details)
     variables = {
         "issue_title": title,
         "kind": str(header.spec.expected.kind),
         "said": header.spec.expected.kind.traits.report,
         "backend_name": header.spec.backend.name,
-        "name": re.sub(r"\W", "_", story.path.stem),
+        "name": re.sub(r"\W", "_", details.path.stem),
         "captured_from": header.provenance.captured_from,
         "line": header.provenance.line,
         "notes": list(header.provenance.notes),
         "torch_version": header.provenance.torch_version,
-        "figures": dict(story.figures),
-        "script": story.text,
-        "needs_file": bool(story.parts.stored),
-        "remarks": story.header.spec.backend.remarks,
+        "figures": dict(details.figures),
+        "script": details.text,
+        "needs_file": bool(details.parts.stored),
+        "remarks": details.header.spec.backend.remarks,
         "passes": header.provenance.neighbour,
         "logs": last_lines(logs, LOG_LINES),
-        "ablation": ablation(story, run=run, note=note),
+        "ablation": ablation(details, run=run, note=note),
         "versions": environment() if versions else "",
-        "is_long": len(story.text.splitlines()) > LONG_LINES,
+        "is_long": len(details.text.splitlines()) > LONG_LINES,
         "ran": ran,
     }
     body = templates.fill("issue.md.j2", variables)
@@ -89,35 +89,33 @@ def issue(
     return Issue(title, body, ran)
 
 
-def title_of(story: Story) -> str:
-    title = story.title.rstrip(".")
-    first = story.message.partition("\n")[0][:120]
+def title_of(details: ReproDetails) -> str:
+    title = details.title.rstrip(".")
+    first = details.message.partition("\n")[0][:120]
     first = "" if first in title else first
-    if title.startswith(f"{story.header.spec.backend.name} "):
-        title = (
-            f"[{story.header.spec.backend.name}] {title.removeprefix(story.header.spec.backend.name).strip()}"
-        )
+    if title.startswith(f"{details.header.spec.backend.name} "):
+        title = f"[{details.header.spec.backend.name}] {title.removeprefix(details.header.spec.backend.name).strip()}"
     return f"{title}: {first}" if first else title
 
 
-def logs_of(story: Story, *, run: bool) -> tuple[str, bool]:
+def logs_of(details: ReproDetails, *, run: bool) -> tuple[str, bool]:
     """What the script printed when it was run just now, else what was captured; and whether it was seen to fail."""
     if not run:
-        return story.message, False
-    ended = repro.run_alone(story.path, seconds=RUN_SECONDS)
+        return details.message, False
+    ended = repro.run_alone(details.path, seconds=RUN_SECONDS)
     if ended.exit_status == 1:
-        return ended.stderr_tail.replace(f"{story.path.absolute().parent}/", "") or ended.stdout, True
-    outcome = repro.run(story.path, seconds=RUN_SECONDS)
+        return ended.stderr_tail.replace(f"{details.path.absolute().parent}/", "") or ended.stdout, True
+    outcome = repro.run(details.path, seconds=RUN_SECONDS)
     failed = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
-    return outcome.message or outcome.reason or story.message, failed
+    return outcome.message or outcome.reason or details.message, failed
 
 
-def ablation(story: Story, *, run: bool, note: Callable[[str], object]) -> StageReport | None:
-    if story.stages or not run:
-        return story.stages
+def ablation(details: ReproDetails, *, run: bool, note: Callable[[str], object]) -> StageReport | None:
+    if details.stages or not run:
+        return details.stages
     try:
-        report = find_stages(story.path, seconds=STAGES_SECONDS, note=note)
-        keep_stages(story.path, report)
+        report = find_stages(details.path, seconds=STAGES_SECONDS, note=note)
+        keep_stages(details.path, report)
         return report
     except (MinidbgError, OSError, ImportError):
         return None

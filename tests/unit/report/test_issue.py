@@ -10,10 +10,10 @@ from support.lying_repro import lay
 
 from minidbg import commands
 from minidbg.core.outcome import Verdict
-from minidbg.report import story_of
-from minidbg.report.forms import Private, issue, last_lines
+from minidbg.report import repro_details
+from minidbg.report.details import ReproDetails
+from minidbg.report.issue import Private, issue, last_lines
 from minidbg.report.stages import StageReport, keep_stages
-from minidbg.report.story import Story
 
 
 @pytest.fixture
@@ -22,19 +22,19 @@ def repro(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def story(repro: Path) -> Story:
-    return story_of(repro)
+def details(repro: Path) -> ReproDetails:
+    return repro_details(repro)
 
 
-def edited(repro: Path, old: str, new: str) -> Story:
+def edited(repro: Path, old: str, new: str) -> ReproDetails:
     text = repro.read_text()
     assert old in text
     repro.write_text(text.replace(old, new))
-    return story_of(repro)
+    return repro_details(repro)
 
 
-def test_a_report_has_the_sections_that_pytorch_asks_for(story: Story) -> None:
-    found = issue(story, run=False, versions=False)
+def test_a_report_has_the_sections_that_pytorch_asks_for(details: ReproDetails) -> None:
+    found = issue(details, run=False, versions=False)
     sections = [line for line in found.body.splitlines() if line.startswith("### ")]
     assert sections == ["### 🐛 Describe the bug", "### Error logs", "### Versions"]
     assert found.title == "[no_relu] fails to compile relu: no kernel for relu"
@@ -44,7 +44,7 @@ def test_a_report_has_the_sections_that_pytorch_asks_for(story: Story) -> None:
 
 def test_a_report_tells_what_other_stages_do(repro: Path) -> None:
     keep_stages(repro, StageReport({"eager": Verdict.GONE, "aot_eager": Verdict.REPRODUCES}, "no_relu"))
-    found = issue(story_of(repro), run=False, versions=False)
+    found = issue(repro_details(repro), run=False, versions=False)
     assert "| `aot_eager` | reproduces |" in found.body
 
 
@@ -84,7 +84,9 @@ def test_private_paths_and_names_are_left_out() -> None:
     )
 
 
-def test_private_things_may_be_kept(story: Story, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_private_things_may_be_kept(
+    details: ReproDetails, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     text = f"x = '{tmp_path}/a.py'"
     assert str(tmp_path) not in Private.of_this_process().left_out(text)

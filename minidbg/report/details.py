@@ -32,7 +32,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class ReproDetails:
     path: Path
     text: str
     header: Header
@@ -60,16 +60,16 @@ class Story:
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        story = self.header.provenance
+        provenance = self.header.provenance
         return {
-            "reduced": story.reduced,
+            "reduced": provenance.reduced,
             "nodes": self.header.nodes,
-            "nodes_before": story.nodes,
+            "nodes_before": provenance.nodes,
             "inputs": count_inputs(self.parts.model),
-            "inputs_before": story.inputs,
-            "certified": story.certified,
-            "oracle_calls": story.oracle_calls,
-            "seconds": round(story.seconds, 3),
+            "inputs_before": provenance.inputs,
+            "certified": provenance.certified,
+            "oracle_calls": provenance.oracle_calls,
+            "seconds": round(provenance.seconds, 3),
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def taken(record: object, *names: str) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
-def story_of(path: Path) -> Story:
+def repro_details(path: Path) -> ReproDetails:
     """Everything known about the repro or capture at ``path``. Raises UnreadableRepro."""
     text = script_text(path)
     header = header_of(text, path)
@@ -101,7 +101,7 @@ def story_of(path: Path) -> Story:
     done = done_of(path, header, home)
     capture = capture_of(path, done, home)
     header = replace(header, provenance=with_statistics(header.provenance, done))
-    return Story(
+    return ReproDetails(
         path=path,
         text=text,
         header=header,
@@ -195,32 +195,32 @@ def past_of(path: Path, home: Path) -> Past:
 # --- the text of ``minidbg show`` ---
 
 
-def glance(story: Story) -> str:
-    return "\n".join(lines(story))
+def summary(details: ReproDetails) -> str:
+    return "\n".join(summary_lines(details))
 
 
-def lines(story: Story) -> Iterator[str]:
-    yield story.title
-    yield from (f"    {line}" for line in story.message.splitlines()[:8] if line not in story.title)
-    yield from ("", f"{'script':<10}{display_path(story.path)}")
-    yield from (f"{name:<9} {value}" for name, value in facts(story))
-    if story.capture and story.capture.absolute() != story.path.absolute():
-        yield f"capture   {display_path(story.capture)}"
-    if story.header.provenance.neighbour:
-        yield f"but       it {story.header.provenance.neighbour}"
-    if story.stages:
-        yield f"stages    {story.stages.sentence}"
-    yield from past_lines(story)
-    yield from ("", story.parts.model)
+def summary_lines(details: ReproDetails) -> Iterator[str]:
+    yield details.title
+    yield from (f"    {line}" for line in details.message.splitlines()[:8] if line not in details.title)
+    yield from ("", f"{'script':<10}{display_path(details.path)}")
+    yield from (f"{name:<9} {value}" for name, value in facts(details))
+    if details.capture and details.capture.absolute() != details.path.absolute():
+        yield f"capture   {display_path(details.capture)}"
+    if details.header.provenance.neighbour:
+        yield f"but       it {details.header.provenance.neighbour}"
+    if details.stages:
+        yield f"stages    {details.stages.sentence}"
+    yield from past_lines(details)
+    yield from ("", details.parts.model)
 
 
-def facts(story: Story) -> Iterator[tuple[str, str]]:
-    header, origin = story.header, story.header.provenance
+def facts(details: ReproDetails) -> Iterator[tuple[str, str]]:
+    header, origin = details.header, details.header.provenance
     yield (
         "failure",
         f"{header.spec.expected.kind} in {header.spec.backend.name}, on {header.spec.device}, called by {header.spec.call}",
     )
-    yield "reduced", reduction_line(story.figures)
+    yield "reduced", reduction_line(details.figures)
     if origin.captured_from:
         yield "from", f"{origin.captured_from}{f' `{origin.line}`' if origin.line else ''}"
     yield "seen with", f"torch {origin.torch_version}"
@@ -244,9 +244,9 @@ def reduction_line(figures: Mapping[str, Any]) -> str:
     return f"{text}; {plural(runs, 'run')}, {figures['seconds']:.1f} s" if runs else text
 
 
-def past_lines(story: Story) -> Iterator[str]:
-    if not story.past.states:
+def past_lines(details: ReproDetails) -> Iterator[str]:
+    if not details.past.states:
         yield "history   not watched yet; 'minidbg watch' begins one"
-    for number, state in enumerate(story.past.states):
+    for number, state in enumerate(details.past.states):
         seen = f"{state.verdict} since {moment(state.since)}, {plural(state.runs, 'run')}, last {moment(state.seen)}"
         yield f"{'history' if not number else '':<10}{state.device}: {seen}"
