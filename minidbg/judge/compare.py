@@ -29,17 +29,8 @@ from typing import Any
 import torch
 
 from minidbg.core.run_spec import BackendRef, RunSpec
-from minidbg.judge.arithmetic import Elements, are_close, far_apart, largest, wrong_elements
-from minidbg.judge.ensemble import (
-    Eager,
-    Ensemble,
-    Tag,
-    ensemble_of,
-    left_by,
-    same_but_for_rounding,
-    with_other_rounding,
-)
-from minidbg.judge.snapshot import (
+from minidbg.judge.differences import Elements, are_close, far_apart, largest, wrong_elements
+from minidbg.judge.leaves import (
     CannotCompare,
     Leaf,
     Snapshot,
@@ -47,6 +38,15 @@ from minidbg.judge.snapshot import (
     _can_stand_for,
     _in_place_of,
     _name,
+)
+from minidbg.judge.legal import (
+    Eager,
+    Ensemble,
+    Tag,
+    ensemble_of,
+    left_by,
+    same_but_for_rounding,
+    with_other_rounding,
 )
 
 # Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative tolerance against

@@ -23,7 +23,7 @@ from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import PRECISIONS, BackendRef, Level, RunSpec, in_precision
 from minidbg.judge.command import FAILED, clean_stdout
 from minidbg.judge.death import outcome_of_death, printed
-from minidbg.judge.harness import HANDED_BACK, ONE_OP, Runnable, brief, eight_numbers, judge, model_of
+from minidbg.judge.run import HANDED_BACK, ONE_OP, Runnable, brief, eight_numbers, judge, model_of
 from minidbg.workers import run_python
 
 COMPILES = "phase compile"

@@ -20,7 +20,7 @@ from minidbg.core.outcome import Direction, Outcome, Verdict
 from minidbg.core.run_spec import CallPath, Level
 from minidbg.fx.case import Case
 from minidbg.fx.copying import clone_values
-from minidbg.judge import harness
+from minidbg.judge import run
 from minidbg.judge.suspects import Suspects, renamed, suspects_of
 from minidbg.torch_internals.devices import devices_of, generators_put_back
 
@@ -93,7 +93,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
     try:
         compiler = case.compiler if case.compiler is not None else backends.resolve(case.backend)
     except (ImportError, MinidbgError) as error:
-        return Outcome(Verdict.SKIPPED, reason=f"the backend is not here: {harness.brief(error)}")
+        return Outcome(Verdict.SKIPPED, reason=f"the backend is not here: {run.brief(error)}")
     try:
         source = written(case)
     except CannotWrite as error:
@@ -107,8 +107,8 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
         torch_internals.graphs_given_to_backends() as reached,
         without_needless_stages(case, wanted=not to_the_end) as stopped,
     ):
-        outcome = harness.judge(
-            harness.Runnable(
+        outcome = run.judge(
+            run.Runnable(
                 make_model=lambda: instantiate(source, fresh(source)),
                 make_inputs=lambda: tuple(clone_values(case.inputs)),
                 compiler=compiler,

@@ -32,7 +32,7 @@ from minidbg.core.run_spec import LOST, STAND_INS, CallPath, CompilerFn, Level
 from minidbg.core.text import display_path, plural
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import on_its_rank
-from minidbg.judge import harness
+from minidbg.judge import run
 from minidbg.judge.compare import margin_for
 from minidbg.oracle.execute import ANOTHER_GRAPH
 from minidbg.reduction import context_passes, core
@@ -351,7 +351,7 @@ def reduce_graph_of(case: Case, session: Session, *, believed: bool = False) -> 
 
     def answer_of(asked: Case, outcome: Outcome) -> OracleAnswer:
         nonlocal strays
-        strays += outcome.reason.startswith((ANOTHER_GRAPH, harness.NOT_CALLED))
+        strays += outcome.reason.startswith((ANOTHER_GRAPH, run.NOT_CALLED))
         if believed and strays == STRAYS and session.best is None:
             raise NotReproduced("torch.compile takes none of it as it is", outcome)
         return ANSWERS[outcome.verdict]
@@ -370,7 +370,7 @@ def reduce_graph_of(case: Case, session: Session, *, believed: bool = False) -> 
         is_deadly=case.spec.traits.dies,
         fails_when_it_runs=case.spec.traits.raises_when_run,
         fails_in_inputs=case.signature is not None and case.signature.message.startswith("input:"),
-        around=lambda: harness.entered_modes(case.spec.context),
+        around=lambda: run.entered_modes(case.spec.context),
     )
     session.interrupted |= reduced.interrupted
     return reduced

@@ -30,7 +30,7 @@ from minidbg.core.text import ordinal
 from minidbg.fx.case import Case
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import is_call
-from minidbg.judge.harness import HANDED_BACK
+from minidbg.judge.run import HANDED_BACK
 from minidbg.repro import Header
 from minidbg.repro.folder import HIDDEN, hidden
 

@@ -19,7 +19,7 @@ from minidbg.core.run_spec import RunSpec
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import is_call, nodes_in
 from minidbg.fx.mutation import storages_of, written_arguments
-from minidbg.judge import arithmetic
+from minidbg.judge import differences
 from minidbg.wrapper.capture import index_of_input
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.rollback import tensors_in
@@ -108,7 +108,7 @@ def first_as_far_off(
 def error_of(value: Tensor, exact: Tensor) -> float:
     """How far off a result is, in units of eager's; nothing is said of one of another form, or with nothing to round."""
     is_alike = (value.shape, value.dtype) == (exact.shape, exact.dtype)
-    return arithmetic.error_of(value, exact) if is_alike and exact.is_floating_point() else 0.0
+    return differences.error_of(value, exact) if is_alike and exact.is_floating_point() else 0.0
 
 
 def with_taps(graph: fx.GraphModule, way: Set[str]) -> tuple[fx.GraphModule, dict[str, fx.Node]]:

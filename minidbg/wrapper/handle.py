@@ -31,7 +31,7 @@ from minidbg.core.run_spec import how_to_fill_in
 from minidbg.core.settings import Reduce, Settings
 from minidbg.core.text import display_path
 from minidbg.fx.case import Case
-from minidbg.judge.harness import without_modes
+from minidbg.judge.run import without_modes
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.wrapper.budget import several_ranks

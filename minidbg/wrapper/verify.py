@@ -26,10 +26,10 @@ from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.core.settings import Settings, Verify
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.judge.compare import Comparison, Difference
-from minidbg.judge.ensemble import OTHER_SEED, left_by
-from minidbg.judge.harness import gradient_sources, gradients_of
+from minidbg.judge.leaves import CannotCompare
+from minidbg.judge.legal import OTHER_SEED, left_by
 from minidbg.judge.randomness import Derandomized, feed_recorded, may_draw
-from minidbg.judge.snapshot import CannotCompare
+from minidbg.judge.run import gradient_sources, gradients_of
 from minidbg.torch_internals.devices import generator_states
 from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input

@@ -22,7 +22,7 @@ from minidbg.codegen.module_text import instantiate, write_module
 from minidbg.core.errors import CannotWrite
 from minidbg.core.outcome import Kind
 from minidbg.core.run_spec import Context
-from minidbg.judge import harness
+from minidbg.judge import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 
@@ -118,7 +118,7 @@ def test_autocast_uses_the_device_of_the_failing_call(monkeypatch: pytest.Monkey
         return nullcontext()
 
     monkeypatch.setattr(torch, "autocast", note)
-    with harness.entered_modes(Context(autocast=(("cuda", "torch.float16", True),))):
+    with run.entered_modes(Context(autocast=(("cuda", "torch.float16", True),))):
         pass
     assert entered == [("cuda", torch.float16)]
 

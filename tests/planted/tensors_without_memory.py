@@ -17,9 +17,9 @@ from minidbg.codegen.size import canonical_text
 from minidbg.core.errors import MinidbgError
 from minidbg.fx import copying, effects
 from minidbg.fx.runs import StorageSerials
-from minidbg.judge import arithmetic, compare, precision, undefined
-from minidbg.judge.ensemble import Ensemble, Tag
-from minidbg.judge.snapshot import CannotCompare, _are_plain, snapshot
+from minidbg.judge import compare, differences, precision, undefined
+from minidbg.judge.leaves import CannotCompare, _are_plain, snapshot
+from minidbg.judge.legal import Ensemble, Tag
 from minidbg.wrapper import rollback
 from minidbg.wrapper.capture import real_value
 
@@ -124,7 +124,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "float64": lambda value: precision.to_float64((value,)),
     "modes": in_modes,
     "compare": compared,
-    "largest": lambda value: arithmetic.largest(value) if _are_plain(value, value) else None,
+    "largest": lambda value: differences.largest(value) if _are_plain(value, value) else None,
     "clone": cloned,
     "bytes": lambda value: copying.bytes_of([value]),
     "serials": StorageSerials().serials,

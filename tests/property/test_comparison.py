@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidbg.judge.compare import USUAL, mismatch
-from minidbg.judge.ensemble import Ensemble, Tag
-from minidbg.judge.snapshot import Leaf, snapshot
+from minidbg.judge.leaves import Leaf, snapshot
+from minidbg.judge.legal import Ensemble, Tag
 
 settings.register_profile("compare", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("compare")

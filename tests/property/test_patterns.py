@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minidbg.judge.harness import first_lines
+from minidbg.judge.run import first_lines
 from minidbg.judge.signature import signature_of
 from minidbg.repro import selfcheck
 from minidbg.repro.header import Header, header_of

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import BackendRef, RunSpec
-from minidbg.judge.harness import Runnable, judge
+from minidbg.judge.run import Runnable, judge
 
 Change = Callable[[Tensor], Tensor]
 Run = Callable[..., Any]

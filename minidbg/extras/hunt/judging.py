@@ -23,7 +23,7 @@ from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.extras.hunt.samples import Sample, case_of_sample
 from minidbg.fx.case import Case
-from minidbg.judge.harness import HANDED_BACK
+from minidbg.judge.run import HANDED_BACK
 from minidbg.oracle.execute import ANOTHER_GRAPH, execute
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import with_failure

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from minidbg.judge.compare import USUAL, mismatch
-from minidbg.judge.ensemble import Ensemble, Tag
-from minidbg.judge.snapshot import CannotCompare, Leaf, snapshot
+from minidbg.judge.leaves import CannotCompare, Leaf, snapshot
+from minidbg.judge.legal import Ensemble, Tag
 
 Snapshot = dict[str, Leaf]
 ONES = torch.ones(3)

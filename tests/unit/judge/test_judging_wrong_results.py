@@ -16,7 +16,7 @@ from minidbg.core.outcome import Direction, Kind, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec, in_precision
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.judge import harness
+from minidbg.judge import run
 from minidbg.judge.compare import margin_for
 from minidbg.oracle.execute import execute
 
@@ -68,7 +68,7 @@ def compiles_one_call(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
 
 
 def test_a_graph_that_is_given_back_is_no_pass_of_a_backend_that_compiles_others(case_of: MakeCase) -> None:
-    for backend, reason in ((compiles_one_call, harness.HANDED_BACK), (gives_it_back, harness.BY_DESIGN)):
+    for backend, reason in ((compiles_one_call, run.HANDED_BACK), (gives_it_back, run.BY_DESIGN)):
         outcome = execute(case_of(backend, signature=WRONG))
         assert outcome.verdict is Verdict.GONE
         assert outcome.reason == reason
@@ -77,8 +77,8 @@ def test_a_graph_that_is_given_back_is_no_pass_of_a_backend_that_compiles_others
 
 def test_what_eager_itself_draws_anew_is_said_to_be_unjudged() -> None:
     graph, inputs = capture_by_dynamo(lambda x: (torch.rand_like(x), x + 1), (torch.ones(3, 4),))
-    program = harness.Runnable(lambda: graph, lambda: inputs, planted.other_random_numbers, ANY)
-    found = harness.judge(program, any_failure=True)
+    program = run.Runnable(lambda: graph, lambda: inputs, planted.other_random_numbers, ANY)
+    found = run.judge(program, any_failure=True)
     assert found.verdict is Verdict.GONE
     assert (
         found.reason == "output 0 is not judged: eager differs from itself, or may with other random numbers"
@@ -105,7 +105,7 @@ def test_models_and_inputs_are_made_outside_the_modes_of_the_run() -> None:
         default_dtype="torch.float64", inference=True, autocast=(("cpu", "torch.bfloat16", True),)
     )
     spec = replace(ANY, call=CallPath.DIRECT, context=context)
-    harness.judge(harness.Runnable(Looks, make_inputs, gives_it_back, spec))
+    run.judge(run.Runnable(Looks, make_inputs, gives_it_back, spec))
     assert seen[:2] == [(torch.float32, False, False), (torch.float64, True, True)]
 
 
@@ -114,7 +114,7 @@ def test_values_that_are_not_beside_the_script_are_skipped(error: Exception) -> 
     def make_inputs() -> tuple[Any, ...]:
         raise error
 
-    found = harness.judge(harness.Runnable(torch.nn.Identity, make_inputs, "eager", ANY))
+    found = run.judge(run.Runnable(torch.nn.Identity, make_inputs, "eager", ANY))
     assert found.verdict is Verdict.SKIPPED
     assert str(error) in found.reason
 
@@ -127,7 +127,7 @@ def test_gradients_begin_with_the_same_cotangents_whatever_the_seed() -> None:
             return x.sin()
 
     x = torch.ones(3, requires_grad=True)
-    runs = [harness.run_once(Sine(), Sine(), (x,), replace(ANY, backward=True), seed) for seed in (0, 1)]
+    runs = [run.run_once(Sine(), Sine(), (x,), replace(ANY, backward=True), seed) for seed in (0, 1)]
     assert torch.equal(*(run["gradients"]["input 0"] for run in runs))
 
 

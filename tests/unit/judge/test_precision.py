@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from minidbg.core.run_spec import in_precision
 from minidbg.judge.compare import USUAL, Comparison
-from minidbg.judge.harness import gradient_sources, gradients_of, left_behind
+from minidbg.judge.run import gradient_sources, gradients_of, left_behind
 
 
 def mlp() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -12,9 +12,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidbg import torch_internals
 from minidbg.judge.compare import USUAL, Comparison, mismatch
-from minidbg.judge.ensemble import Ensemble, Tag
+from minidbg.judge.leaves import CannotCompare, snapshot
+from minidbg.judge.legal import Ensemble, Tag
 from minidbg.judge.precision import to_float64
-from minidbg.judge.snapshot import CannotCompare, snapshot
 from minidbg.judge.undefined import ZeroFilled
 
 RIGHT, WRONG = torch.linspace(1, 2, 20), torch.linspace(1, 2, 20) * 1.01

@@ -28,7 +28,7 @@ from minidbg.core.errors import CannotWrite, Interrupted, NotReproduced
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import STAND_INS, BackendRef, CallPath, Provenance, RunSpec
 from minidbg.fx.case import Case
-from minidbg.judge.harness import NOT_CALLED
+from minidbg.judge.run import NOT_CALLED
 from minidbg.oracle.execute import ANOTHER_GRAPH, execute
 from minidbg.reduction import problem, publishing, reducing, session
 from minidbg.reduction.result import Limits, ReductionResult

@@ -15,7 +15,7 @@ from minidbg.core.outcome import Direction, Kind, Signature
 from minidbg.core.run_spec import BackendRef, CallPath, Level, Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.judge.harness import first_lines
+from minidbg.judge.run import first_lines
 from minidbg.judge.signature import NO_GUARDS, meaningful_lines, signature_of
 from minidbg.repro import NoShortForm, load, render, write
 from minidbg.repro.selfcheck import text_pattern, written_pattern

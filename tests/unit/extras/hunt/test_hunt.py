@@ -13,7 +13,7 @@ from minidbg.extras.hunt.commands import is_worse
 from minidbg.extras.hunt.hunting import Hunt
 from minidbg.extras.hunt.judging import State
 from minidbg.extras.hunt.samples import Sample
-from minidbg.judge.harness import HANDED_BACK
+from minidbg.judge.run import HANDED_BACK
 
 
 def outcome(kind: Kind = Kind.COMPILE, message: str = "", types: tuple[str, ...] = ()) -> Outcome:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory
-from minidbg.judge.arithmetic import (
+from minidbg.judge.differences import (
     FACTOR_NOISY,
     _has_floats,
     _rms,
@@ -23,8 +23,8 @@ from minidbg.judge.arithmetic import (
     far_apart,
     is_noise,
 )
+from minidbg.judge.leaves import CannotCompare, Leaf, Snapshot, _are_plain, _can_stand_for, snapshot
 from minidbg.judge.precision import RoundingNoise, to_float64
-from minidbg.judge.snapshot import CannotCompare, Leaf, Snapshot, _are_plain, _can_stand_for, snapshot
 from minidbg.judge.undefined import UndefinedResults, ZeroFilled
 from minidbg.torch_internals.devices import generator_states
 from minidbg.torch_internals.thread_state import thread_state_kept

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from minidbg.judge.arithmetic import wrong_elements
+from minidbg.judge.differences import wrong_elements
 
 FLOAT32 = (1.3e-6, 1e-5, 3e-5)
 

@@ -22,6 +22,7 @@ from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.core.run_spec import CallPath, Context, RunSpec
 from minidbg.judge.compare import Comparison
+from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.signature import (
     exception_chain,
     failure,
@@ -30,7 +31,6 @@ from minidbg.judge.signature import (
     signature_of,
     text_of,
 )
-from minidbg.judge.snapshot import CannotCompare
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import thread_state_kept, without_autocast
 

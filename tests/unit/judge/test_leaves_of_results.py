@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.masked import masked_tensor
 
-from minidbg.judge.snapshot import snapshot
+from minidbg.judge.leaves import snapshot
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning"),

@@ -10,7 +10,8 @@ import torch
 
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, RunSpec
-from minidbg.judge.harness import (
+from minidbg.judge.leaves import CannotCompare
+from minidbg.judge.run import (
     brief,
     compared,
     cotangent_for,
@@ -19,7 +20,6 @@ from minidbg.judge.harness import (
     left_behind,
     patched_config,
 )
-from minidbg.judge.snapshot import CannotCompare
 
 EXPECTED = Signature(Kind.COMPILE, types=("ValueError",))
 
