@@ -40,7 +40,7 @@ def is_index(value: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class TensorFactory:
     """Expressions that make a contiguous tensor ``[*size]``.
 
     ``place`` is a last argument that says where, or empty. ``explicit`` writes the dtype out also where it is float32, for

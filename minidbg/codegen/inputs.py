@@ -22,7 +22,7 @@ from torch import Tensor
 
 from minidbg import torch_internals
 from minidbg.codegen.expressions import Expressions, number, quoted
-from minidbg.codegen.factories import Fill, all_finite, grouped, is_index, wide
+from minidbg.codegen.factories import TensorFactory, all_finite, grouped, is_index, wide
 from minidbg.codegen.layouts import StridedLayout, contiguous_stride, layout_of, start_of, view_into, view_of
 from minidbg.codegen.names import numbered
 from minidbg.codegen.subclasses import construction_of, is_constructed
@@ -171,16 +171,16 @@ class InputsText:
         # the first device of a kind goes by the kind's name, as in hand-written code
         device = "device" if device_name(value) == self.device else quoted(device_name(value))
         place = f", device={device}" if self.device else ""
-        fill = Fill(size, value.dtype, place, self.explicit, self.generator)
+        factory = TensorFactory(size, value.dtype, place, self.explicit, self.generator)
         if torch_internals.is_zero_tensor(value):
-            return fill.call("_efficientzerotensor", str(size))
+            return factory.call("_efficientzerotensor", str(size))
         seen = readable(value)
         if seen is None or (self.raw and not is_exact):
-            return fill.like(None)
+            return factory.like(None)
         value = plain(seen).cpu() if self.on_cpu else plain(seen)
         if is_exact or layout.shows_all:
             data = base_data(value, size, layout)
-            text = None if self.raw else fill.exact(data, SMALL_ELEMENTS if is_exact else 0)
+            text = None if self.raw else factory.exact(data, SMALL_ELEMENTS if is_exact else 0)
             if text is not None:
                 return text
             if is_exact:
@@ -188,22 +188,22 @@ class InputsText:
                 shape = f".view({', '.join(map(str, size)) or '()'})" if len(size) != 1 else ""
                 return f"stored({quoted(name)}, {data.dtype}{place}){shape}"
         if not all_finite(value):
-            self.odd(name, fill, value, layout)
+            self.odd(name, factory, value, layout)
             return name
-        return fill.like(value)
+        return factory.like(value)
 
-    def odd(self, name: str, fill: Fill, value: Tensor, layout: StridedLayout) -> None:
+    def odd(self, name: str, factory: TensorFactory, value: Tensor, layout: StridedLayout) -> None:
         """Write ``name``, a base of drawn numbers into which the NaN and infinities of ``value`` are put."""
-        data = wide(base_data(value, fill.size, layout))
+        data = wide(base_data(value, factory.size, layout))
         odd = ~data.isfinite()
         if int(odd.sum()) > FEW_PLACES:  # so many as there were, and nobody's weights beside them
             parts = [(one, data.isnan() if one != one else data == one) for one in SPECIAL]
             shares = [(one, part.float().mean().item()) for one, part in parts if part.any()]
-            put_in = [f"{name}[{fill.mask(share)}] = {number(one)}" for one, share in shares]
+            put_in = [f"{name}[{factory.mask(share)}] = {number(one)}" for one, share in shares]
         else:
             places = zip(odd.nonzero().tolist(), data[odd].tolist(), strict=True)
             put_in = [f"{name}[{', '.join(map(str, at)) or '()'}] = {number(one)}" for at, one in places]
-        self.emit(value, name, fill.like(value), *put_in)
+        self.emit(value, name, factory.like(value), *put_in)
 
 
 def write_inputs(
