@@ -1,7 +1,11 @@
 """How a fresh process gets a backend back."""
 
 from minidbg.backends.operators import with_operators as with_operators
-from minidbg.backends.pickled import is_pickled as is_pickled, to_fill_in as to_fill_in, to_keep as to_keep
+from minidbg.backends.pickled import (
+    is_pickled as is_pickled,
+    missing_backend as missing_backend,
+    to_keep as to_keep,
+)
 from minidbg.backends.reference import find as find, name_of as name_of
 from minidbg.backends.resolving import (
     assignment as assignment,

@@ -35,7 +35,7 @@ IMPORT = "from minidbg.backends.pickled import unpickled"
 """The statement in the setup of a backend that was pickled."""
 
 
-def to_fill_in(
+def missing_backend(
     backend: str | CompilerFn,
     *,
     options: Mapping[str, Any] | None = None,
@@ -52,7 +52,7 @@ def to_fill_in(
         "...",
         as_statements(setup),
         paths=folders_of_program(),
-        fill_in=in_one_line(described(live)),
+        missing_backend=in_one_line(described(live)),
     )
     builder = RefBuilder(start)
     module = getattr(innermost(live), "__module__", None) or type(live).__module__

@@ -105,7 +105,7 @@ class RefBuilder:
             requirements=tuple(dict.fromkeys(filter(None, [*start.requirements, *requirements]))),
             remarks=tuple(dict.fromkeys(filter(None, [*self.remarks, *remarks]))),
             modules=tuple(dict.fromkeys([*start.modules, *map(top_level, self._used)])),
-            fill_in=start.fill_in,
+            missing_backend=start.missing_backend,
         )
 
     def _copied_text(self) -> str:

@@ -122,5 +122,5 @@ def assignment(ref: BackendRef) -> str:
     if text.startswith("'") and text.endswith("'") and not set(text[1:-1]) & set("'\"\\"):
         text = f'"{text[1:-1]}"'
     return f"backend = {text}" + (
-        f"  # fill in: {ref.fill_in}" if ref.is_to_be_filled_in and ref.fill_in else ""
+        f"  # fill in: {ref.missing_backend}" if ref.lacks_backend and ref.missing_backend else ""
     )

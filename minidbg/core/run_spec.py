@@ -86,20 +86,20 @@ class BackendRef:
     """What no requirement can say, one comment line each: ``my_pkg is on no index: it was imported from the folder src``."""
     modules: tuple[str, ...] = ()
     """Top-level modules that hold the backend's code, for watch."""
-    fill_in: str = ""
+    missing_backend: str = ""
     """What a person has to put into a script, since nothing leads there: ``a closure of train.py:4``; else empty.
 
     The expression is then ``...``, or gives back what was pickled for the children of the process that has it.
     """
 
     @property
-    def is_to_be_filled_in(self) -> bool:
+    def lacks_backend(self) -> bool:
         return self.expression == "..."
 
     @property
     def unfilled(self) -> str:
         """Why a script that lacks its backend cannot be judged, as it says itself."""
-        return f"its backend is to be filled in: {self.fill_in or 'what torch.compile gets as its backend'}"
+        return f"its backend is to be filled in: {self.missing_backend or 'what torch.compile gets as its backend'}"
 
     def to_table(self) -> dict[str, Any]:
         """What a header tells of it; how it is reached stands at the top of the script."""
@@ -114,7 +114,7 @@ class BackendRef:
             "modules": list(self.modules),
             "requirements": list(self.requirements),
             "remarks": list(self.remarks),
-            "fill_in": [self.fill_in] if self.fill_in else [],
+            "missing_backend": [self.missing_backend] if self.missing_backend else [],
         }
         if any(reference.values()):
             table["reference"] = {name: texts for name, texts in reference.items() if texts}
@@ -133,17 +133,17 @@ class BackendRef:
             requirements=texts(reference.get("requirements", ()), "requirements"),
             remarks=texts(reference.get("remarks", ()), "remarks"),
             modules=texts(reference.get("modules", ()), "modules"),
-            fill_in="".join(texts(reference.get("fill_in", ()), "fill_in")),
+            missing_backend="".join(texts(reference.get("missing_backend", ()), "missing_backend")),
         )
         check_kinds(found)
         return found
 
 
-def how_to_fill_in(path: str | os.PathLike[str], fill_in: str) -> str:
+def how_to_supply_backend(path: str | os.PathLike[str], missing_backend: str) -> str:
     """What the script at ``path`` holds, with the ways to give it its backend: ``graph whose backend is to be filled in, ...``."""
     shown = display_path(path)
     return (
-        f"graph whose backend is to be filled in, {fill_in}: edit `backend = ...` in {shown}, "
+        f"graph whose backend is to be filled in, {missing_backend}: edit `backend = ...` in {shown}, "
         f"or give it one: minidbg reduce {shown} --backend MODULE:EXPRESSION"
     )
 

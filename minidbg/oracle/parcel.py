@@ -176,7 +176,7 @@ def pickled_for_children(case: Case) -> Iterator[Case]:
     Each child that loads the case unpickles it, and the server never does. Any other case is as it was. Raises BackendUnreachable
     for what cannot be pickled, and OSError where no server can be started.
     """
-    if not case.backend.fill_in or case.compiler is None:
+    if not case.backend.missing_backend or case.compiler is None:
         yield case
         return
     path = workers.start_server().folder / f"backend_{next(NUMBERS)}.pickle"

@@ -408,7 +408,7 @@ def result_of(
         notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")
     return ReductionResult(
         path=path,
-        lacking=case.backend.fill_in if path else "",
+        lacking=case.backend.missing_backend if path else "",
         nodes_before=call_nodes(original.graph_module),
         nodes_after=call_nodes(case.graph_module),
         oracle_calls=session.oracle_calls,

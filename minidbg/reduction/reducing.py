@@ -445,7 +445,7 @@ def reduce_on_stream(
             return {"refused": str(refused)}
 
 
-def filled_in(case: Case, backend: str | CompilerFn | None, path: Path) -> Case:
+def supplied_backend(case: Case, backend: str | CompilerFn | None, path: Path) -> Case:
     """``case`` of the script at ``path``, which lacks its backend, with ``backend``. Raises BackendUnreachable."""
     lacks = case.backend
     if backend is None:
@@ -473,8 +473,8 @@ def reduce_path(
     loading the script's backend raises.
     """
     case = repro.load(path)
-    if case.backend.is_to_be_filled_in:
-        case = filled_in(case, backend, path)
+    if case.backend.lacks_backend:
+        case = supplied_backend(case, backend, path)
     elif backend is not None:
         raise BadSetting(
             f"backend={backend!r}: the repro {path} has its backend in it; edit the script to ask another one"

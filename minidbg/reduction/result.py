@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeAlias, TypeVa
 from minidbg import torch_internals
 from minidbg.core.machine import HERE
 from minidbg.core.outcome import Verdict
-from minidbg.core.run_spec import how_to_fill_in
+from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.core.text import display_path, plural, shrinkage
 
@@ -90,7 +90,7 @@ class ReductionResult:
         extra = extra if self.certified else f" (not certified as minimal{why})"
         counts += f"{extra}{self._others()}"
         if self.lacking:
-            return f"{counts}; a reduced {how_to_fill_in(self.path, self.lacking)}"
+            return f"{counts}; a reduced {how_to_supply_backend(self.path, self.lacking)}"
         return f"{counts}; run: python {display_path(self.path)}"
 
     def _others(self) -> str:

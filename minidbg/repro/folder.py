@@ -40,7 +40,7 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     A readable repro of the same failure stays as it is: it was verified then, and somebody may have edited it or
     marked it as fixed. Several processes may publish into one folder at once. What lacks its backend goes among the hidden files.
     """
-    place = hidden(folder, "to_fill_in") if case.backend.fill_in else Path(folder)
+    place = hidden(folder, "missing_backend") if case.backend.missing_backend else Path(folder)
 
     path = _placed(case, folder, place, lambda target: move_script(draft, target))
     discard(draft)

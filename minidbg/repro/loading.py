@@ -174,9 +174,9 @@ def read_parts(text: str, header: Header) -> Parts:
         embedded="\n\n\n".join(embedded),
         expression=expression or "",
     )
-    lacks_it = found.is_to_be_filled_in or backends.is_pickled(found)
+    lacks_it = found.lacks_backend or backends.is_pickled(found)
     return Parts(
-        backend=found if lacks_it else replace(found, fill_in=""),
+        backend=found if lacks_it else replace(found, missing_backend=""),
         model=source_of(text, model),
         inputs=source_of(text, given),
         stored=source_of(text, named["stored"]) if "stored" in named else "",

@@ -131,7 +131,7 @@ def render(
         "embedded": embedded,
         "annotated": _has_annotations(embedded),
         "embedded_mark": EMBEDDED_MARK,
-        "unfilled": quoted(case.backend.unfilled) if case.backend.is_to_be_filled_in else "",
+        "unfilled": quoted(case.backend.unfilled) if case.backend.lacks_backend else "",
         "setup": setup,
         "backend": assignment(case.backend),
         "model": f"{kernels}{model.text}".rstrip("\n"),

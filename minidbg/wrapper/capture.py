@@ -73,7 +73,9 @@ def case_of(failure: Failure, settings: Settings) -> Case:
         notes.append(STAND_INS)
     notes += [*rank_note(), *lost_note(failure)]
     found = signature(failure)
-    if call.backend.fill_in and (name := name_of_program()):  # what is filled in may be imported from there
+    if call.backend.missing_backend and (
+        name := name_of_program()
+    ):  # what is filled in may be imported from there
         found = also_imported(found, name)
     call = call.with_spec(
         signature=found,
@@ -122,7 +124,7 @@ def lost_note(failure: Failure) -> list[str]:
 def case_to_fill_in(failure: Failure, settings: Settings) -> Case:
     """The failure as a case whose script leaves the backend to the person who knows how to get it: what was said of it is wrong."""
     link = failure.link
-    link.references[settings] = backends.to_fill_in(link.backend)
+    link.references[settings] = backends.missing_backend(link.backend)
     try:
         return case_of(failure, settings)
     finally:
@@ -139,7 +141,7 @@ def reference_to(link: Link, settings: Settings) -> BackendRef:
         try:
             found = backends.find(link.backend, **given, reference=settings.reference)
         except NothingLeadsThere:
-            found = backends.to_fill_in(link.backend, **given)
+            found = backends.missing_backend(link.backend, **given)
         link.references[settings] = found
     return link.references[settings]
 

@@ -217,8 +217,8 @@ def case_about_to_run(
     trains = context.grad and any(isinstance(one, torch.Tensor) and one.requires_grad for one in case.inputs)
     story = replace(case.provenance, notes=(NOTE, *rank_note()))
     backend = case.backend
-    if backend.fill_in:
-        backend = replace(backend, fill_in=f"{backend.fill_in}, which ended with its process")
+    if backend.missing_backend:
+        backend = replace(backend, missing_backend=f"{backend.missing_backend}, which ended with its process")
     return replace(case.with_spec(backward=trains, backend=backend), provenance=story)
 
 

@@ -27,7 +27,7 @@ from minidbg.core.errors import AccuracyError, BackendUnreachable, MinidbgError,
 from minidbg.core.files import replace_file
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.core.outcome import Signature
-from minidbg.core.run_spec import how_to_fill_in
+from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import Reduce, Settings
 from minidbg.core.text import display_path
 from minidbg.fx.case import Case
@@ -179,8 +179,8 @@ def reduced_or_why_not(
     if same_as is not None:
         line = f"same failure as {display_path(same_as)}; this graph is kept in {shown}"
         return Report(line, capture=capture)
-    lacking = case.backend.fill_in
-    lacks = f"a {how_to_fill_in(capture, lacking)}" if lacking else ""
+    lacking = case.backend.missing_backend
+    lacks = f"a {how_to_supply_backend(capture, lacking)}" if lacking else ""
     then = lacks or f"run: minidbg reduce {shown}"
     if settings.reduce is Reduce.LATER:
         why = [note for note in case.provenance.notes if note.startswith(NOT_AT_ONCE)]
@@ -203,7 +203,7 @@ def reduced_or_why_not(
         return Report(f"{remark}{written.line}; {kept_in}", capture=capture)
     line = f"{remark}{written.line}"
     if written.lacking:
-        return Report(line, capture=capture, to_fill_in=written.path)
+        return Report(line, capture=capture, missing_backend=written.path)
     return Report(line, written.path, capture)
 
 

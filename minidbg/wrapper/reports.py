@@ -23,7 +23,7 @@ class Report:
     """The verified repro."""
     capture: Path | None = None
     """The unreduced capture."""
-    to_fill_in: Path | None = None
+    missing_backend: Path | None = None
     """The reduced script that lacks its backend, where nothing leads to that: no verified repro."""
 
     def __repr__(self) -> str:
@@ -41,7 +41,7 @@ class Report:
     def script(self) -> str:
         """The part of the repro that is about the failure; empty when there is none, or it has gone."""
         try:
-            path = self.path or self.to_fill_in
+            path = self.path or self.missing_backend
             text = path.read_text(encoding="utf-8") if path else ""
         except OSError:
             return ""

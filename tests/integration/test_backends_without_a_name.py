@@ -111,7 +111,7 @@ def minidbg_command(*arguments: str | Path, cwd: Path) -> subprocess.CompletedPr
 def kept_in(report: Report) -> str:
     """The text of the capture of a failure that was not reduced."""
     assert report.path is None
-    assert report.to_fill_in is None
+    assert report.missing_backend is None
     assert report.capture is not None
     assert "a graph whose backend is to be filled in" in report.line
     assert f"minidbg reduce {report.capture} --backend MODULE:EXPRESSION" in report.line
@@ -125,9 +125,9 @@ def kept_in(report: Report) -> str:
 def test_a_closure_is_reduced_and_its_script_is_judged_once_it_has_its_backend(tmp_path: Path) -> None:
     report = failing(make(3), tmp_path)
 
-    script = report.to_fill_in
+    script = report.missing_backend
     assert script is not None, report.line
-    assert script.parent == tmp_path / ".minidbg" / "to_fill_in"
+    assert script.parent == tmp_path / ".minidbg" / "missing_backend"
     assert list(tmp_path.glob("*.py")) == []
     assert "6 -> 1 nodes" in report.line
     assert (
@@ -142,7 +142,7 @@ def test_a_closure_is_reduced_and_its_script_is_judged_once_it_has_its_backend(t
 
     bare = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert bare.returncode == 125
-    sentence = f"its backend is to be filled in: {read_header(script).spec.backend.fill_in}"
+    sentence = f"its backend is to be filled in: {read_header(script).spec.backend.missing_backend}"
     assert bare.stderr.strip() == sentence
     outcome = repro.run(script)
     assert (outcome.verdict, outcome.reason) == (Verdict.SKIPPED, sentence)
@@ -259,7 +259,7 @@ def test_a_failure_that_is_reduced_later_lacks_its_backend(tmp_path: Path) -> No
 def test_objects_are_reduced_as_closures_are(backend: Any, what: str, tmp_path: Path) -> None:
     report = failing(backend, tmp_path)
 
-    assert report.to_fill_in is not None, report.line
+    assert report.missing_backend is not None, report.line
     assert f"a reduced graph whose backend is to be filled in, {what}" in report.line
     assert " -> 1 nodes" in report.line
 
@@ -299,7 +299,7 @@ def test_a_closure_of_the_program_s_script_is_taken_from_there_later(tmp_path: P
     ended = run_program(tmp_path, backend="make(3)")
 
     assert "a reduced graph whose backend is to be filled in, a closure of train.py:" in ended.stdout, ended
-    (script,) = (tmp_path / "minidbg_repros" / ".minidbg" / "to_fill_in").glob("*.py")
+    (script,) = (tmp_path / "minidbg_repros" / ".minidbg" / "missing_backend").glob("*.py")
     checked = minidbg_command("check", script, "--backend", "train:make(3)", cwd=tmp_path)
     assert (checked.returncode, checked.stdout.split()[0]) == (1, "reproduces")
     refused = minidbg_command("reduce", script, cwd=tmp_path)

@@ -18,7 +18,7 @@ from minidbg.core import environment
 from minidbg.core.files import glob
 from minidbg.core.json_lines import json_objects, last_json
 from minidbg.core.kinds import Kind
-from minidbg.core.run_spec import how_to_fill_in
+from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import Reduce, Settings
 from minidbg.core.text import display_path, plural, signal_name
 from minidbg.workers.child import PR_SET_PDEATHSIG, prctl
@@ -205,8 +205,8 @@ def reduced(
     from minidbg.watch.repros import read_repro
 
     shown, repro = display_path(capture), read_repro(capture, capture.name)
-    if repro is not None and repro.spec.backend.fill_in:
-        return f"{happened}; a {how_to_fill_in(capture, repro.spec.backend.fill_in)}"
+    if repro is not None and repro.spec.backend.missing_backend:
+        return f"{happened}; a {how_to_supply_backend(capture, repro.spec.backend.missing_backend)}"
     if settings.reduce is Reduce.LATER:
         return f"{happened}; run: minidbg reduce {shown}"
     if interrupted:

@@ -182,7 +182,7 @@ def test_a_script_that_lacks_its_backend_says_what_and_is_judged_with_what_an_ex
     (tmp_path / "lib" / "train.py").write_text(
         "import planted_backends\n\ndef make(name):\n    return getattr(planted_backends, name)\n"
     )
-    header = f'paths = [{str(tmp_path / "lib")!r}]\nreference = {{fill_in = ["a closure of train.py:4"]}}\n'
+    header = f'paths = [{str(tmp_path / "lib")!r}]\nreference = {{missing_backend = ["a closure of train.py:4"]}}\n'
     path = write_script("make.backend", header=header, function="backend = ...\n")
     assert run_here(path) == 125
     said = in_words(capfd.readouterr().out)

@@ -257,7 +257,9 @@ def test_tolerances_are_read_back(make_case, tmp_path):
 
 
 def test_a_script_says_what_is_to_be_filled_in_until_it_is(make_case, tmp_path):
-    lacks = BackendRef("make.backend", "...", setup=("import math",), fill_in="a closure of train.py:4")
+    lacks = BackendRef(
+        "make.backend", "...", setup=("import math",), missing_backend="a closure of train.py:4"
+    )
     case = make_case(backend=lacks)
     path = write(case, tmp_path / "repro.py", exactness=Exactness.EXACT)
 
@@ -268,5 +270,5 @@ def test_a_script_says_what_is_to_be_filled_in_until_it_is(make_case, tmp_path):
     assert render(read, exactness=Exactness.EXACT).text == text
 
     path.write_text(text.replace("backend = ...  # fill in: a closure of train.py:4", 'backend = "eager"'))
-    assert load(path).backend == replace(lacks, expression='"eager"', fill_in="")
+    assert load(path).backend == replace(lacks, expression='"eager"', missing_backend="")
     assert "to be filled in" not in render(load(path), exactness=Exactness.EXACT).text

@@ -141,7 +141,7 @@ def test_backend_that_no_import_reaches_is_left_to_be_filled_in(repro_dir: Path)
     with record.during(Step.COMPILE, link, VALUES):
         ((path, _),) = crash_records.records(repro_dir)
         lacks = read_header(path).spec.backend
-    assert lacks.fill_in == "a function of <string>:1, which ended with its process"
+    assert lacks.missing_backend == "a function of <string>:1, which ended with its process"
 
 
 def test_other_link_of_a_chain_gets_its_own_record(record: crash_record.CrashRecord, repro_dir: Path) -> None:
