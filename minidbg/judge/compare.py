@@ -41,9 +41,9 @@ from minidbg.judge.leaves import (
 )
 from minidbg.judge.legal import (
     Eager,
-    Ensemble,
+    EagerRuns,
     Tag,
-    ensemble_of,
+    eager_runs_of,
     left_by,
     same_but_for_rounding,
     with_other_rounding,
@@ -93,16 +93,16 @@ class Comparison:
         ``unjudged`` gets the labels of the leaves of which nothing was judged.
         """
         actual, expected = left_by(self.actual), left_by(self.expected)
-        ensemble = ensemble_of(self.eager, expected)
-        return mismatch(actual, expected, ensemble, self.spec, notes, unjudged)
+        eager_runs = eager_runs_of(self.eager, expected)
+        return mismatch(actual, expected, eager_runs, self.spec, notes, unjudged)
 
     def difference_of_two_runs(self) -> Difference | None:
         return mismatch(left_by(self.actual), left_by(self.expected), spec=self.spec)
 
     def difference_of_same_numbers(self) -> Difference | None:
         """The first difference that other rounding does not explain, where both have drawn the same random numbers."""
-        ensemble = Ensemble({Tag.NOISE: with_other_rounding(self.eager)})
-        return mismatch(left_by(self.actual), left_by(self.expected), ensemble, self.spec)
+        eager_runs = EagerRuns({Tag.NOISE: with_other_rounding(self.eager)})
+        return mismatch(left_by(self.actual), left_by(self.expected), eager_runs, self.spec)
 
     def difference_of_form(self) -> Difference | None:
         return form_difference(left_by(self.actual), left_by(self.expected))
@@ -111,7 +111,7 @@ class Comparison:
 def mismatch(
     actual: Snapshot,
     expected: Snapshot,
-    ensemble: Ensemble | None = None,
+    eager_runs: EagerRuns | None = None,
     spec: RunSpec = USUAL,
     notes: list[str] | None = None,
     unjudged: set[str] | None = None,
@@ -119,7 +119,7 @@ def mismatch(
     """The first difference that counts between a compiled run (``actual``) and eager's (``expected``), or None.
 
     Form and values of all leaves come first, in eager's order; then requires_grad and aliasing of outputs. Strides are not compared.
-    ``ensemble`` has the other legal runs of eager, which are made only where a difference is to be explained. What they leave
+    ``eager_runs`` has the other legal runs of eager, which are made only where a difference is to be explained. What they leave
     out (``Tag`` says why) is a sentence in ``notes``. Of ``spec`` count the tolerances, which replace those of TOLERANCES, and
     the margin: above 1 it demands a difference so many times larger.
 
@@ -129,7 +129,7 @@ def mismatch(
     ``max_abs``, ``max_rel``, ``allowed``, ``rmse_compiled`` and ``rmse_eager``.
     Raises CannotCompare when a leaf cannot be judged and nothing else differs.
     """
-    judge = _Judge(expected, ensemble or Ensemble(), spec)
+    judge = _Judge(expected, eager_runs or EagerRuns(), spec)
     refusal = None
     try:
         for where in [*expected, *(label for label in actual if label not in expected)]:
@@ -142,7 +142,7 @@ def mismatch(
                     is_never_excused(difference)
                     or (judge.is_steady(where) and ("elements" in difference or judge.is_defined(where)))
                 ):
-                    lines = [difference["message"], *judge.ensemble.failed.values()]
+                    lines = [difference["message"], *judge.eager_runs.failed.values()]
                     return difference | {"message": "\n".join(lines)}
         if difference := _first_relation(actual, expected):
             return difference
@@ -178,8 +178,8 @@ def is_never_excused(difference: Difference) -> bool:
 
 
 class _Judge:
-    def __init__(self, expected: Snapshot, ensemble: Ensemble, spec: RunSpec) -> None:
-        self.expected, self.ensemble = expected, ensemble
+    def __init__(self, expected: Snapshot, eager_runs: EagerRuns, spec: RunSpec) -> None:
+        self.expected, self.eager_runs = expected, eager_runs
         self.tolerances, self.margin = spec.tolerances, spec.margin
         self.steady: dict[str, bool] = {}
         self.left_out: dict[str, str] = {}
@@ -188,15 +188,15 @@ class _Judge:
 
     def is_steady(self, where: str) -> bool:
         if where not in self.steady:
-            again = self.ensemble.leaf(Tag.AGAIN, where)
+            again = self.eager_runs.leaf(Tag.AGAIN, where)
             first = self.expected[where].value if where in self.expected else None
-            reference = self.ensemble.leaf(Tag.FLOAT64, where) if again is not None else None
+            reference = self.eager_runs.leaf(Tag.FLOAT64, where) if again is not None else None
             self.steady[where] = again is None or same_but_for_rounding(first, again, reference)
         return self.steady[where]
 
     def is_defined(self, where: str) -> bool:
         first = self.expected.get(where)
-        for other in (run for tag in (Tag.UNDEFINED, Tag.NOISE) for run in self.ensemble.members(tag)):
+        for other in (run for tag in (Tag.UNDEFINED, Tag.NOISE) for run in self.eager_runs.members(tag)):
             again = other.get(where)
             is_same = first is again
             if first and again:
@@ -207,7 +207,7 @@ class _Judge:
 
     def undefined(self) -> list[str]:
         """A sentence for each leaf of which something is left out since torch does not define it; one for many leaves."""
-        undefined = ", ".join(self.ensemble.sensitivity.undefined) or DECIDED
+        undefined = ", ".join(self.eager_runs.sensitivity.undefined) or DECIDED
         sentences: list[str] = []
         for parts, what in (
             (list(self.left_out.values()), undefined),
@@ -275,7 +275,7 @@ class _Judge:
         relative, absolute = (self.margin * allowed for allowed in tolerance[:2])
         if are_close(a, e, relative, absolute) or not self.is_steady(where):
             return None
-        reference, again = (self.ensemble.leaf(tag, where, e) for tag in (Tag.FLOAT64, Tag.AGAIN))
+        reference, again = (self.eager_runs.leaf(tag, where, e) for tag in (Tag.FLOAT64, Tag.AGAIN))
         if reference is None:
             tolerance = self.tolerance(leaf, is_measured=False)
         runs = [] if again is None else [again]
@@ -286,11 +286,11 @@ class _Judge:
             if undefined.any():
                 values = [v if v is None else torch.where(undefined, e.to(v.dtype), v) for v in values]
             judged, exact, *others = values
-            decided_from = self.ensemble.sensitivity.decided_from(e.dtype)
+            decided_from = self.eager_runs.sensitivity.decided_from(e.dtype)
             return wrong_elements(judged, e, tolerance, exact, others, self.margin, decided_from)
 
         elements = difference()
-        for count, other in enumerate(self.ensemble.members(Tag.UNDEFINED)):
+        for count, other in enumerate(self.eager_runs.members(Tag.UNDEFINED)):
             value = _in_place_of(e, other, where)
             undefined |= far_apart(value, e, relative, absolute) if _can_stand_for(value, e) else True
             if undefined.any():
@@ -299,12 +299,12 @@ class _Judge:
                 elements = difference()
             if elements.wrong is None and count:
                 break
-        for count, other in enumerate(self.ensemble.members(Tag.NOISE) if elements.wrong else (), 1):
+        for count, other in enumerate(self.eager_runs.members(Tag.NOISE) if elements.wrong else (), 1):
             value = _in_place_of(e, other, where)
             if _can_stand_for(value, e):
                 runs.append(value)
                 elements = difference()
-            luck = elements.may_be_luck or self.ensemble.sensitivity.decides
+            luck = elements.may_be_luck or self.eager_runs.sensitivity.decides
             if elements.wrong is None or (count >= FEW_ROUNDINGS and not luck):
                 break
         if elements.decided:

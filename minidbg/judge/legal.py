@@ -75,7 +75,7 @@ class Sensitivity:
         return math.sqrt(STEPS_THAT_DECIDE * max(own, self.coarsest))
 
 
-class Ensemble:
+class EagerRuns:
     """Members by their tags, each made when it is first asked for, and kept.
 
     A member is the snapshot of a run. It is asked for only where a difference was seen, so a right result costs none.
@@ -115,13 +115,13 @@ class Ensemble:
         return value if like is None or _can_stand_for(value, like) else None
 
 
-def ensemble_of(eager: Eager, expected: Snapshot) -> Ensemble:
-    """The ensemble of a program that left ``expected`` behind.
+def eager_runs_of(eager: Eager, expected: Snapshot) -> EagerRuns:
+    """The eager_runs of a program that left ``expected`` behind.
 
-    The iterators share no object with the ensemble but ``sensitivity``: a cycle would hold on to the tensors of all runs.
+    The iterators share no object with the eager_runs but ``sensitivity``: a cycle would hold on to the tensors of all runs.
     """
     sensitivity = Sensitivity()
-    return Ensemble(
+    return EagerRuns(
         {
             Tag.AGAIN: again(eager, sensitivity),
             Tag.FLOAT64: in_float64(eager, sensitivity),

@@ -19,7 +19,7 @@ from minidbg.fx import copying, effects
 from minidbg.fx.runs import StorageSerials
 from minidbg.judge import compare, differences, precision, undefined
 from minidbg.judge.leaves import CannotCompare, _are_plain, snapshot
-from minidbg.judge.legal import Ensemble, Tag
+from minidbg.judge.legal import EagerRuns, Tag
 from minidbg.wrapper import rollback
 from minidbg.wrapper.capture import real_value
 
@@ -97,7 +97,7 @@ def compared(value: torch.Tensor) -> None:
     other = snapshot((torch.zeros(2, 3), torch.zeros(2, 3)), (torch.zeros(2, 3),), ())
     assert value._is_zerotensor() is False or compare.mismatch(run, run) is None
     for one, two in ((run, run), (run, other), (other, run)):
-        compare.mismatch(one, two, Ensemble({tag: [run] for tag in Tag}))
+        compare.mismatch(one, two, EagerRuns({tag: [run] for tag in Tag}))
 
 
 def holding(value: torch.Tensor) -> torch.fx.GraphModule:

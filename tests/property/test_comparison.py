@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minidbg.judge.compare import USUAL, mismatch
 from minidbg.judge.leaves import Leaf, snapshot
-from minidbg.judge.legal import Ensemble, Tag
+from minidbg.judge.legal import EagerRuns, Tag
 
 settings.register_profile("compare", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("compare")
@@ -34,9 +34,9 @@ def one_output(value: torch.Tensor) -> dict[str, Leaf]:
     return snapshot((value,))
 
 
-def in_float64(value: torch.Tensor) -> Ensemble:
+def in_float64(value: torch.Tensor) -> EagerRuns:
     """Eager's one output in float64."""
-    return Ensemble({Tag.FLOAT64: [one_output(value)]})
+    return EagerRuns({Tag.FLOAT64: [one_output(value)]})
 
 
 @given(SHAPES, st.integers(0, 999), SIZES, st.sampled_from(DTYPES), st.booleans())

@@ -12,7 +12,7 @@ import torch
 
 from minidbg.judge.compare import USUAL, mismatch
 from minidbg.judge.leaves import CannotCompare, Leaf, snapshot
-from minidbg.judge.legal import Ensemble, Tag
+from minidbg.judge.legal import EagerRuns, Tag
 
 Snapshot = dict[str, Leaf]
 ONES = torch.ones(3)
@@ -36,13 +36,13 @@ def difference_of(
 ) -> dict[str, Any] | None:
     """The difference of two single outputs; ``reference`` is eager's in float64, ``again`` that of its second run."""
     values = {Tag.FLOAT64: reference, Tag.AGAIN: again}
-    ensemble = Ensemble({tag: [outputs(value)] for tag, value in values.items() if value is not None})
-    return mismatch(outputs(actual), outputs(expected), ensemble, replace(USUAL, **spec))
+    eager_runs = EagerRuns({tag: [outputs(value)] for tag, value in values.items() if value is not None})
+    return mismatch(outputs(actual), outputs(expected), eager_runs, replace(USUAL, **spec))
 
 
-def twice(again: Snapshot) -> Ensemble:
+def twice(again: Snapshot) -> EagerRuns:
     """Eager has run a second time, and left this behind."""
-    return Ensemble({Tag.AGAIN: [again]})
+    return EagerRuns({Tag.AGAIN: [again]})
 
 
 def found(*runs: Any, **more: Any) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_the_message_says_which_output_where_how_much_and_what_was_allowed() -> 
 
 def test_no_other_run_is_asked_for_when_all_is_close() -> None:
     x = random(100)
-    assert mismatch(outputs(x * (1 + 1e-7)), outputs(x), Ensemble({tag: never() for tag in Tag})) is None
+    assert mismatch(outputs(x * (1 + 1e-7)), outputs(x), EagerRuns({tag: never() for tag in Tag})) is None
 
 
 def test_a_compiled_result_nearer_to_float64_than_eager_is_no_difference() -> None:
@@ -535,7 +535,7 @@ def test_many_results_that_torch_does_not_define_are_one_sentence():
     ]
     for first, other, expected in ((runs[0], runs[2], 3), (runs[1], runs[3], 1)):
         notes: list[str] = []
-        assert mismatch(other, first, Ensemble({Tag.UNDEFINED: [other]}), notes=notes) is None
+        assert mismatch(other, first, EagerRuns({Tag.UNDEFINED: [other]}), notes=notes) is None
         assert len(notes) == expected
     assert notes == [
         "output 0 and 8 other results are not judged: torch does not define what rounding decides"

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from minidbg import torch_internals
 from minidbg.judge.compare import USUAL, Comparison, mismatch
 from minidbg.judge.leaves import CannotCompare, snapshot
-from minidbg.judge.legal import Ensemble, Tag
+from minidbg.judge.legal import EagerRuns, Tag
 from minidbg.judge.precision import to_float64
 from minidbg.judge.undefined import ZeroFilled
 
@@ -45,7 +45,7 @@ NAMED = {
 @pytest.mark.parametrize("tag", Tag)
 def test_a_member_that_raises_explains_nothing_and_is_named_beside_the_difference(tag: Tag) -> None:
     after = 0 if tag in (Tag.AGAIN, Tag.FLOAT64) else 1  # of the others there may be several
-    found = mismatch(snapshot((WRONG,)), snapshot((RIGHT,)), Ensemble({tag: fails_after(after)}))
+    found = mismatch(snapshot((WRONG,)), snapshot((RIGHT,)), EagerRuns({tag: fails_after(after)}))
     assert found is not None
     assert found["category"] == "float"
     said = f"{NAMED[tag]}, which might explain it, fails: RuntimeError: no second time"
@@ -53,9 +53,9 @@ def test_a_member_that_raises_explains_nothing_and_is_named_beside_the_differenc
 
 
 def test_a_member_that_would_raise_is_not_asked_where_nothing_differs() -> None:
-    ensemble = Ensemble({tag: fails_after(0) for tag in Tag})
-    assert mismatch(snapshot((RIGHT,)), snapshot((RIGHT,)), ensemble) is None
-    assert not ensemble.failed
+    eager_runs = EagerRuns({tag: fails_after(0) for tag in Tag})
+    assert mismatch(snapshot((RIGHT,)), snapshot((RIGHT,)), eager_runs) is None
+    assert not eager_runs.failed
 
 
 def test_members_are_made_once_and_only_as_many_as_are_asked_for() -> None:
@@ -66,11 +66,11 @@ def test_members_are_made_once_and_only_as_many_as_are_asked_for() -> None:
             made.append(number)
             yield snapshot((RIGHT * number,))
 
-    ensemble = Ensemble({Tag.NOISE: runs()})
-    first = next(ensemble.members(Tag.NOISE))
+    eager_runs = EagerRuns({Tag.NOISE: runs()})
+    first = next(eager_runs.members(Tag.NOISE))
     assert made == [0]
-    assert next(ensemble.members(Tag.NOISE)) is first
-    assert len(list(ensemble.members(Tag.NOISE))) == len(list(ensemble.members(Tag.NOISE))) == 3
+    assert next(eager_runs.members(Tag.NOISE)) is first
+    assert len(list(eager_runs.members(Tag.NOISE))) == len(list(eager_runs.members(Tag.NOISE))) == 3
     assert made == [0, 1, 2]
 
 
