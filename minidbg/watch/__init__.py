@@ -1,9 +1,9 @@
 """The daemon that runs the repros again on each change of their backends: from a save to its verdict, and what is changed where.
 
-1. ``watched.py``: ``FileEvents`` says "look" once it is quiet: ``FilesChanged``, put into the inbox by ``daemon.py``: ``run_daemon``. There:
-   the debounce, how soon and how often is looked.
+1. ``watched.py``: ``FileEvents`` says "rescan" once it is quiet: ``FilesChanged``, put into the inbox by ``daemon.py``: ``run_daemon``. There:
+   the debounce, how soon and how often is rescanned.
 2. ``daemon.py``: ``Daemon.run``, ``dispatch``, ``step``, one loop over one inbox. There: what each message makes the daemon do.
-3. ``watched.py``: ``Watched.look``, ``wants_sweep``; ``files.py``: ``scan``. There: which files count, and when one has changed.
+3. ``watched.py``: ``Watched.rescan``, ``wants_sweep``; ``files.py``: ``scan``. There: which files count, and when one has changed.
 4. ``daemon.py``: ``begin_sweep`` (a job is a repro on a device), ``fill``; ``sweep.py``: ``Sweep.in_order``, ``next_run``. There: the
    order of jobs, and who gets a free slot.
 5. ``runner.py``: ``Runner.submit``, ``judging``. There: how a repro, a canary (one op) and a build are run, and how long.

@@ -44,7 +44,7 @@ from minidbg.workers.pool import Died, Pool, ServerPool, preload_for
 
 @dataclass(frozen=True, slots=True)
 class FilesChanged:
-    """Something was written: look."""
+    """Something was written: rescan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Daemon:
         try:
             self.start()
             while self.status is None:
-                wait = min(MOST_WAIT_S, max(0.0, self.watched.next_look - time.monotonic()))
+                wait = min(MOST_WAIT_S, max(0.0, self.watched.next_rescan - time.monotonic()))
                 with contextlib.suppress(queue.Empty):
                     self.guarded(self.dispatch, self.inbox.get(timeout=wait))
                 if self.status is None:
@@ -138,7 +138,7 @@ class Daemon:
 
     def start(self) -> None:
         self.ask_for_devices()
-        self.watched.look()
+        self.watched.rescan()
         repros = self.watched.repros
         self.announce(events.Started(
             os.getpid(), str(self.home), repros=tuple(sorted(repros)),
@@ -174,7 +174,7 @@ class Daemon:
     def dispatch(self, message: Message) -> None:
         match message:
             case FilesChanged():
-                self.watched.look_soon()
+                self.watched.rescan_soon()
             case DevicesChanged():
                 self.ask_for_devices()
             case Future() if message is self.devices_asked:
@@ -197,9 +197,9 @@ class Daemon:
                 self.status = 0
 
     def step(self, now: float) -> None:
-        """Do what there is to do: look, supersede the sweep or go on with it, end it, begin a build or a sweep."""
-        if now >= self.watched.next_look:
-            self.watched.look()
+        """Do what there is to do: rescan, supersede the sweep or go on with it, end it, begin a build or a sweep."""
+        if now >= self.watched.next_rescan:
+            self.watched.rescan()
         if not self.devices.environments:
             return
         if self.sweep is not None:
@@ -307,7 +307,7 @@ class Daemon:
         is_edited = contents_of(repro.path) != repro.contents
         is_stale = is_edited or sweep.superseded or are_stale(files, self.watched.begun)
         if is_stale:
-            self.watched.look_soon()
+            self.watched.rescan_soon()
         if is_edited:
             self.watched.to_run_again.add(repro.name)
         elif is_stale:
@@ -368,7 +368,7 @@ class Daemon:
         """All of it is done; with ``--once`` the daemon is, when the code stood still."""
         self.sweep, watched = None, self.watched
         if self.settings.once:
-            watched.look()
+            watched.rescan()
             sweep.superseded |= watched.snapshot != watched.begun
         if sweep.superseded:
             watched.to_run_again |= {job.repro for job in sweep.jobs}
@@ -416,7 +416,7 @@ class Daemon:
     def build_ended(self, message: Built) -> None:
         """A file edited under the build may have been missed: then another one is needed, once."""
         self.build, watched = None, self.watched
-        watched.look()
+        watched.rescan()
         edited = {*changes(watched.built or {}, watched.snapshot)} - watched.loaded
         watched.build_failed, seconds = message.status != 0, round(message.seconds, 3)
         self.builds_again = bool(edited) and not (self.builds_again or watched.build_failed)

@@ -49,7 +49,7 @@ class Repro:
     digest: str
     """Of the script and the tensors beside it."""
     contents: tuple[str | None, ...] = ()
-    """``contents_of`` both files when they were read, by which a later look sees that they are the same."""
+    """``contents_of`` both files when they were read, by which a later rescan sees that they are the same."""
     damage: str = ""
     """Why it cannot be run, when it cannot."""
     spec: RunSpec = field(default=UNKNOWN, compare=False)
@@ -130,7 +130,7 @@ def contents_of(path: Path) -> tuple[str | None, ...]:
 
 def read_repro(path: Path, name: str, *, parsed: bool = True) -> Repro | None:
     """The repro at ``path``, or None when it has just gone. Nothing in it is run; not ``parsed``, which is most of the work, its header alone is read."""
-    now = contents_of(path)  # before reading: a change in between is seen at the next look
+    now = contents_of(path)  # before reading: a change in between is seen at the next rescan
     digest = ""
     try:
         data = read_regular(path, SCRIPT_LIMIT_BYTES)

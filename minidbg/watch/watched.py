@@ -1,7 +1,7 @@
 """What is watched, when it is looked at, and what of it no sweep has judged yet: source trees, files that runs load, and the repros.
 
-An event of the operating system says "look", no more: once it is quiet (``FileEvents``), and not too soon after the last look
-(``Watched.look``). A look is always a whole scan, and there is one every few seconds without any event: so nothing is lost where no
+An event of the operating system says "rescan", no more: once it is quiet (``FileEvents``), and not too soon after the last one
+(``Watched.rescan``). A rescan is always a whole scan, and there is one every few seconds without any event: so nothing is lost where no
 events come, where some were dropped, or where a folder was replaced.
 """
 
@@ -29,8 +29,8 @@ from minidbg.watch.views import Announcer
 QUIET_S, QUIET_BEFORE_BUILD_S = 0.03, 0.2
 """The debounce: so long nothing is written any more. A save may be of several files: what comes later supersedes the sweep, but
 nothing supersedes what a build writes."""
-LOOK_S, LOOK_FACTOR = 5.0, 3.0
-"""How long after a look the next one comes although no event says so; and how many times as long as a look it waits at least, since
+RESCAN_S, RESCAN_FACTOR = 5.0, 3.0
+"""How long after a rescan the next one comes although no event says so; and how many times as long as a rescan it waits at least, since
 events may never end."""
 WRITES: list[type[fs.FileSystemEvent]] = [
     fs.FileCreatedEvent, fs.FileModifiedEvent, fs.FileClosedEvent, fs.FileMovedEvent,
@@ -96,7 +96,7 @@ class Watched:
     announce: Announcer
     repros: dict[str, Repro] = field(default_factory=dict)
     roots: list[str] = field(default_factory=list)
-    """The folders and single files that are looked at. Each is taken to have been at all times what it was at the first look."""
+    """The folders and single files that are looked at. Each is taken to have been at all times what it was at the first scan."""
     loaded: set[str] = field(default_factory=set)
     """Those of them that runs have loaded: from elsewhere, or ignored by git as build outputs are."""
     snapshot: Snapshot = field(default_factory=dict)
@@ -110,9 +110,9 @@ class Watched:
     build_failed: bool = False
     to_run_again: set[str] = field(default_factory=set)
     """The repros that are to run although no code has changed: they were edited, a person asked, or a sweep was superseded."""
-    soonest_look: float = 0.0
+    soonest_rescan: float = 0.0
     """When the next one may be, where something has changed since the last."""
-    next_look: float = 0.0
+    next_rescan: float = 0.0
 
     # What is to be done
 
@@ -131,8 +131,8 @@ class Watched:
 
     @property
     def wants_sweep(self) -> bool:
-        """Whether there is a reason for a sweep; none before a look that is due, nor while the code is what the last build failed on."""
-        wanted, look_is_due = self.runs_all or bool(self.to_run), self.next_look <= self.soonest_look
+        """Whether there is a reason for a sweep; none before a rescan that is due, nor while the code is what the last build failed on."""
+        wanted, look_is_due = self.runs_all or bool(self.to_run), self.next_rescan <= self.soonest_rescan
         return not look_is_due and (self.needs_build or (wanted and not self.build_failed))
 
     def ask_for_all(self) -> None:
@@ -142,21 +142,21 @@ class Watched:
 
     # Looking
 
-    def look(self) -> None:
+    def rescan(self) -> None:
         """Read the repros, and the files of their backends."""
         began = time.monotonic()
         self.look_at_repros()
         self.watch_events()
         self.snapshot = scan(self.roots, self.settings.ignore)
         now = time.monotonic()
-        self.soonest_look = now + LOOK_FACTOR * (now - began)
-        self.next_look = self.soonest_look + (self.settings.poll_s or LOOK_S)
+        self.soonest_rescan = now + RESCAN_FACTOR * (now - began)
+        self.next_rescan = self.soonest_rescan + (self.settings.poll_s or RESCAN_S)
 
-    def look_soon(self) -> None:
-        self.next_look = min(self.next_look, self.soonest_look)
+    def rescan_soon(self) -> None:
+        self.next_rescan = min(self.next_rescan, self.soonest_rescan)
 
     def look_at_repros(self) -> None:
-        before, is_first = self.repros, not self.next_look
+        before, is_first = self.repros, not self.next_rescan
         self.repros = read_repros(self.paths, self.home, before)
         changed = {
             name

@@ -28,7 +28,7 @@ from minidbg.watch.settings import machine_of
 from minidbg.workers import Ended, Request
 
 CONNECT_S = 10.0
-LOOK_S = 1.0
+MACHINES_REFRESH_S = 1.0
 
 
 class Machines:
@@ -51,7 +51,7 @@ class Machines:
         except OSError as error:
             why = first_line(error)
             raise MinidbgError(f"no scheduler at {address} ({why}); start one: dask scheduler") from error
-        self.look()
+        self.refresh()
         threading.Thread(target=self.keep_looking, name="minidbg-cluster", daemon=True).start()
 
     def connect(self) -> Client:
@@ -86,7 +86,7 @@ class Machines:
             end.add_done_callback(lambda end: task.release())  # Dask ends what nobody wants any more
             while device in self.there and ended is None:
                 with contextlib.suppress(TimeoutError):
-                    ended = Ended(**task.result(timeout=LOOK_S))
+                    ended = Ended(**task.result(timeout=MACHINES_REFRESH_S))
         except Exception as error:  # noqa: BLE001 - what a machine raises; what Dask has lost has another status
             failed = getattr(task, "status", "") == "error" and not isinstance(error, KilledWorker)
             ended = unable(first_line(error)) if failed else Ended(lost=True)
@@ -98,10 +98,10 @@ class Machines:
     # Who is there
 
     def keep_looking(self) -> None:
-        while not self.closing.wait(LOOK_S):
-            self.look()
+        while not self.closing.wait(MACHINES_REFRESH_S):
+            self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         there: dict[str, tuple[Mapping[str, str], str]] = {}
         workers: Mapping[str, Any] = {}
         notices: set[str] = set()

@@ -31,7 +31,7 @@ from minidbg.workers import Ended
 
 IN_BATCH = 60  # at most: each of the jobs gets one
 REDUCE_SECONDS = 120.0
-GRACE_S, ALONE_S, LOOK_S, TELL_EVERY_S = 30.0, 300.0, 0.5, 20.0
+GRACE_S, ALONE_S, HUNT_POLL_S, TELL_EVERY_S = 30.0, 300.0, 0.5, 20.0
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Hunt:
             self.interrupted = True
             for future in futures:
                 future.cancel()
-            while wait(futures, timeout=LOOK_S).not_done:
+            while wait(futures, timeout=HUNT_POLL_S).not_done:
                 workers.interrupt_questions()
                 workers.end_server()
             raise

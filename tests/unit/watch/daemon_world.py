@@ -152,7 +152,7 @@ class World:
                 return
             if self.daemon.build is not None:
                 self.daemon.guarded(self.daemon.dispatch, self.daemon.inbox.get(timeout=30))
-            self.daemon.step(max(time.monotonic(), self.daemon.watched.soonest_look))
+            self.daemon.step(max(time.monotonic(), self.daemon.watched.soonest_rescan))
             idle = self.daemon.sweep is None and not self.daemon.watched.wants_sweep
             if idle and self.daemon.inbox.empty():
                 return
