@@ -27,7 +27,7 @@ from minidbg.codegen.layouts import StridedLayout, contiguous_stride, layout_of,
 from minidbg.codegen.names import numbered
 from minidbg.codegen.subclasses import construction_of, is_constructed
 from minidbg.core.errors import CannotWrite
-from minidbg.torch_internals.devices import BROKEN, random_numbers_put_back
+from minidbg.torch_internals.devices import BROKEN, restoring_random_numbers
 
 SEED = 0
 SMALL_ELEMENTS = 64
@@ -390,7 +390,7 @@ def as_scripts_do() -> Iterator[None]:
         stack.enter_context(torch_internals.without_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(random_numbers_put_back())
+        stack.enter_context(restoring_random_numbers())
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
         torch.manual_seed(SEED)

@@ -18,7 +18,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def unwound_by_signals() -> Iterator[None]:
+def unwinding_on_signals() -> Iterator[None]:
     """A block that the signals ``ENDING`` leave by ``Terminated``, as Ctrl-C leaves it by KeyboardInterrupt; a second one ends the process."""
     before = {}
     if threading.current_thread() is threading.main_thread():

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from minidbg import __version__
-from minidbg.commands.ending import end_by, end_interrupted, unwound_by_signals
+from minidbg.commands.ending import end_by, end_interrupted, unwinding_on_signals
 from minidbg.commands.output import (
     CANNOT_JUDGE,
     VERBOSITY,
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> Any:
     """The entry point. A request that cannot be met ends with two lines on stderr and status 125, one that Ctrl-C ends with 130."""
     VERBOSITY.set(0)
     try:
-        with unwound_by_signals():
+        with unwinding_on_signals():
             status = cli.main(args=argv, prog_name="minidbg", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as asked:
         click.echo(asked.format_message())

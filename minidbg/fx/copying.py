@@ -19,7 +19,7 @@ from minidbg.fx.pieces import copy_node
 
 
 @contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
+def pausing_gc() -> Iterator[None]:
     """A block in which Python's collector of cycles does not run: over thousands of new nodes it takes longer than making them."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -31,7 +31,7 @@ def collector_paused() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def gc_frozen() -> Iterator[None]:
+def freezing_gc() -> Iterator[None]:
     """Freeze the objects that exist, so that gc scans only new ones in the block: a large graph and torch itself are many."""
     if gc.get_freeze_count():  # somebody else's, who may not want it undone
         yield
@@ -200,7 +200,7 @@ def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
     Tensors and submodules that are no graph modules are shared. Attributes that dynamo has put on the
     module and its nodes come along. The copy writes its Python code only when it is called.
     """
-    with collector_paused():
+    with pausing_gc():
         return _copy(gm, {})
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.fx.copying import collector_paused, with_history
+from minidbg.fx.copying import pausing_gc, with_history
 from minidbg.fx.effects import Fact, FactKind, is_call
 from minidbg.fx.pieces import (
     CannotExtract,
@@ -282,7 +282,7 @@ class _Extraction:
 
     # --- building ---
 
-    @collector_paused()
+    @pausing_gc()
     def _build(self) -> fx.GraphModule:
         self.graph = fx.Graph()
         self.new = {}

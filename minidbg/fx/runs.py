@@ -226,7 +226,7 @@ class Runs:
         for device, state in self._random_states:
             set_generator_state(device, state)
         try:
-            with self.around(), torch_internals.thread_state_kept():
+            with self.around(), torch_internals.preserving_thread_state():
                 torch.set_grad_enabled(self.grad)
                 try:
                     yield

@@ -27,7 +27,7 @@ from minidbg.judge.leaves import CannotCompare, Leaf, Snapshot, _are_plain, _can
 from minidbg.judge.precision import RoundingNoise, to_float64
 from minidbg.judge.undefined import UndefinedResults, ZeroFilled
 from minidbg.torch_internals.devices import generator_states
-from minidbg.torch_internals.thread_state import thread_state_kept
+from minidbg.torch_internals.thread_state import preserving_thread_state
 
 FEW_ELEMENTS = 1000  # in more of them two seeds do not agree by chance
 OTHER_SEED = 7_040_813  # none that a program is likely to have set, so that its numbers are others
@@ -223,7 +223,7 @@ def changed_run(eager: Eager, *change: Any, **seed: int) -> Snapshot | None:
 
 def run_of(eager: Eager, *change: Any, **seed: int) -> Snapshot:
     """What eager leaves behind. Raises CannotCompare where memory does not suffice: what was not run can explain nothing."""
-    with thread_state_kept():  # also what a frame of the failed run had held open
+    with preserving_thread_state():  # also what a frame of the failed run had held open
         try:
             return left_by(eager(*change, **seed))
         except Exception as error:

@@ -25,7 +25,7 @@ from minidbg.fx.copying import clone_values, copy_graph_module
 from minidbg.fx.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name
 from minidbg.fx.mutation import written_arguments
 from minidbg.fx.nested import branches
-from minidbg.torch_internals.devices import devices_of, generator_states, generators_put_back
+from minidbg.torch_internals.devices import devices_of, generator_states, restoring_generators
 
 DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"})
 """Ops that multiply their first argument by drawn numbers; here and below without a trailing underscore."""
@@ -136,8 +136,8 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
     """
     recorder = _Recorder(gm)
     with (
-        generators_put_back(map(str, devices_of(inputs))),
-        torch_internals.thread_state_kept(),
+        restoring_generators(map(str, devices_of(inputs))),
+        torch_internals.preserving_thread_state(),
         torch.no_grad(),
     ):
         recorder.record(clone_values(inputs))

@@ -32,7 +32,7 @@ from minidbg.judge.signature import (
     text_of,
 )
 from minidbg.torch_internals import devices
-from minidbg.torch_internals.thread_state import thread_state_kept, without_autocast
+from minidbg.torch_internals.thread_state import preserving_thread_state, without_autocast
 
 SEED = 0
 NOT_CALLED = "dynamo did not call the backend"
@@ -273,7 +273,7 @@ def run_once(
     return left_by_run(function, model, inputs, backward=spec.backward, goes_on=goes_on)
 
 
-@thread_state_kept()  # a run that raises inside vmap would leave its level to the next one
+@preserving_thread_state()  # a run that raises inside vmap would leave its level to the next one
 def left_by_run(
     function: Any,
     model: Any,

@@ -22,7 +22,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import clone_values
 from minidbg.judge import run
 from minidbg.judge.suspects import Suspects, renamed, suspects_of
-from minidbg.torch_internals.devices import devices_of, generators_put_back
+from minidbg.torch_internals.devices import devices_of, restoring_generators
 
 BEFORE_INDUCTORS_CODEGEN = (
     "torch._inductor.fx_passes",
@@ -101,7 +101,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
     device = next((str(value.device) for value in case.inputs if isinstance(value, torch.Tensor)), "cpu")
     suspects: list[Suspects] = []
     with (
-        generators_put_back(map(str, devices_of(case.inputs))),
+        restoring_generators(map(str, devices_of(case.inputs))),
         torch_internals.outside_tracing(),
         torch_internals.without_overrides(),
         torch_internals.graphs_given_to_backends() as reached,

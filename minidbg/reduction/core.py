@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from torch import fx
 
 from minidbg.core.errors import MinidbgError, NotReproduced
-from minidbg.fx.copying import clone_values, gc_frozen
+from minidbg.fx.copying import clone_values, freezing_gc
 from minidbg.reduction import edits
 from minidbg.reduction.candidate import (
     Ask,
@@ -85,7 +85,7 @@ AT_FIRST: Passes = (*SIMPLIFYING[:2], ("all at once", simplify_inputs_at_once), 
 """What a graph owns becomes inputs, and these are made plain all at once."""
 
 
-@gc_frozen()
+@freezing_gc()
 def reduce_graph(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],

@@ -225,7 +225,7 @@ def bar_or_lines(
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
         yield write
         return
-    with torch_internals.random_numbers_put_back():  # rich draws one when it is imported
+    with torch_internals.restoring_random_numbers():  # rich draws one when it is imported
         from rich.console import Console
         from rich.progress import Progress as RichProgress
     # It draws only when told: a drawing thread would not survive the forks.

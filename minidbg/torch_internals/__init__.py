@@ -2,7 +2,7 @@
 
 from minidbg.torch_internals.aot import *  # noqa: F403
 from minidbg.torch_internals.backends import *  # noqa: F403
-from minidbg.torch_internals.devices import random_numbers_put_back as random_numbers_put_back
+from minidbg.torch_internals.devices import restoring_random_numbers as restoring_random_numbers
 from minidbg.torch_internals.direct import *  # noqa: F403
 from minidbg.torch_internals.dynamo import *  # noqa: F403
 from minidbg.torch_internals.lazy_backward import *  # noqa: F403

@@ -171,7 +171,7 @@ def states_of(devices: Iterable[str]) -> tuple[tuple[str, Tensor], ...]:
 
 
 @contextlib.contextmanager
-def generators_put_back(devices: Iterable[str] = ()) -> Iterator[None]:
+def restoring_generators(devices: Iterable[str] = ()) -> Iterator[None]:
     """A block after which the default generators of the CPU and of ``devices`` stand where they stood before."""
     states = states_of(devices)
     try:
@@ -193,7 +193,7 @@ def set_generator_state(device: str, state: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def random_numbers_put_back(values: Iterable[Any] = ()) -> Iterator[None]:
+def restoring_random_numbers(values: Iterable[Any] = ()) -> Iterator[None]:
     """A block of ours that the program's random numbers do not show: those of Python, of NumPy, and of each device that is in use.
 
     Imports belong inside it too, since modules draw (rich does, while it is imported). A seed that waits for an

@@ -30,19 +30,19 @@ CONTROL_FLOW = (
 @contextlib.contextmanager
 @private_or(lambda: iter([{}]))
 def compiling_alone() -> Iterator[dict[str, Counter[str]]]:
-    """A block that compiles while no other thread does, and of which torch counts nothing; as ``counters_put_back``.
+    """A block that compiles while no other thread does, and of which torch counts nothing; as ``restoring_counters``.
 
     Tracing keeps its state in globals that dynamo's lock guards, and a call of a compiled function does not hold it.
     """
     from torch._dynamo.convert_frame import compile_lock
 
-    with compile_lock, stacks_of_compiles_dropped(), counters_put_back() as counted:
+    with compile_lock, dropping_compile_stacks(), restoring_counters() as counted:
         yield counted
 
 
 @contextlib.contextmanager
 @private_or(nothing_around, since=(2, 13))
-def stacks_of_compiles_dropped() -> Iterator[None]:
+def dropping_compile_stacks() -> Iterator[None]:
     """A block of which torch's metrics keep no stack.
 
     They keep that of each compile for good. Ours run within a call of the program's compiled function: with the stack its code would
@@ -60,7 +60,7 @@ def stacks_of_compiles_dropped() -> Iterator[None]:
 
 @contextlib.contextmanager
 @private_or(lambda: iter([{}]))
-def counters_put_back() -> Iterator[dict[str, Counter[str]]]:
+def restoring_counters() -> Iterator[dict[str, Counter[str]]]:
     """A block of ours that torch does not count. Afterwards the table holds what it would have counted."""
     from torch._dynamo.utils import counters
 

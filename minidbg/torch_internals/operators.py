@@ -194,7 +194,7 @@ def table_of_kernels() -> Any:
 
 
 @contextlib.contextmanager
-def kernels_kept() -> Iterator[None]:
+def preserving_kernels() -> Iterator[None]:
     """A block in which ``torch._dynamo.reset()`` forgets no kernel: graphs that are held have their numbers."""
     table = table_of_kernels()
     kept = {name: getattr(table, name) for name in ("id_to_kernel", "kernel_to_id", "constant_args")}

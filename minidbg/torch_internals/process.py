@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from minidbg.torch_internals import devices
-from minidbg.torch_internals.operators import kernels_kept
+from minidbg.torch_internals.operators import preserving_kernels
 from minidbg.torch_internals.private_names import private
 from minidbg.torch_internals.tensors import without_modes
 
@@ -127,7 +127,7 @@ def warm_up_compiling(*, inductor: bool) -> None:
                 result.sum().backward()
             with torch.no_grad():
                 compiled(torch.ones(4))
-    with kernels_kept():
+    with preserving_kernels():
         torch._dynamo.reset()
     leave_out_measurements()
 

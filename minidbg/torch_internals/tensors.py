@@ -16,7 +16,10 @@ from minidbg.torch_internals import thread_state
 from minidbg.torch_internals.private_names import nothing_around, private, private_or
 
 state_of_thread = thread_state.thread_state
-thread_state_kept, without_autocast = thread_state.thread_state_kept, thread_state.without_autocast
+preserving_thread_state, without_autocast = (
+    thread_state.preserving_thread_state,
+    thread_state.without_autocast,
+)
 
 
 @private
@@ -172,7 +175,7 @@ def outside_tracing() -> Iterator[None]:
 
 
 @private
-def first_call_put_off() -> contextlib.AbstractContextManager[Any]:
+def deferring_first_call() -> contextlib.AbstractContextManager[Any]:
     """A block in which a compiled function may be called while its first call is still to come.
 
     AOTAutograd checks custom operators in the first call, by a dispatch mode: what that raises or warns of is the program's.

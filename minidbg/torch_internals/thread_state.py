@@ -14,7 +14,7 @@ import torch
 
 
 @contextlib.contextmanager
-def thread_state_kept() -> Iterator[None]:
+def preserving_thread_state() -> Iterator[None]:
     """A block after which torch's state of this thread is what it was: what the block opened is closed, what it set is set back."""
     put_back = thread_state()
     try:

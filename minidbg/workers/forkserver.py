@@ -33,7 +33,7 @@ from minidbg.workers.ahead import Ahead, InterpreterAhead
 from minidbg.workers.child import Ended, end_of, has_ended, kill_group
 from minidbg.workers.fork import call_in_fork, fork
 from minidbg.workers.request import Preparation, Request
-from minidbg.workers.run_script import kept_from_the_collector
+from minidbg.workers.run_script import freezing_imports
 from minidbg.workers.serving import Question, import_path, put, put_to_itself, received, serve
 
 MEMORY = Path("/dev/shm")
@@ -300,7 +300,7 @@ def get_ready(question: Question) -> None:
             ahead = question["ahead"]
             wanted = Ahead(tuple(ahead["modules"]), ahead["env"])
             AHEAD.append(InterpreterAhead(wanted, Path(ahead["where"]), put_to_itself))
-    with kept_from_the_collector():
+    with freezing_imports():
         import torch  # noqa: F401 - for the children
     from minidbg import torch_internals  # late: the asker's side of this file needs no torch
 

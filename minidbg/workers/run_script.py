@@ -138,7 +138,7 @@ def loaded_files(last_module: str = "") -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def kept_from_the_collector() -> Iterator[None]:
+def freezing_imports() -> Iterator[None]:
     """No garbage collection within the block, and none ever of what is there at its end: a third of the time that imports and the exit take."""
     gc.disable()
     try:
@@ -150,7 +150,7 @@ def kept_from_the_collector() -> Iterator[None]:
 
 def stand_by(fifo: str, modules: Sequence[str]) -> None:
     """Import ``modules`` while nobody waits for it, then run the script that is named in the named pipe."""
-    with kept_from_the_collector():
+    with freezing_imports():
         for name in modules:
             with contextlib.suppress(Exception):  # the script will say what is missing
                 importlib.import_module(name)

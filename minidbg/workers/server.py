@@ -31,7 +31,7 @@ from minidbg.workers.run_script import (
     NO_VERDICT,
     RUN_SCRIPT,
     Base,
-    kept_from_the_collector,
+    freezing_imports,
     loaded_files,
     run_script,
 )
@@ -139,7 +139,7 @@ def main(root: str, text: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which tells us
     child.die_with_parent(signal.SIGTERM, config["parent"])
     os.environ.update(environment.FORKABLE.put_in)
-    with kept_from_the_collector():
+    with freezing_imports():
         preload(config["preload"], warm=config["warm"])
     sys.path.reverse()  # the last one is ours; it may be on the path by itself
     sys.path.remove(root)

@@ -100,7 +100,7 @@ def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> Comp
     with (
         torch_internals.compiling_alone(),
         torch_internals.outside_tracing(),
-        torch_internals.thread_state_kept(),
+        torch_internals.preserving_thread_state(),
         around,
     ):
         if link.level is Level.ATEN:  # outside AOTAutograd: the compiler gets fake inputs, as from it

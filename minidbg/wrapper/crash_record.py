@@ -84,7 +84,7 @@ class CrashRecord:
 
     def write(self, step: Step, link: Link, values: Sequence[Any]) -> None:
         self.discard()
-        with torch_internals.random_numbers_put_back(values), torch_internals.outside_tracing():
+        with torch_internals.restoring_random_numbers(values), torch_internals.outside_tracing():
             case = case_about_to_run(self.graph_module, link, values, self.settings)
             script = render(
                 case,

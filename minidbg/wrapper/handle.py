@@ -99,7 +99,7 @@ def handling(values: Sequence[Any]) -> Iterator[None]:
     """A block of our own work on ``values``: no live tracing context, no wrapper that handles a failure, the program's random numbers as before."""
     token = HANDLING.set(True)
     try:
-        with torch_internals.random_numbers_put_back(values), torch_internals.outside_tracing():
+        with torch_internals.restoring_random_numbers(values), torch_internals.outside_tracing():
             yield
     finally:
         HANDLING.reset(token)

@@ -10,13 +10,13 @@ What a program can notice of it, and who leaves it to the program:
   own backward runs; AOTAutograd's entry on disk is written then, too. DDPOptimizer's count of compiled buckets does not see ours.
 - **Inductor's cache of graphs**: its key does not say what is donated, so an entry of ours has a tag. A graph that is compiled once more, to
   find out what is wrong with it, is stored as any other, under the same key as the program's.
-- **Counters** (``torch._dynamo.utils.counters``): ``torch_internals.counters_put_back``, around each compile of ours. Not put back: inductor's ``metrics``, the
+- **Counters** (``torch._dynamo.utils.counters``): ``torch_internals.restoring_counters``, around each compile of ours. Not put back: inductor's ``metrics``, the
   times that dynamo adds up, and AOTAutograd's number of the next graph, all of which only logs show.
-- **Stacks of compiles**, which torch's metrics keep for good: ``torch_internals.stacks_of_compiles_dropped``, around the same and each comparison.
+- **Stacks of compiles**, which torch's metrics keep for good: ``torch_internals.dropping_compile_stacks``, around the same and each comparison.
 - **Random numbers**, a seed that waits for an accelerator's first use, and imports that draw: ``torch_internals.devices``.
 - **Warnings given once**: ``torch_internals.in_silence``. Those of torch's C++ come again for the program; those that Python code of torch gives once by a
   cache of its own do not, where only a run of ours meets them.
-- **AOTAutograd's check of custom operators**, in the first call of a compiled function: ``torch_internals.first_call_put_off``.
+- **AOTAutograd's check of custom operators**, in the first call of a compiled function: ``torch_internals.deferring_first_call``.
 - **Compiled autograd, saved-tensor hooks and modes** do not see runs of ours: ``torch_internals.outside_tracing``. Autocast keeps no cast of ours: ``verify.quiet``.
 - **Guards**: dynamo builds them from the state after the backend has returned; ``torch_internals.GuardState`` and ``DynamoGraph.undo_compiling`` put that back.
 - **Autotuning** (Triton, cuDNN's benchmark) is done by the first run on an accelerator, which is ours, on copies of the same shapes and

@@ -299,7 +299,7 @@ def begin(
         if state.wants_backward():
             # a backend may wait for threads that call graphs of ours
             others = alone() if may_draw(graph) else contextlib.nullcontext()
-            with others, torch_internals.random_numbers_put_back(args):
+            with others, torch_internals.restoring_random_numbers(args):
                 run_backward(verification, call, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
         if is_of_a_signal_handler(trouble):
@@ -323,7 +323,7 @@ def run_backward(
     try:
         with quiet():
             try:
-                with torch_internals.first_call_put_off():
+                with torch_internals.deferring_first_call():
                     outputs = call(list(inputs))
                 verification.after_forward = generator_states(inputs)
             except Exception as error:  # the user's own call will tell, but nothing of gradients
@@ -334,7 +334,7 @@ def run_backward(
             if not (compiled_for_us or torch_internals.leave_first_backward(tensors_in([outputs]))):
                 compiled_fn = compile_at_run_time(verification.link, inside.model, tuple(inputs))
                 inside.set_generators()
-                with torch_internals.counters_put_back():
+                with torch_internals.restoring_counters():
                     run_backward(verification, lambda args: compiled_fn(*args), kept, compiled_for_us=True)
                 return
             try:
@@ -393,8 +393,8 @@ def quiet() -> Iterator[None]:
         with (
             torch_internals.outside_tracing(),
             torch_internals.in_silence(),
-            torch_internals.stacks_of_compiles_dropped(),
-            torch_internals.thread_state_kept(),
+            torch_internals.dropping_compile_stacks(),
+            torch_internals.preserving_thread_state(),
         ):
             yield
     finally:

@@ -187,7 +187,7 @@ def run_compiled_anew(
     compiled_fn = compile_at_run_time(link, graph, inside.fresh(everything=True))
     inside.set_generators()
     inputs = inside.fresh(everything=True)
-    with torch_internals.counters_put_back():  # the backward is compiled when it runs
+    with torch_internals.restoring_counters():  # the backward is compiled when it runs
         left = left_by_run(compiled_fn, graph, inputs, backward=backward, goes_on=goes_on, may_refuse=True)
     return inside.seen(left)
 
@@ -201,7 +201,7 @@ def draws_by(link: Link, inside: Before, fed: Derandomized) -> Derandomized | No
     if found is None:
         return None
     graph, inputs = found
-    with torch_internals.thread_state_kept(), torch.no_grad():
+    with torch_internals.preserving_thread_state(), torch.no_grad():
         compiled_fn = compile_at_run_time(link, graph, inputs)
         inside.set_generators()
         results = clone_values(compiled_fn(*inputs))

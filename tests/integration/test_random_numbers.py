@@ -94,11 +94,11 @@ def test_a_verified_call_and_an_answered_failure_draw_nothing(backend: object, t
 def test_a_block_of_ours_may_draw_and_seed_what_it_likes() -> None:
     torch.manual_seed(2)
     seed = vars(torch.cuda._lazy_seed_tracker).copy()
-    with torch_internals.random_numbers_put_back():
+    with torch_internals.restoring_random_numbers():
         before = random.getstate(), numpy.random.rand(), torch.rand(1)
         random.seed(5), numpy.random.seed(5), torch.manual_seed(5)
     assert random.getstate() == before[0]
-    with torch_internals.random_numbers_put_back():
+    with torch_internals.restoring_random_numbers():
         pass
     assert vars(torch.cuda._lazy_seed_tracker) == seed
     assert torch.initial_seed() == 2

@@ -54,7 +54,7 @@ class Ending(int):
 
 def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
     """Run ``python *arguments`` with this terminal, working directory and streams. Raises OSError."""
-    with signals_for_the_child() as children:
+    with leaving_signals_to_child() as children:
         child = subprocess.Popen(
             [sys.executable, *arguments],
             env=dict(environ),
@@ -66,7 +66,7 @@ def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
 
 
 @contextlib.contextmanager
-def signals_for_the_child() -> Iterator[list[subprocess.Popen[bytes]]]:
+def leaving_signals_to_child() -> Iterator[list[subprocess.Popen[bytes]]]:
     """A block in which signals to us reach the children in the list, each once."""
     children: list[subprocess.Popen[bytes]] = []
 

@@ -152,7 +152,7 @@ def test_reductions_leave_numbers_of_the_table_alone() -> None:
 
 def test_getting_ready_to_fork_forgets_no_kernel() -> None:
     gm = graph_of(launches)
-    with torch_internals.kernels_kept():
+    with torch_internals.preserving_kernels():
         torch._dynamo.reset()
     assert write_module(gm).kernels
 

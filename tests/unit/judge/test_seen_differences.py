@@ -153,7 +153,7 @@ LEAKS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("leak", LEAKS)
 def test_what_a_run_leaves_open_is_closed(leak: str) -> None:
     before = state()
-    with torch_internals.thread_state_kept():
+    with torch_internals.preserving_thread_state():
         LEAKS[leak]()
         assert state() != before
     assert state() == before
@@ -164,7 +164,7 @@ def test_what_is_open_around_a_run_stays_open() -> None:
     try:
         with torch.no_grad(), torch.autocast("cpu"), torch.device("cpu"):
             before = state()
-            with torch_internals.thread_state_kept():
+            with torch_internals.preserving_thread_state():
                 torch._C._functorch._grad_increment_nesting()
                 torch.set_grad_enabled(True)
             assert state() == before

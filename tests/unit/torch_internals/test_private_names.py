@@ -123,7 +123,7 @@ def test_a_level_of_vmap_or_grad_that_a_graph_leaves_open_is_closed_alone(kind: 
     arguments = {"vmap": (3, "error"), "func": (True,)}.get(kind, ())
     levels._grad_increment_nesting()
     try:
-        with torch_internals.thread_state_kept():
+        with torch_internals.preserving_thread_state():
             for _ in range(2):
                 getattr(levels, f"_{kind}_increment_nesting")(*arguments)
         assert levels.get_dynamic_layer_stack_depth() == 1
