@@ -25,9 +25,9 @@ def preserving_thread_state() -> Iterator[None]:
 
 def thread_state() -> Callable[[], None]:
     undo = []
-    for look in LOOKS:
+    for save in SAVERS:
         with contextlib.suppress(AttributeError, ImportError):  # a torch without such a state
-            undo.append(look())
+            undo.append(save())
 
     def put_back() -> None:
         for one in undo:
@@ -66,7 +66,7 @@ def dispatch_modes() -> Callable[[], None]:
     return undo
 
 
-def levels() -> Callable[[], None]:
+def functorch_levels() -> Callable[[], None]:
     """Levels of vmap, grad, jvp and functionalize; one at a time: the function of 2.11 that takes away several takes two in each step."""
     functorch = torch._C._functorch
     depth = functorch.get_dynamic_layer_stack_depth()
@@ -79,7 +79,7 @@ def levels() -> Callable[[], None]:
     return undo
 
 
-def level_of_duals() -> Callable[[], None]:
+def dual_level() -> Callable[[], None]:
     """The one level of forward-mode differentiation, which nobody can ask for: entering it fails where it is open."""
 
     def is_open() -> bool:
@@ -169,11 +169,11 @@ def refuse_hooks(reason: str | None) -> None:
 
 
 AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "hpu", "mps", "mtia", "xla", "maia", "privateuseone")
-LOOKS: tuple[Callable[[], Callable[[], object]], ...] = (
+SAVERS: tuple[Callable[[], Callable[[], object]], ...] = (
     function_modes,
     dispatch_modes,
-    levels,
-    level_of_duals,
+    functorch_levels,
+    dual_level,
     autocast,
     settings,
 )
