@@ -3,7 +3,7 @@
 A program under ``minidbg run``, or one that torch's override variables lead to minidbg, carries variables that have
 ``torch.compile`` wrapped. An interpreter that judges its repro and inherits them wraps the repro too, reduces its failure,
 judges that repro in an interpreter, and so on. So no other file of the package hands ``os.environ`` on
-(``tests/house/test_floors.py``), and whatever an interpreter must have or must lack is a ``Part`` here.
+(``tests/house/test_floors.py``), and whatever an interpreter must have or must lack is an ``EnvRule`` here.
 
 An interpreter that judges carries a mark. ``minidbg.wrap`` in it gives the backend as it is, and no failure is answered.
 """
@@ -25,7 +25,7 @@ JUDGING = "MINIDBG__JUDGING"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EnvRule:
     """Variables that some processes are to have, or to lack, for one reason."""
 
     why: str
@@ -35,8 +35,8 @@ class Part:
 
 # Of every process that minidbg starts but the user's program
 OF_THE_PROGRAM = (
-    Part("'minidbg run' was told to wrap the program, not what judges its failures", (RUN,)),
-    Part(
+    EnvRule("'minidbg run' was told to wrap the program, not what judges its failures", (RUN,)),
+    EnvRule(
         "torch reads them when it is imported, and would judge a repro with another backend or other options: "
         "with minidbg itself, where its own name stands there",
         (
@@ -48,12 +48,12 @@ OF_THE_PROGRAM = (
 )
 
 # Of some
-JUDGES = Part(
+JUDGES = EnvRule(
     "a backend that the user's module wraps, and a program that a repro's import runs, answer no failure there",
     put_in={JUDGING: "1"},
 )
-JUDGES_NOTHING = Part("an editor, a build or a program may use minidbg as anybody does", (JUDGING,))
-NO_CACHED_GRAPHS = Part(
+JUDGES_NOTHING = EnvRule("an editor, a build or a program may use minidbg as anybody does", (JUDGING,))
+NO_CACHED_GRAPHS = EnvRule(
     "a cached graph would hide a change of the compiler; the cache of compiled kernels, keyed by their source, cannot",
     put_in={
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
@@ -61,33 +61,33 @@ NO_CACHED_GRAPHS = Part(
         "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO": "0",
     },
 )
-FORKABLE = Part(
+FORKABLE = EnvRule(
     "torch then looks for GPUs without CUDA, which no fork of a process that has used it can use",
     put_in={"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
 )
-ONE_THREAD = Part(
+ONE_THREAD = EnvRule(
     "a fork of a process with more threads hangs",
     put_in=dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), "1"),
 )
-USUAL_THREADS = Part(
+USUAL_THREADS = EnvRule(
     "as in a shell of somebody who never set them: a repro that needs a number of threads sets it itself",
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
 )
-NO_BYTECODE = Part(
+NO_BYTECODE = EnvRule(
     "commits follow each other within a second, and the bytecode of the one before must not run",
     put_in={"PYTHONDONTWRITEBYTECODE": "1"},
 )
-IN_ENGLISH = Part("minidbg reads what it prints", put_in={"LC_ALL": "C"})
+IN_ENGLISH = EnvRule("minidbg reads what it prints", put_in={"LC_ALL": "C"})
 
 
-def for_judge(*parts: Part, given: Mapping[str, str | None] | None = None) -> dict[str, str]:
+def for_judge(*rules: EnvRule, given: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """The environment of an interpreter of minidbg's own. ``given`` has the last word; None takes a variable out."""
-    return _changed(dict(os.environ), (*OF_THE_PROGRAM, JUDGES, *parts), given or {})
+    return _changed(dict(os.environ), (*OF_THE_PROGRAM, JUDGES, *rules), given or {})
 
 
-def for_tool(*parts: Part) -> dict[str, str]:
+def for_tool(*rules: EnvRule) -> dict[str, str]:
     """The environment of what is no part of minidbg: git, a C++ compiler, an editor, a command of the user's."""
-    return _changed(dict(os.environ), (*OF_THE_PROGRAM, JUDGES_NOTHING, *parts), {})
+    return _changed(dict(os.environ), (*OF_THE_PROGRAM, JUDGES_NOTHING, *rules), {})
 
 
 def for_program(given: Mapping[str, str]) -> dict[str, str]:
@@ -98,12 +98,12 @@ def for_program(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _changed(
-    environ: dict[str, str], parts: tuple[Part, ...], given: Mapping[str, str | None]
+    environ: dict[str, str], rules: tuple[EnvRule, ...], given: Mapping[str, str | None]
 ) -> dict[str, str]:
-    for part in parts:
-        environ = {name: value for name, value in environ.items() if name not in part.taken_out}
-        environ |= part.put_in
-        if RUN in part.taken_out:
+    for rule in rules:
+        environ = {name: value for name, value in environ.items() if name not in rule.taken_out}
+        environ |= rule.put_in
+        if RUN in rule.taken_out:
             environ = _without_hook(environ)
     environ |= {name: value for name, value in given.items() if value is not None}
     return {name: value for name, value in environ.items() if given.get(name, "") is not None}
