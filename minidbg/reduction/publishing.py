@@ -337,7 +337,7 @@ def run_alone_meanwhile(
     case: Case,
     draft: Path,
     limit: Callable[[], float],
-    ahead: workers.InterpreterAhead | None,
+    ahead: workers.Standby | None,
     by_itself: Callable[..., workers.Ended],
 ) -> Iterator[Callable[[], workers.Ended]]:
     """How the draft ends by itself: a function that waits for it. It runs beside the block where the machine has room for both."""

@@ -49,9 +49,9 @@ from minidbg.reduction.session import (
     ANSWERS,
     BEST_FILE,
     RUNS_OF_WHOLE,
-    PrestartedInterpreters,
     Reliability,
     Session,
+    Standbys,
     may_run_together,
     measured,
     runs_worth_having,
@@ -92,7 +92,7 @@ def reduce_and_publish(
             published = earlier_result(own_folder, Deadline(limits.due or math.inf), submit)
             if published is not None:
                 return published
-        with PrestartedInterpreters(case) if submit is workers.submit else contextlib.nullcontext() as ahead:
+        with Standbys(case) if submit is workers.submit else contextlib.nullcontext() as ahead:
             if ahead is not None:
                 ahead.start()  # for the script by itself
             session = Session(
@@ -381,7 +381,7 @@ REDUCE = "minidbg.reduction.reducing:reduce_in_child"
 
 def prepare(case: Case) -> None:
     """Start the forkserver and have it import what a reduction of ``case`` needs; return at once. Raises OSError."""
-    ahead = repro.interpreter_ahead(case.backend.name, without=case.spec.context.env)
+    ahead = repro.standby_plan(case.backend.name, without=case.spec.context.env)
     workers.prepare(REDUCE, replace(oracle.preparation(case), ahead=ahead))
 
 

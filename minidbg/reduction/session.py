@@ -57,21 +57,21 @@ def is_another(seen: Signature | None, expected: Signature | None) -> bool:
     return seen is not None and not is_one_memory
 
 
-class PrestartedInterpreters(contextlib.ExitStack):
+class Standbys(contextlib.ExitStack):
     """Interpreters that import torch while the search runs; the block's end ends them."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
-        self.ahead = repro.interpreter_ahead(case.backend.name, without=case.spec.context.env)
-        self.waiting: list[workers.InterpreterAhead] = []
+        self.ahead = repro.standby_plan(case.backend.name, without=case.spec.context.env)
+        self.waiting: list[workers.Standby] = []
 
     def start(self) -> None:
         """Start one, or take the one that the forkserver has started for this reduction."""
         with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
-            one = workers.taken_ahead() or workers.start_ahead(self.ahead)
+            one = workers.take_standby() or workers.start_standby(self.ahead)
             self.waiting.append(self.enter_context(one))
 
-    def take(self) -> workers.InterpreterAhead | None:
+    def take(self) -> workers.Standby | None:
         """The one that waits for a script, or else a new one; None where there can be none."""
         if not self.waiting:
             self.start()
@@ -115,7 +115,7 @@ class Session:
     """The nodes that the frames of its failure held."""
     last_shown: Outcome | None = None
     """Of the last question that showed the failure."""
-    ahead: PrestartedInterpreters | None = None
+    ahead: Standbys | None = None
     """Interpreters for scripts that are run by themselves."""
 
     def __post_init__(self) -> None:

@@ -17,6 +17,6 @@ from minidbg.repro.folder import (
 from minidbg.repro.header import Header as Header, read_header as read_header
 from minidbg.repro.loading import load as load
 from minidbg.repro.render import NOT_JUDGED as NOT_JUDGED, Form as Form, Script as Script, render as render
-from minidbg.repro.running import interpreter_ahead as interpreter_ahead, run as run, run_alone as run_alone
+from minidbg.repro.running import standby_plan as standby_plan, run as run, run_alone as run_alone
 from minidbg.repro.selfcheck import NoShortForm as NoShortForm
 from minidbg.codegen.inputs import Exactness as Exactness

@@ -69,7 +69,7 @@ def run_alone(
     return submit(Request((str(path.absolute()),), seconds=seconds, env=env)).result()
 
 
-def interpreter_ahead(backend: str, without: Iterable[str] = ()) -> workers.Ahead:
+def standby_plan(backend: str, without: Iterable[str] = ()) -> workers.StandbyPlan:
     """What an interpreter imports while a search runs, whose script for ``backend`` (its name) will then be run by itself, and its variables.
 
     ``without`` are variables of this process that it does not get, since the script may not need them.
@@ -79,4 +79,4 @@ def interpreter_ahead(backend: str, without: Iterable[str] = ()) -> workers.Ahea
         **workers.where_kernels_go(),
         **dict.fromkeys((*environment.FORKABLE.put_in, *without)),
     }  # it need not be
-    return workers.Ahead(modules, environment.for_judge(environment.USUAL_THREADS, given=given))
+    return workers.StandbyPlan(modules, environment.for_judge(environment.USUAL_THREADS, given=given))

@@ -1,6 +1,6 @@
 """Child processes that can be killed: what may crash, hang or fill the memory runs there. Nothing here imports torch."""
 
-from minidbg.workers.ahead import Ahead, InterpreterAhead
+from minidbg.workers.ahead import Standby, StandbyPlan
 from minidbg.workers.child import Ended, kill_group
 from minidbg.workers.fork import Notes, call_in_fork
 from minidbg.workers.forkserver import (
@@ -9,10 +9,10 @@ from minidbg.workers.forkserver import (
     end_server,
     interrupt_questions,
     prepare,
-    start_ahead,
     start_server,
+    start_standby,
     stream_to_the_user,
-    taken_ahead,
+    take_standby,
 )
 from minidbg.workers.interpreter import run_python
 from minidbg.workers.kernel_cache import own_kernel_cache, remove_unfinished, where_kernels_go
@@ -26,10 +26,10 @@ __all__ = [
     "Request",
     "Submit",
     "prepare",
-    "taken_ahead",
-    "Ahead",
-    "InterpreterAhead",
-    "start_ahead",
+    "take_standby",
+    "StandbyPlan",
+    "Standby",
+    "start_standby",
     "branch_off",
     "call_in_fork",
     "call_in_server",

@@ -31,17 +31,17 @@ GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class StandbyPlan:
     """What is imported ahead, and all variables of the interpreter."""
 
     modules: tuple[str, ...]
     env: Mapping[str, str]
 
 
-class InterpreterAhead:
+class Standby:
     """An interpreter that waits for its script. It is ended by ``close``, and with the server that started it."""
 
-    def __init__(self, ahead: Ahead, where: Path, put: Callable[[Question], socket.socket]) -> None:
+    def __init__(self, ahead: StandbyPlan, where: Path, put: Callable[[Question], socket.socket]) -> None:
         """``where``: the folder of the server that starts it; ``put`` hands a question to that. Raises OSError."""
         self.folder = Path(tempfile.mkdtemp(prefix="ahead-", dir=where))
         os.mkfifo(self.folder / "order", 0o600)

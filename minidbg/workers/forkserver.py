@@ -29,7 +29,7 @@ from typing import Any, TextIO
 
 from minidbg.core import environment
 from minidbg.core.machine import HERE
-from minidbg.workers.ahead import Ahead, InterpreterAhead
+from minidbg.workers.ahead import Standby, StandbyPlan
 from minidbg.workers.child import Ended, end_of, has_ended, kill_group
 from minidbg.workers.fork import call_in_fork, fork
 from minidbg.workers.request import Preparation, Request
@@ -126,25 +126,25 @@ def branch_off() -> None:
         SERVERS[os.getpid()] = ForkServer(branch=True)
 
 
-AHEAD: list[InterpreterAhead] = []
+STANDBYS: list[Standby] = []
 """In the server, and so in a child of it: the interpreter that was started ahead for the next question."""
 
 
-def taken_ahead() -> InterpreterAhead | None:
+def take_standby() -> Standby | None:
     """In a child of the server: the interpreter that was started ahead for it, once."""
-    return AHEAD.pop() if AHEAD else None
+    return STANDBYS.pop() if STANDBYS else None
 
 
-def start_ahead(ahead: Ahead) -> InterpreterAhead:
+def start_standby(ahead: StandbyPlan) -> Standby:
     """One more, started by this process's server. Raises OSError."""
     server, here = start_server(), surroundings("", Preparation())
-    return InterpreterAhead(ahead, server.folder, lambda question: put(server.control, {**here, **question}))
+    return Standby(ahead, server.folder, lambda question: put(server.control, {**here, **question}))
 
 
 def let_go_of_what_was_ahead() -> None:
     """It is the child's, who ends it; or nobody needs it."""
-    while AHEAD:
-        AHEAD.pop().let_go()
+    while STANDBYS:
+        STANDBYS.pop().let_go()
 
 
 @atexit.register
@@ -295,11 +295,11 @@ def have_the_askers_surroundings(question: Question) -> None:
 def get_ready(question: Question) -> None:
     """Have the asker's surroundings. Import and compile here, once, what the question's child would have to."""
     have_the_askers_surroundings(question)
-    if question["ahead"] is not None and not AHEAD:
+    if question["ahead"] is not None and not STANDBYS:
         with contextlib.suppress(OSError):  # who needs it starts one
             ahead = question["ahead"]
-            wanted = Ahead(tuple(ahead["modules"]), ahead["env"])
-            AHEAD.append(InterpreterAhead(wanted, Path(ahead["where"]), put_to_itself))
+            wanted = StandbyPlan(tuple(ahead["modules"]), ahead["env"])
+            STANDBYS.append(Standby(wanted, Path(ahead["where"]), put_to_itself))
     with freezing_imports():
         import torch  # noqa: F401 - for the children
     from minidbg import torch_internals  # late: the asker's side of this file needs no torch

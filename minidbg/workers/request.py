@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from minidbg.core.deadline import NEVER, Deadline
-from minidbg.workers.ahead import Ahead
+from minidbg.workers.ahead import StandbyPlan
 from minidbg.workers.child import JSON, Ended
 
 
@@ -20,7 +20,7 @@ class Preparation:
     """Modules that are imported where that starts no thread: those of a backend."""
     warm: str = ""
     """``aot`` or ``inductor``: one small graph is compiled. ``imports``: what a compile imports, which is enough for a few questions."""
-    ahead: Ahead | None = None
+    ahead: StandbyPlan | None = None
     """An interpreter for the script that the next question writes: it imports beside the server."""
 
 

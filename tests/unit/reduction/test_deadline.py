@@ -93,7 +93,7 @@ def reduced_in(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, **li
     monkeypatch.setattr(session.oracle, "ask", world.submit)
     monkeypatch.setattr(publishing, "judge_draft", world.judged)
     monkeypatch.setattr(publishing.repro, "run_alone", world.run_alone)
-    monkeypatch.setattr(session.PrestartedInterpreters, "start", lambda *_: None)
+    monkeypatch.setattr(session.Standbys, "start", lambda *_: None)
     monkeypatch.setattr(reducing, "Session", partial(session.Session, clock=world.clock, started=0.0))
     given = Limits(seconds=BUDGET_S, due=BUDGET_S, **limits)
     return reducing.reduce_and_publish(failing_case(), folder, limits=given)

@@ -57,7 +57,7 @@ def asked_cases(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     monkeypatch.setattr(session.oracle, "ask", submit)
     monkeypatch.setattr(publishing, "judge_draft", judged)
     monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
-    monkeypatch.setattr(session.PrestartedInterpreters, "start", lambda *_: None)
+    monkeypatch.setattr(session.Standbys, "start", lambda *_: None)
     return asked
 
 
@@ -534,13 +534,13 @@ def test_a_reduction_without_a_repro_says_what_its_last_run_showed(
 def asks() -> Iterator[session.Session]:
     """A session with an interpreter ahead that has nothing to import."""
     case = failing_case(signature=Signature(Kind.COMPILE))
-    with session.PrestartedInterpreters(case) as ahead:
-        ahead.ahead = workers.Ahead((), os.environ)
+    with session.Standbys(case) as ahead:
+        ahead.ahead = workers.StandbyPlan((), os.environ)
         START_AHEAD(ahead)
         yield session.Session(Limits(), ahead=ahead)
 
 
-START_AHEAD = session.PrestartedInterpreters.start
+START_AHEAD = session.Standbys.start
 """Before a fixture has taken it away."""
 
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from minidbg import workers
-from minidbg.workers.ahead import Ahead, InterpreterAhead
+from minidbg.workers.ahead import Standby, StandbyPlan
 
 HASHES = "print(hash('a word'), list({'one', 'two', 'three', 'four', 'five', 'six'}))"
 
 
-def started(*modules: str, **variables: str) -> InterpreterAhead:
-    return workers.start_ahead(Ahead(modules, {**os.environ, **variables}))
+def started(*modules: str, **variables: str) -> Standby:
+    return workers.start_standby(StandbyPlan(modules, {**os.environ, **variables}))
 
 
 @pytest.fixture
-def ahead() -> Iterator[InterpreterAhead]:
+def ahead() -> Iterator[Standby]:
     with started() as interpreter:
         yield interpreter
 
@@ -55,7 +55,7 @@ def test_each_has_a_hash_seed_of_its_own(tmp_path: Path) -> None:
     assert len(said | {here.stdout}) == 3
 
 
-def test_one_whose_server_has_ended_has_no_result(ahead: InterpreterAhead, tmp_path: Path) -> None:
+def test_one_whose_server_has_ended_has_no_result(ahead: Standby, tmp_path: Path) -> None:
     end = ahead.start(script(tmp_path, "import time; time.sleep(600)"), seconds=600)
     workers.end_server()
     assert end() is None
@@ -63,7 +63,7 @@ def test_one_whose_server_has_ended_has_no_result(ahead: InterpreterAhead, tmp_p
 
 def of_the_reduction(argument: object, note: object) -> str:
     """In a child of the server, as a reduction is: the folder of what was started ahead for it."""
-    ahead = workers.taken_ahead()
+    ahead = workers.take_standby()
     if ahead is None:
         return "nothing"
     with ahead:
@@ -74,7 +74,7 @@ def of_the_reduction(argument: object, note: object) -> str:
 def test_what_the_server_has_started_ahead_is_for_the_next_question_alone(tmp_path: Path) -> None:
     workers.end_server()
     function = f"{__name__}:of_the_reduction"
-    workers.prepare(function, workers.Preparation(ahead=Ahead((), dict(os.environ))))
+    workers.prepare(function, workers.Preparation(ahead=StandbyPlan((), dict(os.environ))))
     (path,) = script(tmp_path, "print('here')")
     request = workers.Request(call=function, argument={"script": path}, fork=workers.Preparation())
     answers = [workers.submit(request).result().value for _ in range(2)]
