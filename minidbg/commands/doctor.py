@@ -106,9 +106,7 @@ def forking() -> Iterator[Finding]:
     """One question, as a reduction asks it: in a fork of an interpreter that does nothing but fork."""
     began = time.monotonic()
     try:
-        request = workers.Request(
-            call=f"{__name__}:a_question", seconds=QUESTION_S, fork=workers.Preparation()
-        )
+        request = workers.Request(call=f"{__name__}:a_question", seconds=QUESTION_S, fork=workers.Warmup())
         asked = workers.submit(request).result()
     except OSError as error:
         yield missing("fork", f"no process can be made: {error}", "raise the limit of processes")

@@ -172,7 +172,7 @@ def reduce_in_server(
                 "verbosity": VERBOSITY.get(),
             },
             seconds=limits["seconds"] + FOR_THE_REST_S,
-            fork=workers.Preparation(warm="inductor" if name == "inductor" else "imports"),
+            fork=workers.Warmup(warm="inductor" if name == "inductor" else "imports"),
         )
         done = workers.call_in_server(request, stream=stream, on_interrupt=on_interrupt)
     if not done.answered:

@@ -206,7 +206,7 @@ def cases_of_torch_repro(
             call=f"{__name__}:answer",
             argument={"path": str(path.absolute()), "folder": folder, "backend": repr(wanted)},
             seconds=seconds,
-            fork=workers.Preparation(warm="imports"),
+            fork=workers.Warmup(warm="imports"),
         )
         done = workers.submit(request).result()
         if not done.answered:

@@ -1,14 +1,14 @@
 """Questions about a case, each answered in a child: one ``ask``, whatever the case."""
 
 from minidbg.oracle.ask import answers_in_forks, ask, unless_the_machine_failed
-from minidbg.oracle.parcel import packed, pickled_for_children, preparation, read, save, unpacked
+from minidbg.oracle.parcel import packed, pickled_for_children, read, save, unpacked, warmup_for
 
 __all__ = [
     "answers_in_forks",
     "ask",
     "packed",
     "pickled_for_children",
-    "preparation",
+    "warmup_for",
     "read",
     "save",
     "unpacked",

@@ -30,7 +30,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call
 from minidbg.judge.death import died_by, outcome_of_death
 from minidbg.judge.suspects import suspects_in_stack
-from minidbg.oracle.parcel import ANSWER, packed, preparation
+from minidbg.oracle.parcel import ANSWER, packed, warmup_for
 from minidbg.workers import Ended, Request, Submit
 from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
 
@@ -68,7 +68,7 @@ def ask(
                         seconds=deadline.left(seconds),
                         deadline=deadline,
                         memory_bytes=memory_bytes,
-                        fork=preparation(case) if answers_in_forks(case) else None,
+                        fork=warmup_for(case) if answers_in_forks(case) else None,
                     )
                     return outcome_of(case, submit(request).result(), deadline)
             except CannotWrite as refusal:

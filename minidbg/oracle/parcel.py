@@ -56,12 +56,12 @@ def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[s
         return execute(case, note=note, to_the_end=argument["to_the_end"]).to_json()
 
 
-def preparation(case: Case) -> workers.Preparation:
+def warmup_for(case: Case) -> workers.Warmup:
     """What the server does before its children find ``case``'s backend set up; nothing that may end or hang it, as it does them."""
     if case.spec.traits.dies:
-        return workers.Preparation(warm="imports")
+        return workers.Warmup(warm="imports")
     warm = "inductor" if case.backend.name == "inductor" else "imports"
-    return workers.Preparation(case.backend.modules, warm)
+    return workers.Warmup(case.backend.modules, warm)
 
 
 @contextlib.contextmanager

@@ -248,7 +248,7 @@ def run_both_ways(
     judged = partial(judge_draft, case, draft, submit=submit)
     why = write_draft(write, case)
     alone = session.ahead.take() if session and session.ahead else None
-    fork = oracle.preparation(case) if session and oracle.answers_in_forks(case) else None
+    fork = oracle.warmup_for(case) if session and oracle.answers_in_forks(case) else None
     with run_alone_meanwhile(case, draft, limit, alone, by_itself) as how_alone:
         outcomes = [in_time(judged(limit(), fork), session)]
         if outcomes[0].verdict not in SHOWN and fork is not None:
@@ -359,7 +359,7 @@ def judge_draft(
     case: Case,
     draft: Path,
     seconds: float,
-    fork: workers.Preparation | None = None,
+    fork: workers.Warmup | None = None,
     *,
     submit: workers.Submit,
 ) -> Outcome:

@@ -382,7 +382,7 @@ REDUCE = "minidbg.reduction.reducing:reduce_in_child"
 def prepare(case: Case) -> None:
     """Start the forkserver and have it import what a reduction of ``case`` needs; return at once. Raises OSError."""
     ahead = repro.standby_plan(case.backend.name, without=case.spec.context.env)
-    workers.prepare(REDUCE, replace(oracle.preparation(case), ahead=ahead))
+    workers.prepare(REDUCE, replace(oracle.warmup_for(case), ahead=ahead))
 
 
 def call_reduce_in_child(
@@ -404,7 +404,7 @@ def call_reduce_in_child(
         argument={"case": package, "folder": str(folder.absolute()), "limits": asdict(limits)},
         seconds=deadline.left() + GRACE_S,
         deadline=deadline.earlier(-GRACE_S),
-        fork=oracle.preparation(case),
+        fork=oracle.warmup_for(case),
     )
     return workers.call_in_server(request, stream=stream, on_interrupt=on_interrupt)
 

@@ -27,7 +27,7 @@ def run(
     options: str = "",
     tolerances: tuple[float, float] | str | None = None,
     seconds: float = 120.0,
-    fork: workers.Preparation | None = None,
+    fork: workers.Warmup | None = None,
     submit: workers.Submit = workers.submit,
 ) -> Outcome:
     """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.

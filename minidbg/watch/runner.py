@@ -23,7 +23,7 @@ from minidbg.watch.repros import Repro
 from minidbg.watch.settings import WatchSettings, Workers, is_cpu, machine_of
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Lane, Run
-from minidbg.workers import Ended, Preparation, Request
+from minidbg.workers import Ended, Request, Warmup
 from minidbg.workers.child import end_of, kill_group
 from minidbg.workers.pool import WARM, Pool
 
@@ -98,7 +98,7 @@ def judging(repro: Repro, device: str, *, options: str = "", in_worker: bool = T
     return (JUDGE_SCRIPT, str(repro.path.absolute()), *more, "--device", device, *how)
 
 
-def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> Preparation | None:
+def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> Warmup | None:
     """What a run is forked from: by default for the CPU on Linux, since elsewhere system libraries do not survive it.
 
     Interpreters of their own confirm: they differ in what a fork inherits, such as the order of sets.

@@ -17,12 +17,12 @@ from minidbg.workers.forkserver import (
 from minidbg.workers.interpreter import run_python
 from minidbg.workers.kernel_cache import own_kernel_cache, remove_unfinished, where_kernels_go
 from minidbg.workers.one_question import submit
-from minidbg.workers.request import Preparation, Request, Submit
+from minidbg.workers.request import Request, Submit, Warmup
 
 __all__ = [
     "Ended",
     "Notes",
-    "Preparation",
+    "Warmup",
     "Request",
     "Submit",
     "prepare",

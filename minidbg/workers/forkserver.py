@@ -32,7 +32,7 @@ from minidbg.core.machine import HERE
 from minidbg.workers.ahead import Standby, StandbyPlan
 from minidbg.workers.child import Ended, end_of, has_ended, kill_group
 from minidbg.workers.fork import call_in_fork, fork
-from minidbg.workers.request import Preparation, Request
+from minidbg.workers.request import Request, Warmup
 from minidbg.workers.run_script import freezing_imports
 from minidbg.workers.serving import Question, import_path, put, put_to_itself, received, serve
 
@@ -49,20 +49,20 @@ SERVERS: dict[int, ForkServer] = {}
 STARTING = threading.Lock()
 
 
-def surroundings(call: str, preparation: Preparation) -> dict[str, Any]:
+def surroundings(call: str, warmup: Warmup) -> dict[str, Any]:
     """With the folder, ``sys.path`` and, as far as a judge is to have it, the environment of this process of now."""
     return {
-        "call": call, "imports": list(preparation.imports), "warm": preparation.warm, "ahead": None,
+        "call": call, "imports": list(warmup.imports), "warm": warmup.warm, "ahead": None,
         "cwd": os.getcwd(), "path": import_path(), "environ": environment.for_judge(environment.FORKABLE),
     }  # fmt: skip
 
 
-def prepare(call: str, preparation: Preparation) -> None:
+def prepare(call: str, warmup: Warmup) -> None:
     """Have the server of this process prepare itself, and do not wait for it. Raises OSError when no process can be made."""
     server, ahead = start_server(), None
-    if preparation.ahead is not None:
-        ahead = {**asdict(preparation.ahead), "where": str(server.folder)}
-    server.tell({**surroundings(call, preparation), "ahead": ahead, "argument": None})
+    if warmup.ahead is not None:
+        ahead = {**asdict(warmup.ahead), "where": str(server.folder)}
+    server.tell({**surroundings(call, warmup), "ahead": ahead, "argument": None})
 
 
 def call_in_server(
@@ -79,7 +79,7 @@ def call_in_server(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="minidbg-run-"))
             call, argument = RUN_IN_FORK, {"argv": request.argv, "folder": folder}
         question = {
-            **surroundings(call, request.fork or Preparation()), "argument": dict(argument), "seconds": seconds,
+            **surroundings(call, request.fork or Warmup()), "argument": dict(argument), "seconds": seconds,
             "memory_bytes": request.memory_bytes, "interrupts": on_interrupt is not None, "program": bool(request.argv),
         }  # fmt: skip
         began = time.monotonic()
@@ -137,7 +137,7 @@ def take_standby() -> Standby | None:
 
 def start_standby(ahead: StandbyPlan) -> Standby:
     """One more, started by this process's server. Raises OSError."""
-    server, here = start_server(), surroundings("", Preparation())
+    server, here = start_server(), surroundings("", Warmup())
     return Standby(ahead, server.folder, lambda question: put(server.control, {**here, **question}))
 
 

@@ -26,7 +26,7 @@ from minidbg.workers import leftovers
 from minidbg.workers import server as scripts
 from minidbg.workers.child import Ended, end_of
 from minidbg.workers.kernel_cache import VARIABLE
-from minidbg.workers.request import Preparation, Request
+from minidbg.workers.request import Request, Warmup
 from minidbg.workers.serving import put, received
 
 ROOT = str(Path(__file__).parents[2])
@@ -39,7 +39,7 @@ LIMITS: Mapping[str, Any] = {"seconds": 60.0, "memory_bytes": None}
 """Of the question what the server has loaded."""
 JUDGE = ("torch", "safetensors.torch", "minidbg.judge.script")
 """Torch, what repro scripts import besides it, and their judge; what is not installed is left out."""
-WARM = Preparation(JUDGE, warm="aot")
+WARM = Warmup(JUDGE, warm="aot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ServerPool:
     ``refresh`` replaces it when a file that it has loaded has changed; runs under way end with the old one.
     """
 
-    def __init__(self, listener: Listener, preload: Preparation, *, state: Path) -> None:
+    def __init__(self, listener: Listener, preload: Warmup, *, state: Path) -> None:
         """``state`` is the folder for scratch files and compiled kernels."""
         self.listener = listener
         self.preload = preload
@@ -110,7 +110,7 @@ class ServerProcess:
     """The asker's side of a ``server``. May be made in one process, and used in a fork of that."""
 
     def __init__(
-        self, preload: Preparation, scratch: Path, env: Mapping[str, str], fresh_env: Mapping[str, str | None]
+        self, preload: Warmup, scratch: Path, env: Mapping[str, str], fresh_env: Mapping[str, str | None]
     ) -> None:
         """``env`` are all of its variables; ``fresh_env`` those that a run has as here, and it has not. Raises OSError."""
         self.fresh_env = {name: value for name, value in fresh_env.items() if value is not None}
@@ -221,7 +221,7 @@ class ServerProcess:
 class OneByOne:
     """A pool for callers that wait for each run, such as pytest."""
 
-    def __init__(self, preload: Preparation) -> None:
+    def __init__(self, preload: Warmup) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="minidbg-pool-")
         self.pool = ServerPool(lambda message: None, preload, state=Path(self.folder.name))
 
@@ -250,11 +250,11 @@ def read_files(path: Path) -> tuple[str, ...] | None:
         return None
 
 
-def preload_for(backends: Iterable[str], *, forks: bool) -> Preparation:
+def preload_for(backends: Iterable[str], *, forks: bool) -> Warmup:
     """What a server for repros of these backends has to import: inductor only where one of them needs it.
 
     Nothing when it is not to fork. ``MINIDBG__WATCH_PRELOAD=none`` leaves torch out, for scripts that need none.
     """
     if not forks or os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
-        return Preparation()
+        return Warmup()
     return replace(WARM, warm="inductor") if "inductor" in backends else WARM

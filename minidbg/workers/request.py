@@ -13,7 +13,7 @@ from minidbg.workers.child import JSON, Ended
 
 
 @dataclass(frozen=True, slots=True)
-class Preparation:
+class Warmup:
     """What a server has and does before it forks, once for all requests that want the same."""
 
     imports: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Request:
     deadline: Deadline = NEVER
     """It has the imports in it."""
     memory_bytes: int | None = None
-    fork: Preparation | None = None
+    fork: Warmup | None = None
     """In a fork of a server that is prepared so, for a tenth of the time; None: in an interpreter of its own."""
     env: Mapping[str, str | None] = field(default_factory=dict)
     """Variables that a program in an interpreter of its own has otherwise; None for one that it has not."""

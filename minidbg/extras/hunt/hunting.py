@@ -76,7 +76,7 @@ class Hunt:
         """Raises MinidbgError when the backend or torch's samples cannot be had."""
         ends = time.monotonic() + (self.seconds or float("inf"))
         ref = backend_of(self.asked_of).ref
-        self.fork = workers.Preparation(
+        self.fork = workers.Warmup(
             (*ref.modules, OP_SAMPLES), "inductor" if ref.name == "inductor" else "aot"
         )
         with (

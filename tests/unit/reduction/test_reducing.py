@@ -500,8 +500,8 @@ def test_a_large_graph_gets_longer_than_a_call(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("kind", [Kind.CRASH, Kind.HANG, Kind.RUNTIME])
 def test_the_forkserver_tries_nothing_that_ends_or_hangs_its_children(kind: Kind) -> None:
     case = failing_case(signature=Signature(kind)).with_spec(backend=backends.find("inductor"))
-    preparation = oracle.preparation(case)
-    assert preparation.warm == ("inductor" if kind is Kind.RUNTIME else "imports")
+    warmup = oracle.warmup_for(case)
+    assert warmup.warm == ("inductor" if kind is Kind.RUNTIME else "imports")
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def of_the_reduction(argument: object, note: object) -> str:
 def test_what_the_server_has_started_ahead_is_for_the_next_question_alone(tmp_path: Path) -> None:
     workers.end_server()
     function = f"{__name__}:of_the_reduction"
-    workers.prepare(function, workers.Preparation(ahead=StandbyPlan((), dict(os.environ))))
+    workers.prepare(function, workers.Warmup(ahead=StandbyPlan((), dict(os.environ))))
     (path,) = script(tmp_path, "print('here')")
-    request = workers.Request(call=function, argument={"script": path}, fork=workers.Preparation())
+    request = workers.Request(call=function, argument={"script": path}, fork=workers.Warmup())
     answers = [workers.submit(request).result().value for _ in range(2)]
     assert answers == ["here\n", "nothing"]

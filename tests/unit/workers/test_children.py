@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from minidbg import workers
-from minidbg.workers import Ended, Preparation, Request, run_python
+from minidbg.workers import Ended, Request, Warmup, run_python
 from minidbg.workers.pool import ServerPool
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-CALM = Preparation(("json",), warm="imports")
+CALM = Warmup(("json",), warm="imports")
 TAKES = "held = [b'x' * (8 << 20) for _ in range(64)]; import time; time.sleep(60)"
 STARTS = (
     "import subprocess, time\n"

@@ -33,7 +33,7 @@ def asked(
     name: str, *, warm: str = "", seconds: float = 60, deadline: Deadline = NEVER, **argument: Any
 ) -> workers.Ended:
     """What the function of this name answers in a fork of the server."""
-    fork = workers.Preparation(warm=warm)
+    fork = workers.Warmup(warm=warm)
     request = workers.Request(
         call=HERE + name, argument=argument, seconds=seconds, deadline=deadline, fork=fork
     )

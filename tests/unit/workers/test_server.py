@@ -16,19 +16,19 @@ from typing import Any
 import psutil
 import pytest
 
-from minidbg.workers import Ended, Preparation, Request
+from minidbg.workers import Ended, Request, Warmup
 from minidbg.workers.pool import Died, ServerPool
 from minidbg.workers.server import fingerprints
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
 
-NO_TORCH = Preparation(("json",))
+NO_TORCH = Warmup(("json",))
 
 
 class Driver:
     """A pool and what it told."""
 
-    def __init__(self, folder: Path, preload: Preparation = NO_TORCH) -> None:
+    def __init__(self, folder: Path, preload: Warmup = NO_TORCH) -> None:
         self.folder = folder
         self.heard: queue.SimpleQueue[Died] = queue.SimpleQueue()
         self.pool = ServerPool(self.heard.put, preload, state=folder)
@@ -39,7 +39,7 @@ class Driver:
         return path
 
     def start(
-        self, script: Path, *, fork: Preparation | None = NO_TORCH, seconds: float = 30.0, **more: Any
+        self, script: Path, *, fork: Warmup | None = NO_TORCH, seconds: float = 30.0, **more: Any
     ) -> Future[Ended]:
         return self.pool.submit(Request((str(script), "--json"), fork=fork, seconds=seconds, **more))
 
@@ -69,7 +69,7 @@ WAYS = pytest.mark.parametrize("fork", [NO_TORCH, None], ids=["fork", "fresh"])
 
 @WAYS
 def test_an_uncaught_exception_never_looks_like_a_verdict_of_the_warm_runs(
-    driver: Driver, fork: Preparation | None
+    driver: Driver, fork: Warmup | None
 ) -> None:
     ended = driver.run("raise ValueError('not a verdict')", fork=fork)
     assert "ValueError: not a verdict" in ended.stderr_tail
@@ -97,7 +97,7 @@ def test_runs_go_on_side_by_side_and_one_can_be_cancelled(driver: Driver) -> Non
 
 @WAYS
 def test_a_change_of_the_same_size_in_the_same_second_is_seen_where_modules_are_recompiled(
-    driver: Driver, fork: Preparation | None
+    driver: Driver, fork: Warmup | None
 ) -> None:
     beside = driver.script("VALUE = 1", "beside.py")
     moment = (time.time_ns() // 10**9) * 10**9
@@ -120,7 +120,7 @@ def test_a_server_whose_files_change_is_replaced(tmp_path: Path, monkeypatch: py
     library = tmp_path / "preloaded_library.py"
     library.write_text("VALUE = 1")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    driver = Driver(tmp_path, Preparation(("preloaded_library",)))
+    driver = Driver(tmp_path, Warmup(("preloaded_library",)))
     try:
         print_value = "import preloaded_library; print(preloaded_library.VALUE)"
         assert driver.run(print_value).stdout == "1\n"
@@ -172,10 +172,10 @@ def test_a_server_that_is_killed_loses_its_runs_and_the_next_order_starts_anothe
 DAEMON = """
 import sys, time
 from pathlib import Path
-from minidbg.workers import Preparation, Request
+from minidbg.workers import Warmup, Request
 from minidbg.workers.pool import ServerPool
-pool = ServerPool(lambda message: None, Preparation(), state=Path(sys.argv[1]))
-pool.submit(Request((sys.argv[2],), seconds=1000.0, fork=Preparation()))
+pool = ServerPool(lambda message: None, Warmup(), state=Path(sys.argv[1]))
+pool.submit(Request((sys.argv[2],), seconds=1000.0, fork=Warmup()))
 print(pool.server.process.pid, flush=True)
 time.sleep(1000)
 """
