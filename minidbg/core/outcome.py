@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from minidbg.core.kinds import Kind
-from minidbg.core.records import check_kinds, mapping, texts
+from minidbg.core.records import check_types, mapping, texts
 from minidbg.core.script_header import same_message
 
 
@@ -123,7 +123,7 @@ class Signature:
             message=table.get("message", ""),
             others=tuple(map(cls.from_table, table.get("others", ()))),
         )
-        check_kinds(found)
+        check_types(found)
         return found
 
 
@@ -181,7 +181,7 @@ class Outcome:
         table["seconds"] = float(table.get("seconds", 0.0))
         table["suspects"] = tuple(tuple(map(str, group)) for group in table.get("suspects", ()))
         found = cls(**table)
-        check_kinds(found)
+        check_types(found)
         return found
 
     def judged_against(self, expected: Signature | None) -> Outcome:

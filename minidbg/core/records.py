@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "a text"),
     "bool": ((bool,), "true or false"),
     "int": ((int,), "a whole number"),
@@ -14,7 +14,7 @@ KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 """What an annotation allows, and its name in a sentence; ``X | None`` allows None as well."""
 
 
-def check_kinds(record: Any) -> None:
+def check_types(record: Any) -> None:
     """Raises ValueError, with name and value, where a field of the dataclass ``record`` holds another kind than its annotation says.
 
     Fields that are no text, number or truth value are left to who reads them.
@@ -22,14 +22,14 @@ def check_kinds(record: Any) -> None:
     for one in fields(record):
         plain = str(one.type).removesuffix(" | None")
         value = getattr(record, one.name)
-        if plain not in KINDS or (value is None and plain != one.type):
+        if plain not in FIELD_TYPES or (value is None and plain != one.type):
             continue
-        allowed, name = KINDS[plain]
+        allowed, name = FIELD_TYPES[plain]
         if not isinstance(value, allowed) or (isinstance(value, bool) and plain != "bool"):
             raise ValueError(f"{one.name} = {value!r:.80}, where {name} belongs")
 
 
-def damage_in_words(error: BaseException) -> str:
+def describe_malformed(error: BaseException) -> str:
     match error:
         case KeyError():
             what = f"its header has no {error}"

@@ -16,11 +16,11 @@ from minidbg.core import script_header
 from minidbg.core.kinds import UNSEEN, Kind, Traits
 from minidbg.core.literals import read_literal, write_literal
 from minidbg.core.outcome import Signature
-from minidbg.core.records import check_kinds, mapping, texts
+from minidbg.core.records import check_types, mapping, texts
 from minidbg.core.script_header import HANG_LIMIT_S
 from minidbg.core.text import display_path
 
-DAMAGE = (
+MALFORMED = (
     KeyError,
     ValueError,
     TypeError,
@@ -122,7 +122,7 @@ class BackendRef:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> BackendRef:
-        """Read ``to_table`` back, without an expression. Raises DAMAGE."""
+        """Read ``to_table`` back, without an expression. Raises MALFORMED."""
         reference = mapping(table.get("reference", {}), "reference")
         found = cls(
             name=table["backend"],
@@ -135,7 +135,7 @@ class BackendRef:
             modules=texts(reference.get("modules", ()), "modules"),
             missing_backend="".join(texts(reference.get("missing_backend", ()), "missing_backend")),
         )
-        check_kinds(found)
+        check_types(found)
         return found
 
 
@@ -213,7 +213,7 @@ class Context:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], origin: Mapping[str, Any]) -> Context:
-        """Read ``to_table`` back; ``origin`` tells the threads and variables that have no effect. Raises DAMAGE."""
+        """Read ``to_table`` back; ``origin`` tells the threads and variables that have no effect. Raises MALFORMED."""
         read_below = {"autocast", "config", "env", "env_matters", "threads", "threads_matter"}
         plain = {one.name for one in fields(cls)} - read_below
         env = mapping(table.get("env", origin.get("env", {})), "env")
@@ -231,7 +231,7 @@ class Context:
             env_matters="env" in table,
             env=dict(zip(env, texts(list(env.values()), "env"), strict=True)),
         )
-        check_kinds(found)
+        check_types(found)
         return found
 
 
@@ -279,13 +279,13 @@ class Provenance:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Provenance:
-        """What a header's whole table tells of it. Raises DAMAGE."""
+        """What a header's whole table tells of it. Raises MALFORMED."""
         origin = mapping(table.get("origin", {}), "origin")
         told = {one.name: origin[one.name] for one in fields(cls) if one.name in origin}
         for name in {"notes", "suspects"} & told.keys():
             told[name] = texts(told[name], name)
         found = cls(**told)
-        check_kinds(found)
+        check_types(found)
         return found
 
 
@@ -381,7 +381,7 @@ class RunSpec:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> RunSpec:
-        """Read ``to_table`` back. Raises DAMAGE for a table that is none."""
+        """Read ``to_table`` back. Raises MALFORMED for a table that is none."""
         kind, signature = Kind(table["kind"]), table.get("signature")
         limit, allowed = table.get("time_limit_s", HANG_LIMIT_S), table.get("tolerances", {})
         mapping(table.get("context", {}), "context")
@@ -402,7 +402,7 @@ class RunSpec:
             tolerances=pairs(mapping(allowed, "tolerances")),
             match=table.get("match"),
         )
-        check_kinds(found)
+        check_types(found)
         return found
 
     def to_literal(self) -> str:

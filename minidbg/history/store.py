@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.core.records import check_kinds, texts
+from minidbg.core.records import check_types, texts
 from minidbg.history.records import Flip, Observation, Revision, State, SweepRecord
 
 Record = TypeVar("Record", SweepRecord, Observation, State, Flip)
@@ -48,7 +48,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "Mapping[str, Revision]": lambda text: {root: Revision(**one) for root, one in json.loads(text).items()},
 }
 """By a field's annotation. All others are stored as they are."""
-ROW_DAMAGE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+MALFORMED_ROW = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 """What making a record of a row can raise: bytes may have flipped anywhere in the file."""
 
 
@@ -73,7 +73,7 @@ def fenced(path: Path) -> Iterator[None]:
             case _:
                 raise DamagedHistory(path, str(error)) from error
         raise MinidbgError(f"{path} {why}") from error
-    except ROW_DAMAGE as error:
+    except MALFORMED_ROW as error:
         raise DamagedHistory(path, f"{type(error).__name__}: {error!s:.200}") from error
 
 
@@ -188,13 +188,13 @@ def stored(value: object) -> object:
 
 
 def record_of(kind: type[Record], row: sqlite3.Row) -> Record:
-    """The one place where a row becomes a record. Raises one of ``ROW_DAMAGE`` for values of other kinds than the record's."""
+    """The one place where a row becomes a record. Raises one of ``MALFORMED_ROW`` for values of other kinds than the record's."""
     names = set(row.keys())
     read = {
         one.name: READERS.get(str(one.type), lambda value: value) for one in fields(kind) if one.name in names
     }
     record = kind(**{name: reader(row[name]) for name, reader in read.items()})
-    check_kinds(record)
+    check_types(record)
     return record
 
 

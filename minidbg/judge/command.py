@@ -43,11 +43,11 @@ def main(argv: list[str]) -> int:
     except ImportError as error:  # Python's own exit status would be 1, which means "reproduces"
         print(f"the judge cannot be loaded with this torch: {error}", file=sys.stderr)
         return 125
-    from minidbg.core.run_spec import DAMAGE
+    from minidbg.core.run_spec import MALFORMED
 
     try:
         executed = script_of(definitions, path, options)
-    except (OSError, *DAMAGE) as error:
+    except (OSError, *MALFORMED) as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 125
     return script.main(executed, argv[3:] if options else argv[1:])
@@ -69,7 +69,7 @@ def clean_stdout() -> Iterator[Callable[[str], object]]:
 
 
 def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Script:
-    """The executed script, with ``options`` beside those of its header. Raises OSError, and DAMAGE for an unreadable header."""
+    """The executed script, with ``options`` beside those of its header. Raises OSError, and MALFORMED for an unreadable header."""
     from minidbg.judge.script import Script
 
     command = (__file__, path, *(("--options", options) if options else ()))
@@ -79,7 +79,7 @@ def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Scri
 def spec_with_options(path: str, options: str) -> RunSpec:
     """How the script is run, with ``options``, a dict as text, beside those of its header.
 
-    Raises OSError, DAMAGE for an unreadable header, and ValueError where a mode stands in their way.
+    Raises OSError, MALFORMED for an unreadable header, and ValueError where a mode stands in their way.
     """
     from minidbg.core.files import read_regular
     from minidbg.core.literals import read_literal

@@ -24,7 +24,7 @@ from minidbg.core.deadline import Deadline
 from minidbg.core.errors import NotReproduced
 from minidbg.core.files import NOTE_LIMIT_BYTES, read_regular, replace_file
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.core.run_spec import DAMAGE, CallPath, Level
+from minidbg.core.run_spec import MALFORMED, CallPath, Level
 from minidbg.core.script_header import SCRIPT_LIMIT_BYTES
 from minidbg.core.text import ordinal
 from minidbg.fx.case import Case
@@ -108,7 +108,7 @@ def kept_file(path: Path) -> Path:
 
 
 def stages_of(header: Header) -> StageReport | None:
-    with contextlib.suppress(OSError, *DAMAGE):
+    with contextlib.suppress(OSError, *MALFORMED):
         kept = json.loads(read_regular(kept_file(header.path), NOTE_LIMIT_BYTES))
         if kept["digest"] == digest_of(header.path):
             return StageReport.from_table(kept)

@@ -16,8 +16,8 @@ from minidbg.core import run_spec
 from minidbg.core.errors import UnreadableRepro
 from minidbg.core.files import read_regular
 from minidbg.core.kinds import Kind
-from minidbg.core.records import damage_in_words, texts
-from minidbg.core.run_spec import DAMAGE, Provenance, RunSpec
+from minidbg.core.records import describe_malformed, texts
+from minidbg.core.run_spec import MALFORMED, Provenance, RunSpec
 from minidbg.core.script_header import (
     HANG_LIMIT_S,
     SCHEMA,
@@ -143,8 +143,8 @@ def header_of(text: str, path: Path) -> Header:
         raise UnreadableRepro(f"{path}: {missing[1] if missing else error}") from error
     try:
         return _header(path, table, texts(metadata.get("dependencies", ()), "dependencies"))
-    except DAMAGE as error:
-        raise UnreadableRepro(f"{path}: [tool.minidbg] is damaged: {damage_in_words(error)}") from error
+    except MALFORMED as error:
+        raise UnreadableRepro(f"{path}: [tool.minidbg] is damaged: {describe_malformed(error)}") from error
 
 
 def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> Header:

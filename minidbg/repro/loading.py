@@ -23,8 +23,8 @@ from minidbg.codegen.origins import stack_trace
 from minidbg.codegen.parse import read_module
 from minidbg.core.errors import UnreadableRepro
 from minidbg.core.files import open_regular
-from minidbg.core.records import damage_in_words
-from minidbg.core.run_spec import DAMAGE, BackendRef, CallPath
+from minidbg.core.records import describe_malformed
+from minidbg.core.run_spec import MALFORMED, BackendRef, CallPath
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro.folder import tensors_of
@@ -141,8 +141,8 @@ def read_parts(text: str, header: Header) -> Parts:
     """The parts of the script ``text``. Raises UnreadableRepro for a script that Python or minidbg does not understand."""
     try:
         nodes = ast.parse(text).body
-    except DAMAGE as error:
-        raise UnreadableRepro(f"{header.path}: {damage_in_words(error)}") from error
+    except MALFORMED as error:
+        raise UnreadableRepro(f"{header.path}: {describe_malformed(error)}") from error
     named = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     wanted = "graph" if header.spec.call is CallPath.DIRECT else "Repro"
     model, given = named.get(wanted), named.get("inputs")

@@ -24,8 +24,8 @@ import psutil
 from minidbg.core.errors import MinidbgError
 from minidbg.core.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular, replace_file
 from minidbg.core.outcome import Verdict
-from minidbg.core.records import damage_in_words
-from minidbg.core.run_spec import DAMAGE, BackendRef, Provenance, RunSpec, table_of
+from minidbg.core.records import describe_malformed
+from minidbg.core.run_spec import MALFORMED, BackendRef, Provenance, RunSpec, table_of
 from minidbg.core.script_digest import digest_of_files
 from minidbg.core.script_header import (
     HIDDEN,
@@ -146,8 +146,8 @@ def read_repro(path: Path, name: str, *, parsed: bool = True) -> Repro | None:
     except OSError as error:
         which = "" if error.filename in (None, str(path)) else f"{Path(error.filename).name} "
         damage = f"{which}cannot be read: {error.strerror or error}"
-    except DAMAGE as error:
-        damage = f"damaged: {damage_in_words(error)}"
+    except MALFORMED as error:
+        damage = f"damaged: {describe_malformed(error)}"
     return Repro(name, path, digest, now, damage=damage)
 
 
