@@ -32,14 +32,14 @@ def number(value: Any, *, at_least: float) -> float:
     return result
 
 
-def whole(value: Any, *, at_least: int) -> int:
+def integer(value: Any, *, at_least: int) -> int:
     result = number(value, at_least=at_least)
     if not result.is_integer():
         raise ValueError("must be a whole number")
     return int(result)
 
 
-def flag(value: Any) -> bool:
+def boolean(value: Any) -> bool:
     yes, no = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
     if isinstance(value, bool):
         return value
@@ -48,7 +48,7 @@ def flag(value: Any) -> bool:
     raise ValueError("must be true or false")
 
 
-def texts(value: Any) -> tuple[str, ...]:
+def strings(value: Any) -> tuple[str, ...]:
     """One text, or a list of them. From the environment, one a line."""
     if not isinstance(value, str | list | tuple) or not all(isinstance(item, str) for item in value):
         raise ValueError("must be a text or a list of texts")
@@ -56,7 +56,7 @@ def texts(value: Any) -> tuple[str, ...]:
     return tuple(item for item in items if item.strip())
 
 
-def text(value: Any) -> str:
+def string(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("must be a text")
     return value
@@ -71,7 +71,7 @@ def one_of(value: Any, words: Sequence[str]) -> str:
 
 def pattern(value: Any) -> str:
     try:
-        re.compile(text(value))
+        re.compile(string(value))
     except re.error as error:
         raise ValueError(f"must be a regular expression: {error}") from None
     return str(value)

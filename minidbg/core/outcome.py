@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from minidbg.core.kinds import Kind
-from minidbg.core.records import check_types, mapping, texts
+from minidbg.core.records import check_types, mapping, string_list
 from minidbg.core.script_header import same_message
 
 
@@ -118,8 +118,8 @@ class Signature:
         found = cls(
             kind=Kind(mapping(table, "signature")["kind"]),
             direction=Direction(table.get("direction", "forward")),
-            types=texts(table.get("types", ()), "types"),
-            frames=texts(table.get("frames", ()), "frames"),
+            types=string_list(table.get("types", ()), "types"),
+            frames=string_list(table.get("frames", ()), "frames"),
             message=table.get("message", ""),
             others=tuple(map(cls.from_table, table.get("others", ()))),
         )

@@ -46,7 +46,7 @@ def describe_malformed(error: BaseException) -> str:
     return what if "; " in what else f"{what}; mend it or move it away"
 
 
-def texts(value: Any, name: str) -> tuple[str, ...]:
+def string_list(value: Any, name: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
         raise ValueError(f"{name} = {value!r:.80}, where a list of texts belongs")
     return tuple(value)

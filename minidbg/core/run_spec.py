@@ -16,7 +16,7 @@ from minidbg.core import script_header
 from minidbg.core.kinds import UNSEEN, Kind, Traits
 from minidbg.core.literals import read_literal, write_literal
 from minidbg.core.outcome import Signature
-from minidbg.core.records import check_types, mapping, texts
+from minidbg.core.records import check_types, mapping, string_list
 from minidbg.core.script_header import HANG_LIMIT_S
 from minidbg.core.text import display_path
 
@@ -127,13 +127,13 @@ class BackendRef:
         found = cls(
             name=table["backend"],
             expression="",
-            paths=texts(table.get("paths", ()), "paths"),
+            paths=string_list(table.get("paths", ()), "paths"),
             options=options_in(table.get("options", {})),
             mode=table.get("mode"),
-            requirements=texts(reference.get("requirements", ()), "requirements"),
-            remarks=texts(reference.get("remarks", ()), "remarks"),
-            modules=texts(reference.get("modules", ()), "modules"),
-            missing_backend="".join(texts(reference.get("missing_backend", ()), "missing_backend")),
+            requirements=string_list(reference.get("requirements", ()), "requirements"),
+            remarks=string_list(reference.get("remarks", ()), "remarks"),
+            modules=string_list(reference.get("modules", ()), "modules"),
+            missing_backend="".join(string_list(reference.get("missing_backend", ()), "missing_backend")),
         )
         check_types(found)
         return found
@@ -229,7 +229,7 @@ class Context:
             threads=table.get("threads", origin.get("threads")),
             threads_matter="threads" in table,
             env_matters="env" in table,
-            env=dict(zip(env, texts(list(env.values()), "env"), strict=True)),
+            env=dict(zip(env, string_list(list(env.values()), "env"), strict=True)),
         )
         check_types(found)
         return found
@@ -283,7 +283,7 @@ class Provenance:
         origin = mapping(table.get("origin", {}), "origin")
         told = {one.name: origin[one.name] for one in fields(cls) if one.name in origin}
         for name in {"notes", "suspects"} & told.keys():
-            told[name] = texts(told[name], name)
+            told[name] = string_list(told[name], name)
         found = cls(**told)
         check_types(found)
         return found

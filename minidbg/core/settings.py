@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 import platformdirs
 
 from minidbg.core import converters, script_header
-from minidbg.core.converters import Converter, choice, number, path, setting, texts, whole
+from minidbg.core.converters import Converter, choice, integer, number, path, setting, strings
 from minidbg.core.errors import BadSetting, nearest
 from minidbg.core.files import NOTE_LIMIT_BYTES, read_regular
 from minidbg.core.run_spec import PRECISIONS, in_precision
@@ -104,15 +104,15 @@ class Settings:
     repro_dir: Path = setting(DEFAULT_FOLDER, path)
     seconds: float = setting(300.0, lambda value: number(value, at_least=0.0))
     """For all reductions of this process together."""
-    max_calls: int | None = setting(None, lambda value: whole(value, at_least=1))
+    max_calls: int | None = setting(None, lambda value: integer(value, at_least=1))
     """Runs of one reduction."""
-    setup: tuple[str, ...] = setting((), texts)
+    setup: tuple[str, ...] = setting((), strings)
     """Statements that make the backend known in a fresh process."""
-    reference: str | None = setting(None, converters.text)
+    reference: str | None = setting(None, converters.string)
     """``module:qualname`` of the backend, or of a function without arguments that returns it."""
-    value_limit_bytes: int = setting(VALUE_LIMIT_BYTES, lambda value: whole(value, at_least=0))
+    value_limit_bytes: int = setting(VALUE_LIMIT_BYTES, lambda value: integer(value, at_least=0))
     """Most bytes of real tensor values that are written for one failure, or kept while a graph is unverified."""
-    reduce_oom: bool = setting(False, converters.flag)
+    reduce_oom: bool = setting(False, converters.boolean)
     """Reduce failures for want of memory too."""
     match: str | None = setting(None, converters.pattern)
     """A regular expression; a failure whose text does not contain it is captured and not reduced."""
@@ -125,11 +125,11 @@ class Settings:
 
     Or, for ``float32``, by the precision that the backend computes it in: ``"bfloat16"``, ``"float16"`` or ``"tf32"``.
     """
-    env: tuple[str, ...] = setting((), texts)
+    env: tuple[str, ...] = setting((), strings)
     """Names of further environment variables that a repro needs; their values are written into it."""
-    memory_bytes: int | None = setting(None, lambda value: whole(value, at_least=1 << 20))
+    memory_bytes: int | None = setting(None, lambda value: integer(value, at_least=1 << 20))
     """Most bytes of memory that one run may take; None is four fifths of what is free."""
-    crash_records: bool = setting(True, converters.flag)
+    crash_records: bool = setting(True, converters.boolean)
     """Write down what a backend is about to do, for the case that the process dies in it."""
 
     @property

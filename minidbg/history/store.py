@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.core.records import check_types, texts
+from minidbg.core.records import check_types, string_list
 from minidbg.history.records import Flip, Observation, Revision, State, SweepRecord
 
 Record = TypeVar("Record", SweepRecord, Observation, State, Flip)
@@ -44,7 +44,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "Verdict": Verdict,
     "Verdict | None": lambda value: None if value is None else Verdict(value),
     "Outcome": lambda text: Outcome.from_json(json.loads(text)),
-    "tuple[str, ...]": lambda text: texts(json.loads(text), "a column"),
+    "tuple[str, ...]": lambda text: string_list(json.loads(text), "a column"),
     "Mapping[str, Revision]": lambda text: {root: Revision(**one) for root, one in json.loads(text).items()},
 }
 """By a field's annotation. All others are stored as they are."""

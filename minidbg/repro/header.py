@@ -16,7 +16,7 @@ from minidbg.core import run_spec
 from minidbg.core.errors import UnreadableRepro
 from minidbg.core.files import read_regular
 from minidbg.core.kinds import Kind
-from minidbg.core.records import describe_malformed, texts
+from minidbg.core.records import describe_malformed, string_list
 from minidbg.core.run_spec import MALFORMED, Provenance, RunSpec
 from minidbg.core.script_header import (
     HANG_LIMIT_S,
@@ -142,7 +142,7 @@ def header_of(text: str, path: Path) -> Header:
         missing = re.search("(?m)^What is missing: (.*)", text)  # the text of a case that no script can hold
         raise UnreadableRepro(f"{path}: {missing[1] if missing else error}") from error
     try:
-        return _header(path, table, texts(metadata.get("dependencies", ()), "dependencies"))
+        return _header(path, table, string_list(metadata.get("dependencies", ()), "dependencies"))
     except MALFORMED as error:
         raise UnreadableRepro(f"{path}: [tool.minidbg] is damaged: {describe_malformed(error)}") from error
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minidbg.core import settings as base
-from minidbg.core.converters import choice, number, path, setting, text, texts, whole
+from minidbg.core.converters import choice, integer, number, path, setting, string, strings
 from minidbg.core.errors import BadSetting
 from minidbg.core.machine import HERE
 
@@ -36,32 +36,32 @@ def folders(value: Any) -> tuple[Path, ...]:
 
 def commands(value: Any) -> tuple[str, ...]:
     """A list of them, or one, which may have several lines."""
-    return (text(value),) if isinstance(value, str) else texts(value)
+    return (string(value),) if isinstance(value, str) else strings(value)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchSettings:
     """Checked values. Those with a check may stand in a file."""
 
-    devices: tuple[str, ...] | None = setting(None, lambda value: parse_devices(",".join(texts(value))))
+    devices: tuple[str, ...] | None = setting(None, lambda value: parse_devices(",".join(strings(value))))
     """``cpu`` and ``cuda:1``, or ``all``; None runs each repro on the device its header names."""
     sources: tuple[Path, ...] = setting((), folders)
     """Folders to watch besides those of the repros' backends."""
-    ignore: tuple[str, ...] = setting((), texts)
+    ignore: tuple[str, ...] = setting((), strings)
     """Further patterns, as in ``.gitignore``, relative to each watched folder."""
-    build: str | None = setting(None, text)
+    build: str | None = setting(None, string)
     """A shell command that runs before each sweep that a change of code has caused."""
     on_flip: tuple[str, ...] = setting((), commands)
     """Shell commands that get what flipped within one sweep as JSON Lines on stdin."""
     poll_s: float | None = setting(None, lambda value: number(value, at_least=0.05))
     """Look every so many seconds instead of waiting for events."""
-    jobs: int = setting(min(8, HERE.processors()), lambda value: whole(value, at_least=1))
+    jobs: int = setting(min(8, HERE.processors()), lambda value: integer(value, at_least=1))
     """Runs at the same time."""
-    device_jobs: int = setting(1, lambda value: whole(value, at_least=1))
+    device_jobs: int = setting(1, lambda value: integer(value, at_least=1))
     """Runs at the same time on one device that is not the CPU."""
     seconds: float | None = setting(None, lambda value: number(value, at_least=0.1))
     """Time limit of a run; None derives it from the repro's own runs."""
-    memory_bytes: int | None = setting(None, lambda value: whole(value, at_least=1 << 20))
+    memory_bytes: int | None = setting(None, lambda value: integer(value, at_least=1 << 20))
     workers: Workers = setting(Workers.AUTO, choice(Workers))
     fail_on: FailOn = setting(FailOn.ANY, choice(FailOn))
     once: bool = False
