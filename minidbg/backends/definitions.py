@@ -168,7 +168,7 @@ class Copy:
     def _defined(self, name: str, value: Any, binders: list[Statement]) -> Piece:
         if binders and isinstance(binders[-1].node, ast.FunctionDef | ast.ClassDef):
             return self._piece(binders[-1])  # of several definitions the last is what the name stands for
-        if len(binders) != 1 or not is_calm(binders[0].node):
+        if len(binders) != 1 or not is_free_of_side_effects(binders[0].node):
             return self._value(name, value, binders)
         (statement,) = binders
         if isinstance(statement.node, ast.Assign | ast.AnnAssign):
@@ -232,7 +232,7 @@ def is_heavy(value: object) -> bool:
     return any(isinstance(item, _HEAVY) for item in (value, *items))
 
 
-def is_calm(node: ast.stmt) -> bool:
+def is_free_of_side_effects(node: ast.stmt) -> bool:
     """Whether a statement can be copied whole: an assignment to names, or an ``if`` or ``try`` of imports, definitions and assignments."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -86,7 +86,7 @@ class AccuracyError(Exception):
         super().__init__(message)
         self.op = ""
         """Of the first node that differs, where it is known."""
-        self.spoilt: tuple[str, ...] = ()
+        self.suspect_nodes: tuple[str, ...] = ()
         """The name of that node."""
         rest = dict(difference)
         self.signature: dict[str, Any] = rest.pop("signature")

@@ -25,7 +25,7 @@ from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.fx.case import Case
 from minidbg.repro.header import read_header
 from minidbg.repro.render import Form, Script, render
-from minidbg.repro.wording import telling_op
+from minidbg.repro.wording import main_op
 
 HIDDEN = script_header.HIDDEN
 IGNORE = ".gitignore"
@@ -124,7 +124,7 @@ def folder_of(path: Path | str) -> Path:
 
 def file_name(case: Case) -> str:
     """``compile_cumsum_3f9c2a.py``: kind, an op that tells it from others, and the failure's digest."""
-    op = re.sub(r"[^A-Za-z0-9]+", "_", telling_op(case)).strip("_")[:40]
+    op = re.sub(r"[^A-Za-z0-9]+", "_", main_op(case)).strip("_")[:40]
     return "_".join(part for part in (str(case.spec.expected.kind), op, digest(case)) if part) + ".py"
 
 

@@ -179,12 +179,12 @@ def _lines_of(form: Form, case: Case, read: Header, model: str) -> dict[str, Any
         model=model,
         expression=expression,
         has_numbers=has_numbers,
-        lies_oddly=lies_oddly(case.inputs),
+        has_custom_layout=has_custom_layout(case.inputs),
     )
     return {**lines, "limit": f"{read.spec.time_limit_s:g}"}
 
 
-def lies_oddly(values: Sequence[Any]) -> bool:
+def has_custom_layout(values: Sequence[Any]) -> bool:
     """Whether a cast of each value by itself loses how they lie in memory: gaps, overlaps, an offset, what they share."""
     plain = {
         id(one): one for one in tensors_in(list(values)) if torch_internals.has_plain_memory(one)

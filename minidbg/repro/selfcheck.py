@@ -50,16 +50,16 @@ class NoShortForm(MinidbgError):
 
 
 def lines_for(
-    header: Header, *, model: str, expression: str, has_numbers: bool = True, lies_oddly: bool = False
+    header: Header, *, model: str, expression: str, has_numbers: bool = True, has_custom_layout: bool = False
 ) -> dict[str, Any]:
     """The variables of ``script.py.j2`` that judge; ``judge.py.j2`` has the text of the functions.
 
-    ``expression`` is what stands for the backend. ``has_numbers``: there may be plain integers among the inputs. ``lies_oddly``: a plain ``double()`` would lay an input otherwise in memory.
+    ``expression`` is what stands for the backend. ``has_numbers``: there may be plain integers among the inputs. ``has_custom_layout``: a plain ``double()`` would lay an input otherwise in memory.
     """
     case = _ScriptJudge(header, model, expression, has_numbers)
     if why := case.beyond_a_few_lines():
         raise NoShortForm(why)
-    case.lies_oddly = lies_oddly
+    case.has_custom_layout = has_custom_layout
     own = {"functions": functions_of(case, check=bool(case.leaf)), "test": case.test()}
     case.here = "_device"
     return {
@@ -110,7 +110,7 @@ class _ScriptJudge:
         self.is_aten = self.spec.level is Level.ATEN
         self.has_state = "def __init__" in model or (self.is_direct and "root." in model)
         self.has_parameters = "torch.nn.Parameter" in model
-        self.lies_oddly = False
+        self.has_custom_layout = False
         self.has_loops = any(f".higher_order.{loop}," in model for loop in torch_internals.LOOPS)
         is_dynamic = self.spec.dynamic if self.is_aten else any(self.spec.dynamic_dims)
         self.has_symbols = has_numbers and bool(is_dynamic)

@@ -47,7 +47,7 @@ def op_names(gm: fx.GraphModule) -> tuple[str, ...]:
     return tuple(name for name in names if name != "getitem") or tuple(names)
 
 
-def telling_op(case: Case) -> str:
+def main_op(case: Case) -> str:
     """The op that the failure is most likely about: one that its error or its frames name, else the last one."""
     names = op_names(case.graph_module)
     named = named_ops(case, names)

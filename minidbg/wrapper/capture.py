@@ -186,8 +186,8 @@ def suspects(failure: Failure) -> Suspects:
     """
     nodes = failure.graph_module.graph.nodes
     if isinstance(failure.error, AccuracyError):
-        if spoilt := failure.error.spoilt:
-            return (spoilt,)
+        if suspect_nodes := failure.error.suspect_nodes:
+            return (suspect_nodes,)
         return takers_of_input(failure.graph_module, failure.error.where)
     try:
         return suspects_of(

@@ -115,8 +115,8 @@ class Verification:
         if expected["gradients"] is None:
             self.facts.leave_out(GRADIENTS_REFUSED)
         runs = compared(inside, self.spec, inside.left(result, args, self.gradients), expected)
-        if (spoilt := inside.spoilt_unseen(args)) is not None:
-            return self.mismatch(spoilt)
+        if (suspect_nodes := inside.spoilt_unseen(args)) is not None:
+            return self.mismatch(suspect_nodes)
         if drew:
             if (own := runs.difference_of_two_runs()) is None:
                 return None
@@ -247,10 +247,10 @@ class Verification:
         error = AccuracyError(f"{self.link.name} gives wrong results: {said}", found)
         forward = Direction(error.signature["direction"]) is Direction.FORWARD
         # no value on the way tells who writes to an input, or of gradients
-        if forward and not self.is_spoilt(error.where):
+        if forward and not self.is_overwritten(error.where):
             node = first_wrong.first_differing_node(self.before, self.link, self.spec, error.where)
             if node is not None:
-                error.op, error.spoilt = op_name(node), (node.name,)
+                error.op, error.suspect_nodes = op_name(node), (node.name,)
         return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
 
     def in_words(self, where: str) -> str:
@@ -259,10 +259,10 @@ class Verification:
             return where
         name = readable(str(self.before.graph.graph.find_nodes(op="placeholder")[index].target))
         named = where.replace(f"input {index}", f"input {index} ({name})", 1)
-        spoilt = ", which eager leaves as it is," if self.is_spoilt(where) else AFTER_THE_CALL
-        return named.replace(AFTER_THE_CALL, spoilt)
+        after = ", which eager leaves as it is," if self.is_overwritten(where) else AFTER_THE_CALL
+        return named.replace(AFTER_THE_CALL, after)
 
-    def is_spoilt(self, where: str) -> bool:
+    def is_overwritten(self, where: str) -> bool:
         """Whether ``where`` is an input after the call that eager does not write to."""
         index = index_of_input(where)
         return where.endswith(AFTER_THE_CALL) and index is not None and index not in self.before.written

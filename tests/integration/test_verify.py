@@ -84,7 +84,7 @@ def test_wrong_results_are_raised_with_where_and_how_much(wrong: Any, answers: A
     assert (error.category, error.where) == (category, where)
     assert backend.__name__ in str(error)
     assert INPUTS_BY_NAME.get(backend, where) in str(error)
-    assert error.spoilt == (node,) if node else True
+    assert error.suspect_nodes == (node,) if node else True
     [case] = answers.cases
     assert case.kind is Kind.ACCURACY
     direction = Direction.BACKWARD if where.startswith("gradient") else Direction.FORWARD
@@ -130,7 +130,7 @@ def test_the_first_differing_node_of_a_large_graph_is_found_by_one_more_compile(
         return x
 
     error = mismatch(function, GRID, backend=counted)
-    assert error.spoilt == (node,)
+    assert error.suspect_nodes == (node,)
     assert sizes == [60, 60]
 
 
@@ -146,7 +146,7 @@ def test_no_node_is_looked_for_in_a_graph_of_many_calls() -> None:
             x = x + 0.01
         return x.relu()
 
-    assert mismatch(function, GRID, backend=counted).spoilt == ()
+    assert mismatch(function, GRID, backend=counted).suspect_nodes == ()
     assert len(compiles) == 1
 
 
@@ -175,7 +175,7 @@ def test_a_bug_beside_random_numbers_is_found_in_a_graph_that_draws_none(answers
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2))
     error = mismatch(model, torch.randn(4, 8), backend=planted.wrong_relu_and_other_random_numbers)
     assert error.category == "float"
-    assert error.spoilt == ("input_3",)
+    assert error.suspect_nodes == ("input_3",)
     [case] = answers.cases
     assert not any("dropout" in str(node.target) for node in case.graph_module.graph.nodes)
     assert "random numbers were recorded" in " ".join(case.provenance.notes)
@@ -195,7 +195,7 @@ def test_no_backward_is_compiled_for_a_forward_that_is_wrong_beside_random_numbe
         return planted.other_random_numbers_before(compiled(graph_module, example_inputs))
 
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2))
-    assert mismatch(model, torch.randn(4, 8), backend=backend).spoilt == ("input_3",)
+    assert mismatch(model, torch.randn(4, 8), backend=backend).suspect_nodes == ("input_3",)
     assert len(backwards) == 1
 
 
@@ -348,7 +348,7 @@ def test_other_legal_answers_pass_and_are_told_once(
 def test_a_bug_beside_what_is_undefined_is_found_and_named(answers: Answers) -> None:
     error = mismatch(undefined_in_places, GRID, PLACES, backend=wrong_relu_among_other_answers)
     assert (error.category, error.where) == ("float", "output 3")
-    assert error.spoilt == ("relu",)
+    assert error.suspect_nodes == ("relu",)
 
 
 def out_of_place(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:

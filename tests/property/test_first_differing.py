@@ -108,8 +108,8 @@ def test_what_is_named_is_wrong_and_changes_what_differs(seed: int, tmp_path: Pa
         return  # no wrong value is left behind
     graph = graphs[0]
     nodes = {node.name: node for node in graph.graph.nodes}
-    assert found.spoilt, f"nothing was named: {found}"
-    node = nodes[found.spoilt[0]]
+    assert found.suspect_nodes, f"nothing was named: {found}"
+    node = nodes[found.suspect_nodes[0]]
     assert node.target in ("relu", torch.relu), f"{node} is right"
     before = left_at(found.where, graph.forward, given[0])
     assert not torch.equal(left_at(found.where, Changed(graph, node.name).run, given[0]), before)
@@ -165,4 +165,4 @@ def test_an_input_that_alone_differs_is_no_reason_to_name_a_node_beside_it(
     )
     with pytest.raises(AccuracyError, match="after the call is 0") as raised:
         compiled(GRID, torch.arange(3))
-    assert not raised.value.spoilt
+    assert not raised.value.suspect_nodes
