@@ -68,7 +68,7 @@ class _Extraction:
     whole_tuples: bool = False
     returns_writes: bool = True
     """Whether a graph that only writes returns what its last write gives, where the whole graph returns anything."""
-    standing: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    replacements: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """What stands for each dropped node, in the end."""
     # What goes into the new graph: found first, built after, since placeholders come before all else.
     kept: dict[fx.Node, None] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class _Extraction:
         return map(self._stand_in, sources) if self.redirects else sources
 
     def _stand_in(self, node: fx.Node) -> fx.Node:
-        return self.standing.get(node, node)
+        return self.replacements.get(node, node)
 
     def _plan_stand_ins(self) -> None:
         """Find what stands for each dropped node; in order, since one may stand for another."""
@@ -164,11 +164,11 @@ class _Extraction:
             if node in self.kept or not is_call(node):
                 continue
             if node in self.stand_ins:
-                self.standing[node] = self._stand_in(self.stand_ins[node])
+                self.replacements[node] = self._stand_in(self.stand_ins[node])
             elif self.bypass:
                 alike_ones = (one for one in node.all_input_nodes if alike(self.facts, one, node))
                 sources = map(self._stand_in, alike_ones)
-                self.standing[node] = next((source for source in sources if source in self.kept), node)
+                self.replacements[node] = next((source for source in sources if source in self.kept), node)
 
     def _need(self, node: fx.Node, position: int) -> None:
         if node.op == "get_attr":

@@ -376,9 +376,9 @@ class Daemon:
             watched.judged = watched.begun
         end, now = "superseded" if sweep.superseded else "complete", time.time()
         self.history.end_sweep(sweep.number, now, end)
-        standings = dict(Counter(str(one.transition) for one in sweep.decisions.values()))
+        transitions = dict(Counter(str(one.transition) for one in sweep.decisions.values()))
         took = round(now - sweep.began, 3)
-        self.announce(events.SweepFinished(sweep.number, end, took, standings, sweep.unjudged))
+        self.announce(events.SweepFinished(sweep.number, end, took, transitions, sweep.unjudged))
         if sweep.number % 50 == 0:
             self.history.prune()
         self.sweeps_done += 1

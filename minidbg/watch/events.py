@@ -151,11 +151,11 @@ class SweepFinished(Event):
     end: str
     """complete, or superseded by a change of the code."""
     seconds: float
-    standings: Mapping[str, int]
+    transitions: Mapping[str, int]
     unjudged: int
 
     def words(self) -> str:
-        counts = ", ".join(f"{count} {standing}" for standing, count in sorted(self.standings.items()))
+        counts = ", ".join(f"{count} {transition}" for transition, count in sorted(self.transitions.items()))
         unjudged = f", {self.unjudged} not judged" if self.unjudged else ""
         how = "" if self.end == "complete" else f" ({self.end}: the code changed)"
         return f"sweep {self.sweep} took {self.seconds:.2f} s{how}: {counts or 'no verdict'}{unjudged}"
@@ -174,7 +174,7 @@ class Judged(Event):
     sweep: int
     repro: str
     device: str
-    standing: Transition
+    transition: Transition
     verdict: Verdict | None
     """None when nothing could be judged."""
     seconds: float
@@ -189,11 +189,11 @@ class Judged(Event):
         verdict = f" ({self.verdict})" if self.verdict else ""
         failure = self.message.partition("\n")[0] if self.verdict is Verdict.CHANGED else ""
         reason = f": {self.reason or failure}" if self.reason or failure else ""
-        return f"  {self.standing:<17} {self.repro} [{self.device}]{verdict}{reason}"
+        return f"  {self.transition:<17} {self.repro} [{self.device}]{verdict}{reason}"
 
     def update(self, matrix: Matrix) -> None:
         matrix.ended += 1
-        cell = Cell(self.verdict or self.standing, self.since, self.seconds, outdated=False)
+        cell = Cell(self.verdict or self.transition, self.since, self.seconds, outdated=False)
         cell.note = self.reason or self.message
         matrix.cells[self.repro, self.device] = cell
 

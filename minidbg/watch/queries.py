@@ -110,7 +110,7 @@ def status_text(found: Json) -> str:
         at = f" at {found['revision']}" if found["revision"] else ""
         started = moment(found["last_sweep_started"])
         lines.append(f"last sweep: {found['last_sweep']}, {started}, {found['last_sweep_end']}{at}")
-    counts = ", ".join(f"{count:,} {standing}" for standing, count in sorted(found["verdicts"].items()))
+    counts = ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(found["verdicts"].items()))
     return printable("\n".join([*lines, f"repros: {counts or 'none'}"]))
 
 

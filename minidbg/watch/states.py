@@ -83,7 +83,7 @@ class Decision:
     reason: str = ""
 
 
-Ruling: TypeAlias = tuple[Transition, State | None, Flip | None]
+StateUpdate: TypeAlias = tuple[Transition, State | None, Flip | None]
 """What the rules say: the transition, the new state, and the flip if there is one."""
 
 
@@ -96,28 +96,28 @@ def decide(
     a history that begins with anything else is asked twice.
     """
     first, judged = runs[0], [run for run in runs if run.verdict in JUDGING]
-    ruling: Ruling | None
+    update: StateUpdate | None
     if first.verdict not in JUDGING:
-        ruling = NO_FLIP[first.verdict], before, None
+        update = NO_FLIP[first.verdict], before, None
     # of another script or machine the verdict before says nothing
     elif before is None or (before.script, before.environment) != (first.script, first.environment):
-        ruling = first_verdict(judged, expect)
+        update = first_verdict(judged, expect)
     elif before.verdict is Verdict.FLAKY:
-        ruling = after_flaky(before, judged)
+        update = after_flaky(before, judged)
     elif first.verdict is before.verdict:
-        ruling = NO_FLIP[before.verdict], carried_on(before, judged), None
+        update = NO_FLIP[before.verdict], carried_on(before, judged), None
     else:
-        ruling = after_difference(before, judged)
+        update = after_difference(before, judged)
     reason = runs[-1].outcome.reason
-    if ruling is None:
+    if update is None:
         if len(runs) < MOST_RUNS:
             return None
-        ruling = Transition.INVALID, before, None
+        update = Transition.INVALID, before, None
         reason = f"{first.verdict} could not be confirmed in a fresh interpreter: {runs[-1].reason}"
-    return Decision(job, *ruling, tuple(runs), reason)
+    return Decision(job, *update, tuple(runs), reason)
 
 
-def first_verdict(runs: Sequence[Observation], expect: Verdict) -> Ruling | None:
+def first_verdict(runs: Sequence[Observation], expect: Verdict) -> StateUpdate | None:
     """Where a history begins: the verdict that the runs agree on, confirmed where it is not the expected one."""
     first, last = runs[0], runs[-1]
     verdict, disagreements = first.verdict, 0
@@ -137,7 +137,7 @@ def first_verdict(runs: Sequence[Observation], expect: Verdict) -> Ruling | None
     return Transition.NEW, carried_on(state, runs), None
 
 
-def after_difference(before: State, runs: Sequence[Observation]) -> Ruling | None:
+def after_difference(before: State, runs: Sequence[Observation]) -> StateUpdate | None:
     """The first run was unlike the last verdict: ask until it is a flip, noise or flakiness."""
     first, fresh = runs[0], runs[1:]
     same_code = before.code == first.code
@@ -158,7 +158,7 @@ def after_difference(before: State, runs: Sequence[Observation]) -> Ruling | Non
     return became_flaky(before, runs)
 
 
-def after_flaky(before: State, runs: Sequence[Observation]) -> Ruling | None:
+def after_flaky(before: State, runs: Sequence[Observation]) -> StateUpdate | None:
     """Count the runs of a flaky repro; it settles on a verdict that comes often enough in a row."""
     state = before
     for run in runs:
@@ -180,7 +180,7 @@ def quiet_runs_needed(flaky: State, verdict: Verdict) -> int:
     return max(LEAST_STREAK, math.ceil(math.log(LUCK) / math.log(1 - other)))
 
 
-def became_flaky(before: State, runs: Sequence[Observation]) -> Ruling:
+def became_flaky(before: State, runs: Sequence[Observation]) -> StateUpdate:
     """Two verdicts where one was due. The earlier verdict counts as one more run."""
     failures = sum(run.verdict in FAILING for run in runs) + (before.verdict in FAILING)
     counted = replace(before, verdict=Verdict.FLAKY, since=runs[0].at, runs=1, failures=0)
@@ -188,7 +188,7 @@ def became_flaky(before: State, runs: Sequence[Observation]) -> Ruling:
     return Transition.FLAKY, state, flip_between(before, Verdict.FLAKY, Transition.FLAKY, runs)
 
 
-def flipped(before: State, verdict: Verdict, runs: Sequence[Observation]) -> Ruling:
+def flipped(before: State, verdict: Verdict, runs: Sequence[Observation]) -> StateUpdate:
     if Verdict.GONE in (before.verdict, verdict):
         transition = Transition.FIXED if verdict is Verdict.GONE else Transition.REGRESSED
     else:

@@ -89,7 +89,7 @@ class PlainLines(View):
         self.stream, self.every_result = stream, every_result
 
     def show(self, event: Event) -> None:
-        if isinstance(event, Judged) and event.standing in UNCHANGED and not self.every_result:
+        if isinstance(event, Judged) and event.transition in UNCHANGED and not self.every_result:
             return
         clock = time.strftime("%H:%M:%S", time.localtime(event.at))
         self.stream.write("".join(f"{clock} {line}\n" for line in event.line().splitlines()))

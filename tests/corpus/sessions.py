@@ -56,7 +56,7 @@ def told_of(events: list[Event]) -> list[str]:
         match event["event"]:
             case "result":
                 verdict = f" ({event['verdict']})" if event["verdict"] else ""
-                verdicts[event["repro"]] = f"{event['repro']}: {event['standing']}{verdict}"
+                verdicts[event["repro"]] = f"{event['repro']}: {event['transition']}{verdict}"
             case "flip":
                 files = ", ".join(event["files"])
                 flip = f"flip {event['kind']}: {event['repro']} {event['before']} -> {event['after']}"

@@ -164,7 +164,7 @@ def test_a_device_that_vanishes_while_watching_is_skipped_and_never_gone(run: Ru
         daemon.wait_for_sweep(since=begun, seconds=200)
         told = [event for event in daemon.events[begun:] if event.get("device") == "acme:0"]
         assert [event["event"] for event in told] == ["result"], told
-        assert told[0]["standing"] == "skipped"
+        assert told[0]["transition"] == "skipped"
         assert "no device 'acme:0' here: RuntimeError: acme error 100" in told[0]["reason"]
         away.unlink()
         compiler.write_text(sound + "# once more")

@@ -97,7 +97,7 @@ def desk(tmp_path: Path) -> Checkout:
 def results(running: WatchProcess, since: int = 0) -> list[tuple[str, str, str]]:
     """Each result that was told: repro, device, and the verdict, or ``skipped``."""
     told = running.since(since, "result")
-    return sorted((one["repro"], one["device"], one["verdict"] or one["standing"]) for one in told)
+    return sorted((one["repro"], one["device"], one["verdict"] or one["transition"]) for one in told)
 
 
 def every(*devices: str) -> list[tuple[str, str, str]]:
@@ -127,7 +127,7 @@ def test_code_goes_to_each_machine_and_one_that_is_away_is_a_column_that_waits(
         (desk.package / "native.so").write_text(WORKS.format(op="relu"))
         running.wait_for_sweep(since=mark)
         skipped = [one for one in running.since(mark, "result") if one["device"] == "blue/cpu"]
-        assert {(one["standing"], one["reason"]) for one in skipped} == {("skipped", "blue is away")}
+        assert {(one["transition"], one["reason"]) for one in skipped} == {("skipped", "blue is away")}
         assert flips(running) == [("FIXED", "relu.py", "red/cpu")]
         cluster.worker("two", "--name", "blue")
         running.wait_for_event("flip", device="blue/cpu", since=mark)

@@ -24,7 +24,7 @@ from minidbg.core.text import in_one_line
 
 if TYPE_CHECKING:
     from minidbg.extras.hunt.hunting import Hunt
-    from minidbg.extras.hunt.judging import State
+    from minidbg.extras.hunt.judging import SampleResult
     from minidbg.extras.hunt.samples import Cell
 
 LETTERS = {
@@ -129,11 +129,11 @@ def tell(hunted: Hunt, *, as_json: bool) -> bool:
     for one in hunted.failures.values():
         if one.refused:
             note(f"not counted, since no repro came of it: {one.sample}: {one.refused}")
-    note(f"{'interrupted: ' if hunted.interrupted else ''}{hunted.standing}")
+    note(f"{'interrupted: ' if hunted.interrupted else ''}{hunted.summary}")
     return bool(failures)
 
 
-def print_table(table: Mapping[Cell, tuple[State, str]]) -> None:
+def print_table(table: Mapping[Cell, tuple[SampleResult, str]]) -> None:
     """A row for each op that does not work in every dtype, a letter for each dtype."""
     from minidbg.extras.hunt.samples import DTYPES
 
@@ -156,13 +156,13 @@ def print_table(table: Mapping[Cell, tuple[State, str]]) -> None:
 
 def is_worse(hunted: Hunt, expected: Path) -> bool:
     """Whether something that was tried works worse than the file says; a file that is missing is written. Raises BadSetting."""
-    from minidbg.extras.hunt.judging import State
+    from minidbg.extras.hunt.judging import SampleResult
 
     states = {cell: state for cell, (state, _) in sorted(hunted.table().items())}
     known: dict[str, dict[str, str]] = {}
     if not expected.exists():
         for cell, state in states.items():
-            if state.rank > State.OK.rank:
+            if state.rank > SampleResult.OK.rank:
                 known.setdefault(cell.op, {})[f"{cell.dtype} {cell.device}"] = str(state)
         head = "# What does not work, by minidbg hunt. To compare: minidbg hunt BACKEND --expected THIS"
         quoted = {
@@ -176,7 +176,8 @@ def is_worse(hunted: Hunt, expected: Path) -> bool:
     try:
         known = tomllib.loads(expected.read_text(encoding="utf-8"))["ops"]
         before = {
-            cell: State(known.get(cell.op, {}).get(f"{cell.dtype} {cell.device}", "ok")) for cell in states
+            cell: SampleResult(known.get(cell.op, {}).get(f"{cell.dtype} {cell.device}", "ok"))
+            for cell in states
         }
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, ValueError, AttributeError) as error:
         raise BadSetting(
@@ -184,6 +185,6 @@ def is_worse(hunted: Hunt, expected: Path) -> bool:
         ) from error
     worse = {cell for cell, state in states.items() if state.rank > before[cell].rank}
     for cell, state in states.items():
-        if state is not before[cell] and state is not State.SKIPPED:
+        if state is not before[cell] and state is not SampleResult.SKIPPED:
             note(f"{'worse' if cell in worse else 'better'}: {' '.join(cell)}: {state}, was {before[cell]}")
     return bool(worse)

@@ -23,7 +23,7 @@ from minidbg.core.json_lines import json_objects
 from minidbg.core.machine import memory_limit
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.text import last_line, plural
-from minidbg.extras.hunt.judging import State, backend_of, key_of, state_of
+from minidbg.extras.hunt.judging import SampleResult, backend_of, key_of, state_of
 from minidbg.extras.hunt.samples import Cell, Sample, plan
 from minidbg.reduction.result import Limits
 from minidbg.torch_internals import OP_SAMPLES
@@ -38,7 +38,7 @@ GRACE_S, ALONE_S, HUNT_POLL_S, TELL_EVERY_S = 30.0, 300.0, 0.5, 20.0
 class Failure:
     """Failures that are one: the first that was met, and what its reduction gave."""
 
-    state: State
+    state: SampleResult
     sample: Sample
     outcome: Outcome
     repro: str | None = None
@@ -64,7 +64,7 @@ class Hunt:
     jobs: int = 1
     call_seconds: float = 30.0
     cells: list[Cell] = field(default_factory=list)
-    judged: list[tuple[Cell, State, str, Failure | None]] = field(default_factory=list)
+    judged: list[tuple[Cell, SampleResult, str, Failure | None]] = field(default_factory=list)
     failures: dict[tuple[str, ...], Failure] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -97,7 +97,7 @@ class Hunt:
                     self.take_in(sample, outcome)
                 if time.monotonic() > told + TELL_EVERY_S:
                     told = time.monotonic()
-                    self.tell(self.standing)
+                    self.tell(self.summary)
             list(self.work_off(pool, [partial(self.reduce, one) for one in self.failures.values()]))
 
     def work_off(self, pool: ThreadPoolExecutor, tasks: Iterable[Callable[[], Any]]) -> Iterator[Any]:
@@ -119,7 +119,7 @@ class Hunt:
         state, text, failure = state_of(outcome), outcome.reason, None
         if outcome.signature is not None:
             text = outcome.message
-            if state.rank >= State.FAILS.rank:
+            if state.rank >= SampleResult.FAILS.rank:
                 key = key_of(outcome.signature, sample.op)
                 failure = self.failures.setdefault(key, Failure(state, sample, outcome))
                 failure.ops[sample.op] += 1
@@ -175,11 +175,11 @@ class Hunt:
 
     # ---- what is known
 
-    def table(self) -> dict[Cell, tuple[State, str]]:
+    def table(self) -> dict[Cell, tuple[SampleResult, str]]:
         """The worst of each cell's samples, and what it said; what did not fail again is no failure."""
-        worst: dict[Cell, tuple[State, str]] = {}
+        worst: dict[Cell, tuple[SampleResult, str]] = {}
         for cell, judged, text, failure in self.judged:
-            state = State.SKIPPED if failure is not None and failure.refused else judged
+            state = SampleResult.SKIPPED if failure is not None and failure.refused else judged
             if cell not in worst or state.rank > worst[cell][0].rank:
                 worst[cell] = (state, text)
         return worst
@@ -190,6 +190,6 @@ class Hunt:
         )
 
     @property
-    def standing(self) -> str:
+    def summary(self) -> str:
         pairs = plural(len(self.cells), "op x dtype pair")
         return f"{len(self.table()):,} of {pairs}, {plural(len(self.distinct()), 'failure')}"

@@ -36,7 +36,7 @@ SAYS_UNSUPPORTED = re.compile(
 )
 
 
-class State(enum.StrEnum):
+class SampleResult(enum.StrEnum):
     """What became of a sample, the worst last; in a cell of the table the worst of its samples stands."""
 
     SKIPPED = "skipped"
@@ -50,7 +50,7 @@ class State(enum.StrEnum):
 
     @property
     def rank(self) -> int:
-        return list(State).index(self)
+        return list(SampleResult).index(self)
 
 
 def backend_of(argument: Mapping[str, Any]) -> UsedBackend:
@@ -115,22 +115,26 @@ def failing_case(argument: Mapping[str, Any]) -> Case:
 # ---- what an outcome says
 
 
-def state_of(outcome: Outcome) -> State:
+def state_of(outcome: Outcome) -> SampleResult:
     if outcome.verdict is Verdict.GONE:
         if HANDED_BACK in outcome.reason:
-            return State.HANDED_BACK
-        return State.SKIPPED if "eager differs from itself" in outcome.reason else State.OK
+            return SampleResult.HANDED_BACK
+        return SampleResult.SKIPPED if "eager differs from itself" in outcome.reason else SampleResult.OK
     if outcome.signature is None:
         # a graph that reached the backend in another form has run and agreed all the same
-        return State.OK if outcome.reason.startswith(ANOTHER_GRAPH) else State.SKIPPED
+        return SampleResult.OK if outcome.reason.startswith(ANOTHER_GRAPH) else SampleResult.SKIPPED
     kind, types = outcome.signature.kind, [name.rpartition(".")[2] for name in outcome.signature.types]
     if any(name in CONTROL_FLOW for name in types):
-        return State.HANDED_BACK  # in a program dynamo goes on in eager there, as wrap lets it
+        return SampleResult.HANDED_BACK  # in a program dynamo goes on in eager there, as wrap lets it
     if kind.traits.raises:
         by_type = re.search("NotImplemented|Unsupported|NotSupported", " ".join(types))
         by_text = SAYS_UNSUPPORTED.search(outcome.message.partition("\n")[0])
-        return State.UNSUPPORTED if by_type or by_text else State.FAILS
-    return {Kind.ACCURACY: State.WRONG, Kind.CRASH: State.CRASHED, Kind.HANG: State.HANGS}[kind]
+        return SampleResult.UNSUPPORTED if by_type or by_text else SampleResult.FAILS
+    return {
+        Kind.ACCURACY: SampleResult.WRONG,
+        Kind.CRASH: SampleResult.CRASHED,
+        Kind.HANG: SampleResult.HANGS,
+    }[kind]
 
 
 def key_of(signature: Signature, op: str) -> tuple[str, ...]:

@@ -149,7 +149,7 @@ def test_a_run_whose_server_dies_is_asked_again_in_an_interpreter_of_its_own_and
         world.pool.lose = losses
         world.save("a", f"reproduces{' ' * losses}")
         assert world.ran() == ["a", "a"]
-        assert world.data("result", "standing")[-1] == standing
+        assert world.data("result", "transition")[-1] == standing
     world.put(Died(-9, "out of memory"))
     said = "the worker server ended with status -9; a new one starts: out of memory"
     assert world.data("notice", "text") == [said]

@@ -39,9 +39,11 @@ EVENTS: list[Event] = [
     Unconfirmed(2, "a.py", "cpu", REPRODUCES, seen=True, verdict=GONE, seconds=0.25),
     Unconfirmed(2, "a.py", "cpu", GONE, seen=False, verdict=REPRODUCES, seconds=0.25),
     JUDGED,
-    replace(JUDGED, standing=Transition.REGRESSED, verdict=CHANGED, message="KeyError: 'x'\nmore"),
-    replace(JUDGED, standing=Transition.SKIPPED, verdict=None, reason="no device", expected=None, since=None),
-    replace(JUDGED, standing=Transition.NEW, reason="\x1b]0;owned\x07 \x1b[2J"),
+    replace(JUDGED, transition=Transition.REGRESSED, verdict=CHANGED, message="KeyError: 'x'\nmore"),
+    replace(
+        JUDGED, transition=Transition.SKIPPED, verdict=None, reason="no device", expected=None, since=None
+    ),
+    replace(JUDGED, transition=Transition.NEW, reason="\x1b]0;owned\x07 \x1b[2J"),
     events.SweepFinished(2, "complete", 1.5, {"still failing": 1, "FIXED": 1}, 0),
     events.SweepFinished(2, "superseded", 1.5, {}, 2),
     events.BackendBroken("toy", "cpu", "SyntaxError", 1),

@@ -167,12 +167,12 @@ def test_so_many_equal_runs_rule_luck_out(known: State, verdict: Verdict, runs: 
 
 
 def test_a_flaky_repro_is_fixed_after_so_many_quiet_runs_and_no_sooner() -> None:
-    known, standings = flaky(), []
-    while standings[-1:] in ([], [Transition.FLAKY]):
+    known, transitions = flaky(), []
+    while transitions[-1:] in ([], [Transition.FLAKY]):
         result = answer(known, warm(GONE)) or decided(known, warm(GONE), fresh(GONE))
-        standings.append(result.transition)
+        transitions.append(result.transition)
         known = result.state
-    assert (standings[-1], len(standings)) == (Transition.FIXED, quiet_runs_needed(flaky(), GONE))
+    assert (transitions[-1], len(transitions)) == (Transition.FIXED, quiet_runs_needed(flaky(), GONE))
 
 
 def test_a_known_flaky_failure_is_what_an_expected_failure_may_be() -> None:

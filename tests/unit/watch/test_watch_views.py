@@ -58,11 +58,11 @@ def sweep_finished(number: int = 1) -> Event:
 
 
 def result(
-    repro: str, verdict: str | None, device: str = "cpu", standing: str = "still failing", **more: Any
+    repro: str, verdict: str | None, device: str = "cpu", transition: str = "still failing", **more: Any
 ) -> Judged:
     known = {"reason": "", **more}
     found = Verdict(verdict) if verdict else None
-    return Judged(1, repro, device, Transition(standing), found, 0.25, 1, **known, at=NOW)
+    return Judged(1, repro, device, Transition(transition), found, 0.25, 1, **known, at=NOW)
 
 
 def flip(repro: str, kind: str = "FIXED", after: str = "gone", **more: Any) -> Flipped:
@@ -90,7 +90,7 @@ def test_unchanged_results_are_not_listed_unless_every_one_is_wanted() -> None:
         stream = io.StringIO()
         view = PlainLines(stream, every_result=every)
         view.show(result("a.py", "reproduces"))
-        view.show(result("b.py", "gone", standing="new"))
+        view.show(result("b.py", "gone", transition="new"))
         assert len(stream.getvalue().splitlines()) == lines
 
 
