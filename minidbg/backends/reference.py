@@ -382,12 +382,12 @@ def described(backend: Any) -> str:
     return f"an object of the class {owner.__qualname__} of {where_defined(owner)}"
 
 
-def where_defined(kind: type) -> str:
+def where_defined(cls: type) -> str:
     try:
-        file = inspect.getsourcefile(kind) or inspect.getfile(kind)
-        return f"{os.path.basename(file)}:{inspect.findsource(kind)[1] + 1}"
+        file = inspect.getsourcefile(cls) or inspect.getfile(cls)
+        return f"{os.path.basename(file)}:{inspect.findsource(cls)[1] + 1}"
     except (OSError, TypeError):
-        return kind.__module__
+        return cls.__module__
 
 
 def suggested(backend: Any) -> str:

@@ -145,9 +145,9 @@ class Expressions:
             return self.reference(value)
         if isinstance(value, float | complex):
             return number(complex(value) if isinstance(value, complex) else float(value))
-        for kind in (int, str, bytes):
-            if isinstance(value, kind):  # by the plain type's repr: a subclass may have one of its own
-                return kind.__repr__(value)
+        for cls in (int, str, bytes):
+            if isinstance(value, cls):  # by the plain type's repr: a subclass may have one of its own
+                return cls.__repr__(value)
         if isinstance(value, tuple | list | dict | slice | range):
             return self._container(value)
         return self._torch_value(value)
@@ -256,8 +256,8 @@ class Expressions:
         of_triton = type(value).__module__.startswith("triton.")  # tl.float32
         if callable(value) or hasattr(type(value), "__members__") or of_triton:
             return self.reference(value)
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise CannotWrite(f"an argument of type {kind}", "it has no literal form")
+        cls = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise CannotWrite(f"an argument of type {cls}", "it has no literal form")
 
 
 def literal(value: Any) -> str:

@@ -43,9 +43,9 @@ OPTIONS = click.option(
 )
 
 
-def words(kind: type[enum.StrEnum]) -> click.Choice[str]:
-    """The words of ``kind`` as a choice; click itself would offer the members' names."""
-    return click.Choice([str(member) for member in kind])
+def words(members: type[enum.StrEnum]) -> click.Choice[str]:
+    """The words of ``members`` as a choice; click itself would offer the members' names."""
+    return click.Choice([str(member) for member in members])
 
 
 KINDS = click.option(

@@ -165,8 +165,8 @@ def _is_expanded(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 def _is_parameter(value: Tensor) -> bool:
     """``isinstance``, which asks the metaclass and so takes longer than a small clone, for what is neither plain type."""
-    kind = type(value)
-    return kind is torch.nn.Parameter or (kind is not Tensor and isinstance(value, torch.nn.Parameter))
+    cls = type(value)
+    return cls is torch.nn.Parameter or (cls is not Tensor and isinstance(value, torch.nn.Parameter))
 
 
 def _clone_of_lazy(value: Tensor) -> Tensor:

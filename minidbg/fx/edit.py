@@ -19,7 +19,7 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.fx.copying import pausing_gc, with_history
-from minidbg.fx.effects import Fact, FactKind, is_call
+from minidbg.fx.effects import Fact, FactType, is_call
 from minidbg.fx.pieces import (
     CannotExtract,
     Key,
@@ -184,9 +184,9 @@ class _Extraction:
         self._need_part((node, dropped, ()), fact, position)
 
     def _need_part(self, key: Key, fact: Fact, position: int) -> None:
-        if fact.kind is FactKind.OPAQUE:
+        if fact.type is FactType.OPAQUE:
             raise CannotExtract(f"{key[0].name} has no form as an input")
-        if fact.kind is FactKind.TUPLE:
+        if fact.type is FactType.TUPLE:
             for index, part in enumerate(fact.parts):
                 self._need_part((key[0], key[1], (*key[2], index)), part, position)
         elif _becomes_input(key[0], fact):
@@ -229,9 +229,9 @@ class _Extraction:
         fact = self.facts.get(node)
         if node in self.recording.writing:
             self._plan_written(node, fact)
-        elif fact is None or is_tensor(fact) or (fact.kind is FactKind.NUMBER and len(self.kept) == 1):
+        elif fact is None or is_tensor(fact) or (fact.type is FactType.NUMBER and len(self.kept) == 1):
             self.returned.append(node)
-        elif fact.kind is FactKind.TUPLE and (path := first_tensor(fact)) is not None:
+        elif fact.type is FactType.TUPLE and (path := first_tensor(fact)) is not None:
             if self.whole_tuples:
                 self.returned.append(node)
             else:
@@ -320,7 +320,7 @@ class _Extraction:
         return self._argument_part((node, dropped, ()), self.facts[node])
 
     def _argument_part(self, key: Key, fact: Fact) -> Any:
-        if fact.kind is FactKind.TUPLE:
+        if fact.type is FactType.TUPLE:
             return tuple(
                 self._argument_part((key[0], key[1], (*key[2], index)), part)
                 for index, part in enumerate(fact.parts)
@@ -348,6 +348,6 @@ class _Extraction:
 
 
 def _becomes_input(node: fx.Node, fact: Fact) -> bool:
-    if fact.kind is FactKind.NUMBER:
+    if fact.type is FactType.NUMBER:
         return isinstance(node.meta.get("example_value"), torch.SymInt | torch.SymFloat)
-    return fact.kind is FactKind.TENSOR
+    return fact.type is FactType.TENSOR

@@ -198,7 +198,7 @@ def nesting_levels(graph: fx.Graph) -> tuple[list[tuple[fx.Node, fx.Node]], froz
     return outermost, frozenset((*unpaired, *map(op_name, open_nodes)))
 
 
-class FactKind(enum.Enum):
+class FactType(enum.Enum):
     """What can be done with a value when the node that made it is gone."""
 
     TENSOR = enum.auto()
@@ -223,7 +223,7 @@ PLAIN_TYPES = (
 class Fact:
     """One value: ``like`` is equal for values that could stand in for each other, ``traits`` for similar ones."""
 
-    kind: FactKind
+    type: FactType
     like: Hashable = None
     """Of a tensor: shape, dtype, device."""
     traits: Hashable = None
@@ -237,28 +237,28 @@ def fact_of(value: Any) -> Fact:
     if isinstance(value, Tensor):
         return _tensor_fact(value)
     if isinstance(value, bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool):
-        return Fact(FactKind.NUMBER, type(value).__name__, type(value).__name__, value)
+        return Fact(FactType.NUMBER, type(value).__name__, type(value).__name__, value)
     if isinstance(value, PLAIN_TYPES):
-        return Fact(FactKind.PLAIN, traits=repr(value), plain=value)
+        return Fact(FactType.PLAIN, traits=repr(value), plain=value)
     if isinstance(value, tuple | list):
         parts = tuple(map(fact_of, value))
         return Fact(
-            FactKind.TUPLE,
+            FactType.TUPLE,
             tuple(part.like for part in parts),
             tuple(part.traits for part in parts),
-            value if all(part.kind is FactKind.PLAIN for part in parts) else None,
+            value if all(part.type is FactType.PLAIN for part in parts) else None,
             parts,
         )
-    return Fact(FactKind.OPAQUE, traits=type(value).__name__)
+    return Fact(FactType.OPAQUE, traits=type(value).__name__)
 
 
 def _tensor_fact(value: Tensor) -> Fact:
     if torch_internals.is_wrapped(value):
-        return Fact(FactKind.OPAQUE, traits="functorch level")
+        return Fact(FactType.OPAQUE, traits="functorch level")
     shape = tuple(map(torch_internals.hint, value.shape))
     if value.layout is not torch.strided or value.is_nested:
         like = (shape, value.dtype, value.device, value.layout)
-        return Fact(FactKind.TENSOR, like, (value.dtype, value.layout))
+        return Fact(FactType.TENSOR, like, (value.dtype, value.layout))
     traits = (
         value.dtype,
         value.device.type,
@@ -267,7 +267,7 @@ def _tensor_fact(value: Tensor) -> Fact:
         value.requires_grad,
         tuple(size if size < 2 else 2 for size in shape),
     )
-    return Fact(FactKind.TENSOR, (shape, value.dtype, value.device), traits)
+    return Fact(FactType.TENSOR, (shape, value.dtype, value.device), traits)
 
 
 def _order_of(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Hashable:
@@ -299,19 +299,19 @@ def nodes_in(value: Any) -> list[fx.Node]:
     return found
 
 
-def kind_of_call(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> Hashable:
+def class_of_call(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> Hashable:
     """What calls of a kind have in common: the op, dtypes, ranks, layouts and constant arguments."""
-    return op_name(node), node.op, str(node.target), _kind_of_argument((node.args, node.kwargs), facts)
+    return op_name(node), node.op, str(node.target), _class_of_argument((node.args, node.kwargs), facts)
 
 
-def _kind_of_argument(value: Any, facts: Mapping[fx.Node, Fact]) -> Hashable:
+def _class_of_argument(value: Any, facts: Mapping[fx.Node, Fact]) -> Hashable:
     if isinstance(value, fx.Node):
         fact = facts.get(value)
         return fact.traits if fact else value.op
     if isinstance(value, tuple | list):
         if len(value) > 1 and all(isinstance(part, int) for part in value):
             return "ints", len(value)
-        return tuple(_kind_of_argument(part, facts) for part in value)
+        return tuple(_class_of_argument(part, facts) for part in value)
     if isinstance(value, dict):
-        return tuple((key, _kind_of_argument(part, facts)) for key, part in sorted(value.items()))
+        return tuple((key, _class_of_argument(part, facts)) for key, part in sorted(value.items()))
     return repr(value)

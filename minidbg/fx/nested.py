@@ -70,16 +70,16 @@ Route: TypeAlias = tuple[str, ...]
 """Attribute paths from a graph to a graph nested in it, one for each level."""
 
 
-def levels(graph_module: fx.GraphModule, route: Route = ()) -> Iterator[tuple[Route, fx.GraphModule]]:
+def all_graphs(graph_module: fx.GraphModule, route: Route = ()) -> Iterator[tuple[Route, fx.GraphModule]]:
     """``graph_module`` and all graphs nested in it, each once, outer ones first."""
     yield route, graph_module
     paths = {path: branch for node in holders(graph_module) for path, branch in branches(node)}
     for path, branch in paths.items():
-        yield from levels(branch, (*route, path))
+        yield from all_graphs(branch, (*route, path))
 
 
-def level(graph_module: fx.GraphModule, route: Route) -> fx.GraphModule | None:
-    return next((graph for at, graph in levels(graph_module) if at == route), None)
+def nested_graph_at(graph_module: fx.GraphModule, route: Route) -> fx.GraphModule | None:
+    return next((graph for at, graph in all_graphs(graph_module) if at == route), None)
 
 
 def with_level(graph_module: fx.GraphModule, route: Route, inner: fx.GraphModule) -> fx.GraphModule:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.fx.effects import Fact, FactKind, Mode, blocks, is_call, leaves_state, mode_of, nested_graphs
+from minidbg.fx.effects import Fact, FactType, Mode, blocks, is_call, leaves_state, mode_of, nested_graphs
 
 if TYPE_CHECKING:
     from minidbg.fx.record import Recording
@@ -47,14 +47,14 @@ def alike(facts: Mapping[fx.Node, Fact], one: fx.Node, other: fx.Node) -> bool:
 
 
 def is_tensor(fact: Fact | None) -> TypeGuard[Fact]:
-    return fact is not None and fact.kind is FactKind.TENSOR
+    return fact is not None and fact.type is FactType.TENSOR
 
 
 def is_unpacking(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> bool:
     """Whether ``node`` only takes a part out of a tuple value."""
     whole = node.args[0] if node.target is operator.getitem else None
     fact = facts.get(whole) if isinstance(whole, fx.Node) else None
-    return fact is not None and fact.kind is FactKind.TUPLE
+    return fact is not None and fact.type is FactType.TUPLE
 
 
 def copy_node(
@@ -195,9 +195,9 @@ def _without(argument: Any, gone: Set[fx.Node]) -> Any:
 def first_tensor(fact: Fact) -> Path | None:
     """Where the first tensor of a tuple value is."""
     for index, part in enumerate(fact.parts):
-        if part.kind is FactKind.TENSOR:
+        if part.type is FactType.TENSOR:
             return (index,)
-        if part.kind is FactKind.TUPLE and (path := first_tensor(part)) is not None:
+        if part.type is FactType.TUPLE and (path := first_tensor(part)) is not None:
             return (index, *path)
     return None
 
@@ -237,17 +237,17 @@ def without_orphans(
         fact = facts.get(node)
         if fact is None or node in recording.writing or node in kept_for or not found.isdisjoint(node.users):
             continue
-        if fact.kind is FactKind.TUPLE and not whole_tuples:
+        if fact.type is FactType.TUPLE and not whole_tuples:
             parts = (user for user in node.users if is_unpacking(user, facts))
             found |= set(itertools.islice((part for part in parts if is_tensor(facts.get(part))), 1))
-        elif fact.kind in (FactKind.NUMBER, FactKind.PLAIN) and len(found) > 1 and not _acts(node, fact):
+        elif fact.type in (FactType.NUMBER, FactType.PLAIN) and len(found) > 1 and not _acts(node, fact):
             found.discard(node)
     return found
 
 
 def _acts(node: fx.Node, fact: Fact) -> bool:
     """Whether the call matters though nothing uses what it gives: assertions, and what is called for an effect."""
-    gives_nothing = fact.kind is FactKind.PLAIN and fact.plain is None
+    gives_nothing = fact.type is FactType.PLAIN and fact.plain is None
     return gives_nothing or leaves_state(node) or "assert" in str(node.target) or node.is_impure()
 
 

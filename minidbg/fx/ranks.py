@@ -78,8 +78,8 @@ def is_collective(node: fx.Node) -> bool:
 
 def is_shared_value(value: Any) -> bool:
     """Whether ``value`` means something only in a process group: a DTensor, a mesh, a group."""
-    kind = type(value)
-    return kind.__name__ in ("DTensor", "DeviceMesh", "ProcessGroup") and kind.__module__.startswith("torch.")
+    cls = type(value)
+    return cls.__name__ in ("DTensor", "DeviceMesh", "ProcessGroup") and cls.__module__.startswith("torch.")
 
 
 def needs_group(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
@@ -205,10 +205,10 @@ def what_was_needed(original: Case, smallest: Case) -> str:
 
 def shared_text(value: Any) -> tuple[str, str] | None:
     """The expression for a placement, a mesh or a process group, and the module it needs; None for anything else."""
-    kind = type(value)
-    if kind.__module__ == PLACEMENTS:
-        return _placement(kind.__name__, value)
-    if kind.__name__ == "DeviceMesh" and kind.__module__ == MESH:
+    cls = type(value)
+    if cls.__module__ == PLACEMENTS:
+        return _placement(cls.__name__, value)
+    if cls.__name__ == "DeviceMesh" and cls.__module__ == MESH:
         names = value.mesh_dim_names
         named = f", mesh_dim_names={tuple(names)!r}" if names else ""
         return f'{MESH}.DeviceMesh("{value.device_type}", {value.mesh.tolist()}{named})', MESH

@@ -131,9 +131,9 @@ class History(AbstractContextManager["History", None]):
         query = f"insert or replace into {table}({', '.join(names)}) values({', '.join('?' * len(names))})"
         return int(self.write(query, *(getattr(record, name) for name in names)).lastrowid or 0)
 
-    def read(self, kind: type[Record], query: str, *values: object) -> list[Record]:
+    def read(self, record_type: type[Record], query: str, *values: object) -> list[Record]:
         with fenced(self.path):
-            return [record_of(kind, row) for row in self.connection.execute(query, values)]
+            return [record_of(record_type, row) for row in self.connection.execute(query, values)]
 
     def start_sweep(self, started: float, *, code: str, files: Sequence[str]) -> int:
         return self.add(SweepRecord(0, started, None, "running", code, tuple(files), {}))
@@ -187,13 +187,15 @@ def stored(value: object) -> object:
     return json.dumps(value, default=asdict) if isinstance(value, tuple | Mapping) else value
 
 
-def record_of(kind: type[Record], row: sqlite3.Row) -> Record:
+def record_of(record_type: type[Record], row: sqlite3.Row) -> Record:
     """The one place where a row becomes a record. Raises one of ``MALFORMED_ROW`` for values of other kinds than the record's."""
     names = set(row.keys())
     read = {
-        one.name: READERS.get(str(one.type), lambda value: value) for one in fields(kind) if one.name in names
+        one.name: READERS.get(str(one.type), lambda value: value)
+        for one in fields(record_type)
+        if one.name in names
     }
-    record = kind(**{name: reader(row[name]) for name, reader in read.items()})
+    record = record_type(**{name: reader(row[name]) for name, reader in read.items()})
     check_types(record)
     return record
 

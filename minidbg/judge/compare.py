@@ -163,7 +163,7 @@ def form_difference(actual: Snapshot, expected: Snapshot) -> Difference | None:
     for where, leaf in expected.items():
         a, e = (one.value if one else None for one in (actual.get(where), leaf))
         if isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor):
-            difference = _form(where, leaf.kind, a, e)
+            difference = _form(where, leaf.role, a, e)
             if difference and is_never_excused(difference):
                 return difference
     return None
@@ -228,28 +228,28 @@ class _Judge:
         if given is not None and rounding:
             return *given, given[0]
         own = largest(leaf.value) if is_measured and isinstance(leaf.value, torch.Tensor) else 0.0
-        return relative, absolute * (min(own, 1.0) or self.scale(leaf.kind)), rounding
+        return relative, absolute * (min(own, 1.0) or self.scale(leaf.role)), rounding
 
-    def scale(self, kind: str) -> float:
-        """The largest finite value among eager's leaves of this kind, at most 1; and 1 where all are zero."""
-        if kind not in self.scales:
-            values = (leaf.value for leaf in self.expected.values() if leaf.kind == kind)
+    def scale(self, role: str) -> float:
+        """The largest finite value among eager's leaves of this role, at most 1; and 1 where all are zero."""
+        if role not in self.scales:
+            values = (leaf.value for leaf in self.expected.values() if leaf.role == role)
             sizes = (largest(value) for value in values if _are_plain(value, value))
-            self.scales[kind] = min(max(sizes, default=0.0), 1.0) or 1.0
-        return self.scales[kind]
+            self.scales[role] = min(max(sizes, default=0.0), 1.0) or 1.0
+        return self.scales[role]
 
     def leaf(self, where: str, actual: Leaf | None, expected: Leaf | None) -> Difference | None:
         if actual is None or expected is None:
             who, given = ("eager", actual) if expected is None else ("the compiled graph", expected)
-            kind = given.kind if given else ""
-            return _difference(where, kind, "structure", f"{where} is not given by {who}")
-        kind, a, e = expected.kind, actual.value, expected.value
-        if kind == "gradient" and (a is None) != (e is None):  # no gradient means what a zero one means
+            role = given.role if given else ""
+            return _difference(where, role, "structure", f"{where} is not given by {who}")
+        role, a, e = expected.role, actual.value, expected.value
+        if role == "gradient" and (a is None) != (e is None):  # no gradient means what a zero one means
             a, e = (torch.zeros_like(e) if a is None else a), (torch.zeros_like(a) if e is None else e)
         if not (isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor)):
-            return self.scalars(where, kind, a, e)
+            return self.scalars(where, role, a, e)
         nested = a.is_nested or e.is_nested  # of which torch tells no shape
-        if not nested and (difference := _form(where, kind, a, e)):
+        if not nested and (difference := _form(where, role, a, e)):
             return difference
         if nested or not _are_plain(a, e):
             what = f"a {type(e).__name__} of {_name(e.dtype)}, {'nested' if nested else _name(e.layout)}"
@@ -258,16 +258,16 @@ class _Judge:
             return None
         return self.tensors(where, expected._replace(value=e), a, e)
 
-    def scalars(self, where: str, kind: str, a: Any, e: Any) -> Difference | None:
+    def scalars(self, where: str, role: str, a: Any, e: Any) -> Difference | None:
         """Python values: of one type and equal; floats have float32's tolerance, since most came from ``.item()``."""
         if type(a) is not type(e):
             text = f"{where} is a {type(a).__name__}, eager gives a {type(e).__name__}"
-            return _difference(where, kind, "structure", text)
+            return _difference(where, role, "structure", text)
         if isinstance(e, float):
             a64, e64 = (torch.tensor(value, dtype=torch.float64) for value in (a, e))
-            return self.tensors(where, Leaf(kind, e), a64, e64)
+            return self.tensors(where, Leaf(role, e), a64, e64)
         category = {bool: "bool", int: "integer"}.get(type(e), "structure")
-        return None if a == e else _difference(where, kind, category, f"{where} is {a!r}, eager gives {e!r}")
+        return None if a == e else _difference(where, role, category, f"{where} is {a!r}, eager gives {e!r}")
 
     def tensors(self, where: str, leaf: Leaf, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
         """How the values of two dense tensors of one form differ; the other runs are asked only if they do."""
@@ -310,7 +310,7 @@ class _Judge:
         if elements.decided:
             self.decided[where] = f"{where} ({elements.decided} of {e.numel()} elements)"
         wrong = elements.wrong
-        return wrong and _difference(where, leaf.kind, message=f"{where} {wrong.pop('text')}", **wrong)
+        return wrong and _difference(where, leaf.role, message=f"{where} {wrong.pop('text')}", **wrong)
 
 
 def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:
@@ -322,7 +322,7 @@ def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:
     return TOLERANCES.get(getattr(torch, info.dtype), one_step)
 
 
-def _form(where: str, kind: str, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
+def _form(where: str, role: str, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
     for category, got, wanted in (
         ("dtype", _name(a.dtype), _name(e.dtype)),
         ("device", str(a.device), str(e.device)),
@@ -332,20 +332,20 @@ def _form(where: str, kind: str, a: torch.Tensor, e: torch.Tensor) -> Difference
         if got != wanted:
             detail = f"dtype {got} for {wanted}" if category == "dtype" else category
             text = f"{where} has {category} {got}, eager gives {wanted}"
-            return _difference(where, kind, category, text, detail, actual=got, expected=wanted)
+            return _difference(where, role, category, text, detail, actual=got, expected=wanted)
     return None
 
 
 def _first_relation(actual: Snapshot, expected: Snapshot) -> Difference | None:
     common = (where for where in expected if where in actual)
     both = [where for where in common if _are_plain(actual[where].value, expected[where].value)]
-    outputs = [where for where in both if expected[where].kind == "output"]
+    outputs = [where for where in both if expected[where].role == "output"]
     for where in outputs:
         got, wanted = (str(run[where].requires_grad) for run in (actual, expected))
         if got != wanted:
             text = f"{where} has requires_grad {got}, eager gives {wanted}"
             return _difference(where, "output", "requires_grad", text, actual=got, expected=wanted)
-    inputs = [where for where in both if expected[where].kind == "input"]
+    inputs = [where for where in both if expected[where].role == "input"]
     pairs = {pair for run in (actual, expected) for pair in _in_one_storage(run, outputs, inputs)}
     for one, two in sorted(pairs, key=lambda pair: [both.index(where) for where in pair]):
         got_shared, shared = (_overlap(run[one].value, run[two].value) for run in (actual, expected))
@@ -360,7 +360,7 @@ def _in_one_storage(run: Snapshot, outputs: list[str], inputs: list[str]) -> Ite
     seen: dict[int, list[str]] = {}
     for where in inputs + outputs:
         others = seen.setdefault(run[where].value.untyped_storage().data_ptr(), [])
-        yield from ((where, other) for other in others if run[where].kind == "output")
+        yield from ((where, other) for other in others if run[where].role == "output")
         others.append(where)
 
 
@@ -380,10 +380,10 @@ def _overlap(one: torch.Tensor, two: torch.Tensor) -> bool | None:
 
 
 def _difference(
-    where: str, kind: str, category: str, message: str, detail: str = "", **figures: Any
+    where: str, role: str, category: str, message: str, detail: str = "", **figures: Any
 ) -> Difference:
-    direction = "backward" if kind == "gradient" else "forward"
-    signature = {"direction": direction, "message": f"{kind}: {detail or category}"}
+    direction = "backward" if role == "gradient" else "forward"
+    signature = {"direction": direction, "message": f"{role}: {detail or category}"}
     return {"where": where, "category": category, "signature": signature, "message": message, **figures}
 
 

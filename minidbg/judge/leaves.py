@@ -20,7 +20,7 @@ class CannotCompare(ValueError):
 class Leaf(NamedTuple):
     """One value that a run left behind; a tensor is detached and shares the run's memory."""
 
-    kind: str  # output, input or gradient
+    role: str  # output, input or gradient
     value: Any
     requires_grad: bool = False
 
@@ -32,14 +32,14 @@ def snapshot(outputs: Any, inputs_after: Any = (), gradients: Any = ()) -> dict[
     from name to value; give all tensor inputs, so that aliasing is seen. Nothing is copied.
     """
     leaves: dict[str, Leaf] = {}
-    for kind, label, values in (
+    for role, label, values in (
         ("output", "output {}", outputs if isinstance(outputs, (tuple, list, Mapping)) else (outputs,)),
         ("input", "input {} after the call", inputs_after),
         ("gradient", "gradient of {}", gradients),
     ):
         for name, value in values.items() if isinstance(values, Mapping) else enumerate(values):
-            name = f"input {name}" if kind == "gradient" and isinstance(name, int) else name
-            leaves |= {label.format(f"{name}{path}"): _leaf(kind, part) for path, part in _parts(value)}
+            name = f"input {name}" if role == "gradient" and isinstance(name, int) else name
+            leaves |= {label.format(f"{name}{path}"): _leaf(role, part) for path, part in _parts(value)}
     return leaves
 
 
@@ -66,13 +66,13 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((path + rest, part) for rest, part in _parts(item))
 
 
-def _leaf(kind: str, value: Any) -> Leaf:
+def _leaf(role: str, value: Any) -> Leaf:
     if isinstance(value, torch.Tensor):
         if is_wrapped(value):  # the level that it belonged to is closed: no op takes it
-            return Leaf(kind, value)
-        return Leaf(kind, in_memory(value) if is_zero_tensor(value) else value.detach(), value.requires_grad)
+            return Leaf(role, value)
+        return Leaf(role, in_memory(value) if is_zero_tensor(value) else value.detach(), value.requires_grad)
     plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
-    return Leaf(kind, plain(value) if plain else value)
+    return Leaf(role, plain(value) if plain else value)
 
 
 def _are_plain(a: Any, e: Any) -> bool:

@@ -175,7 +175,7 @@ def may_agree_by_chance(leaf: Leaf) -> bool:
     """Whether two draws of few possible numbers are likely to give the same leaf."""
     value = leaf.value
     few = value.numel() <= FEW_ELEMENTS if isinstance(value, torch.Tensor) else True
-    return few and leaf.kind == "output"
+    return few and leaf.role == "output"
 
 
 def in_float64(eager: Eager, sensitivity: Sensitivity) -> Iterator[Snapshot]:

@@ -201,16 +201,16 @@ def drop_nested_nodes(problem: ReductionProblem) -> None:
     First without its settings of grad mode. Cost: one call for each such value, and one. A nested graph cannot get new inputs, so only values inside it will do.
     """
     for route in _routes(problem)[1:]:
-        if branch := nested.level(problem.best.graph_module, route):
+        if branch := nested.nested_graph_at(problem.best.graph_module, route):
             problem.consider(_with_level(problem, route, nested.without_grad_modes(branch)))
-        branch = nested.level(problem.best.graph_module, route)
+        branch = nested.nested_graph_at(problem.best.graph_module, route)
         calls = [inner.name for inner in branch.graph.nodes if is_call(inner)] if branch else []
         for inner in reversed(calls):
             _bypass_inner(problem, route, inner)
 
 
 def _routes(problem: ReductionProblem) -> list[nested.Route]:
-    return [route for route, _ in nested.levels(problem.best.graph_module)]
+    return [route for route, _ in nested.all_graphs(problem.best.graph_module)]
 
 
 def _with_level(
@@ -272,7 +272,7 @@ def drop_carried(problem: ReductionProblem) -> None:
     """
     names = [
         (route, node.name)
-        for route, graph_module in nested.levels(problem.best.graph_module)
+        for route, graph_module in nested.all_graphs(problem.best.graph_module)
         for node in nested.loops(graph_module)
     ]
     for route, name in names:
@@ -306,6 +306,6 @@ def _loop(
     problem: ReductionProblem, route: nested.Route, name: str
 ) -> tuple[fx.GraphModule | None, fx.Node | None]:
     """The nested graph at ``route`` and the loop of that name in it, while they are there."""
-    graph_module = nested.level(problem.best.graph_module, route)
+    graph_module = nested.nested_graph_at(problem.best.graph_module, route)
     found = nested.loops(graph_module) if graph_module else []
     return graph_module, next((node for node in found if node.name == name), None)

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from minidbg.core.errors import NotReproduced
 from minidbg.fx.edit import extract
-from minidbg.fx.effects import FactKind, is_call, tensors_in
+from minidbg.fx.effects import FactType, is_call, tensors_in
 from minidbg.fx.mutation import broken_contracts
 from minidbg.fx.nested import Arguments
 from minidbg.fx.pieces import CannotExtract
@@ -406,7 +406,7 @@ def _by_index(recording: Recording, nodes: Sequence[fx.Node]) -> dict[int, list[
     known = [
         (index, node)
         for index, node in enumerate(nodes)
-        if node in recording.facts and recording.facts[node].kind is not FactKind.OPAQUE
+        if node in recording.facts and recording.facts[node].type is not FactType.OPAQUE
     ]
     values = recording.values([(recording.index[node] + 1, node) for _, node in known])
     return {index: list(tensors_in([value])) for (index, _), value in zip(known, values, strict=True)}

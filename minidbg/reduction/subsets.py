@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from torch import fx
 
 from minidbg.fx.case import Case
-from minidbg.fx.effects import Mode, is_call, kind_of_call, mode_of, nesting_levels, op_name
+from minidbg.fx.effects import Mode, class_of_call, is_call, mode_of, nesting_levels, op_name
 from minidbg.fx.pieces import is_unpacking
 from minidbg.fx.record import Recording
 from minidbg.reduction.candidate import Candidate, OracleAnswer
@@ -115,7 +115,7 @@ def representatives(subsets: Subsets, numbers: Iterable[int]) -> list[int]:
     first: dict[Hashable, int] = {}
     for number in numbers:
         unit = subsets.units[number]
-        first.setdefault((len(unit), kind_of_call(unit[0], subsets.recording.facts)), number)
+        first.setdefault((len(unit), class_of_call(unit[0], subsets.recording.facts)), number)
     return sorted(first.values())
 
 

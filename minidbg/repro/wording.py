@@ -13,7 +13,7 @@ from minidbg.core.literals import write_literal
 from minidbg.core.run_spec import Context
 from minidbg.core.text import escape, plural
 from minidbg.fx.case import Case
-from minidbg.fx.nested import holders, levels
+from minidbg.fx.nested import all_graphs, holders
 from minidbg.judge.signature import meaningful_lines
 
 TITLE_WIDTH = 110
@@ -75,7 +75,7 @@ def ops_phrase(case: Case) -> str:
     """``cumsum``, ``full and cumsum``; of many operators those that the error names, those that run nested graphs, and how many others."""
     names = list(op_names(case.graph_module))
     if len(names) > MOST_OPS:
-        of_nested = (node.target for _, graph in levels(case.graph_module) for node in holders(graph))
+        of_nested = (node.target for _, graph in all_graphs(case.graph_module) for node in holders(graph))
         first = [*named_ops(case, names)[:1], *(_short(str(target)) for target in of_nested)]
         names.sort(key=lambda name: name not in first)
         names[MOST_OPS - 1 :] = [f"{len(names) - MOST_OPS + 1} other operators"]

@@ -142,7 +142,7 @@ class Verification:
                     self.facts.leave_out(f"the gradient of {name} is not judged, which draws random numbers")
                 return self.with_numbers(fed).compiled_anew()
         found = self.difference(runs)
-        results = {where for where, leaf in left_by(runs.expected).items() if leaf.kind != "input"}
+        results = {where for where, leaf in left_by(runs.expected).items() if leaf.role != "input"}
         if found is None and results and results <= self.unjudged:
             raise CannotCompare(f"{NOTHING_JUDGED}: {self.notes[0]}")
         return self.mismatch(found) if found else None

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from minidbg import torch_internals
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.fx.effects import FactKind
+from minidbg.fx.effects import FactType
 from minidbg.fx.record import Recording, runs_in_eager
 from minidbg.fx.runs import EagerFailure
 
@@ -61,7 +61,7 @@ def test_values_of_levels_of_vmap_and_grad_are_had_when_the_levels_are_closed() 
     rows = torch.vmap(torch.func.jacrev(lambda row: row.tanh().cumsum(0)))
     found = Recording(*capture_by_dynamo(rows, (torch.randn(3, 4),)))
     moments = [(found.index[one] + 1, one) for one in found.nodes if one.op.startswith("call")]
-    assert any(found.facts[one].kind is FactKind.OPAQUE for _, one in moments)
+    assert any(found.facts[one].type is FactType.OPAQUE for _, one in moments)
     assert len([found.values([moment]) for moment in moments]) == len(moments)
 
 
@@ -157,13 +157,13 @@ def test_facts_tell_tensors_numbers_tuples_and_the_rest_apart() -> None:
         parts = x.split(1)
         return parts, x.size(0), x.shape, x.sum()
 
-    kinds = {node.name: fact.kind for node, fact in recording(function, torch.ones(2, 2)).facts.items()}
+    kinds = {node.name: fact.type for node, fact in recording(function, torch.ones(2, 2)).facts.items()}
     assert kinds == {
-        "x": FactKind.TENSOR,
-        "split": FactKind.TUPLE,
-        "size": FactKind.NUMBER,
-        "getattr_1": FactKind.TUPLE,
-        "sum_1": FactKind.TENSOR,
+        "x": FactType.TENSOR,
+        "split": FactType.TUPLE,
+        "size": FactType.NUMBER,
+        "getattr_1": FactType.TUPLE,
+        "sum_1": FactType.TENSOR,
     }
 
 

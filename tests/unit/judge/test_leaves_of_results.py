@@ -38,12 +38,12 @@ X = torch.arange(3.0)
 def test_each_leaf_has_the_label_by_which_people_find_it(outputs: Any, labels: list[str]) -> None:
     found = snapshot(outputs() if callable(outputs) else outputs)  # some are made with a warning
     assert list(found) == labels
-    assert {leaf.kind for leaf in found.values()} <= {"output"}
+    assert {leaf.role for leaf in found.values()} <= {"output"}
 
 
 def test_inputs_and_gradients_are_called_by_their_number_or_name() -> None:
     by_number = snapshot((), inputs_after=[X], gradients=[None, X])
-    assert {label: leaf.kind for label, leaf in by_number.items()} == {
+    assert {label: leaf.role for label, leaf in by_number.items()} == {
         "input 0 after the call": "input",
         "gradient of input 0": "gradient",
         "gradient of input 1": "gradient",
