@@ -171,14 +171,14 @@ class History(AbstractContextManager["History", None]):
 
     def prune(self, *, keep_sweeps: int = 1000) -> None:
         """Drop results and sweeps older than the last ``keep_sweeps``, those of flips and states excepted."""
-        doomed = (
+        expired = (
             "(select id from sweeps where id not in (select id from sweeps order by started desc, id desc limit ?) and id not in"
             " (select sweep from flips union select last_before from flips where last_before is not null"
             " union select last_sweep from states where last_sweep is not null))"
         )
         with self.transaction():
-            self.write(f"delete from results where sweep in {doomed}", keep_sweeps)
-            self.write(f"delete from sweeps where id in {doomed}", keep_sweeps)
+            self.write(f"delete from results where sweep in {expired}", keep_sweeps)
+            self.write(f"delete from sweeps where id in {expired}", keep_sweeps)
 
 
 def stored(value: object) -> object:
