@@ -123,7 +123,7 @@ def save_repro(
         graph_module, values = copy_graph_module(model), tuple(inputs)
     else:
         graph_module, values = capture_by_dynamo(model, inputs, dynamic=dynamic)
-    found = backends.find(backend, options=options, mode=mode, setup=setup, reference=reference)
+    found = backends.find_reference(backend, options=options, mode=mode, setup=setup, reference=reference)
     used = UsedBackend(found, backend)
     case = case_of(graph_module, values, used, context=context, setup=setup, dynamic=dynamic)
     outcome = oracle.ask(case, seconds=seconds)

@@ -27,12 +27,12 @@ from minidbg.core.outcome import Outcome, Verdict, is_expected
 from minidbg.core.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
 from minidbg.core.text import display_path
 from minidbg.watch.repros import Repro, is_script, read_repro
-from minidbg.watch.runner import PROBE_SCRIPT, fork_for, judging, outcome_of
-from minidbg.watch.settings import Devices, Workers, devices_of, parse_devices
+from minidbg.watch.runner import PROBE_SCRIPT, fork_for, judge_arguments, outcome_of_job
+from minidbg.watch.settings import Devices, Workers, chosen_devices, parse_devices
 from minidbg.workers import Request
 from minidbg.workers.pool import OneByOne, preload_for
 
-CANNOT_JUDGE = (Verdict.SKIPPED, Verdict.INVALID)
+UNJUDGED = (Verdict.SKIPPED, Verdict.INVALID)
 WORTH_WARMING = 3
 """With more repros than this for each process of pytest, an interpreter that has imported torch is worth its start."""
 POOL = pytest.StashKey[OneByOne]()
@@ -94,7 +94,7 @@ def pytest_terminal_summary(
             terminalreporter.write_line(text)
 
 
-def pool_of(config: pytest.Config, backends: set[str] | None) -> OneByOne:
+def session_pool(config: pytest.Config, backends: set[str] | None) -> OneByOne:
     """The interpreters of this test session, started when the first repro runs; none that is warm without ``backends``."""
     if POOL not in config.stash:
         forks = sys.platform == "linux" and backends is not None
@@ -157,7 +157,7 @@ class ReproFile(pytest.File):
             raise self.CollectError(f"{self.path}: {repro.damage if repro else 'has gone'}")
         wanted = parse_devices(self.config.getoption("minidbg_devices"))
         here = devices_here() if wanted and "all" in wanted else Devices({})
-        for device in devices_of(repro.spec.device, wanted, here):
+        for device in chosen_devices(repro.spec.device, wanted, here):
             yield ReproItem.from_parent(self, name=f"test_repro[{device}]", repro=repro, device=device)
 
 
@@ -171,30 +171,30 @@ class ReproItem(pytest.Item):
 
     def runtest(self) -> None:
         outcome = self.judged(fresh=False)
-        if outcome.verdict not in CANNOT_JUDGE and not is_expected(outcome.verdict, self.repro.expect):
+        if outcome.verdict not in UNJUDGED and not is_expected(outcome.verdict, self.repro.expect):
             outcome = self.judged(fresh=True)
-        if outcome.verdict in CANNOT_JUDGE:
+        if outcome.verdict in UNJUDGED:
             pytest.skip(f"{outcome.verdict}: {outcome.reason}")
         if outcome.verdict is Verdict.GONE and self.repro.expect is Verdict.REPRODUCES:
             self.add_report_section(
                 "call", "minidbg", f'fixed: write expect = "gone" into the header of {self.path}'
             )
         elif outcome.verdict is not Verdict.GONE and is_expected(outcome.verdict, self.repro.expect):
-            raise KnownFailure(sentence(outcome))
+            raise KnownFailure(outcome_sentence(outcome))
         elif not is_expected(outcome.verdict, self.repro.expect):
-            raise UnexpectedVerdict(f"{sentence(outcome)}; the header expects {self.repro.expect}")
+            raise UnexpectedVerdict(f"{outcome_sentence(outcome)}; the header expects {self.repro.expect}")
 
     def judged(self, *, fresh: bool) -> Outcome:
         repros = [item.repro for item in self.session.items if isinstance(item, ReproItem)]
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         warm = len(repros) > WORTH_WARMING * workers
-        pool = pool_of(self.config, {repro.spec.backend.name for repro in repros} if warm else None)
+        pool = session_pool(self.config, {repro.spec.backend.name for repro in repros} if warm else None)
         fork = fork_for(Workers.AUTO, self.device, fresh=fresh or not warm)
         limit = self.config.getoption("minidbg_seconds")
         if self.repro.may_hang:
             limit = min(limit, self.repro.spec.time_limit_s)
-        request = Request(judging(self.repro, self.device), seconds=limit, fork=fork)
-        return outcome_of(self.repro, self.device, pool.run(request))
+        request = Request(judge_arguments(self.repro, self.device), seconds=limit, fork=fork)
+        return outcome_of_job(self.repro, self.device, pool.run(request))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """A verdict needs no traceback of ours."""
@@ -206,7 +206,7 @@ class ReproItem(pytest.Item):
         return self.path, 0, f"{self.path.name}[{self.device}]"
 
 
-def sentence(outcome: Outcome) -> str:
+def outcome_sentence(outcome: Outcome) -> str:
     said = "\n".join(outcome.message.splitlines()[:5])
     return ": ".join(part for part in (str(outcome.verdict), outcome.reason, said) if part)
 

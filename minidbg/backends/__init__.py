@@ -6,7 +6,7 @@ from minidbg.backends.pickled import (
     missing_backend as missing_backend,
     to_keep as to_keep,
 )
-from minidbg.backends.reference import find as find, name_of as name_of
+from minidbg.backends.reference import find_reference as find_reference, backend_name as backend_name
 from minidbg.backends.resolving import (
     assignment as assignment,
     compiler_fn as compiler_fn,

@@ -46,7 +46,7 @@ class NotSelfContained(Exception):
     """Something cannot be copied; the text is a clause: ``weights is a Tensor``."""
 
 
-class Piece(NamedTuple):
+class SourcePiece(NamedTuple):
     order: tuple[int, int, int]
     """Imports of Python and torch, other imports, then as in the source: file and line."""
     statement: Statement
@@ -61,7 +61,7 @@ class Copy:
 
     def __init__(self, file: str | None) -> None:
         self.namespace = vars(sys.modules["__main__"])
-        self.pieces: dict[str, Piece] = {}
+        self.pieces: dict[str, SourcePiece] = {}
         """By their text."""
         self.statements = statements_of("__main__", file)
         self._files = list(dict.fromkeys(found.file for found in self.statements))
@@ -106,7 +106,7 @@ class Copy:
     def add_statement(self, text: str) -> None:
         """Take a statement of ours, after all others: it may use them."""
         (statement,) = read_statements(text, "<copy>")
-        self._add([Piece((2, len(self.pieces), 0), statement)])
+        self._add([SourcePiece((2, len(self.pieces), 0), statement)])
 
     def add_operators(self, name: str, statements: Sequence[Statement], *, extends: bool) -> None:
         """Copy the statements that define the operator ``ns::name`` and others, or that only add to what a module defines.
@@ -121,9 +121,9 @@ class Copy:
             texts.append(f"{owner}.{mark} = True")
         text = f"if not hasattr({owner}, {mark!r}):\n{indented(joined(texts, gap=1))}"
         (guarded,) = read_statements(text, "<copy>")
-        self._add([Piece(parts[-1].order, guarded), self._import("import torch")])
+        self._add([SourcePiece(parts[-1].order, guarded), self._import("import torch")])
 
-    def _add(self, first: list[Piece], also: str = "") -> None:
+    def _add(self, first: list[SourcePiece], also: str = "") -> None:
         """Take ``first`` and all that it needs, or nothing; ``also`` is the name of what is to be the script's ``backend``."""
         known, waiting = dict(self.pieces), list(first)
         bound = {name for piece in known.values() for name in piece.statement.binds}
@@ -141,7 +141,7 @@ class Copy:
             raise NotSelfContained(f"a script has a {clashing[0]} of its own")
         self.pieces = known
 
-    def _for_name(self, name: str) -> list[Piece]:
+    def _for_name(self, name: str) -> list[SourcePiece]:
         """The pieces that bind ``name`` to what it stands for now; none for one that does not exist yet."""
         if name.startswith("__"):
             raise NotSelfContained(f"it uses {name}")
@@ -151,7 +151,7 @@ class Copy:
         binders = [found for found in self.statements if name in found.binds]
         return self._imports(name, binders) or [self._defined(name, value, binders)]
 
-    def _imports(self, name: str, binders: list[Statement]) -> list[Piece]:
+    def _imports(self, name: str, binders: list[Statement]) -> list[SourcePiece]:
         if not all(isinstance(found.node, ast.Import | ast.ImportFrom) for found in binders):
             return []
         package = self.namespace.get("__package__") or ""
@@ -160,12 +160,12 @@ class Copy:
         )
         return [self._import(line) for line in dict.fromkeys(lines)]
 
-    def _import(self, line: str) -> Piece:
+    def _import(self, line: str) -> SourcePiece:
         (statement,) = read_statements(line, "<import>")
         _check_imports(statement)
-        return Piece((0, int(any(map(is_foreign, statement.imported))), 0), statement)
+        return SourcePiece((0, int(any(map(is_foreign, statement.imported))), 0), statement)
 
-    def _defined(self, name: str, value: Any, binders: list[Statement]) -> Piece:
+    def _defined(self, name: str, value: Any, binders: list[Statement]) -> SourcePiece:
         if binders and isinstance(binders[-1].node, ast.FunctionDef | ast.ClassDef):
             return self._piece(binders[-1])  # of several definitions the last is what the name stands for
         if len(binders) != 1 or not is_free_of_side_effects(binders[0].node):
@@ -185,23 +185,23 @@ class Copy:
                 raise NotSelfContained(f"{name} was made with {', '.join(sorted(used))}")
         return self._piece(statement)
 
-    def _value(self, name: str, value: Any, binders: list[Statement]) -> Piece:
+    def _value(self, name: str, value: Any, binders: list[Statement]) -> SourcePiece:
         """A name without one plain statement (star import, loop, several assignments): by what it stands for."""
         if isinstance(value, types.ModuleType):
             return self._import(f"import {value.__name__} as {name}")
         if (literal := short_literal(value)) is not None:
             (statement,) = read_statements(f"{name} = {literal}  # its value when this failed", "<copy>")
-            return Piece(self._order(binders[-1]) if binders else (1, 0, 0), statement)
+            return SourcePiece(self._order(binders[-1]) if binders else (1, 0, 0), statement)
         location = location_of(value)
         if location is not None and location.path == location.first and finds_again(location.module):
             renamed = "" if location.path == name else f" as {name}"
             return self._import(f"from {location.module} import {location.path}{renamed}")
         raise NotSelfContained(f"{name} has no single definition that could be copied")
 
-    def _piece(self, statement: Statement) -> Piece:
+    def _piece(self, statement: Statement) -> SourcePiece:
         _check_imports(statement)
         (copied,) = read_statements(without_registration(statement), statement.file)
-        return Piece(self._order(statement), copied)
+        return SourcePiece(self._order(statement), copied)
 
     def _order(self, statement: Statement) -> tuple[int, int, int]:
         known = statement.file in self._files

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from minidbg.backends.modules import PROGRAM, top_level
+from minidbg.backends.modules import MAIN_MODULES, top_level
 from minidbg.backends.statements import statements_of
 
 
@@ -39,7 +39,7 @@ def location_of(value: Any) -> Location | None:
             found = vars(found).get(part) if hasattr(found, "__dict__") else None
             found = found.__func__ if isinstance(found, staticmethod) else found
         if found is value:
-            return Location("__main__" if module in PROGRAM else module, path)
+            return Location("__main__" if module in MAIN_MODULES else module, path)
     ranked = [(rank, one) for one in _locations(value) if (rank := _awkwardness(one)) is not None]
     return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
@@ -86,4 +86,4 @@ def _awkwardness(location: Location) -> tuple[bool, bool, int, int] | None:
     if statements and not is_made:
         return None
     is_borrowed = any(isinstance(node, ast.Import | ast.ImportFrom) for node in binders)
-    return module in PROGRAM, is_borrowed, location.path.count("["), len(module)
+    return module in MAIN_MODULES, is_borrowed, location.path.count("["), len(module)

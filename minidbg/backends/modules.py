@@ -12,9 +12,9 @@ from functools import cache, lru_cache
 from importlib.metadata import distribution, packages_distributions
 from types import ModuleType
 
-PROGRAM = ("__main__", "__mp_main__")
+MAIN_MODULES = ("__main__", "__mp_main__")
 """What the program is called; a process that multiprocessing has started has its script under two names."""
-_OURS = frozenset({"torch", "functorch", "torchgen", "minidbg", *PROGRAM})
+_OURS = frozenset({"torch", "functorch", "torchgen", "minidbg", *MAIN_MODULES})
 
 
 def top_level(module: str) -> str:
@@ -39,7 +39,7 @@ def foreign_modules() -> Iterator[tuple[str, ModuleType]]:
 def finds_again(name: str) -> bool:
     """Whether an import of ``name`` on the present ``sys.path`` leads to the file of the loaded module."""
     loaded, parent = sys.modules.get(name), name.rpartition(".")[0]
-    if loaded is None or name in PROGRAM or (parent and not finds_again(parent)):
+    if loaded is None or name in MAIN_MODULES or (parent and not finds_again(parent)):
         return False
     spec = _search(name, parent)
     file: str | None = getattr(loaded, "__file__", None)

@@ -17,7 +17,7 @@ from minidbg import torch_internals
 from minidbg.backends.definitions import NotSelfContained
 from minidbg.backends.locations import location_of
 from minidbg.backends.modules import (
-    PROGRAM,
+    MAIN_MODULES,
     finds_again,
     foreign_modules,
     is_foreign,
@@ -50,7 +50,7 @@ def modules_of_operator(name: str) -> tuple[str, ...]:
     words = name.partition(".")[0].split("::")
     own = [one for one, _ in foreign_modules() if all(map(_source_of_the_program(one).count, words))]
     found += [module for module in (*own, "__main__") if statements_of_operator(name, module)]
-    plain = dict.fromkeys("__main__" if module in PROGRAM else module for module in found)
+    plain = dict.fromkeys("__main__" if module in MAIN_MODULES else module for module in found)
     outside = ("__main__", *NOT_LOADED_BY_TORCH)
     return tuple(module for module in plain if is_foreign(module) or module.startswith(outside))
 
@@ -176,7 +176,7 @@ def functions_of(gm: fx.GraphModule) -> tuple[types.FunctionType, ...]:
     """Python functions that neither torch nor Python has: those of ``torch.fx.wrap`` and ``allow_in_graph``."""
     found = (target for target in _called(gm) if isinstance(target, types.FunctionType))
     return tuple(
-        dict.fromkeys(one for one in found if is_foreign(one.__module__) or one.__module__ in PROGRAM)
+        dict.fromkeys(one for one in found if is_foreign(one.__module__) or one.__module__ in MAIN_MODULES)
     )
 
 

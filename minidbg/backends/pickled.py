@@ -19,10 +19,10 @@ from minidbg.backends.modules import finds_again, is_foreign, is_installed
 from minidbg.backends.reference import (
     RefBuilder,
     as_statements,
-    check_options,
+    backend_name,
+    check_option_values,
     described,
     innermost,
-    name_of,
 )
 from minidbg.core.errors import BackendUnreachable
 from minidbg.core.files import for_its_owner
@@ -45,8 +45,8 @@ def missing_backend(
     """The reference of a backend that a person is to put into the script. Raises BackendUnreachable for options that are no literals."""
     inner, inner_options, inner_mode = torch_internals.as_given_to_compile(backend)
     options, live = options or inner_options or {}, live_object(backend)
-    name = inner if isinstance(inner, str) else name_of(live)
-    check_options(options, name)
+    name = inner if isinstance(inner, str) else backend_name(live)
+    check_option_values(options, name)
     start = BackendRef(
         name,
         "...",

@@ -1,4 +1,4 @@
-"""From what was wrapped, and what the user says of it, to how a fresh process gets it back: ``find``.
+"""From what was wrapped, and what the user says of it, to how a fresh process gets it back: ``find_reference``.
 
 In this order: the user's word, a registered name, a location that an import reaches, its parts put together anew, a copy of its
 source; or the reason why not.
@@ -22,7 +22,7 @@ from typing import Any
 from minidbg import torch_internals
 from minidbg.backends.definitions import Copy, NotSelfContained
 from minidbg.backends.locations import Location, location_of
-from minidbg.backends.modules import PROGRAM, finds_again, is_foreign, requirement_of, top_level
+from minidbg.backends.modules import MAIN_MODULES, finds_again, is_foreign, requirement_of, top_level
 from minidbg.backends.statements import read_statements, source_of
 from minidbg.core.errors import BackendUnreachable, NothingLeadsThere, UnknownBackend
 from minidbg.core.literals import NotALiteral, write_literal
@@ -138,7 +138,7 @@ def expression_for(value: Any, builder: RefBuilder) -> str:
     except NotReferable as error:
         why = error
     try:
-        expression = _copied(value, location, builder)
+        expression = _embedded_text(value, location, builder)
     except NotSelfContained as error:
         raise NotReferable(f"its source cannot be copied: {error}") from error
     if not expression:
@@ -160,10 +160,10 @@ def _rebuilt(value: Any, builder: RefBuilder) -> str:
     return _call("aot_autograd", (), arguments, builder)
 
 
-def _copied(value: Any, location: Location | None, builder: RefBuilder) -> str:
+def _embedded_text(value: Any, location: Location | None, builder: RefBuilder) -> str:
     """The expression for a global of the program, or a function of one that uses nothing local; empty for all others."""
     module = getattr(value, "__module__", "") if location is None else location.module
-    if module not in PROGRAM:
+    if module not in MAIN_MODULES:
         return ""
     copied = builder.copy_of_main(getattr(getattr(value, "__code__", None), "co_filename", None))
     if location is not None and copied.defines(location.first):
@@ -189,8 +189,8 @@ def _call(
 ) -> str:
     """``function(first, *arguments, **keywords)`` with each argument a literal or an object with a location."""
     parts = [first] if first is not None else []
-    parts += [_argument(value, f"argument {index}", builder) for index, value in enumerate(arguments)]
-    named = [(name, _argument(value, f"argument {name!r}", builder)) for name, value in keywords.items()]
+    parts += [_argument_text(value, f"argument {index}", builder) for index, value in enumerate(arguments)]
+    named = [(name, _argument_text(value, f"argument {name!r}", builder)) for name, value in keywords.items()]
     if all(name.isidentifier() for name, _ in named):
         parts += [f"{name}={text}" for name, text in named]
     else:
@@ -198,7 +198,7 @@ def _call(
     return f"{function}({', '.join(parts)})"
 
 
-def _argument(value: object, part: str, builder: RefBuilder) -> str:
+def _argument_text(value: object, part: str, builder: RefBuilder) -> str:
     try:
         return write_literal(value)
     except NotALiteral as error:
@@ -213,7 +213,7 @@ def _argument(value: object, part: str, builder: RefBuilder) -> str:
 # --- a backend ---
 
 
-def find(
+def find_reference(
     backend: str | CompilerFn,
     *,
     options: Mapping[str, Any] | None = None,
@@ -237,7 +237,7 @@ def find(
         for module in filter(is_foreign, found.imported):
             builder.uses(module)
     name, expression = _expression(inner, statements, reference, builder)
-    check_options(options, name)
+    check_option_values(options, name)
     return builder.reference(name, expression, options, mode)
 
 
@@ -258,7 +258,7 @@ def _expression(
     if reference is not None:
         return given_reference(reference, statements, builder)
     names = [backend] if isinstance(backend, str) else torch_internals.names_of_backend(backend)
-    name = names[0] if names else name_of(backend)  # type: ignore[arg-type]  # no text
+    name = names[0] if names else backend_name(backend)  # type: ignore[arg-type]  # no text
     try:
         return name, _registered(name, statements, builder) if names else expression_for(backend, builder)
     except NotReferable as error:
@@ -352,7 +352,7 @@ def innermost(backend: Any) -> Any:
     return backend
 
 
-def name_of(backend: CompilerFn) -> str:
+def backend_name(backend: CompilerFn) -> str:
     """What a person calls it: ``my_pkg.mod.my_backend``, ``my_pkg.Compiler``, ``aot_autograd(fw_compiler=my_compiler)``."""
     inner = innermost(backend)
     owner = inner if isinstance(inner, types.MethodType | types.FunctionType | type) else type(inner)
@@ -360,7 +360,7 @@ def name_of(backend: CompilerFn) -> str:
         return f"{found.module}.{found.path}".removeprefix("__main__.")
     compiler = (torch_internals.aot_autograd_arguments(inner) or {}).get("fw_compiler")
     if compiler is not None:
-        return f"aot_autograd(fw_compiler={name_of(compiler)})"
+        return f"aot_autograd(fw_compiler={backend_name(compiler)})"
     module = "" if owner.__module__ in ("__main__", None) else owner.__module__ + "."
     return f"{module}{owner.__qualname__}".replace("<locals>.", "").replace("<lambda>", "lambda")
 
@@ -402,7 +402,7 @@ def suggested(backend: Any) -> str:
     return f"{module}:{factory}(...)" if local else "my_pkg.mod:factory()"
 
 
-def check_options(options: Mapping[str, Any], name: str) -> None:
+def check_option_values(options: Mapping[str, Any], name: str) -> None:
     """Raise BackendUnreachable for an option of the backend called ``name`` that is no literal."""
     try:
         write_literal(dict(options), "options")

@@ -34,7 +34,7 @@ class Statement:
 
     @property
     def line(self) -> int:
-        return first_line(self.node)
+        return first_line_number(self.node)
 
     @cached_property
     def code(self) -> CodeType:
@@ -93,7 +93,7 @@ def _statements(body: list[ast.stmt], lines: list[str], file: str) -> Iterator[S
 MAIN_BLOCK = ("__name__ == '__main__'", "'__main__' == __name__")
 
 
-def first_line(node: ast.stmt) -> int:
+def first_line_number(node: ast.stmt) -> int:
     """The line of its first decorator, or its own."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
@@ -101,7 +101,7 @@ def first_line(node: ast.stmt) -> int:
 
 def _text_of(node: ast.stmt, lines: list[str]) -> str:
     """The statement as it was written, comments included; put together anew where it shares a line."""
-    text = textwrap.dedent("\n".join(lines[first_line(node) - 1 : node.end_lineno]))
+    text = textwrap.dedent("\n".join(lines[first_line_number(node) - 1 : node.end_lineno]))
     try:
         again = ast.parse(text).body
     except SyntaxError:

@@ -29,13 +29,13 @@ def quoted(text: str) -> str:
     return f'"{plain[1:-1]}"' if plain[0] == "'" and '"' not in plain and "\\'" not in plain else plain
 
 
-def number(value: complex, dtype: torch.dtype = torch.float64) -> str:
+def number_text(value: complex, dtype: torch.dtype = torch.float64) -> str:
     """The shortest text of a bool, int, float or complex that gives ``value`` back in ``dtype``."""
     if isinstance(value, bool | int):
         return repr(value)
     if isinstance(value, complex):
         part = torch.float32 if dtype in (torch.complex32, torch.complex64) else torch.float64
-        return f"complex({number(value.real, part)}, {number(value.imag, part)})"
+        return f"complex({number_text(value.real, part)}, {number_text(value.imag, part)})"
     if math.isnan(value):
         return 'float("nan")'
     if math.isinf(value):
@@ -61,7 +61,7 @@ def tensor_literal(value: Tensor) -> str:
 
 def _nested(items: Any, dtype: torch.dtype, margin: str) -> str:
     if not isinstance(items, list):
-        return number(items, dtype)
+        return number_text(items, dtype)
     inner = margin + "    "
     parts = [_nested(item, dtype, inner) for item in items]
     text = ", ".join(parts)
@@ -144,7 +144,7 @@ class Expressions:
         if isinstance(value, enum.Enum):
             return self.reference(value)
         if isinstance(value, float | complex):
-            return number(complex(value) if isinstance(value, complex) else float(value))
+            return number_text(complex(value) if isinstance(value, complex) else float(value))
         for cls in (int, str, bytes):
             if isinstance(value, cls):  # by the plain type's repr: a subclass may have one of its own
                 return cls.__repr__(value)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minidbg.codegen.expressions import number, rounded, tensor_literal
+from minidbg.codegen.expressions import number_text, rounded, tensor_literal
 
-FEW = 8
+FEW_VALUES = 8
 """Integers and booleans up to this number are written one by one."""
 ENOUGH = 200
 """Of fewer values one cannot tell whether they are uniform or normal."""
@@ -60,7 +60,7 @@ class TensorFactory:
     def exact(self, value: Tensor, most: int = 0) -> str | None:
         """The first expression that makes ``value`` ``[*size]`` bit for bit, of NaN any; None where none of ours does.
 
-        Up to ``most`` elements may be written one by one, integers and booleans up to ``FEW``.
+        Up to ``most`` elements may be written one by one, integers and booleans up to ``FEW_VALUES``.
         """
         return next((text for text in self._rules(value, most) if self._makes(text, value)), None)
 
@@ -73,7 +73,7 @@ class TensorFactory:
         sample = _sample(value)[:4096]
         if bool(sample.isnan().all()) or bool((sample == sample[0]).all()):
             yield self.full(value[(0,) * value.ndim].item())
-        if is_index(value) and value.numel() <= FEW:
+        if is_index(value) and value.numel() <= FEW_VALUES:
             yield self.tensor(tensor_literal(value))
         if is_index(value) and value.dtype is not torch.bool:
             yield from self._counts(value)
@@ -212,13 +212,13 @@ class TensorFactory:
 
     def full(self, value: complex) -> str:
         if not self.size:
-            return self.tensor(number(value, self.dtype))
+            return self.tensor(number_text(value, self.dtype))
         if value == 0 and not isinstance(value, complex) and math.copysign(1, value) > 0:
             return self.call("zeros")
         if value == 1:
             return self.call("ones")
         usual = torch.int64 if isinstance(value, int) else torch.float32
-        return self.call("full", f"{self.size}, {number(value, self.dtype)}", usual=usual)
+        return self.call("full", f"{self.size}, {number_text(value, self.dtype)}", usual=usual)
 
     def tensor(self, items: str) -> str:
         usual = self.dtype if self.dtype in (torch.bool, torch.int64) else torch.float32

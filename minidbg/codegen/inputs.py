@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from minidbg import torch_internals
-from minidbg.codegen.expressions import Expressions, number, quoted
+from minidbg.codegen.expressions import Expressions, number_text, quoted
 from minidbg.codegen.factories import TensorFactory, all_finite, grouped, is_index, wide
 from minidbg.codegen.layouts import StridedLayout, contiguous_stride, layout_of, start_of, view_into, view_of
 from minidbg.codegen.names import numbered
@@ -29,13 +29,13 @@ from minidbg.codegen.subclasses import construction_of, is_constructed
 from minidbg.core.errors import CannotWrite
 from minidbg.torch_internals.devices import BROKEN, restoring_random_numbers
 
-SEED = 0
+INPUT_SEED = 0
 SMALL_ELEMENTS = 64
 """A tensor of this many elements or fewer is small: its values may stand in the text."""
 FEW_PLACES = 8
 """NaN and infinities up to this number are written one by one; more of them come where a drawn mask says."""
 SPECIAL = (math.nan, math.inf, -math.inf)
-RESERVED = ("torch", "device", "stored", "inputs", "float", "complex")
+INPUTS_RESERVED = ("torch", "device", "stored", "inputs", "float", "complex")
 """Names that the text of ``inputs()`` uses itself."""
 DRAWS = re.compile(r"\b(rand|randn|randint|randperm|uniform_)\(")
 
@@ -77,7 +77,7 @@ class InputsText:
     """By identity what was written, so that its id stays its own, and its name."""
     bases: dict[int, tuple[str, Tensor, int]] = field(default_factory=dict)
     """By storage that several show parts of: the name of a flat tensor, one like it on meta, the bytes before it that are left out."""
-    taken: set[str] = field(default_factory=lambda: {*RESERVED})
+    taken: set[str] = field(default_factory=lambda: {*INPUTS_RESERVED})
 
     def free(self, name: str) -> str:
         while keyword.iskeyword(name) or name in self.taken:
@@ -159,7 +159,7 @@ class InputsText:
             if is_exact := wanted and readable(largest) is largest:
                 whole, layout = largest.new_zeros(size), StridedLayout((size,), (1,))
                 for value in group:
-                    copy(layout_of(value, start).seen_in(whole.view(value.dtype)), plain(value))
+                    copy(layout_of(value, start).seen_in(whole.view(value.dtype)), plain_tensor(value))
             self.emit(largest, name, self.base(name, whole, (size,), layout, is_exact=is_exact))
 
     # --- the values of a base ---
@@ -177,7 +177,7 @@ class InputsText:
         seen = readable(value)
         if seen is None or (self.raw and not is_exact):
             return factory.like(None)
-        value = plain(seen).cpu() if self.on_cpu else plain(seen)
+        value = plain_tensor(seen).cpu() if self.on_cpu else plain_tensor(seen)
         if is_exact or layout.shows_all:
             data = base_data(value, size, layout)
             text = None if self.raw else factory.exact(data, SMALL_ELEMENTS if is_exact else 0)
@@ -199,10 +199,10 @@ class InputsText:
         if int(odd.sum()) > FEW_PLACES:  # so many as there were, and nobody's weights beside them
             parts = [(one, data.isnan() if one != one else data == one) for one in SPECIAL]
             shares = [(one, part.float().mean().item()) for one, part in parts if part.any()]
-            put_in = [f"{name}[{factory.mask(share)}] = {number(one)}" for one, share in shares]
+            put_in = [f"{name}[{factory.mask(share)}] = {number_text(one)}" for one, share in shares]
         else:
             places = zip(odd.nonzero().tolist(), data[odd].tolist(), strict=True)
-            put_in = [f"{name}[{', '.join(map(str, at)) or '()'}] = {number(one)}" for at, one in places]
+            put_in = [f"{name}[{', '.join(map(str, at)) or '()'}] = {number_text(one)}" for at, one in places]
         self.emit(value, name, factory.like(value), *put_in)
 
 
@@ -233,7 +233,7 @@ def write_inputs(
                 if on_cpu:
                     raise
     if any(map(DRAWS.search, text.lines)):
-        text.lines.insert(0, f"torch.manual_seed({SEED})")
+        text.lines.insert(0, f"torch.manual_seed({INPUT_SEED})")
     return text
 
 
@@ -339,7 +339,7 @@ def readable(value: Tensor) -> Tensor | None:
     return None if is_empty else value
 
 
-def plain(value: Tensor) -> Tensor:
+def plain_tensor(value: Tensor) -> Tensor:
     value = value.detach()
     value = value.conj() if value.is_conj() else value
     return torch_internals.negated_view(value) if value.is_neg() else value
@@ -393,5 +393,5 @@ def as_scripts_do() -> Iterator[None]:
         stack.enter_context(restoring_random_numbers())
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
-        torch.manual_seed(SEED)
+        torch.manual_seed(INPUT_SEED)
         yield

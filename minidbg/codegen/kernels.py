@@ -19,7 +19,7 @@ from minidbg.codegen.names import is_plain_identifier, numbered
 from minidbg.core.errors import CannotWrite
 from minidbg.fx.effects import walk
 
-USUAL = {"triton": "triton", "tl": "triton.language"}
+USUAL_IMPORTS = {"triton": "triton", "tl": "triton.language"}
 """What modules are called by custom: a function keeps no local name that only its decorators and annotations look up."""
 
 
@@ -53,11 +53,11 @@ class Definitions:
             raise
 
     def _defined(self, kernel: Any) -> str:
-        name, text = str(kernel.fn.__name__), _text_of(kernel)
+        name, text = str(kernel.fn.__name__), _kernel_text(kernel)
         if self.texts.get(name) == text:
             return name
         self._bind(name, text)
-        scope = {used: sys.modules[module] for used, module in USUAL.items()}
+        scope = {used: sys.modules[module] for used, module in USUAL_IMPORTS.items()}
         scope |= kernel.fn.__globals__ | inspect.getclosurevars(kernel.fn).nonlocals
         (statement,) = read_statements(text, "<kernel>")
         for used in sorted(statement.needs - {name}):
@@ -119,7 +119,7 @@ class Definitions:
             raise CannotWrite(f"the name {name}", "the kernels of the graph use it for two different things")
 
 
-def _text_of(kernel: Any) -> str:
+def _kernel_text(kernel: Any) -> str:
     """The definition of a kernel without its other decorators. Triton keeps the source of each function that it compiles."""
     text = textwrap.dedent("".join(getattr(kernel, "raw_src", None) or inspect.getsource(kernel.fn)))
     (node,) = ast.parse(text).body

@@ -32,7 +32,7 @@ ConstantExpression = Callable[[str, Tensor], str]
 Nested = Callable[[str, fx.GraphModule], str]
 """Name of an attribute and the graph that it is -> the expression that makes it."""
 
-_numbers = itertools.count(1)
+_text_numbers = itertools.count(1)
 
 
 def by_name(name: str, value: Tensor) -> str:
@@ -257,7 +257,7 @@ def instantiate(source: ModuleSource, constants: Mapping[str, Tensor] | None = N
     ``constants`` is what the source calls ``constants`` (see ``by_name``), by default the source's own
     tensors. The module that holds the class is importable as long as the instance lives.
     """
-    name = f"minidbg_source_{next(_numbers)}"
+    name = f"minidbg_source_{next(_text_numbers)}"
     text = "\n".join(["import torch", *source.imports, "", *source.kernels.values(), "", source.text])
     try:
         made = run_as_module(name, text, constants=source.constants if constants is None else constants)

@@ -43,7 +43,7 @@ def is_plain_identifier(text: str) -> bool:
     return text.isascii() and text.isidentifier() and not keyword.iskeyword(text) and not mangled
 
 
-def readable(raw: str) -> str:
+def readable_name(raw: str) -> str:
     """A name for an input that dynamo called ``raw``: ``h_0_weight`` of ``L_self_modules_h_modules_0_parameters_weight_``."""
     while match := _FROM_SOURCE.fullmatch(raw):  # until no mark is left: a name once written is its own
         raw = identifier(_HOLDERS.sub("_", match[1] or match[2]).removeprefix("_"))
@@ -66,7 +66,7 @@ class Names:
         self._used: set[str] = set(reserved)
 
     def of(self, node: fx.Node) -> str:
-        return self.free(readable(str(node.target)) if node.op == "placeholder" else node.name)
+        return self.free(readable_name(str(node.target)) if node.op == "placeholder" else node.name)
 
     def free(self, raw: str) -> str:
         name = numbered(identifier(raw), self._used)

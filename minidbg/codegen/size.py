@@ -55,7 +55,7 @@ def canonical_text(gm: fx.GraphModule) -> str:
             target = attributes[id(value)]
         is_launch = torch_internals.is_kernel_launch(node)
         keywords = (write.keywords, node) if is_launch else (write.value, sorted(node.kwargs.items()))
-        line = f"{node.op} {target} {text_of(write.value, node.args)} {text_of(*keywords)}"
+        line = f"{node.op} {target} {text_by(write.value, node.args)} {text_by(*keywords)}"
         lines.append(f"{names[node]} = {line}")
     return "\n".join([*lines, *write.kernels.texts.values()])
 
@@ -64,14 +64,14 @@ def text_of_attribute(value: Any) -> str:
     if isinstance(value, fx.GraphModule):
         return f"{{{canonical_text(value)}}}"
     if not isinstance(value, Tensor):
-        return text_of(literal, value)
+        return text_by(literal, value)
     kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
     is_seen = torch_internals.has_plain_memory(value) and value.numel() <= LARGEST_HASHED
     numbers = value.detach().tolist() if is_seen else ""
     return f"{kind} {value.dtype} {tuple(value.shape)} {value.requires_grad} {numbers}"
 
 
-def text_of(write: Callable[[Any], str], value: Any) -> str:
+def text_by(write: Callable[[Any], str], value: Any) -> str:
     try:
         return write(value)
     except CannotWrite as refusal:

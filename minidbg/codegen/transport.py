@@ -26,8 +26,8 @@ from minidbg.fx.ranks import with_group
 
 NAMES = frozenset({"graph", "graph_module", "constants"})
 """What the text of a graph uses itself."""
-UNLIMITED = 1 << 62
-_numbers = itertools.count(1)
+NO_SIZE_LIMIT = 1 << 62
+_file_numbers = itertools.count(1)
 
 Stored = Callable[..., Tensor]
 """``stored(key, dtype, device="cpu")``: a new tensor with the bytes of a storage."""
@@ -45,7 +45,7 @@ class Parcel:
     """The size of the values that stay here, since there was no room for them; others of the same distribution stand in."""
 
 
-def pack(case: Case, *, room_bytes: int = UNLIMITED) -> Parcel:
+def pack(case: Case, *, room_bytes: int = NO_SIZE_LIMIT) -> Parcel:
     """``case`` for another process, with the values that fit into ``room_bytes``: all, else those that a capture has, else seeded ones.
 
     Raises CannotWrite naming the part of the case that has no text.
@@ -97,7 +97,7 @@ def unpack(table: Mapping[str, Any], stored: Stored) -> Case:
         values = [made[name] for name in table["names"]]
         inputs = values[: len(values) - len(table["constants"])]
         graph_module = run_as_module(
-            f"minidbg_case_{next(_numbers)}",
+            f"minidbg_case_{next(_file_numbers)}",
             table["graph"],
             torch=torch,
             constants=dict(zip(table["constants"], values[len(inputs) :], strict=True)),

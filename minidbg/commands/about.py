@@ -8,12 +8,12 @@ from importlib import resources
 
 import click
 
-from minidbg.commands.output import CANNOT_JUDGE, JSON, print_json
+from minidbg.commands.output import CANNOT_JUDGE, JSON_OPTION, print_json
 from minidbg.core.errors import nearest
 
 
 @click.command()
-@JSON
+@JSON_OPTION
 def demo(as_json: bool) -> None:
     """Break a transformer in a buggy backend, and see it reduced.
 
@@ -23,7 +23,7 @@ def demo(as_json: bool) -> None:
 
     from minidbg.commands.demo import show
 
-    report = show.run(Console(stderr=as_json))
+    report = show.run_demo(Console(stderr=as_json))
     if as_json:
         print_json({"path": str(report.path), "capture": str(report.capture), "line": report.line})
 
@@ -32,7 +32,7 @@ STATE_STYLE = {"fine": "green", "missing": "yellow", "broken": "red"}
 
 
 @click.command()
-@JSON
+@JSON_OPTION
 def doctor(as_json: bool) -> None:
     """Say what this machine lacks, and what to do about it.
 

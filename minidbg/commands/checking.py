@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from minidbg.commands.output import CANNOT_JUDGE, JSON, ReproPath, print_json
+from minidbg.commands.output import CANNOT_JUDGE, JSON_OPTION, ReproPath, print_json
 from minidbg.commands.watching import OPTIONS
 from minidbg.core.outcome import EXIT_STATUS, Outcome, Verdict
 from minidbg.core.run_spec import PRECISIONS
@@ -28,7 +28,7 @@ VERDICT_STYLE = {
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=ReproPath(folders=True))
-@JSON
+@JSON_OPTION
 @click.option("--device", help="Run on this device instead of the one in the script, for example cuda:1.")
 @click.option("--backend", help="Ask another backend: a registered name, or MODULE:EXPRESSION.")
 @OPTIONS

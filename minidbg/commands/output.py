@@ -66,9 +66,9 @@ def find_repro(text: Path, folder: Path) -> Path:
 
 REPRO = ReproPath()
 FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
+FOLDER_TYPE = click.Path(file_okay=False, path_type=Path)
 COUNT = click.IntRange(min=1)
-JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 
 
 def count(step: int) -> Any:

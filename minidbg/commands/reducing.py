@@ -19,8 +19,8 @@ from minidbg.commands.ending import end_interrupted
 from minidbg.commands.output import (
     CANNOT_JUDGE,
     COUNT,
-    FOLDER,
-    JSON,
+    FOLDER_TYPE,
+    JSON_OPTION,
     REPRO,
     VERBOSITY,
     configure,
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 )
 @click.option("--seconds", default=300.0, show_default=True, help="Most seconds to spend.")
 @click.option("--max-calls", type=COUNT, help="Most runs to spend.")
-@click.option("--dir", "folder", type=FOLDER, help="Where the repro goes.")
+@click.option("--dir", "folder", type=FOLDER_TYPE, help="Where the repro goes.")
 @click.option(
     "--jobs", "-j", type=COUNT, help="Runs at the same time; by default two, where there are two cores."
 )
 @click.option("--memory-bytes", type=COUNT, help="Memory limit of a run.")
-@JSON
+@JSON_OPTION
 def reduce(
     path: Path | None,
     last_crash: bool,
@@ -84,7 +84,7 @@ def reduce(
     if asked is None:
         tell_of_reduced_crash(folder or repro_folder(), as_json=as_json)
         return
-    sys.exit(reduce_one(as_capture(asked), folder, as_json=as_json, **how))
+    sys.exit(reduce_one(capture_to_reduce(asked), folder, as_json=as_json, **how))
 
 
 def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
@@ -94,7 +94,7 @@ def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
 
     for record in crash_records.records_of_dead(folder):
         note(crash_records.death(record))
-        as_capture(record)
+        capture_to_reduce(record)
     waiting, status = unreduced(folder), 0
     if not waiting:
         note(f"no capture waits in {display_path(folder)}")
@@ -114,7 +114,7 @@ def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
 
 def reduce_one(path: Path, folder: Path | None, *, as_json: bool, **how: Any) -> int:
     """Reduce the capture or repro, print what came of it, and return the exit status."""
-    answer = reduce_in_server(path, folder=folder, **how)
+    answer = reduce_file_in_server(path, folder=folder, **how)
     if "lines" in answer:
         click.echo("\n".join(answer["lines"]), err=True)
         if answer["interrupted"]:
@@ -137,14 +137,14 @@ FOR_THE_REST_S = 30.0
 """Beside the budget: loading the script, and ending what runs."""
 
 
-def reduce_in_server(
+def reduce_file_in_server(
     path: Path,
     *,
     backend: str | None,
     folder: Path | None,
     limits: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """What ``reduced`` answers in a fork of the forkserver, and whether it was ``interrupted``: this process needs no torch.
+    """What ``reduced_in_child`` answers in a fork of the forkserver, and whether it was ``interrupted``: this process needs no torch.
 
     Raises what it has raised, and Interrupted.
     """
@@ -163,7 +163,7 @@ def reduce_in_server(
     name = script.spec.backend.name if script is not None else ""
     with saying_how_to_go_on(path), workers.stream_to_the_user() as stream:
         request = workers.Request(
-            call=f"{__name__}:reduced",
+            call=f"{__name__}:reduced_in_child",
             argument={
                 "path": str(path),
                 "backend": backend,
@@ -194,7 +194,7 @@ def saying_how_to_go_on(path: Path) -> Iterator[None]:
         raise Interrupted(f"interrupted before a repro was verified; {how}") from None
 
 
-def reduced(argument: Mapping[str, Any], _: object) -> dict[str, Any]:
+def reduced_in_child(argument: Mapping[str, Any], _: object) -> dict[str, Any]:
     """In a child of the forkserver: the result and its line; or the lines that say why there is none."""
     workers.branch_off()  # before the script uses a device, or starts a thread: no fork could after that
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -239,7 +239,7 @@ def newest_crash(folder: Path) -> Path | None:
     for record in (*waited, *left):
         note(crash_records.death(record))
     for record in waited:
-        crash_records.remove(record)
+        crash_records.remove_record(record)
     if len(left) > 1:
         note("the newest is reduced; minidbg reduce PATH takes another")
     return left[0] if left else None
@@ -263,7 +263,7 @@ def tell_of_reduced_crash(folder: Path, *, as_json: bool) -> None:
     note(f"no crash is left to reduce: the last one is reduced already; run: python {shown}")
 
 
-def as_capture(path: Path) -> Path:
+def capture_to_reduce(path: Path) -> Path:
     """The script to reduce: a crash record becomes a capture first."""
     from minidbg.repro import crash_records
 
@@ -287,7 +287,7 @@ OPTIONS_FIRST = {"allow_interspersed_args": False, "ignore_unknown_options": Tru
 )
 @click.option("--fallback", is_flag=True, help="Go on in eager where a backend fails.")
 @click.option("--later", is_flag=True, help="Write captures only; reduce them with: minidbg reduce.")
-@click.option("--dir", "folder", type=FOLDER, help="The repro folder.")
+@click.option("--dir", "folder", type=FOLDER_TYPE, help="The repro folder.")
 @click.option("--seconds", type=float, help="Most seconds that the reductions of a process may take.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="{PROGRAM|-m MODULE} [ARGS]...")
 def run(

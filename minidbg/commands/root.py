@@ -21,7 +21,7 @@ from minidbg.commands.output import (
     print_error,
     with_common_options,
 )
-from minidbg.commands.table import COMMANDS, SECTIONS, loaded
+from minidbg.commands.table import COMMANDS, SECTIONS, imported
 from minidbg.core import environment
 from minidbg.core.errors import Interrupted, Terminated, nearest
 
@@ -36,7 +36,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = loaded(COMMANDS[cmd_name])
+        found: click.Command = imported(COMMANDS[cmd_name])
         return with_common_options(found)
 
     def resolve_command(

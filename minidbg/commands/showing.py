@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from minidbg.commands.output import FILE, JSON, REPRO, note, print_json
+from minidbg.commands.output import FILE, JSON_OPTION, REPRO, note, print_json
 from minidbg.core import settings
 from minidbg.core.settings import Origin
 from minidbg.core.text import display_path, printable
@@ -17,12 +17,14 @@ from minidbg.watch import settings as watching
 
 NAMED = click.argument("repro", type=REPRO)
 OUTPUT = click.option("-o", "--output", type=FILE, help="Write it here, not to stdout.")
-RUN = click.option("--run/--no-run", default=True, help="Run it first, to be sure that it fails (default).")
+RUN_OPTION = click.option(
+    "--run/--no-run", default=True, help="Run it first, to be sure that it fails (default)."
+)
 
 
 @click.command()
 @NAMED
-@JSON
+@JSON_OPTION
 def show(repro: Path, as_json: bool) -> None:
     """Show what is known about REPRO, without running it.
 
@@ -40,7 +42,7 @@ def show(repro: Path, as_json: bool) -> None:
 @click.command()
 @NAMED
 @click.option("--seconds", default=120.0, show_default=True, help="Most seconds to spend.")
-@JSON
+@JSON_OPTION
 def stages(repro: Path, seconds: float, as_json: bool) -> None:
     """Find the stage at fault, and what avoids REPRO's failure.
 
@@ -63,10 +65,10 @@ def stages(repro: Path, seconds: float, as_json: bool) -> None:
 @click.command()
 @NAMED
 @OUTPUT
-@RUN
+@RUN_OPTION
 @click.option("--keep-private", is_flag=True, help="Leave paths, user and host names as they are.")
 @click.option("--versions/--no-versions", default=True, help="With torch.utils.collect_env (default).")
-@JSON
+@JSON_OPTION
 def report(
     repro: Path, output: Path | None, run: bool, keep_private: bool, versions: bool, as_json: bool
 ) -> None:
@@ -86,10 +88,10 @@ def report(
         print_json(
             {"repro": str(details.path), "title": written.title, "body": written.body, "ran": written.ran}
         )
-    put(written.body, output, quiet=as_json)
+    put_text(written.body, output, quiet=as_json)
 
 
-def put(text: str, output: Path | None, *, quiet: bool) -> None:
+def put_text(text: str, output: Path | None, *, quiet: bool) -> None:
     if output is not None:
         output.write_text(text, encoding="utf-8")
         note(f"written: {output}")
@@ -98,22 +100,22 @@ def put(text: str, output: Path | None, *, quiet: bool) -> None:
 
 
 @click.command()
-@JSON
+@JSON_OPTION
 def config(as_json: bool) -> None:
     """Print each setting, its value and where that was written.
 
     The weakest source first: defaults, the user's file, [tool.minidbg] of the nearest pyproject.toml, MINIDBG_*
     variables, arguments. Those of [tool.minidbg.watch] follow as watch.NAME.
     """
-    of_watch = (replace(one, name=f"watch.{one.name}") for one in watching.load_with_origins())
+    of_watch = (replace(one, name=f"watch.{one.name}") for one in watching.load_watch_with_origins())
     origins = [*settings.load_with_origins(), *of_watch]
     if as_json:
         for origin in origins:
             print_json({"name": origin.name, "value": origin.value, "source": origin.source})
         return
-    names, values = max(len(one.name) for one in origins), max(len(text(one.value)) for one in origins)
+    names, values = max(len(one.name) for one in origins), max(len(cell_text(one.value)) for one in origins)
     for origin in origins:
-        line = f"{origin.name:<{names}}  {text(origin.value):<{min(values, 40)}}  {variable(origin)}"
+        line = f"{origin.name:<{names}}  {cell_text(origin.value):<{min(values, 40)}}  {variable(origin)}"
         click.echo(click.style(line, dim=origin.source == "default"))
     click.echo(f"minidbg: the user's file is {settings.user_settings_file()}", err=True)
 
@@ -125,6 +127,6 @@ def variable(origin: Origin) -> str:
     return f"{name} in the environment"
 
 
-def text(value: Any) -> str:
+def cell_text(value: Any) -> str:
     shown = json.loads(json.dumps(value, default=str))  # as --json prints it
     return "-" if shown is None or shown == [] else str(shown)

@@ -54,6 +54,6 @@ WATCH: Mapping[str, str] = {
 """Option of ``watch`` -> what makes of its value the pool of other machines, or a view that hears the events too."""
 
 
-def loaded(where: str) -> Any:
+def imported(where: str) -> Any:
     module, _, attribute = where.partition(":")
     return getattr(importlib.import_module(module), attribute)

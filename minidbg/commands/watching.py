@@ -14,17 +14,17 @@ from typing import Any
 
 import click
 
-from minidbg.commands.output import JSON, REPRO, ReproPath, existing_folder, print_json, repro_folder
-from minidbg.commands.table import WATCH, loaded
+from minidbg.commands.output import JSON_OPTION, REPRO, ReproPath, existing_folder, print_json, repro_folder
+from minidbg.commands.table import WATCH, imported
 from minidbg.core.errors import MinidbgError, UnreadableRepro
 from minidbg.core.files import read_regular, replace_file
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Verdict
 from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, metadata_of, table_in, text_of
 from minidbg.core.text import display_path, moment
-from minidbg.watch.settings import FailOn, Workers, load
+from minidbg.watch.settings import FailOn, Workers, load_watch_settings
 
-FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
+FOLDER_ARGUMENT = click.argument("folder", required=False, type=click.Path(path_type=Path))
 
 
 def dict_text(context: click.Context, parameter: click.Parameter, text: str) -> str:
@@ -43,16 +43,16 @@ OPTIONS = click.option(
 )
 
 
-def words(members: type[enum.StrEnum]) -> click.Choice[str]:
+def choice_of(members: type[enum.StrEnum]) -> click.Choice[str]:
     """The words of ``members`` as a choice; click itself would offer the members' names."""
     return click.Choice([str(member) for member in members])
 
 
-KINDS = click.option(
+KIND_OPTION = click.option(
     "--kind",
     "kinds",
     multiple=True,
-    type=words(Kind),
+    type=choice_of(Kind),
     help="Only repros of this kind of failure; may be given more than once.",
 )
 
@@ -64,7 +64,9 @@ KINDS = click.option(
     "--source", "sources", multiple=True, type=click.Path(path_type=Path), help="Watch this folder too."
 )
 @click.option("--once", is_flag=True, help="One sweep, then exit: 0, 1, 3 or 125 as in 'minidbg check'.")
-@click.option("--fail-on", type=words(FailOn), help="With --once: 'unexpected' compares with each header.")
+@click.option(
+    "--fail-on", type=choice_of(FailOn), help="With --once: 'unexpected' compares with each header."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object a line.")
 @click.option(
     "--poll",
@@ -96,7 +98,7 @@ KINDS = click.option(
 )
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="Time limit of a run.")
 @click.option("--cluster", metavar="ADDRESS", help="Run on the workers of this Dask scheduler.")
-@click.option("--workers", type=words(Workers), help="Fork warm processes, or start fresh ones.")
+@click.option("--workers", type=choice_of(Workers), help="Fork warm processes, or start fresh ones.")
 def watch(
     paths: tuple[Path, ...],
     as_json: bool,
@@ -112,30 +114,30 @@ def watch(
     Ends with Ctrl-C.
     """
     found = list(paths) or [repro_folder()]
-    settings = replace(load(options), once=once)
-    others = loaded(WATCH["cluster"])(cluster) if cluster else None
+    settings = replace(load_watch_settings(options), once=once)
+    others = imported(WATCH["cluster"])(cluster) if cluster else None
     pages = {"serve": serve, "html": html}
-    more = [partial(loaded(WATCH[option]), value) for option, value in pages.items() if value]
+    more = [partial(imported(WATCH[option]), value) for option, value in pages.items() if value]
     from minidbg.watch.daemon import run_daemon
 
     sys.exit(run_daemon(found, settings, as_json=as_json, others=others, more_views=more))
 
 
 @click.command("status")
-@FOLDER
-@JSON
+@FOLDER_ARGUMENT
+@JSON_OPTION
 def status(folder: Path | None, as_json: bool) -> None:
     """Say whether FOLDER is watched, and where its repros stand."""
     from minidbg.watch import queries
 
     found = queries.status_of(existing_folder(folder))
-    show([found], queries.status_text(found), as_json=as_json)
+    show_rows([found], queries.status_text(found), as_json=as_json)
 
 
 @click.command("list")
-@FOLDER
-@KINDS
-@JSON
+@FOLDER_ARGUMENT
+@KIND_OPTION
+@JSON_OPTION
 def list_repros(folder: Path | None, kinds: tuple[str, ...], as_json: bool) -> None:
     """List the repros of FOLDER, and what was last seen of each.
 
@@ -145,10 +147,10 @@ def list_repros(folder: Path | None, kinds: tuple[str, ...], as_json: bool) -> N
 
     rows = queries.rows_of(existing_folder(folder), kinds)
     none = f"no repros of kind {' or '.join(kinds)}"
-    show(rows, none if kinds and not rows else queries.list_text(rows), as_json=as_json)
+    show_rows(rows, none if kinds and not rows else queries.list_text(rows), as_json=as_json)
 
 
-def show(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) -> None:
+def show_rows(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) -> None:
     if not as_json:
         click.echo(text)
     for row in rows if as_json else ():
@@ -158,7 +160,7 @@ def show(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) -> None
 @click.command("history")
 @click.argument("repro", required=False, type=ReproPath(folders=True))
 @click.option("-n", "--limit", default=20, show_default=True, help="How many flips, and how many runs.")
-@JSON
+@JSON_OPTION
 def history(repro: Path | None, limit: int, as_json: bool) -> None:
     """Show what flipped and when; of one repro its runs too.
 
@@ -168,7 +170,7 @@ def history(repro: Path | None, limit: int, as_json: bool) -> None:
 
     path = repro if repro is not None and not repro.is_dir() else existing_folder(repro)
     past = queries.history_of(path, limit)
-    show(queries.history_rows(past), queries.history_text(past), as_json=as_json)
+    show_rows(queries.history_rows(past), queries.history_text(past), as_json=as_json)
 
 
 class StillFails(MinidbgError):
@@ -183,11 +185,11 @@ def why_not_gone(path: Path) -> str:
     from minidbg import repro
     from minidbg.watch import queries
     from minidbg.watch.settings import whole_name
-    from minidbg.watch.states import FAILING, JUDGING
+    from minidbg.watch.states import CONCLUSIVE, FAILING
 
     outcome = repro.run(path, seconds=300.0)
     said = outcome.reason or outcome.message.partition("\n")[0]
-    is_judged = outcome.verdict in JUDGING
+    is_judged = outcome.verdict in CONCLUSIVE
     if is_judged and outcome.verdict is not Verdict.GONE:
         still = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
         return f"{display_path(path)} still {'reproduces' if still else f'fails ({outcome.verdict})'}: {said}"
@@ -218,7 +220,7 @@ def expect_gone(path: Path) -> None:
 @click.command("accept")
 @click.argument("repros", nargs=-1, required=True, type=REPRO)
 @click.option("--force", is_flag=True, help="Run nothing; accept also what still fails.")
-@JSON
+@JSON_OPTION
 def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
     """Make a fixed repro a regression test: it must stay gone.
 
@@ -231,7 +233,7 @@ def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
     for path in repros:
         expect_gone(path)
         done = "is now a regression test: it must stay gone"
-        show([{"repro": str(path), "done": done}], f"{display_path(path)} {done}", as_json=as_json)
+        show_rows([{"repro": str(path), "done": done}], f"{display_path(path)} {done}", as_json=as_json)
 
 
 @click.command("bisect")
@@ -249,7 +251,7 @@ def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
 @click.option("--device", help="Run on this device.")
 @OPTIONS
 @click.option("--seconds", default=300.0, show_default=True, help="Time limit of a build, and of a run.")
-@JSON
+@JSON_OPTION
 def bisect(revisions: tuple[str, str], repro: Path, as_json: bool, **options: Any) -> None:
     """Find the commit that broke or fixed REPRO.
 
@@ -258,11 +260,11 @@ def bisect(revisions: tuple[str, str], repro: Path, as_json: bool, **options: An
     """
     from minidbg.watch import bisecting
 
-    settings = load({})
+    settings = load_watch_settings({})
     if not options["build"]:
         options |= {"build": settings.build, "build_folder": settings.folder}
-    found = bisecting.bisect(*revisions, repro, tell, **options)
-    show([asdict(found)], found.text(), as_json=as_json)
+    found = bisecting.bisect_revisions(*revisions, repro, tell, **options)
+    show_rows([asdict(found)], found.text(), as_json=as_json)
 
 
 def tell(text: str) -> None:

@@ -235,7 +235,7 @@ class Context:
         return found
 
 
-STAND_INS = "values: some inputs had no data when it failed (fake, freed since, or on a device in error); seeded random ones stand in"
+STAND_IN_NOTE = "values: some inputs had no data when it failed (fake, freed since, or on a device in error); seeded random ones stand in"
 """A note of a Provenance."""
 LOST = "in the program"  # begins a note on what our runs lack, which only an end without a script tells
 
@@ -430,7 +430,7 @@ def table_of(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises ValueError when there is no such table.
     """
     table = script_header.table_in(script_header.metadata_of(text))
-    home = script_header.folder_of(os.path.abspath(path))
+    home = script_header.folder_of_script(os.path.abspath(path))
     given = table.get("paths")
     if isinstance(given, list) and all(isinstance(one, str) for one in given):
         table["paths"] = [os.path.normpath(os.path.join(home, one)) for one in given]

@@ -18,7 +18,7 @@ BLOCK = re.compile(
 START = re.compile(r"(?m)^# /// script$")
 # tomllib takes the square of its length. Only from the beginning of a word: else the search takes the square of a word's length
 LONG_KEY = re.compile(r"(?<![\w-])(?:[\w-]+\s*\.\s*){100}")
-SCHEMA = 1
+HEADER_VERSION = 1
 SCRIPT_LIMIT_BYTES = 16 << 20
 """Of a script. A capture of 20,000 nodes has two megabytes."""
 BLOCK_LIMIT = 1 << 20
@@ -39,12 +39,12 @@ def metadata_of(text: str) -> dict[str, Any]:
         raise ValueError(f"the '# /// script' block is longer than {BLOCK_LIMIT >> 20} MiB")
     lines = [line[2:] if line.startswith("# ") else line[1:] for line in block["content"].split("\n")]
     try:
-        return read_toml("\n".join(lines))
+        return parse_toml("\n".join(lines))
     except ValueError as error:
         raise ValueError(f"the '# /// script' block is no TOML: {error}") from error
 
 
-def read_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
     if LONG_KEY.search(text):
         raise ValueError("it has a key of more than 100 parts")
     try:
@@ -65,14 +65,14 @@ def table_in(metadata: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its details are no JSON: {error}") from error
     table = {**told, **table} if isinstance(told, dict) else table
-    if table.get("schema") != SCHEMA:
+    if table.get("schema") != HEADER_VERSION:
         raise ValueError(
-            f"its header has schema {table.get('schema')!r:.40}, this minidbg reads {SCHEMA}; a newer minidbg reads newer ones"
+            f"its header has schema {table.get('schema')!r:.40}, this minidbg reads {HEADER_VERSION}; a newer minidbg reads newer ones"
         )
     return table
 
 
-def folder_of(path: str) -> str:
+def folder_of_script(path: str) -> str:
     """The repro folder that a repro, a capture or a draft lies in."""
     folder = os.path.dirname(path)
     above, hidden, _ = f"{folder}{os.sep}".rpartition(f"{os.sep}{HIDDEN}{os.sep}")
@@ -86,7 +86,7 @@ def expected_in(table: Mapping[str, Any]) -> str:
     return str(expect)
 
 
-def nodes_in(table: Mapping[str, Any]) -> int:
+def node_count_of(table: Mapping[str, Any]) -> int:
     nodes = table.get("nodes", 0)
     if type(nodes) is not int:
         raise ValueError(f"nodes = {nodes!r:.80}, where a whole number belongs")

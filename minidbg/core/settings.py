@@ -139,7 +139,9 @@ class Settings:
         return {**common, **{dtype: (rtol, atol) for dtype, rtol, atol in self.tolerances}}
 
 
-CONVERT: Mapping[str, Converter] = {one.name: one.metadata["check"] for one in dataclasses.fields(Settings)}
+CONVERTERS: Mapping[str, Converter] = {
+    one.name: one.metadata["check"] for one in dataclasses.fields(Settings)
+}
 
 
 class CompilerSettings(TypedDict, total=False):
@@ -197,7 +199,7 @@ def load_with_origins(arguments: Mapping[str, Any] | None = None) -> tuple[Origi
         ("the environment", from_environment(os.environ)),
         ("the arguments", given),
     )
-    return merged(Settings(), CONVERT, sources)
+    return merged(Settings(), CONVERTERS, sources)
 
 
 def merged(
@@ -218,7 +220,7 @@ def files(folder: Path, user_file: Path) -> Iterator[tuple[str, Mapping[str, Any
         yield str(user_file), read_toml(user_file)
     project, table = project_table(folder)
     if isinstance(table.get("repro_dir"), str):
-        found = checked("repro_dir", table["repro_dir"], f"[tool.minidbg] of {project}", CONVERT)
+        found = checked("repro_dir", table["repro_dir"], f"[tool.minidbg] of {project}", CONVERTERS)
         table["repro_dir"] = project.parent / found
     # [tool.minidbg.watch] is read, and checked, by watch
     yield f"[tool.minidbg] of {project}", {name: value for name, value in table.items() if name != "watch"}
@@ -248,7 +250,7 @@ def user_settings_file() -> Path:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return script_header.read_toml(read_regular(path, NOTE_LIMIT_BYTES).decode())
+        return script_header.parse_toml(read_regular(path, NOTE_LIMIT_BYTES).decode())
     except OSError as error:
         raise BadSetting(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:

@@ -14,11 +14,11 @@ FOLDERS = (PACKAGE / "repro_templates", PACKAGE.parent / "repro_templates")
 
 
 def fill(name: str, variables: Mapping[str, Any]) -> str:
-    return environment().get_template(name).render(variables)
+    return template_environment().get_template(name).render(variables)
 
 
 @cache
-def environment(folders: tuple[Path, ...] = FOLDERS) -> jinja2.Environment:
+def template_environment(folders: tuple[Path, ...] = FOLDERS) -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(list(map(str, folders))),
         undefined=jinja2.StrictUndefined,

@@ -41,7 +41,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.death import died_by
-from minidbg.oracle.ask import main_device
+from minidbg.oracle.ask import device_of_values
 from minidbg.repro.cases import UsedBackend, backend_named, case_of, need_grad
 
 SECONDS = 120.0
@@ -76,7 +76,7 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
     )
 
 
-def first_line(error: object) -> str:
+def failure_head(error: object) -> str:
     return str(error).strip().partition("\n")[0][:200]
 
 
@@ -106,7 +106,7 @@ def read_exported(path: Path) -> torch.export.ExportedProgram:
         raise UnreadableProgram(f"{path}: {error.strerror or error}") from error
     except Exception as error:  # a damaged or foreign archive fails anywhere in torch's reader
         raise UnreadableProgram(
-            f"{path}: torch.export cannot load it ({type(error).__name__}: {first_line(error)})"
+            f"{path}: torch.export cannot load it ({type(error).__name__}: {failure_head(error)})"
         ) from error
 
 
@@ -138,13 +138,13 @@ def example_inputs(
         torch.manual_seed(0)
         names = program.graph_signature.user_inputs
         placeholders = program.graph.find_nodes(op="placeholder")
-        values = [stand_in(node.meta["val"]) for node in placeholders if node.name in names]
+        values = [stand_in_for_meta(node.meta["val"]) for node in placeholders if node.name in names]
     in_spec = program.call_spec.in_spec
     args, kwargs = (values, {}) if in_spec is None else torch_internals.unflattened(values, in_spec)
     return tuple(args), dict(kwargs), [RANDOM]
 
 
-def stand_in(meta: Any) -> Any:
+def stand_in_for_meta(meta: Any) -> Any:
     """A value like the one that the exported program knows of an input."""
     if not isinstance(meta, torch.Tensor):
         return torch_internals.hint(meta)
@@ -203,7 +203,7 @@ def cases_of_torch_repro(
     wanted = asdict(backend_named(backend).ref) if backend is not None else None
     with tempfile.TemporaryDirectory(prefix="minidbg-") as folder:
         request = workers.Request(
-            call=f"{__name__}:answer",
+            call=f"{__name__}:list_forms",
             argument={"path": str(path.absolute()), "folder": folder, "backend": repr(wanted)},
             seconds=seconds,
             fork=workers.Warmup(warm="imports"),
@@ -226,7 +226,7 @@ def cases_of_torch_repro(
 # --- in the child ---
 
 
-def answer(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
+def list_forms(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
     """The files with the cases that the file at ``path`` becomes, or why it becomes none; and what of it was left out."""
     ref = ast.literal_eval(argument["backend"])
     replacing = UsedBackend(BackendRef(**ref), "") if ref is not None else None
@@ -258,10 +258,10 @@ class Execution:
                 number = line_of(error)
                 if not OPTION.match(lines[number - 1]):
                     # msg: the text of a SyntaxError has a line of its own
-                    said = first_line(getattr(error, "msg", error))
+                    said = failure_head(getattr(error, "msg", error))
                     return f"line {number}, {lines[number - 1].strip()[:80]}: {type(error).__name__}: {said}"
                 lines[number - 1] = ""
-                self.skipped.append(f"line {number}: {first_line(error)}")
+                self.skipped.append(f"line {number}: {failure_head(error)}")
             else:
                 return "it never calls run_repro"
 
@@ -277,11 +277,11 @@ class Execution:
         **_: Any,
     ) -> NoReturn:
         """In place of ``run_repro``: write the cases that it would run, in the modes that are on, and end the file."""
-        stored = storages_of(self.path, save_dir)
+        stored = storages_folder(self.path, save_dir)
         reader = torch_internals.input_reader(str(stored) if stored else None)
         torch.manual_seed(0)
         load_args(reader)
-        with torch.autocast(main_device(tuple(reader.args)).type, enabled=autocast):
+        with torch.autocast(device_of_values(tuple(reader.args)).type, enabled=autocast):
             context = replace(current_context(), threads=None, config=config_of_the_file())
         symbolic = any(type(value) is int for value in reader.args)
         graph_module, values = capture_by_dynamo(mod, reader.args, dynamic=symbolic or None)
@@ -329,7 +329,7 @@ def own_backend(named: Any) -> UsedBackend:
         ) from error
 
 
-def storages_of(path: Path, save_dir: str | None) -> Path | None:
+def storages_folder(path: Path, save_dir: str | None) -> Path | None:
     """The folder that holds ``storages``: the one that the file names, or one beside it, when it was moved."""
     folders = (*([Path(save_dir)] if save_dir else ()), path.parent / "checkpoints", path.parent)
     return next((folder for folder in folders if (folder / "storages").is_dir()), None)

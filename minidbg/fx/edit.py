@@ -22,9 +22,9 @@ from minidbg.fx.copying import pausing_gc, with_history
 from minidbg.fx.effects import Fact, FactType, is_call
 from minidbg.fx.pieces import (
     CannotExtract,
-    Key,
     Path,
     Piece,
+    PieceKey,
     alike,
     copy_node,
     first_tensor,
@@ -74,7 +74,7 @@ class _Extraction:
     kept: dict[fx.Node, None] = field(default_factory=dict)
     """Calls and mode changes in order."""
     placeholders: dict[fx.Node, None] = field(default_factory=dict)
-    lifted: dict[Key, int] = field(default_factory=dict)
+    lifted: dict[PieceKey, int] = field(default_factory=dict)
     """Recorded values that become inputs, in order of first use, with the position of that use."""
     attributes: dict[fx.Node, None] = field(default_factory=dict)
     returned: list[fx.Node] = field(default_factory=list)
@@ -82,7 +82,7 @@ class _Extraction:
     """Tuple values of which one part is to be an output."""
     graph: fx.Graph = field(default_factory=fx.Graph)
     new: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    new_parts: dict[Key, fx.Node] = field(default_factory=dict)
+    new_parts: dict[PieceKey, fx.Node] = field(default_factory=dict)
     last_read: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -103,7 +103,7 @@ class _Extraction:
         graph_module = self._build()
         values = self._recorded()
         plain = [self.recording.input_of[node] for node in self.placeholders]
-        origins: list[Key] = [(node, 0, ()) for node in self.placeholders]
+        origins: list[PieceKey] = [(node, 0, ()) for node in self.placeholders]
         holds = bool(self.attributes) or any(node.op == "call_module" for node in self.kept)
         return Piece(
             graph_module,
@@ -183,7 +183,7 @@ class _Extraction:
             raise CannotExtract(f"{node.name} could not be recorded")
         self._need_part((node, dropped, ()), fact, position)
 
-    def _need_part(self, key: Key, fact: Fact, position: int) -> None:
+    def _need_part(self, key: PieceKey, fact: Fact, position: int) -> None:
         if fact.type is FactType.OPAQUE:
             raise CannotExtract(f"{key[0].name} has no form as an input")
         if fact.type is FactType.TUPLE:
@@ -300,7 +300,7 @@ class _Extraction:
         self.graph.output(tuple(outputs))
         return torch_internals.lazy_graph_module(self.recording.graph_module, self.graph)
 
-    def _placeholder(self, key: Key) -> fx.Node:
+    def _placeholder(self, key: PieceKey) -> fx.Node:
         node, _, path = key
         name = "_".join([node.name, *map(str, path)])
         new = self.graph.create_node("placeholder", name, (), {}, name)
@@ -319,7 +319,7 @@ class _Extraction:
             return self.new[node]
         return self._argument_part((node, dropped, ()), self.facts[node])
 
-    def _argument_part(self, key: Key, fact: Fact) -> Any:
+    def _argument_part(self, key: PieceKey, fact: Fact) -> Any:
         if fact.type is FactType.TUPLE:
             return tuple(
                 self._argument_part((key[0], key[1], (*key[2], index)), part)

@@ -146,7 +146,7 @@ def lookup(module: nn.Module, target: str) -> Any:
         raise CannotWrite(f"the attribute {target!r}", "the graph module has no such attribute") from None
 
 
-def attribute_of(node: fx.Node) -> Any:
+def graph_attribute(node: fx.Node) -> Any:
     """What a get_attr node gives; None when its graph has no module, or the module no such attribute."""
     return walk(node.graph.owning_module, str(node.target))
 
@@ -154,14 +154,14 @@ def attribute_of(node: fx.Node) -> Any:
 def is_graph(value: Any) -> bool:
     """Whether ``value`` is a get_attr node that gives a graph."""
     is_attribute = isinstance(value, fx.Node) and value.op == "get_attr"
-    return is_attribute and isinstance(attribute_of(value), fx.GraphModule)
+    return is_attribute and isinstance(graph_attribute(value), fx.GraphModule)
 
 
 def nested_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
     """The graphs that are arguments of a higher-order op, in order."""
     for argument in node.all_input_nodes:
         if is_graph(argument):
-            yield attribute_of(argument)
+            yield graph_attribute(argument)
 
 
 def blocks(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:

@@ -108,7 +108,7 @@ class _Memory:
         if sources is None:  # nothing is known about the function: its value's storage has to tell
             sources = [] if known else node.all_input_nodes
         self._of[node] = self._shared(node).union(*map(self.of, sources))
-        if _name(node) in _TAKES_OVER:
+        if _op_name(node) in _TAKES_OVER:
             given = frozenset[int]().union(*map(self.of, node.all_input_nodes))
             for argument in node.all_input_nodes:
                 self._of[argument] = given
@@ -129,7 +129,7 @@ def broken_contracts(gm: fx.GraphModule) -> frozenset[tuple[str, str]]:
     nodes = list(torch_internals.all_nodes(gm))
     calls = {user: None for node in nodes if is_graph(node) for user in node.users}
     unpaired = {name for graph in {node.graph for node in nodes} for name in nesting_levels(graph)[1]}
-    broken = frozenset((_name(node), what) for node in calls for what in _broken_by(node))
+    broken = frozenset((_op_name(node), what) for node in calls for what in _broken_by(node))
     return broken | {(name, "unpaired") for name in unpaired}
 
 
@@ -189,7 +189,7 @@ def _is_known(node: fx.Node) -> bool:
 
 def _written_by_name(node: fx.Node) -> Iterator[fx.Node]:
     """Arguments written by convention: ``add_``, ``__iadd__``, ``x[i] = y``, ``inplace=True``, statistics."""
-    name = _name(node)
+    name = _op_name(node)
     if node.target in _IN_PLACE or _is_in_place_name(name):
         yield from nodes_in(node.args[:1])
     if _argument(node, "inplace", default=False) is not False:
@@ -270,10 +270,10 @@ def _returned_arguments(node: fx.Node) -> list[fx.Node] | None:
     A schema tells what the layout decides too (``reshape`` is a view or a copy), which meta recorded for
     another layout would not.
     """
-    if node.target in _GIVES_ITS_FIRST or _is_in_place_name(_name(node)):
+    if node.target in _GIVES_ITS_FIRST or _is_in_place_name(_op_name(node)):
         return nodes_in(node.args[:1])
     found: list[fx.Node] = []
-    if "dropout" in _name(node):
+    if "dropout" in _op_name(node):
         # eager returns the input itself when nothing is dropped; FakeTensors say it is new
         found += nodes_in(node.args[:1])
     for schema in _schemas(node):
@@ -291,7 +291,7 @@ def _known_value(node: fx.Node) -> Any:
 _NUMBERS = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 
 
-def _name(node: fx.Node) -> str:
+def _op_name(node: fx.Node) -> str:
     if node.op == "call_method":
         return str(node.target)
     path = torch_internals.operator_path(node.target)
@@ -302,7 +302,7 @@ def _name(node: fx.Node) -> str:
 
 def _schemas(node: fx.Node) -> tuple[Any, ...]:
     """The operator schemas that ``node`` may stand for; of a torch function those of the same name in aten."""
-    name = _name(node)
+    name = _op_name(node)
     path = torch_internals.operator_path(node.target) or (
         f"torch.ops.aten.{name}" if name.isidentifier() else ""
     )

@@ -16,7 +16,16 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.fx.effects import Fact, Mode, attribute_of, is_graph, mode_of, nested_graphs, nodes_in, op_name
+from minidbg.fx.effects import (
+    Fact,
+    Mode,
+    graph_attribute,
+    is_graph,
+    mode_of,
+    nested_graphs,
+    nodes_in,
+    op_name,
+)
 from minidbg.fx.pieces import is_tensor, is_unpacking, rewritten, with_graph_inlined, with_graphs
 from minidbg.fx.runs import EagerFailure
 
@@ -27,15 +36,15 @@ if TYPE_CHECKING:
 def branches(node: fx.Node) -> list[tuple[str, fx.GraphModule]]:
     """Attribute path and graph of each graph that ``node`` runs, each once."""
     if node.op == "call_module":
-        return [(str(node.target), attribute_of(node))]
-    found = {str(one.target): attribute_of(one) for one in node.all_input_nodes if is_graph(one)}
+        return [(str(node.target), graph_attribute(node))]
+    found = {str(one.target): graph_attribute(one) for one in node.all_input_nodes if is_graph(one)}
     return list(found.items())
 
 
 def holders(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
     """The calls that run a nested graph, in order: higher-order ops, and submodules that are graph modules."""
     for node in graph_module.graph.nodes:
-        is_submodule = node.op == "call_module" and isinstance(attribute_of(node), fx.GraphModule)
+        is_submodule = node.op == "call_module" and isinstance(graph_attribute(node), fx.GraphModule)
         if is_submodule or (node.op == "call_function" and any(nested_graphs(node))):
             yield node
 
@@ -138,7 +147,7 @@ def spare_values(loop: fx.Node, *, is_whole: bool) -> list[frozenset[int]]:
     A result that another call takes cannot go, nor can what the condition is computed from. ``is_whole``: the loop is in no nested
     graph, so that a result may go which only the output takes.
     """
-    condition, body = map(attribute_of, loop.all_input_nodes[:2])
+    condition, body = map(graph_attribute, loop.all_input_nodes[:2])
     outputs = body.graph.output_node().args[0]
     needed = set[int]()
     for user in loop.users:
@@ -178,8 +187,8 @@ def without_values(graph_module: fx.GraphModule, loop: fx.Node, gone: Set[int]) 
         return None
     condition, body = loop.all_input_nodes[:2]
     fewer = {
-        str(condition.target): _without_ends(attribute_of(condition), gone, set()),
-        str(body.target): _without_ends(attribute_of(body), gone, gone),
+        str(condition.target): _without_ends(graph_attribute(condition), gone, set()),
+        str(body.target): _without_ends(graph_attribute(body), gone, gone),
     }
     made = with_graphs(graph_module, fewer)
     (again,) = (node for node in made.graph.nodes if node.name == loop.name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Path: TypeAlias = tuple[int, ...]
 """Which part of a tuple value; empty for the value itself."""
-Key: TypeAlias = tuple[fx.Node, int, Path]
+PieceKey: TypeAlias = tuple[fx.Node, int, Path]
 """A recorded value: the node, how many dropped writes it has seen, and which part of it."""
 
 
@@ -28,7 +28,7 @@ Key: TypeAlias = tuple[fx.Node, int, Path]
 class Piece:
     graph_module: fx.GraphModule
     inputs: tuple[Any, ...]
-    origins: tuple[Key, ...]
+    origins: tuple[PieceKey, ...]
     """Per input where its value comes from in the graph that this was cut out of."""
     faithful: bool
     """Whether every node kept computes what it computed in the whole graph, so that eager need not be asked."""

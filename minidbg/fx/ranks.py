@@ -132,7 +132,7 @@ def on_its_rank(case: Case) -> Case | None:
     seen = next(filter(None, map(SEEN.fullmatch, case.provenance.notes)), None)
     if seen is None or is_asked_for_its_rank(case) or needs_group(case.graph_module, case.inputs):
         return None
-    setup = (*_statements(seen[1], seen[2], ASKED_FOR), *without_group(case.backend.setup))
+    setup = (*_setup_statements(seen[1], seen[2], ASKED_FOR), *without_group(case.backend.setup))
     return replace(
         case.with_spec(backend=replace(case.backend, setup=setup)), compiler=None
     )  # its setup is to run
@@ -154,7 +154,7 @@ def without_group(setup: Sequence[str]) -> tuple[str, ...]:
 
 def group_statements(case: Case) -> tuple[str, ...]:
     """Statements that make a process group with the rank, the size and the groups of this process."""
-    made = _statements(*rank_and_size(), "alone: collectives come back at once")
+    made = _setup_statements(*rank_and_size(), "alone: collectives come back at once")
     groups = (
         f'    distributed.distributed_c10d._register_process_group("{name}", distributed.new_group({members}))'
         for name, members in groups_named_in(case.graph_module)
@@ -162,7 +162,7 @@ def group_statements(case: Case) -> tuple[str, ...]:
     return (*made[:-1], "\n".join([made[-1], *groups]))
 
 
-def _statements(rank: int | str, size: int | str, why: str) -> tuple[str, ...]:
+def _setup_statements(rank: int | str, size: int | str, why: str) -> tuple[str, ...]:
     lines = [
         f"if not distributed.is_initialized():  # rank {rank} of {size}, {why}",
         f'    distributed.init_process_group("fake", rank={rank}, world_size={size}, store=FakeStore())',

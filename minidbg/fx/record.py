@@ -29,7 +29,7 @@ from minidbg.fx.runs import (
 
 __all__ = ["ModeContext", "NodeAt", "Recording", "runs_in_eager"]
 
-UNKNOWN = object()
+NOT_RECORDED = object()
 """Stands for a value that has to be computed."""
 
 
@@ -139,7 +139,7 @@ class Recording(Runs):
         """
         moments = [self._clamped(moment) for moment in wanted]
         found = {moment: self._known(moment) for moment in moments}
-        missing = [moment for moment, value in found.items() if value is UNKNOWN]
+        missing = [moment for moment, value in found.items() if value is NOT_RECORDED]
         if missing:
             found |= self._replay(missing)
         return [found[moment] for moment in moments]
@@ -159,7 +159,7 @@ class Recording(Runs):
             return self.input_of[node]
         recorded = self._in_use.get(moment)
         value = recorded() if recorded is not None else None
-        return UNKNOWN if value is None else value
+        return NOT_RECORDED if value is None else value
 
     def _replay(self, wanted: Sequence[NodeAt]) -> dict[NodeAt, Any]:
         by_position: dict[int, list[fx.Node]] = {}

@@ -22,7 +22,7 @@ from minidbg.fx.effects import (
     STATISTICS,
     Fact,
     Mode,
-    attribute_of,
+    graph_attribute,
     keeps_state,
     mode_of,
     op_name,
@@ -91,7 +91,7 @@ def versions(node: fx.Node, targets: Iterable[fx.Node], env: Env) -> list[tuple[
     return [(tensor, None if unknown or tensor.is_inference() else tensor._version) for tensor in tensors]
 
 
-def written(node: fx.Node, before: Iterable[tuple[Tensor, Any]]) -> Iterator[Tensor]:
+def written_tensors(node: fx.Node, before: Iterable[tuple[Tensor, Any]]) -> Iterator[Tensor]:
     for tensor, was in before:
         if isinstance(was, Tensor):
             if not torch.equal(was, tensor):
@@ -168,7 +168,7 @@ class Runs:
                 before = versions(node, self.writing[node], env) if wrote and node in self.writing else []
                 env[node] = next(arguments) if node.op == "placeholder" else self._execute(node, env, modules)
                 if wrote and node in self.writing:
-                    wrote(position, written(node, before))
+                    wrote(position, written_tensors(node, before))
                 for dead in self._dying.get(position, ()):
                     env.pop(dead, None)
             visit(stop, env)
@@ -250,7 +250,7 @@ def written_names(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> frozen
     sources = [node for node in graph_module.graph.nodes if node.op in ("placeholder", "get_attr")]
     values = dict(zip(graph_module.graph.find_nodes(op="placeholder"), inputs, strict=True))
     memory = {
-        node: set(map(storage_key, tensors_in(values[node] if node in values else attribute_of(node))))
+        node: set(map(storage_key, tensors_in(values[node] if node in values else graph_attribute(node))))
         for node in sources
     }
     found = {sources[index] for index in written_sources(graph_module, sources)}

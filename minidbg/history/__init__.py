@@ -1,10 +1,10 @@
 """What watch has seen, in SQLite."""
 
 from minidbg.history.records import Flip, Observation, Revision, State, SweepRecord
-from minidbg.history.store import NAME, DamagedHistory, History, open_or_begin_anew
+from minidbg.history.store import HISTORY_FILE, DamagedHistory, History, open_or_begin_anew
 
 __all__ = [
-    "NAME",
+    "HISTORY_FILE",
     "DamagedHistory",
     "Flip",
     "History",

@@ -22,7 +22,7 @@ from minidbg.history.records import Flip, Observation, Revision, State, SweepRec
 Record = TypeVar("Record", SweepRecord, Observation, State, Flip)
 
 SCHEMA_VERSION = 4
-NAME = "history.sqlite"
+HISTORY_FILE = "history.sqlite"
 WAIT_S = 10.0
 """For another process that is just writing."""
 TABLES: Mapping[type, tuple[str, tuple[str, ...]]] = {

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from minidbg.core.run_spec import RunSpec
-    from minidbg.judge.script import Script
+    from minidbg.judge.script import ExecutedScript
 
 JUDGE_SCRIPT = __file__
-NAME = "minidbg_repro"
+MODULE_NAME = "minidbg_repro"
 """The module that a repro's definitions live in; signatures call it ``<script>``."""
 FAILED = "_failed"
 """The name in it of the errors that its statements raised."""
@@ -68,12 +68,12 @@ def clean_stdout() -> Iterator[Callable[[str], object]]:
         os.close(real)
 
 
-def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Script:
+def script_of(definitions: dict[str, Any], path: str, options: str = "") -> ExecutedScript:
     """The executed script, with ``options`` beside those of its header. Raises OSError, and MALFORMED for an unreadable header."""
-    from minidbg.judge.script import Script
+    from minidbg.judge.script import ExecutedScript
 
     command = (__file__, path, *(("--options", options) if options else ()))
-    return Script(path, definitions, spec_with_options(path, options), command)
+    return ExecutedScript(path, definitions, spec_with_options(path, options), command)
 
 
 def spec_with_options(path: str, options: str) -> RunSpec:
@@ -108,9 +108,9 @@ def definitions_of(path: str) -> dict[str, Any]:
     sys.path[:] = [os.path.dirname(path), *(folder for folder in sys.path if folder != here)]
     if importlib.util.find_spec("minidbg") is None:
         sys.path.append(str(Path(__file__).parents[2]))
-    module = types.ModuleType(NAME)
+    module = types.ModuleType(MODULE_NAME)
     module.__file__ = path
-    sys.modules[NAME] = module  # dynamo looks for the module of a function by its name
+    sys.modules[MODULE_NAME] = module  # dynamo looks for the module of a function by its name
     failed: list[BaseException] = []
     module.__dict__[FAILED] = failed
     try:

@@ -33,11 +33,11 @@ from minidbg.judge.differences import Elements, are_close, far_apart, largest, w
 from minidbg.judge.leaves import (
     CannotCompare,
     Leaf,
-    Snapshot,
+    Leaves,
     _are_plain,
     _can_stand_for,
     _in_place_of,
-    _name,
+    _short_name,
 )
 from minidbg.judge.legal import (
     Eager,
@@ -63,7 +63,7 @@ FEW_ROUNDINGS = 3  # eager runs with other rounding, where neither luck nor a de
 MOST_MARGIN = 10.0
 NEVER_EXCUSED = ("dtype", "device")
 DECIDED = "what rounding decides"
-USUAL = RunSpec(BackendRef("eager", "'eager'"))
+DEFAULT_SPEC = RunSpec(BackendRef("eager", "'eager'"))
 """The built-in tolerances, and no margin."""
 Difference = dict[str, Any]
 
@@ -109,10 +109,10 @@ class Comparison:
 
 
 def mismatch(
-    actual: Snapshot,
-    expected: Snapshot,
+    actual: Leaves,
+    expected: Leaves,
     eager_runs: EagerRuns | None = None,
-    spec: RunSpec = USUAL,
+    spec: RunSpec = DEFAULT_SPEC,
     notes: list[str] | None = None,
     unjudged: set[str] | None = None,
 ) -> Difference | None:
@@ -159,7 +159,7 @@ def mismatch(
     return None
 
 
-def form_difference(actual: Snapshot, expected: Snapshot) -> Difference | None:
+def form_difference(actual: Leaves, expected: Leaves) -> Difference | None:
     for where, leaf in expected.items():
         a, e = (one.value if one else None for one in (actual.get(where), leaf))
         if isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor):
@@ -178,7 +178,7 @@ def is_never_excused(difference: Difference) -> bool:
 
 
 class _Judge:
-    def __init__(self, expected: Snapshot, eager_runs: EagerRuns, spec: RunSpec) -> None:
+    def __init__(self, expected: Leaves, eager_runs: EagerRuns, spec: RunSpec) -> None:
         self.expected, self.eager_runs = expected, eager_runs
         self.tolerances, self.margin = spec.tolerances, spec.margin
         self.steady: dict[str, bool] = {}
@@ -224,7 +224,7 @@ class _Judge:
         """Relative, absolute, and relative to float64; ``is_measured``: a float64 run stands beside the leaf."""
         dtype = leaf.value.dtype if isinstance(leaf.value, torch.Tensor) else torch.float32
         relative, absolute, rounding = default_tolerance(dtype)
-        given = self.tolerances.get(_name(dtype), self.tolerances.get("any"))
+        given = self.tolerances.get(_short_name(dtype), self.tolerances.get("any"))
         if given is not None and rounding:
             return *given, given[0]
         own = largest(leaf.value) if is_measured and isinstance(leaf.value, torch.Tensor) else 0.0
@@ -252,7 +252,7 @@ class _Judge:
         if not nested and (difference := _form(where, role, a, e)):
             return difference
         if nested or not _are_plain(a, e):
-            what = f"a {type(e).__name__} of {_name(e.dtype)}, {'nested' if nested else _name(e.layout)}"
+            what = f"a {type(e).__name__} of {_short_name(e.dtype)}, {'nested' if nested else _short_name(e.layout)}"
             raise CannotCompare(f"{where} is {what}, which cannot be compared with eager's")
         if a.numel() == 0 or a.device.type == "meta" or _is_same_memory(a, e) or are_close(a, e, 0.0, 0.0):
             return None
@@ -324,9 +324,13 @@ def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:
 
 def _form(where: str, role: str, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
     for category, got, wanted in (
-        ("dtype", _name(a.dtype), _name(e.dtype)),
+        ("dtype", _short_name(a.dtype), _short_name(e.dtype)),
         ("device", str(a.device), str(e.device)),
-        ("structure", f"{type(a).__name__}, {_name(a.layout)}", f"{type(e).__name__}, {_name(e.layout)}"),
+        (
+            "structure",
+            f"{type(a).__name__}, {_short_name(a.layout)}",
+            f"{type(e).__name__}, {_short_name(e.layout)}",
+        ),
         ("shape", str(list(a.shape)), str(list(e.shape))),
     ):
         if got != wanted:
@@ -336,7 +340,7 @@ def _form(where: str, role: str, a: torch.Tensor, e: torch.Tensor) -> Difference
     return None
 
 
-def _first_relation(actual: Snapshot, expected: Snapshot) -> Difference | None:
+def _first_relation(actual: Leaves, expected: Leaves) -> Difference | None:
     common = (where for where in expected if where in actual)
     both = [where for where in common if _are_plain(actual[where].value, expected[where].value)]
     outputs = [where for where in both if expected[where].role == "output"]
@@ -348,7 +352,7 @@ def _first_relation(actual: Snapshot, expected: Snapshot) -> Difference | None:
     inputs = [where for where in both if expected[where].role == "input"]
     pairs = {pair for run in (actual, expected) for pair in _in_one_storage(run, outputs, inputs)}
     for one, two in sorted(pairs, key=lambda pair: [both.index(where) for where in pair]):
-        got_shared, shared = (_overlap(run[one].value, run[two].value) for run in (actual, expected))
+        got_shared, shared = (_share_memory(run[one].value, run[two].value) for run in (actual, expected))
         if got_shared is not None and shared is not None and got_shared != shared:
             does, other = ("share", "do not") if got_shared else ("do not share", "do")
             text = f"{one} and {two} {does} memory; in eager they {other}"
@@ -356,7 +360,7 @@ def _first_relation(actual: Snapshot, expected: Snapshot) -> Difference | None:
     return None
 
 
-def _in_one_storage(run: Snapshot, outputs: list[str], inputs: list[str]) -> Iterator[tuple[str, str]]:
+def _in_one_storage(run: Leaves, outputs: list[str], inputs: list[str]) -> Iterator[tuple[str, str]]:
     seen: dict[int, list[str]] = {}
     for where in inputs + outputs:
         others = seen.setdefault(run[where].value.untyped_storage().data_ptr(), [])
@@ -364,7 +368,7 @@ def _in_one_storage(run: Snapshot, outputs: list[str], inputs: list[str]) -> Ite
         others.append(where)
 
 
-def _overlap(one: torch.Tensor, two: torch.Tensor) -> bool | None:
+def _share_memory(one: torch.Tensor, two: torch.Tensor) -> bool | None:
     """Whether two tensors have memory in common; None where first and last address do not tell."""
     if not (one.numel() and two.numel()):
         return None

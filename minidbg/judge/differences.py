@@ -262,7 +262,9 @@ def are_close(a: torch.Tensor, e: torch.Tensor, relative: float, absolute: float
     if not _has_floats(e):
         return torch.equal(a, e)
     pairs = (pair for _, pair in _chunks(a, e, change=_computable))
-    return all(torch.allclose(_parts(x), _parts(y), relative, absolute, equal_nan=True) for x, y in pairs)
+    return all(
+        torch.allclose(_real_parts(x), _real_parts(y), relative, absolute, equal_nan=True) for x, y in pairs
+    )
 
 
 def far_apart(one: torch.Tensor, two: torch.Tensor, relative: float, absolute: float) -> torch.Tensor:
@@ -326,11 +328,11 @@ def _ratio(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _differ(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Where two tensors have other NaN or inf; the finite part of a complex number that is not finite may be off by ``BETTER``."""
-    one, two = (torch.where(z.isfinite().unsqueeze(-1), 0.0, _parts(z).double()) for z in (x, y))
+    one, two = (torch.where(z.isfinite().unsqueeze(-1), 0.0, _real_parts(z).double()) for z in (x, y))
     return ~torch.isclose(one, two, BETTER, BETTER, equal_nan=True).all(-1)
 
 
-def _parts(x: torch.Tensor) -> torch.Tensor:
+def _real_parts(x: torch.Tensor) -> torch.Tensor:
     """The numbers of each element, in a last dimension: a real one, or a real and an imaginary part."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.unsqueeze(-1)
 

@@ -10,7 +10,7 @@ import torch
 from minidbg.torch_internals.tensors import in_memory, is_wrapped, is_zero_tensor
 
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-Snapshot = Mapping[str, "Leaf"]
+Leaves = Mapping[str, "Leaf"]
 
 
 class CannotCompare(ValueError):
@@ -25,7 +25,7 @@ class Leaf(NamedTuple):
     requires_grad: bool = False
 
 
-def snapshot(outputs: Any, inputs_after: Any = (), gradients: Any = ()) -> dict[str, Leaf]:
+def collect_leaves(outputs: Any, inputs_after: Any = (), gradients: Any = ()) -> dict[str, Leaf]:
     """All that one run left behind, by label: ``output 0``, ``input x after the call``, ``gradient of x``.
 
     ``outputs`` may nest tuples, lists and dicts. ``inputs_after`` and ``gradients`` are sequences, or mappings
@@ -39,11 +39,11 @@ def snapshot(outputs: Any, inputs_after: Any = (), gradients: Any = ()) -> dict[
     ):
         for name, value in values.items() if isinstance(values, Mapping) else enumerate(values):
             name = f"input {name}" if role == "gradient" and isinstance(name, int) else name
-            leaves |= {label.format(f"{name}{path}"): _leaf(role, part) for path, part in _parts(value)}
+            leaves |= {label.format(f"{name}{path}"): _leaf(role, part) for path, part in _named_parts(value)}
     return leaves
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _named_parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
         items = [(f"[{index}]", item) for index, item in enumerate(value)]
     elif isinstance(value, Mapping):
@@ -55,15 +55,15 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         mask = value.get_mask()
         items = [(".mask", mask), (".data", value.get_data().detach().masked_fill(~mask, 0))]
     elif isinstance(value, torch.Tensor) and value.layout in SPARSE and value.device.type != "meta":
-        items = [(".layout", _name(value.layout)), ("", value.to_dense())]
+        items = [(".layout", _short_name(value.layout)), ("", value.to_dense())]
     elif isinstance(value, torch.Tensor) and value.is_quantized:
-        form = f"{_name(value.dtype)}, {str(value.qscheme()).removeprefix('torch.')}"
+        form = f"{_short_name(value.dtype)}, {str(value.qscheme()).removeprefix('torch.')}"
         items = [(".quantization", form), ("", value.dequantize())]
     else:
         yield "", value
         return
     for path, item in items:
-        yield from ((path + rest, part) for rest, part in _parts(item))
+        yield from ((path + rest, part) for rest, part in _named_parts(item))
 
 
 def _leaf(role: str, value: Any) -> Leaf:
@@ -90,10 +90,10 @@ def _can_stand_for(value: Any, like: torch.Tensor) -> bool:
     return (value.is_floating_point(), value.is_complex()) == (like.is_floating_point(), like.is_complex())
 
 
-def _in_place_of(like: torch.Tensor, run: Snapshot, where: str) -> Any:
+def _in_place_of(like: torch.Tensor, run: Leaves, where: str) -> Any:
     value = run[where].value if where in run else None
     return torch.full_like(like, value or 0) if value is None or isinstance(value, (int, float)) else value
 
 
-def _name(of: torch.dtype | torch.layout) -> str:
+def _short_name(of: torch.dtype | torch.layout) -> str:
     return str(of).removeprefix("torch.")

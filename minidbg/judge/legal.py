@@ -23,7 +23,7 @@ from minidbg.judge.differences import (
     far_apart,
     is_noise,
 )
-from minidbg.judge.leaves import CannotCompare, Leaf, Snapshot, _are_plain, _can_stand_for, snapshot
+from minidbg.judge.leaves import CannotCompare, Leaf, Leaves, _are_plain, _can_stand_for, collect_leaves
 from minidbg.judge.precision import RoundingNoise, to_float64
 from minidbg.judge.undefined import UndefinedResults, ZeroFilled
 from minidbg.torch_internals.devices import generator_states
@@ -82,22 +82,22 @@ class EagerRuns:
     """
 
     def __init__(
-        self, members: Mapping[Tag, Iterable[Snapshot]] | None = None, sensitivity: Sensitivity | None = None
+        self, members: Mapping[Tag, Iterable[Leaves]] | None = None, sensitivity: Sensitivity | None = None
     ) -> None:
         self._to_make = {tag: iter(runs) for tag, runs in (members or {}).items()}
-        self._made: dict[Tag, list[Snapshot]] = {tag: [] for tag in Tag}
+        self._made: dict[Tag, list[Leaves]] = {tag: [] for tag in Tag}
         self.sensitivity = sensitivity or Sensitivity()
         self.failed: dict[Tag, str] = {}
         """A sentence for each tag of which a member failed."""
 
-    def members(self, tag: Tag) -> Iterator[Snapshot]:
+    def members(self, tag: Tag) -> Iterator[Leaves]:
         """The members with this tag, until one fails. Raises CannotCompare where nothing can be judged."""
         yield from self._made[tag]
         while (run := self._make(tag)) is not None:
             self._made[tag].append(run)
             yield run
 
-    def _make(self, tag: Tag) -> Snapshot | None:
+    def _make(self, tag: Tag) -> Leaves | None:
         try:
             return next(self._to_make.get(tag, iter(())), None)
         except CannotCompare:
@@ -115,7 +115,7 @@ class EagerRuns:
         return value if like is None or _can_stand_for(value, like) else None
 
 
-def eager_runs_of(eager: Eager, expected: Snapshot) -> EagerRuns:
+def eager_runs_of(eager: Eager, expected: Leaves) -> EagerRuns:
     """The eager_runs of a program that left ``expected`` behind.
 
     The iterators share no object with the eager_runs but ``sensitivity``: a cycle would hold on to the tensors of all runs.
@@ -132,7 +132,7 @@ def eager_runs_of(eager: Eager, expected: Snapshot) -> EagerRuns:
     )
 
 
-def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Snapshot]:
+def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
     """Eager with another seed; none where it draws no numbers and something is open, which is judged by element.
 
     Where nothing is open, which this run finds out, no other run is needed.
@@ -178,12 +178,12 @@ def may_agree_by_chance(leaf: Leaf) -> bool:
     return few and leaf.role == "output"
 
 
-def in_float64(eager: Eager, sensitivity: Sensitivity) -> Iterator[Snapshot]:
+def in_float64(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
     if not sensitivity.draws:
         yield run_of(eager, to_float64)
 
 
-def with_other_answers(eager: Eager, expected: Snapshot, sensitivity: Sensitivity) -> Iterator[Snapshot]:
+def with_other_answers(eager: Eager, expected: Leaves, sensitivity: Sensitivity) -> Iterator[Leaves]:
     """Eager runs with other answers where torch leaves them open.
 
     They differ from ``expected`` only where another answer shows: kernels that such a run takes for others have other rounding errors.
@@ -197,7 +197,7 @@ def with_other_answers(eager: Eager, expected: Snapshot, sensitivity: Sensitivit
             yield what_moved(run, usual, expected, NO_MOVE)
 
 
-def with_other_rounding(eager: Eager) -> Iterator[Snapshot]:
+def with_other_rounding(eager: Eager) -> Iterator[Leaves]:
     """Eager runs with other rounding errors, in backward too: one run of eager may be exact by luck.
 
     It shows above all where large numbers cancel: the gradient of a bias that a normalization takes away again is rounding alone.
@@ -209,7 +209,7 @@ def with_other_rounding(eager: Eager) -> Iterator[Snapshot]:
             yield run
 
 
-def changed_run(eager: Eager, *change: Any, **seed: int) -> Snapshot | None:
+def changed_run(eager: Eager, *change: Any, **seed: int) -> Leaves | None:
     """What eager leaves behind; None where the program does not bear the change: an index out of bounds."""
     try:
         return run_of(eager, *change, **seed)
@@ -221,7 +221,7 @@ def changed_run(eager: Eager, *change: Any, **seed: int) -> Snapshot | None:
         return None
 
 
-def run_of(eager: Eager, *change: Any, **seed: int) -> Snapshot:
+def run_of(eager: Eager, *change: Any, **seed: int) -> Leaves:
     """What eager leaves behind. Raises CannotCompare where memory does not suffice: what was not run can explain nothing."""
     with preserving_thread_state():  # also what a frame of the failed run had held open
         try:
@@ -233,7 +233,7 @@ def run_of(eager: Eager, *change: Any, **seed: int) -> Snapshot:
             raise
 
 
-def what_moved(run: Snapshot, base: Snapshot, expected: Snapshot, bound: float) -> Snapshot:
+def what_moved(run: Leaves, base: Leaves, expected: Leaves, bound: float) -> Leaves:
     """``run`` with the expected values where it is not far from ``base``: off by less than ``bound``, in units of value and tensor."""
     return {
         where: substitute_where_far(leaf, base.get(where), expected.get(where), bound)
@@ -264,5 +264,5 @@ def same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
     return bool(one == two or (one != one and two != two))
 
 
-def left_by(run: dict[str, Any]) -> Snapshot:
-    return snapshot(run["outputs"], run["inputs_after"], run["gradients"])
+def left_by(run: dict[str, Any]) -> Leaves:
+    return collect_leaves(run["outputs"], run["inputs_after"], run["gradients"])

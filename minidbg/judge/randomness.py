@@ -185,7 +185,7 @@ def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | N
         inputs.append(value)
         return placeholders[len(inputs) - 1]
 
-    tensors = [one for call in calls for one in tensors_in(call)]
+    tensors = [one for call in calls for one in tensors_of_call(call)]
     placeholders = [graph.placeholder(f"argument_{index}") for index in range(len(tensors))]
     for node, value in zip(placeholders, tensors, strict=True):
         node.meta["example_value"] = value
@@ -203,7 +203,7 @@ def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | N
     return fx.GraphModule({}, graph), tuple(inputs)
 
 
-def tensors_in(call: DrawingCall) -> list[Tensor]:
+def tensors_of_call(call: DrawingCall) -> list[Tensor]:
     found: list[Tensor] = []
     fx.node.map_aggregate(
         (call.args, call.kwargs), lambda one: found.append(one) if isinstance(one, Tensor) else None

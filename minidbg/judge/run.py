@@ -24,12 +24,12 @@ from minidbg.core.run_spec import CallPath, Context, RunSpec
 from minidbg.judge.compare import Comparison
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.signature import (
+    error_text,
     exception_chain,
     failure,
     is_about_guards,
     phase_of,
     signature_of,
-    text_of,
 )
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import preserving_thread_state, without_autocast
@@ -460,5 +460,5 @@ def brief(error: BaseException) -> str:
 
 def first_lines(error: BaseException) -> str:
     error = exception_chain(error)[0]
-    text = text_of(error).partition("\n\nSet TORCHDYNAMO_VERBOSE")[0].strip()
+    text = error_text(error).partition("\n\nSet TORCHDYNAMO_VERBOSE")[0].strip()
     return f"{type(error).__name__}: {text}"[:4000]

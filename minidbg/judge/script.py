@@ -31,7 +31,7 @@ STDERR_SHOWN = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class ExecutedScript:
     path: str
     definitions: Mapping[str, Any]
     spec: RunSpec
@@ -63,7 +63,7 @@ class Broken(Unavailable):
 
 
 def judge_here(
-    script: Script,
+    script: ExecutedScript,
     device: str | None,
     backend: str | None,
     note: Callable[[str], object] = lambda phase: None,
@@ -77,7 +77,7 @@ def judge_here(
     return replace(found, device=device or script.spec.device)
 
 
-def judged_on_one_op(script: Script, device: str | None) -> Outcome:
+def judged_on_one_op(script: ExecutedScript, device: str | None) -> Outcome:
     """Whether its backend handles any op at all: the outcome on the first of ``ONE_OP`` that is as in eager, else on the first of all.
 
     Each may be the very bug of a repro. Of the script's settings only backend and level are used: the rest is about its failure.
@@ -139,8 +139,8 @@ def need_device(device: str) -> None:
         raise Unavailable(f"no device {device!r} here: {brief(error)}") from None
 
 
-def outcome_of(
-    script: Script,
+def outcome_of_script(
+    script: ExecutedScript,
     device: str | None = None,
     backend: str | None = None,
     tell: Callable[[str], object] | None = None,
@@ -193,7 +193,7 @@ def shown_in(attempts: int, judge: Callable[[], Outcome]) -> Outcome:
     return replace(found, runs=attempts, reproduced=0) if attempts > 1 else found
 
 
-def main(script: Script, argv: list[str] | None = None) -> int:
+def main(script: ExecutedScript, argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
     if options.tolerances:
         script = replace(script, spec=replace(script.spec, tolerances=options.tolerances))
@@ -202,7 +202,9 @@ def main(script: Script, argv: list[str] | None = None) -> int:
             if options.one_op:
                 found = judged_on_one_op(script, options.device)
             else:
-                found = outcome_of(script, options.device, options.backend, say if options.child else None)
+                found = outcome_of_script(
+                    script, options.device, options.backend, say if options.child else None
+                )
             say(json.dumps(found.to_json(), default=str))
     except Exception:  # noqa: BLE001 - as in outcome_of
         traceback.print_exc()

@@ -60,7 +60,7 @@ def is_about_guards(error: BaseException) -> bool:
     """Whether dynamo failed over its guards: with no symbolic input of the program, that is the backend's doing."""
     functions = {last_name(function) for _, function in stack_of(error)}
     last = exception_chain(error)[-1]
-    return BUILDS_GUARDS in functions or text_of(last).startswith(GUARD_FAILED)
+    return BUILDS_GUARDS in functions or error_text(last).startswith(GUARD_FAILED)
 
 
 def qualified_name(error: BaseException) -> str:
@@ -107,10 +107,10 @@ def wrapped_by(error: BaseException) -> BaseException | None:
 
 
 def quotes(error: BaseException, inner: BaseException | None) -> bool:
-    return inner is not None and text_of(error).startswith(type(inner).__name__ + ":")
+    return inner is not None and error_text(error).startswith(type(inner).__name__ + ":")
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Its message, without what could move a terminal; empty where there is none to be had."""
     text = re.sub(CONTROL_SEQUENCE, "", message_of(error)[:50_000])
     text = text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
@@ -198,9 +198,9 @@ def stable_message(chain: list[BaseException], most: int = 400) -> str:
         chain[0],
     )
     target = next(
-        (found[1] for one in chain if (found := re.search(r"(?m)^\s*target: (\S+)", text_of(one)))), ""
+        (found[1] for one in chain if (found := re.search(r"(?m)^\s*target: (\S+)", error_text(one)))), ""
     )
-    text = "\n".join(meaningful_lines(text_of(error)))
+    text = "\n".join(meaningful_lines(error_text(error)))
     text = f"{text} target: {target}" if target and target not in text else text
     text = " ".join(text.split())[: 4 * most]
     for pattern, replacement in VOLATILE:

@@ -23,7 +23,7 @@ MOST_GROUPS = 6
 MOST_FRAMES = 200
 MOST_IN_CONTAINER = 256
 """Elements of a list or dict that are looked at: what holds more tells nothing apart."""
-FEW = 8
+FEW_MEMBERS = 8
 """Nodes that may always be suspected together, however small the graph."""
 SOURCE_NODES = re.compile(r"Source Nodes: \[(?P<names>[^\]]*)\]")
 """Inductor's comment above a kernel's call; a C++ kernel's has none."""
@@ -61,7 +61,7 @@ def suspects_in_stack(stderr: str, calls: Iterable[torch_internals.GivenCall]) -
 
 def telling(groups: Iterable[Set[str]], nodes: int) -> Suspects:
     """The groups that tell some of so many nodes from the others: each once, the first few."""
-    most = max(FEW, nodes // 4)
+    most = max(FEW_MEMBERS, nodes // 4)
     found = dict.fromkeys(
         frozenset(group) for group in groups if 0 < len(group) <= most and len(group) < nodes
     )
@@ -135,13 +135,13 @@ def _named_by(frame: FrameType, line: int, known: Mapping[str, torch_internals.G
 
 def _names_behind(value: Any, known: Mapping[str, torch_internals.GivenCall]) -> set[str]:
     try:
-        nodes = [node for part in _parts(value) for node in torch_internals.fx_nodes_behind(part)]
+        nodes = [node for part in _members(value) for node in torch_internals.fx_nodes_behind(part)]
     except Exception:  # noqa: BLE001 - an object of a compiler that has just failed; what it cannot tell is not needed
         return set()
     return {name for node in nodes for name in _names_in_graph(node, known)}
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _members(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         value = list(value.values())
     # not the abstract Set, whose first look at each class of a compiler takes milliseconds, here in every question
@@ -159,4 +159,4 @@ def _names_in_graph(node: fx.Node, known: Mapping[str, torch_internals.GivenCall
         return (node.name,)
     trace = node.stack_trace if node.op.startswith("call") else None
     alike = [name for name, other in known.items() if trace and other.stack_trace == trace]
-    return alike if len(alike) <= FEW else ()
+    return alike if len(alike) <= FEW_MEMBERS else ()

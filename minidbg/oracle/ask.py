@@ -32,7 +32,7 @@ from minidbg.judge.death import died_by, outcome_of_death
 from minidbg.judge.suspects import suspects_in_stack
 from minidbg.oracle.parcel import ANSWER, packed, warmup_for
 from minidbg.workers import Ended, Request, Submit
-from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
+from minidbg.workers.kernel_cache import CACHE_VARIABLE, remove_unfinished
 
 log = logging.getLogger("minidbg")
 
@@ -70,7 +70,7 @@ def ask(
                         memory_bytes=memory_bytes,
                         fork=warmup_for(case) if answers_in_forks(case) else None,
                     )
-                    return outcome_of(case, submit(request).result(), deadline)
+                    return outcome_of_question(case, submit(request).result(), deadline)
             except CannotWrite as refusal:
                 return Outcome(Verdict.INVALID, reason=str(refusal))
 
@@ -94,7 +94,7 @@ def is_hang(outcome: Outcome) -> bool:
     return outcome.signature is not None and outcome.signature.kind.traits.endless
 
 
-def outcome_of(case: Case, done: Ended, deadline: Deadline) -> Outcome:
+def outcome_of_question(case: Case, done: Ended, deadline: Deadline) -> Outcome:
     """What the end of a child says about ``case``, its answer or its death. Raises BackendUnreachable."""
     if done.answered and "refused" in done.value:
         raise BackendUnreachable(done.value["refused"])
@@ -177,11 +177,11 @@ def one_addition(case: Case) -> Case:
     return replace(
         case.with_spec(signature=None, dynamic=False, dynamic_dims=(), backward=False),
         graph_module=fx.GraphModule(torch.nn.Module(), graph),
-        inputs=(torch.ones(3, device=main_device(case.inputs)),),
+        inputs=(torch.ones(3, device=device_of_values(case.inputs)),),
     )
 
 
-def main_device(values: tuple[Any, ...]) -> torch.device:
+def device_of_values(values: tuple[Any, ...]) -> torch.device:
     found = [value.device for value in values if isinstance(value, torch.Tensor)]
     return max(found, key=found.count, default=torch.device("cpu"))
 
@@ -235,7 +235,7 @@ def unless_the_machine_failed(
             if seconds is None or deadline.is_over:
                 break
             with contextlib.suppress(KeyError, OSError):
-                remove_unfinished(Path(os.environ[VARIABLE]))
+                remove_unfinished(Path(os.environ[CACHE_VARIABLE]))
         pause(deadline.left(seconds))
     return replace(outcome, verdict=Verdict.INVALID, signature=None, reason=f"{why}, again and again")
 
@@ -254,5 +254,5 @@ def machine_failure(outcome: Outcome, expected: Signature | None) -> str | None:
 
 
 def is_in_kernel_cache(file: str) -> bool:
-    folder = os.environ.get(VARIABLE)
+    folder = os.environ.get(CACHE_VARIABLE)
     return folder is not None and Path(file).is_relative_to(folder)

@@ -95,7 +95,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
     except (ImportError, MinidbgError) as error:
         return Outcome(Verdict.SKIPPED, reason=f"the backend is not here: {run.brief(error)}")
     try:
-        source = written(case)
+        source = written_module(case)
     except CannotWrite as error:
         return Outcome(Verdict.INVALID, reason=str(error))
     device = next((str(value.device) for value in case.inputs if isinstance(value, torch.Tensor)), "cpu")
@@ -142,7 +142,7 @@ def named_in_case(
     return renamed(suspects, {theirs.name: ours.name for theirs, ours in pairs})
 
 
-def written(case: Case) -> ModuleSource:
+def written_module(case: Case) -> ModuleSource:
     """The case's graph as a repro script will hold it, so that script and judge run the same program."""
     if case.spec.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module)

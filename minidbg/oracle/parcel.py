@@ -39,7 +39,7 @@ SPARE_BYTES = 256 << 20
 IN_USE: Counter[str] = Counter()
 """Names of the files that questions under way have."""
 TIDYING = threading.RLock()
-NUMBERS = itertools.count()
+PARCEL_NUMBERS = itertools.count()
 SENT: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """By tensor its state when its bytes were in a file, and the file."""
 
@@ -72,20 +72,20 @@ def packed(case: Case, *, share: float = 1.0, machine: Machine = HERE) -> Iterat
     most; what does not fit is ``left_out_bytes``. Raises CannotWrite, and OSError where there is no room.
     """
     parcel = transport.pack(
-        case, room_bytes=transport.UNLIMITED if share == 1.0 else room_bytes(share, machine)
+        case, room_bytes=transport.NO_SIZE_LIMIT if share == 1.0 else room_bytes(share, machine)
     )
     with contextlib.ExitStack() as stack:
         files: dict[str, Path] = {}
         with TIDYING:
             for key, owner in parcel.owners.items():
                 if (path := file_of(owner)) is not None:
-                    stack.enter_context(used(path))
+                    stack.enter_context(marked_in_use(path))
                     files[key] = path
         new: dict[str, Any] = {key: data.numpy() for key, data in parcel.storages.items() if key not in files}
         folder = stack.enter_context(folder_for(sum(array.size for array in new.values()), share, machine))
         for key, array in new.items():
-            path = files[key] = folder / digest_of(array)
-            stack.enter_context(used(path))
+            path = files[key] = folder / data_digest(array)
+            stack.enter_context(marked_in_use(path))
             write_once(path, array)
             remember(parcel.owners.get(key), path)
         sizes = {key: data.numel() for key, data in parcel.storages.items()}
@@ -140,7 +140,7 @@ def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
 def file_of(owner: Tensor) -> Path | None:
     """The file with the bytes of ``owner``, where it was sent before, or came from one, and was not written to since."""
     state, path = SENT.get(owner, (None, None))  # type: ignore[no-untyped-call]  # torch has no types there
-    return path if path is not None and state == state_of(owner) and path.exists() else None
+    return path if path is not None and state == storage_state(owner) and path.exists() else None
 
 
 def remember(owner: Tensor | None, path: Path) -> None:
@@ -150,15 +150,15 @@ def remember(owner: Tensor | None, path: Path) -> None:
     never write to the values of a case. An inference tensor has no version to tell.
     """
     if owner is not None and environment.is_judging() and not owner.is_inference():
-        SENT[owner] = state_of(owner), path
+        SENT[owner] = storage_state(owner), path
 
 
-def state_of(owner: Tensor) -> tuple[int, int, int]:
+def storage_state(owner: Tensor) -> tuple[int, int, int]:
     return owner._version, owner.data_ptr(), owner.nbytes
 
 
 @contextlib.contextmanager
-def used(path: Path) -> Iterator[None]:
+def marked_in_use(path: Path) -> Iterator[None]:
     """A block in which nobody here removes the file."""
     with TIDYING:
         IN_USE[path.name] += 1
@@ -179,8 +179,8 @@ def pickled_for_children(case: Case) -> Iterator[Case]:
     if not case.backend.missing_backend or case.compiler is None:
         yield case
         return
-    path = workers.start_server().folder / f"backend_{next(NUMBERS)}.pickle"
-    with used(path):  # a question that wants room leaves it there
+    path = workers.start_server().folder / f"backend_{next(PARCEL_NUMBERS)}.pickle"
+    with marked_in_use(path):  # a question that wants room leaves it there
         try:
             pickled.pickle_into(path, case.compiler)
             yield case.with_spec(backend=pickled.at(path, case.backend))
@@ -188,14 +188,14 @@ def pickled_for_children(case: Case) -> Iterator[Case]:
             path.unlink(missing_ok=True)
 
 
-def digest_of(data: Any) -> str:
+def data_digest(data: Any) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
 def write_once(path: Path, data: Any) -> None:
     """Have the bytes of ``data`` at ``path``, whose name says what they are."""
     if not path.exists():
-        draft = path.with_name(f"draft_{next(NUMBERS)}")
+        draft = path.with_name(f"draft_{next(PARCEL_NUMBERS)}")
         data.tofile(draft)
         draft.replace(path)
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.fx.copying import copy_graph_module, storage_bytes, storage_key
-from minidbg.fx.effects import attribute_of, is_call, nodes_in
+from minidbg.fx.effects import graph_attribute, is_call, nodes_in
 
 
 class OracleAnswer(enum.Enum):
@@ -30,7 +30,7 @@ class OracleAnswer(enum.Enum):
     """It proves nothing: eager itself fails, or it cannot be run here."""
 
 
-Ask: TypeAlias = Callable[[fx.GraphModule, tuple[Any, ...]], OracleAnswer]
+AskGraph: TypeAlias = Callable[[fx.GraphModule, tuple[Any, ...]], OracleAnswer]
 AskTogether: TypeAlias = Callable[[Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]], Sequence[OracleAnswer]]
 """Several questions at once, for an oracle with several workers; the answers in the order of the questions."""
 
@@ -77,12 +77,12 @@ class OwnGraph:
     def give_away(self) -> fx.GraphModule:
         """A graph module whose new owner may change it."""
         if self._make is None:
-            return _copy(self.module())
+            return _copy_module(self.module())
         given, self._made = self.module(), None
         return given
 
 
-def _copy(graph_module: fx.GraphModule) -> fx.GraphModule:
+def _copy_module(graph_module: fx.GraphModule) -> fx.GraphModule:
     """A copy that shares nothing that may change; tensors and modules inside are copied as well."""
     holds = any(node.op in ("get_attr", "call_module") for node in graph_module.graph.nodes)
     return copy.deepcopy(graph_module) if holds else copy_graph_module(graph_module)
@@ -141,18 +141,18 @@ class Candidate:
 def _calls_within(node: fx.Node) -> int:
     """1 for a call; for a submodule its leaves, for a nested graph the calls in it."""
     if node.op == "call_module":
-        module = attribute_of(node)
+        module = graph_attribute(node)
         leaves = [inner for inner in module.modules() if not any(inner.children())] if module else []
         return max(1, len(leaves))
     if is_call(node):
         return 1
-    nested = attribute_of(node) if node.op == "get_attr" else None
+    nested = graph_attribute(node) if node.op == "get_attr" else None
     return sum(map(_calls_within, nested.graph.nodes)) if isinstance(nested, fx.GraphModule) else 0
 
 
 def _tensors_of(node: fx.Node) -> int:
     """The tensors that a node brings: an attribute, or what a submodule owns."""
-    value = attribute_of(node) if node.op in ("get_attr", "call_module") else None
+    value = graph_attribute(node) if node.op in ("get_attr", "call_module") else None
     if isinstance(value, torch.nn.Module) and node.op == "call_module":
         return len({id(one) for one in (*value.parameters(), *value.buffers())})
     return int(isinstance(value, torch.Tensor))
@@ -160,7 +160,7 @@ def _tensors_of(node: fx.Node) -> int:
 
 def _carried_by(node: fx.Node) -> int:
     """Inputs and outputs of the nested graph that a node gives, and of those inside it."""
-    graph = attribute_of(node) if node.op == "get_attr" else None
+    graph = graph_attribute(node) if node.op == "get_attr" else None
     if not isinstance(graph, fx.GraphModule):
         return 0
     ends = sum(
@@ -196,7 +196,7 @@ def _lines(graph_module: fx.GraphModule) -> Iterator[str]:
     numbers: dict[fx.Node, str] = {}
     for node in graph_module.graph.nodes:
         numbers[node] = f"%{len(numbers)}"
-        args, kwargs = _text(node.args, numbers), _text(node.kwargs, numbers)
+        args, kwargs = _value_text(node.args, numbers), _value_text(node.kwargs, numbers)
         yield f"{node.op} {_target(node)} {args} {kwargs}\n"
 
 
@@ -204,7 +204,7 @@ def _target(node: fx.Node) -> str:
     if node.op in ("placeholder", "output"):
         return ""
     if node.op == "get_attr":
-        value = attribute_of(node)
+        value = graph_attribute(node)
         if isinstance(value, fx.GraphModule):
             return "".join(_lines(value))
         return f"{node.target} {id(value)}"
@@ -213,13 +213,13 @@ def _target(node: fx.Node) -> str:
     return f"{getattr(node.target, '__name__', '')} {id(node.target)}"
 
 
-def _text(value: Any, numbers: dict[fx.Node, str]) -> str:
+def _value_text(value: Any, numbers: dict[fx.Node, str]) -> str:
     if isinstance(value, fx.Node):
         return numbers[value]
     if isinstance(value, tuple | list):
-        return "(" + ",".join([_text(part, numbers) for part in value]) + ")"
+        return "(" + ",".join([_value_text(part, numbers) for part in value]) + ")"
     if isinstance(value, dict):
-        return "{" + ",".join([f"{key}:{_text(part, numbers)}" for key, part in value.items()]) + "}"
+        return "{" + ",".join([f"{key}:{_value_text(part, numbers)}" for key, part in value.items()]) + "}"
     if isinstance(value, slice):
-        return f"slice{_text((value.start, value.stop, value.step), numbers)}"
+        return f"slice{_value_text((value.start, value.stop, value.step), numbers)}"
     return repr(value)

@@ -81,7 +81,15 @@ def without_unused_numbers(case: Case) -> Case:
     return case.with_graph(graph_module, tuple(value for node, value in pairs if node not in unused))
 
 
-MODES = ("grad", "inference", "autocast", "deterministic", "default_dtype", "matmul_precision", "config")
+CONTEXT_FIELDS = (
+    "grad",
+    "inference",
+    "autocast",
+    "deterministic",
+    "default_dtype",
+    "matmul_precision",
+    "config",
+)
 """Fields of a context that are tried each for itself when not all can go."""
 
 CHANGES: tuple[Callable[[Case], Case], ...] = (
@@ -92,6 +100,6 @@ CHANGES: tuple[Callable[[Case], Case], ...] = (
     lambda case: changed(case, backward=False),
     without_grad,
     lambda case: changed(case, context=plain_context(case.spec.context)),
-    *(partial(without_mode, name=name) for name in MODES),
+    *(partial(without_mode, name=name) for name in CONTEXT_FIELDS),
     lambda case: changed(case, backend=replace(case.backend, options={}, mode=None)),
 )

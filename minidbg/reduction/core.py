@@ -15,7 +15,7 @@ from minidbg.core.errors import MinidbgError, NotReproduced
 from minidbg.fx.copying import clone_values, freezing_gc
 from minidbg.reduction import edits
 from minidbg.reduction.candidate import (
-    Ask,
+    AskGraph,
     BudgetSpent,
     Candidate,
     OracleAnswer,
@@ -89,7 +89,7 @@ AT_FIRST: Passes = (*SIMPLIFYING[:2], ("all at once", simplify_inputs_at_once), 
 def reduce_graph(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
-    ask: Ask,
+    ask: AskGraph,
     *,
     simplify: bool = False,
     **how: Any,
@@ -111,7 +111,7 @@ def reduce_graph(
     try:
         follow_frames(problem)
         if not problem.steps:
-            run(problem, "suspects", try_suspects)
+            run_pass(problem, "suspects", try_suspects)
         reduce_to_fixed_point(problem, AT_FIRST if simplify else ())
         problem.confirm_whole()
         proven = problem.best
@@ -155,7 +155,7 @@ def reduce_to_fixed_point(problem: ReductionProblem, then: Passes = ()) -> None:
             find(problem)
         # a failure that is not monotone may need none of what single removals keep
         elif len(before.calls) > FEW_UNITS:
-            run(problem, "chunks", drop_chunks)
+            run_pass(problem, "chunks", drop_chunks)
         problem.keep_passed_through = True
         polish(problem, then)
 
@@ -202,7 +202,7 @@ def find(problem: ReductionProblem) -> None:
         if name == "islands" and is_slice:
             continue
         if len(before.calls) > FEW_UNITS:
-            run(problem, name, reduction_pass)
+            run_pass(problem, name, reduction_pass)
         if problem.best is not before:
             follow_frames(problem)
 
@@ -225,7 +225,7 @@ def run_each(problem: ReductionProblem, passes: Passes, if_same: Passes, if_smal
             return (*left, *(if_same if problem.best is before else if_smaller))
 
         problem.foresee = partial(asked_after, coming)
-        run(problem, name, reduction_pass)
+        run_pass(problem, name, reduction_pass)
     problem.foresee = None
 
 
@@ -259,7 +259,7 @@ def asked_after(
     return list(found.values())
 
 
-def run(problem: ReductionProblem, name: str, reduction_pass: Pass) -> None:
+def run_pass(problem: ReductionProblem, name: str, reduction_pass: Pass) -> None:
     problem.begin_phase(name)
     reduction_pass(problem)
 

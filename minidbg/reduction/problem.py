@@ -22,7 +22,7 @@ from minidbg.fx.record import ModeContext, Recording, runs_in_eager
 from minidbg.fx.runs import EagerFailure
 from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import (
-    Ask,
+    AskGraph,
     AskTogether,
     BudgetSpent,
     Candidate,
@@ -79,7 +79,7 @@ class ReductionProblem:
     """
 
     best: Candidate
-    ask: Ask
+    ask: AskGraph
     limits: Limits = UNLIMITED
     on_progress: OnProgress = lambda phase, nodes, rest_calls: None
     whole_is_known: bool = True

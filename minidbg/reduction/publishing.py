@@ -159,7 +159,7 @@ def with_provenance(
     told = (*found.notes, what_was_needed(original, form.case), form.note, ended_early(found))
     provenance = replace(
         original.provenance,
-        message=message_of(form.case, original, found, session),
+        message=repro_message(form.case, original, found, session),
         captured_from=where or original.provenance.captured_from,
         # a graph that was read from a script knows its lines by their numbers alone
         line=line or (original.provenance.line if where in ("", original.provenance.captured_from) else ""),
@@ -179,7 +179,7 @@ def ended_early(found: Reduced) -> str:
     return f"{left_out} not all tried: {found.ended_by}" if found.ended_by else ""
 
 
-def message_of(case: Case, original: Case, found: Reduced, session: Session) -> str:
+def repro_message(case: Case, original: Case, found: Reduced, session: Session) -> str:
     """What the backend says of the smallest case, whose sizes and figures are its own; else what it said of the original."""
     said, before = session.last_shown, original.provenance.message
     expected = original.signature
@@ -286,7 +286,7 @@ def run_both_ways(
     if not shows_it(ended):
         limit()
     elif backends.is_pickled(case.backend):
-        write_draft(write, repro.to_keep(case), why, lacks_its_backend(case))
+        write_draft(write, repro.case_to_keep(case), why, lacks_its_backend(case))
         unfilled = by_itself(seconds=limit())
         ended = ended if unfilled.exit_status == Verdict.SKIPPED.exit_status else unfilled
     return outcome, ended
@@ -388,7 +388,7 @@ def write_draft(write: Callable[..., Path], case: Case, why: str = "", remark: s
 
 def shows_it(ended: workers.Ended) -> bool:
     """Whether a script by itself said that it reproduces, or has come to the end of what only shows the failure."""
-    return ended.exit_status == 1 or repro.NOT_JUDGED in ended.stderr_tail
+    return ended.exit_status == 1 or repro.NOT_JUDGED_HERE in ended.stderr_tail
 
 
 def how_it_ended(ended: workers.Ended) -> str:

@@ -28,7 +28,7 @@ from minidbg.core.deadline import Deadline
 from minidbg.core.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
 from minidbg.core.files import LOG_LIMIT_BYTES, read_regular, replace_file
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.core.run_spec import LOST, STAND_INS, CallPath, CompilerFn, Level
+from minidbg.core.run_spec import LOST, STAND_IN_NOTE, CallPath, CompilerFn, Level
 from minidbg.core.text import display_path, plural
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import on_its_rank
@@ -59,7 +59,7 @@ from minidbg.reduction.session import (
 from minidbg.reduction.subsets import hints_from_error
 
 log = logging.getLogger("minidbg")
-GRACE_S = 5.0
+REDUCTION_GRACE_S = 5.0
 """What the reducing process may take beyond its budget to end what it has started, before it is ended itself."""
 DONE_FILE = "done.json"
 """What the last reduction in a folder ended with, as ``ReductionResult.to_json``."""
@@ -226,7 +226,7 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     Raises BudgetSpent where the budget does not suffice for the whole.
     """
     known = Reliability(1, 1)
-    untried_in_eager = case.spec.traits.raises_when_run and STAND_INS in case.provenance.notes
+    untried_in_eager = case.spec.traits.raises_when_run and STAND_IN_NOTE in case.provenance.notes
     believed = not (untried_in_eager or case.spec.traits.endless) and (
         just_seen or (case.signature is not None and call_nodes(case.graph_module) > SMALL_WHOLE)
     )
@@ -309,7 +309,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
         ways += [f"with {plural(threaded.spec.context.threads or 1, 'thread')}"] if threaded else []
     if said.verdict is Verdict.INVALID and said.reason.startswith("eager itself fails"):
         raise NotReproduced(f"this is no failure of the backend: {said.reason}", said)
-    lost = "".join(f"; {note}" for note in case.provenance.notes if note.startswith((STAND_INS, LOST)))
+    lost = "".join(f"; {note}" for note in case.provenance.notes if note.startswith((STAND_IN_NOTE, LOST)))
     other = case.signature.unlike(said.signature) if case.signature and said.signature else ""
     raise NotReproduced(
         f"the case does not show its failure here: {said.in_words}{other and f' ({other})'}. "
@@ -379,7 +379,7 @@ def reduce_graph_of(case: Case, session: Session, *, believed: bool = False) -> 
 REDUCE = "minidbg.reduction.reducing:reduce_in_child"
 
 
-def prepare(case: Case) -> None:
+def prepare_reduction(case: Case) -> None:
     """Start the forkserver and have it import what a reduction of ``case`` needs; return at once. Raises OSError."""
     ahead = repro.standby_plan(case.backend.name, without=case.spec.context.env)
     workers.prepare(REDUCE, replace(oracle.warmup_for(case), ahead=ahead))
@@ -402,8 +402,8 @@ def call_reduce_in_child(
     request = workers.Request(
         call=REDUCE,
         argument={"case": package, "folder": str(folder.absolute()), "limits": asdict(limits)},
-        seconds=deadline.left() + GRACE_S,
-        deadline=deadline.earlier(-GRACE_S),
+        seconds=deadline.left() + REDUCTION_GRACE_S,
+        deadline=deadline.earlier(-REDUCTION_GRACE_S),
         fork=oracle.warmup_for(case),
     )
     return workers.call_in_server(request, stream=stream, on_interrupt=on_interrupt)
@@ -452,7 +452,7 @@ def supplied_backend(case: Case, backend: str | CompilerFn | None, path: Path) -
         raise BackendUnreachable(f"{path}: {lacks.unfilled}; edit it, or give --backend MODULE:EXPRESSION")
     sys.path += [folder for folder in lacks.paths if folder not in sys.path]  # where the program had it from
     reference = backend if isinstance(backend, str) and ":" in backend else None
-    found = backends.find(
+    found = backends.find_reference(
         backend, options=lacks.options, mode=lacks.mode, setup=lacks.setup, reference=reference
     )
     return replace(case.with_spec(backend=found), compiler=backends.resolve(found))

@@ -117,7 +117,7 @@ class ReductionResult:
         return cls(**fields)
 
 
-QUIET_S = 5.0
+PROGRESS_QUIET_S = 5.0
 """Least seconds between two lines where no terminal shows a bar."""
 
 
@@ -173,7 +173,7 @@ def on_stream(stream: TextIO) -> AbstractContextManager[Listener]:
         return f"{event.phase}: {figures_of(event)}"
 
     first = {"phase": "reducing", "figures": ""}
-    return bar_or_lines(stream, columns, first, shown, line, every_s=QUIET_S)
+    return bar_or_lines(stream, columns, first, shown, line, every_s=PROGRESS_QUIET_S)
 
 
 def cut_off_first(text: str) -> ProgressColumn:

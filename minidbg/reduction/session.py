@@ -33,7 +33,7 @@ FOR_VERIFICATION_S = 15.0
 LARGE = 100
 """Nodes above which one run may take longer than the time limit of a call."""
 
-OF_THE_PROGRAM = (
+PROGRAM_PHASES = (
     "reduce", "frames", "suspects", "islands", "bisect", "chunks", "outputs", "nodes", "reliability"
 )  # fmt: skip
 """Phases whose candidates are calls of the program on values that it had: no other's failures are its own."""
@@ -216,12 +216,12 @@ class Session:
         answer = ANSWERS[outcome.verdict]
         if answer is OracleAnswer.INTERESTING:
             self.last_shown = outcome
-            self.is_made_up |= self.phase not in OF_THE_PROGRAM
+            self.is_made_up |= self.phase not in PROGRAM_PHASES
         if answer is OracleAnswer.INTERESTING and self.is_smaller(case):
             self.best, self.suspects = case, outcome.suspects or self.suspects
             if self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
-        is_of_program = self.phase in OF_THE_PROGRAM and not self.is_made_up
+        is_of_program = self.phase in PROGRAM_PHASES and not self.is_made_up
         if answer is OracleAnswer.OTHER and is_of_program and is_another(outcome.signature, case.signature):
             assert outcome.signature is not None
             self.others.setdefault(str(outcome.signature.to_table()), (case, outcome))
@@ -239,7 +239,7 @@ class Session:
         self.best_written_s = self.elapsed()
         with contextlib.suppress(CannotWrite, OSError):
             repro.write(
-                repro.to_keep(self.best),
+                repro.case_to_keep(self.best),
                 self.folder / BEST_FILE,
                 repro.Form.CAPTURE,
                 exactness=repro.Exactness.SMALL,

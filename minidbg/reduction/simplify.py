@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.codegen.subclasses import is_constructed, plain_stand_in
 from minidbg.fx import nested, pieces
-from minidbg.fx.effects import attribute_of
+from minidbg.fx.effects import graph_attribute
 from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph, last_that_holds
 from minidbg.reduction.edits import merge_alike_inputs
 from minidbg.reduction.problem import ReductionProblem
@@ -101,7 +101,7 @@ def lift_attributes(problem: ReductionProblem) -> None:
 
 def _attributes(candidate: Candidate) -> dict[str, Tensor]:
     nodes = candidate.graph_module.graph.find_nodes(op="get_attr")
-    held = {str(node.target): attribute_of(node) for node in nodes}
+    held = {str(node.target): graph_attribute(node) for node in nodes}
     return {path: value for path, value in held.items() if isinstance(value, Tensor)}
 
 
@@ -172,7 +172,7 @@ def _with_originals(problem: ReductionProblem, places: Sequence[tuple[str, int |
     return _with_arguments_of(problem, changed)
 
 
-STEPS = (1, 2, 4, 8, 16)
+STEP_SIZES = (1, 2, 4, 8, 16)
 """Sizes that are tried first: most failures do not care, and what needs a multiple of 8 then keeps 8."""
 
 
@@ -205,7 +205,7 @@ def _size_between(low: int, high: int, least_gain: float) -> int | None:
     """
     if high - low <= 1 or high <= least_gain * low:
         return None
-    following = next((step for step in STEPS if step > low), None)
+    following = next((step for step in STEP_SIZES if step > low), None)
     if following is not None:
         return following if following < high else (low + high) // 2
     if high > 2 * low:
@@ -369,7 +369,7 @@ def plainness(candidate: Candidate) -> tuple[float, ...]:
     """What these passes make smaller, most important first: attributes, subclasses, arguments, elements, odd kinds of tensors, constants."""
     tensors = [value for value in candidate.inputs if isinstance(value, Tensor)]
     modules = sum(
-        len(list(attribute_of(node).modules())) for node in candidate.calls if node.op == "call_module"
+        len(list(graph_attribute(node).modules())) for node in candidate.calls if node.op == "call_module"
     )
     arguments = [value for node in candidate.calls for value in (*node.args, *node.kwargs.values())]
     return (
@@ -399,7 +399,7 @@ SIMPLIFYING: tuple[tuple[str, Callable[[ReductionProblem], None]], ...] = (
 
 OF_INPUTS = (plain_kinds, shrink_sizes, plain_dtypes, plain_tensors)
 """Passes whose changes most failures do not care for, so that all of them together are worth a question."""
-MOST_STEPS = 200
+MOST_SIMPLIFIED = 200
 
 
 def simplify_inputs_at_once(problem: ReductionProblem) -> None:
@@ -418,7 +418,7 @@ def steps_if_nothing_mattered(problem: ReductionProblem) -> list[Candidate]:
     optimist = ReductionProblem(
         problem.best,
         lambda graph_module, inputs: OracleAnswer.INTERESTING,
-        replace(UNLIMITED, max_calls=MOST_STEPS),
+        replace(UNLIMITED, max_calls=MOST_SIMPLIFIED),
         around=problem.around,
         plainness=plainness,
     )

@@ -123,11 +123,11 @@ DISTANCES = (0, 1, 2, 4)
 """Dependency steps around the suspects, tried in this order."""
 SLICES = (4, 16, 64)
 """Dependency steps back from an op that fails when it runs: what it was given may have gone wrong long before."""
-FEW = 3
+FEW_SUSPECTS = 3
 """Suspects up to which every distance is tried: many are a sign that words of the error only happen to be names of ops."""
 GROUPS = 3
 """Frames whose nodes are tried by themselves."""
-FEW_CALLS = 4
+FEW_SUBSET_CALLS = 4
 """Calls of a graph in which single removals cost no more."""
 MOST_MAKERS = 8
 """Factories and writes that are kept inside with the suspects that take them."""
@@ -136,7 +136,7 @@ MOST_MAKERS = 8
 def follow_frames(problem: ReductionProblem) -> None:
     """``try_frames`` with what the frames of the failure of ``best`` held, as long as it is not small and they name anything new."""
     phase, before = problem.phase, None
-    while problem.best is not before and len(problem.best.calls) > FEW_CALLS:
+    while problem.best is not before and len(problem.best.calls) > FEW_SUBSET_CALLS:
         before, groups = problem.best, problem.frames()
         if groups == problem.followed:
             break
@@ -235,7 +235,7 @@ def try_suspects(problem: ReductionProblem) -> None:
     suspects = suspected(subsets, problem.hints)
     if not suspects or len(suspects) > len(subsets) // 2:
         return
-    for distance in DISTANCES if len(suspects) <= FEW else DISTANCES[::2]:
+    for distance in DISTANCES if len(suspects) <= FEW_SUSPECTS else DISTANCES[::2]:
         around = neighbourhood(subsets, suspects, distance)
         if len(around) < len(subsets) and subsets.fails(around):
             return

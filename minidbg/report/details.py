@@ -15,7 +15,7 @@ from minidbg.core.files import LOG_LIMIT_BYTES, glob, is_file, read_regular
 from minidbg.core.json_lines import last_json
 from minidbg.core.run_spec import Provenance
 from minidbg.core.text import display_path, moment, plural
-from minidbg.history import NAME, Flip, History, State
+from minidbg.history import HISTORY_FILE, Flip, History, State
 from minidbg.report.stages import StageReport, stages_of
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
@@ -99,7 +99,7 @@ def repro_details(path: Path) -> ReproDetails:
     parts = read_parts(text, header)
     home = repro.folder_of(path)
     done = done_of(path, header, home)
-    capture = capture_of(path, done, home)
+    capture = capture_beside(path, done, home)
     header = replace(header, provenance=with_statistics(header.provenance, done))
     return ReproDetails(
         path=path,
@@ -134,7 +134,7 @@ def count_inputs(model: str) -> int:
 # --- what lies around it ---
 
 
-def capture_of(path: Path, done: Path | None, home: Path) -> Path | None:
+def capture_beside(path: Path, done: Path | None, home: Path) -> Path | None:
     """The capture that ``path`` was reduced from: the one that ``done`` is about."""
     if path.absolute().parent == captures_in(home):
         return path
@@ -183,7 +183,7 @@ def past_of(path: Path, home: Path) -> Past:
     resolved, root = path.absolute(), home.absolute()
     name = str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
     try:
-        opened = History(home / HIDDEN / NAME, readonly=True)
+        opened = History(home / HIDDEN / HISTORY_FILE, readonly=True)
     except (OSError, MinidbgError):
         return Past()
     with opened, contextlib.suppress(MinidbgError):

@@ -78,7 +78,7 @@ def issue(
         "passes": header.provenance.neighbour,
         "logs": last_lines(logs, LOG_LINES),
         "ablation": ablation(details, run=run, note=note),
-        "versions": environment() if versions else "",
+        "versions": environment_text() if versions else "",
         "is_long": len(details.text.splitlines()) > LONG_LINES,
         "ran": ran,
     }
@@ -121,7 +121,7 @@ def ablation(details: ReproDetails, *, run: bool, note: Callable[[str], object])
         return None
 
 
-def environment() -> str:
+def environment_text() -> str:
     """What ``python -m torch.utils.collect_env`` prints, in a process of its own."""
     ended = workers.run_python(["-W", "ignore", "-m", "torch.utils.collect_env"], seconds=VERSIONS_SECONDS)
     text = ended.stdout.strip()

@@ -34,7 +34,7 @@ from minidbg.judge.run import HANDED_BACK
 from minidbg.repro import Header
 from minidbg.repro.folder import HIDDEN, hidden
 
-FAILING = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
+FAILING_WORDS = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
 """Verdicts of a stage at which the graph fails, in the same way or another."""
 
 EARLIER = {
@@ -44,7 +44,7 @@ EARLIER = {
 }
 """Stages before a compiler, and what a failure of each means."""
 
-SWITCHES: Mapping[str, Any] = {
+OPTION_SWITCHES: Mapping[str, Any] = {
     "emulate_precision_casts": True, "pattern_matcher": False, "joint_graph_constant_folding": False, "layout_optimization": False,
     "comprehensive_padding": False, "split_reductions": False, "loop_ordering_after_fusion": False, "inplace_buffers": False,
     "allow_buffer_reuse": False, "epilogue_fusion": False, "max_fusion_size": 1, "cpp.simdlen": 1, "size_asserts": False,
@@ -68,7 +68,7 @@ class StageReport:
 
     @property
     def guilty(self) -> str:
-        return next((name for name, verdict in self.verdicts.items() if verdict in FAILING), "")
+        return next((name for name, verdict in self.verdicts.items() if verdict in FAILING_WORDS), "")
 
     @property
     def sentence(self) -> str:
@@ -110,18 +110,18 @@ def kept_file(path: Path) -> Path:
 def stages_of(header: Header) -> StageReport | None:
     with contextlib.suppress(OSError, *MALFORMED):
         kept = json.loads(read_regular(kept_file(header.path), NOTE_LIMIT_BYTES))
-        if kept["digest"] == digest_of(header.path):
+        if kept["digest"] == files_digest(header.path):
             return StageReport.from_table(kept)
     return None
 
 
 def keep_stages(path: Path, report: StageReport) -> None:
     hidden(repro.folder_of(path), "stages")
-    table = {"digest": digest_of(path), **report.to_table()}
+    table = {"digest": files_digest(path), **report.to_table()}
     replace_file(kept_file(path), json.dumps(table).encode())
 
 
-def digest_of(path: Path) -> str:
+def files_digest(path: Path) -> str:
     """Of the script alone: a graph of another text may fail at another stage."""
     return hashlib.sha1(read_regular(path, SCRIPT_LIMIT_BYTES), usedforsecurity=False).hexdigest()
 
@@ -162,7 +162,7 @@ def find_stages(
     for name in dict.fromkeys((*EARLIER, own)):
         stage = case
         if name != own:
-            stage = replace(case.with_spec(backend=backends.find(name)), compiler=name)
+            stage = replace(case.with_spec(backend=backends.find_reference(name)), compiler=name)
         verdict = run(stage, name).verdict
         late = verdict is Verdict.TIMEOUT and not case.spec.traits.endless  # slow, or a busy machine
         verdicts[name] = Verdict.SKIPPED if late else verdict
@@ -210,12 +210,12 @@ def avoided(case: Case, run: Callable[..., Outcome]) -> Iterator[str]:
 
     def passes_with(options: Mapping[str, Any]) -> bool:
         backend = replace(case.backend, options={**case.backend.options, **options}, mode=None)
-        return passes(in_words(options), case.with_spec(backend=backend))
+        return passes(options_text(options), case.with_spec(backend=backend))
 
     options: Mapping[str, Any] = {}
     if case.backend.name == "inductor":
         free = {*torch_internals.inductor_option_names()}.difference(case.backend.options)
-        options = {name: value for name, value in SWITCHES.items() if name in free}
+        options = {name: value for name, value in OPTION_SWITCHES.items() if name in free}
     if options and passes_with(options):
         while len(options) > 1:
             items, middle = [*options.items()], len(options) // 2
@@ -223,15 +223,15 @@ def avoided(case: Case, run: Callable[..., Outcome]) -> Iterator[str]:
             if half is None:
                 break
             options = half
-        yield f"`{in_words(options)}`"
-    yield from (what for what, changed in changes(case) if passes(what, changed))
+        yield f"`{options_text(options)}`"
+    yield from (what for what, changed in changed_cases(case) if passes(what, changed))
 
 
-def in_words(options: Mapping[str, Any]) -> str:
+def options_text(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
-def changes(case: Case) -> Iterator[tuple[str, Case]]:
+def changed_cases(case: Case) -> Iterator[tuple[str, Case]]:
     """What a program could change, in words, and the case as it then runs."""
     ref, context = case.backend, case.spec.context
     symbolic = bool(any(case.spec.dynamic_dims) or case.spec.dynamic)
@@ -248,18 +248,18 @@ def changes(case: Case) -> Iterator[tuple[str, Case]]:
     tensors = [one for one in case.inputs if isinstance(one, torch.Tensor)]
     dtypes = {one.dtype for one in tensors}
     if any(not one.is_contiguous() for one in tensors):
-        yield "`.contiguous()` before it", with_inputs(case, "contiguous")
+        yield "`.contiguous()` before it", with_called_inputs(case, "contiguous")
     if dtypes & {torch.float16, torch.bfloat16}:
-        yield "`.to(torch.float32)` before it", with_inputs(case, "to", torch.float32)
+        yield "`.to(torch.float32)` before it", with_called_inputs(case, "to", torch.float32)
     if dtypes & {torch.bool, torch.uint8}:
-        yield "`.to(torch.int64)` before it", with_inputs(case, "to", torch.int64)
+        yield "`.to(torch.int64)` before it", with_called_inputs(case, "to", torch.int64)
     if {one.device.type for one in tensors} - {"cpu", "meta"}:
         on_cpu = (one.detach().cpu().requires_grad_(one.requires_grad) for one in tensors)
         inputs = tuple(next(on_cpu) if isinstance(one, torch.Tensor) else one for one in case.inputs)
         yield "its inputs on cpu", replace(case, inputs=inputs)
 
 
-def with_inputs(case: Case, method: str, *arguments: Any) -> Case:
+def with_called_inputs(case: Case, method: str, *arguments: Any) -> Case:
     """The case whose graph begins with that call of each tensor."""
     graph_module = copy_graph_module(case.graph_module)
     graph = graph_module.graph

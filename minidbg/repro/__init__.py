@@ -10,13 +10,18 @@ from minidbg.repro.folder import (
     move_script as move_script,
     publish as publish,
     reduction_folder as reduction_folder,
-    to_keep as to_keep,
+    case_to_keep as case_to_keep,
     write as write,
     write_script as write_script,
 )
 from minidbg.repro.header import Header as Header, read_header as read_header
 from minidbg.repro.loading import load as load
-from minidbg.repro.render import NOT_JUDGED as NOT_JUDGED, Form as Form, Script as Script, render as render
+from minidbg.repro.render import (
+    NOT_JUDGED_HERE as NOT_JUDGED_HERE,
+    Form as Form,
+    Script as Script,
+    render as render,
+)
 from minidbg.repro.running import standby_plan as standby_plan, run as run, run_alone as run_alone
 from minidbg.repro.selfcheck import NoShortForm as NoShortForm
 from minidbg.codegen.inputs import Exactness as Exactness

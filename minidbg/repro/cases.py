@@ -31,7 +31,7 @@ def backend_named(backend: str | CompilerFn) -> UsedBackend:
         raise BackendUnreachable(
             f"backend={backend!r} leads nowhere: {error}; give a registered name, or module:attribute of what can be imported"
         ) from error
-    return UsedBackend(backends.find(found), found)
+    return UsedBackend(backends.find_reference(found), found)
 
 
 def case_of(

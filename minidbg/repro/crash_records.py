@@ -25,12 +25,14 @@ from minidbg.core.script_header import SCRIPT_LIMIT_BYTES
 from minidbg.repro.folder import HIDDEN, IGNORE, captures, hidden
 from minidbg.workers.leftovers import has_ended, started_ms, this_place
 
-FOLDER = "crash_records"
+RECORD_FOLDER = "crash_records"
 LONG_S = 5.0
 """After so many seconds in a step a process may hang."""
 FOREIGN_AFTER_S = 3600.0
 """A record of another machine, whose processes cannot be seen, counts as left behind when it is this old."""
-NAME = re.compile(r"(?P<place>\w+)-(?P<pid>\d+)-(?P<started>\d+)-(?P<number>\d+)\.(?P<step>[a-z-]+)\.py")
+RECORD_NAME = re.compile(
+    r"(?P<place>\w+)-(?P<pid>\d+)-(?P<started>\d+)-(?P<number>\d+)\.(?P<step>[a-z-]+)\.py"
+)
 
 
 class Step(enum.StrEnum):
@@ -78,7 +80,7 @@ def own_name(number: int, step: Step) -> RecordName:
 
 
 def read_name(path: Path) -> RecordName | None:
-    found = NAME.fullmatch(path.name)
+    found = RECORD_NAME.fullmatch(path.name)
     if found is None or found["step"] not in list(Step):
         return None
     return RecordName(
@@ -87,18 +89,18 @@ def read_name(path: Path) -> RecordName | None:
 
 
 def record_folder(folder: Path | str) -> Path:
-    return Path(folder) / HIDDEN / FOLDER
+    return Path(folder) / HIDDEN / RECORD_FOLDER
 
 
 def make_record_folder(folder: Path | str) -> Path:
-    return hidden(folder, FOLDER)
+    return hidden(folder, RECORD_FOLDER)
 
 
 def remove_if_unused(folder: Path) -> None:
     """Take the repro folder away when nothing lies in it but what was made for records."""
     place = folder / HIDDEN
     with contextlib.suppress(OSError):
-        (place / FOLDER).rmdir()
+        (place / RECORD_FOLDER).rmdir()
         if [path.name for path in place.iterdir()] == [IGNORE]:
             (place / IGNORE).unlink()
             place.rmdir()
@@ -113,7 +115,7 @@ def records_of_dead(folder: Path | str, clock: Clock = time.time) -> list[Path]:
     dead = [(path, name) for path, name in records(folder) if is_left_behind(path, name, clock)]
     for path, name in dead:
         if name.step is Step.IDLE:
-            remove(path)
+            remove_record(path)
     found = [path for path, name in dead if name.step not in (Step.IDLE, Step.WAITING)]
     return sorted(found, key=modified, reverse=True)
 
@@ -179,7 +181,7 @@ def as_capture(path: Path) -> Path:
     """
     target = capture_of(path)
     with contextlib.suppress(FileNotFoundError):
-        os.replace(tensors_of(path), target.with_suffix(".safetensors"))
+        os.replace(tensors_of_record(path), target.with_suffix(".safetensors"))
     os.replace(path, target)
     return target
 
@@ -201,10 +203,10 @@ def reduced_crash(folder: Path | str) -> Mapping[str, Any] | None:
     return None
 
 
-def remove(path: Path) -> None:
+def remove_record(path: Path) -> None:
     path.unlink(missing_ok=True)
-    tensors_of(path).unlink(missing_ok=True)
+    tensors_of_record(path).unlink(missing_ok=True)
 
 
-def tensors_of(path: Path) -> Path:
+def tensors_of_record(path: Path) -> Path:
     return path.with_name(path.name.partition(".")[0] + ".safetensors")

@@ -58,7 +58,7 @@ def keep_capture(
 
     Values beyond the limit are replaced by seeded ones.
     """
-    case = to_keep(case)
+    case = case_to_keep(case)
     if bytes_to_store(case.inputs, exactness) > value_limit_bytes:
         exactness = Exactness.SEEDED
 
@@ -119,18 +119,18 @@ def drafts(folder: Path | str) -> Path:
 
 
 def folder_of(path: Path | str) -> Path:
-    return Path(script_header.folder_of(str(Path(path).absolute())))
+    return Path(script_header.folder_of_script(str(Path(path).absolute())))
 
 
 def file_name(case: Case) -> str:
     """``compile_cumsum_3f9c2a.py``: kind, an op that tells it from others, and the failure's digest."""
     op = re.sub(r"[^A-Za-z0-9]+", "_", main_op(case)).strip("_")[:40]
-    return "_".join(part for part in (str(case.spec.expected.kind), op, digest(case)) if part) + ".py"
+    return "_".join(part for part in (str(case.spec.expected.kind), op, case_digest(case)) if part) + ".py"
 
 
-def digest(case: Case) -> str:
+def case_digest(case: Case) -> str:
     """Six hexadecimal digits that are the same for the same failure: backend, call path, signature and graph."""
-    backend = to_keep(case).backend
+    backend = case_to_keep(case).backend
     parts = [
         _without_style(backend.expression),
         repr(sorted(backend.options.items())),
@@ -143,7 +143,7 @@ def digest(case: Case) -> str:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:6]
 
 
-def to_keep(case: Case) -> Case:
+def case_to_keep(case: Case) -> Case:
     """``case`` as a script that stays has it: a backend that was pickled for children is left to be filled in."""
     backend = backends.to_keep(case.backend)
     return case if backend is case.backend else case.with_spec(backend=backend)

@@ -20,11 +20,11 @@ from minidbg.core.records import describe_malformed, string_list
 from minidbg.core.run_spec import MALFORMED, Provenance, RunSpec
 from minidbg.core.script_header import (
     HANG_LIMIT_S,
-    SCHEMA,
+    HEADER_VERSION,
     SCRIPT_LIMIT_BYTES,
     expected_in,
     metadata_of,
-    nodes_in,
+    node_count_of,
     text_of,
 )
 from minidbg.fx.case import Case
@@ -107,7 +107,7 @@ def details_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str
         time_limit_s=30 + len(case.graph_module.graph.nodes) // 10 if hangs else HANG_LIMIT_S,
     )
     return {
-        "schema": SCHEMA,
+        "schema": HEADER_VERSION,
         "nodes": call_nodes(case.graph_module),
         **spec.to_table(case.provenance),
     }
@@ -152,7 +152,7 @@ def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> 
         path,
         RunSpec.from_table(table),
         expected_in(table),
-        nodes=nodes_in(table),
+        nodes=node_count_of(table),
         provenance=Provenance.from_table(table),
         dependencies=required,
     )

@@ -16,7 +16,7 @@ from torch import fx
 
 from minidbg import backends
 from minidbg.backends.definitions import OF_SCRIPTS
-from minidbg.backends.statements import first_line
+from minidbg.backends.statements import first_line_number
 from minidbg.codegen.inputs import as_scripts_do, write_inputs
 from minidbg.codegen.module_text import write_graph_builder, write_module
 from minidbg.codegen.origins import stack_trace
@@ -31,7 +31,7 @@ from minidbg.repro.folder import tensors_of
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, SCRIPT_IMPORTS
 
-_numbers = itertools.count(1)
+_module_numbers = itertools.count(1)
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def _namespace(path: Path, parts: Parts) -> dict[str, Any]:
     # where the definitions at the top have run, once: operators cannot be registered twice
     known = {**backends.namespace_of(parts.backend), "__file__": str(path), "_from_line": _from_line}
     text = "\n\n".join([parts.stored, parts.kernels, _from_lines(parts.model), parts.inputs])
-    return backends.run_as_module(f"minidbg_repro_{next(_numbers)}", text, **known)
+    return backends.run_as_module(f"minidbg_repro_{next(_module_numbers)}", text, **known)
 
 
 def _graph(
@@ -149,20 +149,26 @@ def read_parts(text: str, header: Header) -> Parts:
     if model is None or given is None:
         missing = "inputs" if model else wanted
         raise UnreadableRepro(f"{header.path}: it defines no {missing}{'' if missing == 'Repro' else '()'}")
-    lines, begin = text.split("\n"), first_line(model)
+    lines, begin = text.split("\n"), first_line_number(model)
     kernels = lines.index(KERNELS_MARK) + 1 if KERNELS_MARK in lines else begin
     copied = lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0
-    top = [node for node in nodes if not _is_ours(node, nodes) and not (kernels < first_line(node) < begin)]
+    top = [
+        node
+        for node in nodes
+        if not _is_ours(node, nodes) and not (kernels < first_line_number(node) < begin)
+    ]
     assigned = [node for node in reversed(top) if isinstance(node, ast.Assign)]
     chosen = next((node for node in assigned if ast.unparse(node.targets[0]) == "backend"), None)
     top = [node for node in top if node is not chosen]
-    end = min(kernels, first_line(chosen) if chosen else begin)
+    end = min(kernels, first_line_number(chosen) if chosen else begin)
     setup = list(itertools.takewhile(lambda node: not isinstance(node, ast.FunctionDef | ast.ClassDef), top))
     if copied:
         setup = [node for node in setup if node.lineno <= copied]
-    added = [node for node in top if node not in setup and not (copied and copied < first_line(node) < end)]
+    added = [
+        node for node in top if node not in setup and not (copied and copied < first_line_number(node) < end)
+    ]
     embedded = ["\n".join(lines[copied : end - 1]).strip("\n")] if copied else []
-    embedded += [source_of(text, node) for node in added]
+    embedded += [segment_of(text, node) for node in added]
     plain = header.spec.backend
     # a definition called backend, where nothing is assigned
     expression = (
@@ -170,16 +176,16 @@ def read_parts(text: str, header: Header) -> Parts:
     )
     found = replace(
         plain,
-        setup=tuple(source_of(text, node) for node in setup),
+        setup=tuple(segment_of(text, node) for node in setup),
         embedded="\n\n\n".join(embedded),
         expression=expression or "",
     )
     lacks_it = found.lacks_backend or backends.is_pickled(found)
     return Parts(
         backend=found if lacks_it else replace(found, missing_backend=""),
-        model=source_of(text, model),
-        inputs=source_of(text, given),
-        stored=source_of(text, named["stored"]) if "stored" in named else "",
+        model=segment_of(text, model),
+        inputs=segment_of(text, given),
+        stored=segment_of(text, named["stored"]) if "stored" in named else "",
         kernels="\n".join(lines[kernels : begin - 1]),
     )
 
@@ -198,6 +204,6 @@ def _is_ours(node: ast.stmt, nodes: list[ast.stmt]) -> bool:
     return getattr(node, "name", None) in OF_SCRIPTS
 
 
-def source_of(text: str, node: ast.stmt) -> str:
+def segment_of(text: str, node: ast.stmt) -> str:
     """Its lines, with the comment behind it."""
-    return "\n".join(text.split("\n")[first_line(node) - 1 : node.end_lineno])
+    return "\n".join(text.split("\n")[first_line_number(node) - 1 : node.end_lineno])

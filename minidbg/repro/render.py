@@ -35,11 +35,11 @@ from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.ranks import with_group
 from minidbg.repro import near, selfcheck
 from minidbg.repro.header import Header, header_of, write_header
-from minidbg.repro.wording import docstring, message_lines, message_of
+from minidbg.repro.wording import case_message, docstring, message_lines
 
 SCRIPT_IMPORTS = (ANNOTATIONS, "import pathlib, sys", "import torch")
 """Imports that a script has for itself."""
-NOT_JUDGED = "not judged here, but by: minidbg check"
+NOT_JUDGED_HERE = "not judged here, but by: minidbg check"
 EMBEDDED_MARK = "# Copied from the program that failed:"
 KERNELS_MARK = "# Triton kernels that the graph launches:"
 
@@ -159,7 +159,7 @@ def check_size(case: Case, exactness: Exactness, limit_bytes: int) -> None:
 
 def message_to_keep(case: Case) -> str:
     """What the header of a published script holds of the failure's message: the first lines, where the failure is recognised by them."""
-    message, kept = message_of(case), "\n".join(message_lines(case, unchanged=True))
+    message, kept = case_message(case), "\n".join(message_lines(case, unchanged=True))
     return kept if selfcheck.text_pattern(kept) == selfcheck.text_pattern(message) else message
 
 
@@ -167,7 +167,7 @@ def _lines_of(form: Form, case: Case, read: Header, model: str) -> dict[str, Any
     expression = case.backend.expression
     if form is Form.SHOWS:
         shown = selfcheck.lines_that_show(read, model=model, expression=expression)
-        return {**shown, "not_judged": NOT_JUDGED}
+        return {**shown, "not_judged": NOT_JUDGED_HERE}
     has_numbers = any(type(value) is int for value in case.inputs)
     for index in mutated_placeholders(case.graph_module) if case.spec.backward else ():
         if isinstance(value := case.inputs[index], Tensor) and value.requires_grad and not value.is_leaf:

@@ -15,7 +15,7 @@ from minidbg.judge.death import outcome_of_run
 from minidbg.repro.header import read_header
 from minidbg.workers import Request
 
-USUAL_THREADS: Mapping[str, str | None] = dict.fromkeys(environment.USUAL_THREADS.taken_out)
+USUAL_ENV: Mapping[str, str | None] = dict.fromkeys(environment.USUAL_THREADS.taken_out)
 """No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run."""
 
 
@@ -44,7 +44,7 @@ def run(
     argv += ["--backend", backend] if backend else []
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
     argv += ["--tolerances", *given] if given else []
-    ended = submit(Request(tuple(argv), seconds=seconds, fork=fork, env=USUAL_THREADS)).result()
+    ended = submit(Request(tuple(argv), seconds=seconds, fork=fork, env=USUAL_ENV)).result()
     outcome = outcome_of_run(ended, header.spec, limit_s=seconds)
     if not (outcome.reason or outcome.stderr) and outcome.verdict in (Verdict.GONE, Verdict.CHANGED):
         outcome = replace(outcome, stderr=ended.stderr_tail)  # who expected a failure asks what was said
@@ -63,7 +63,7 @@ def run_alone(
 
     ``without`` some of this process's environment variables, and with ``paths`` on its PYTHONPATH.
     """
-    env = {**USUAL_THREADS, **dict.fromkeys(without)}
+    env = {**USUAL_ENV, **dict.fromkeys(without)}
     if paths:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, os.environ.get("PYTHONPATH")]))
     return submit(Request((str(path.absolute()),), seconds=seconds, env=env)).result()

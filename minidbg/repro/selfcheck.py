@@ -33,7 +33,7 @@ from minidbg.torch_internals.devices import kind_of
 
 PATTERN_WIDTH = 90
 ALWAYS_REGISTERED = ("inductor", "eager", "aot_eager", "aot_eager_decomp_partition")
-TOLERANCES = {
+PRINTED_TOLERANCES = {
     "float64": (1e-7, 1e-7),
     "float32": (3e-5, 1e-5),
     "bfloat16": (3.2e-2, 1e-5),
@@ -60,7 +60,7 @@ def lines_for(
     if why := case.beyond_a_few_lines():
         raise NoShortForm(why)
     case.has_custom_layout = has_custom_layout
-    own = {"functions": functions_of(case, check=bool(case.leaf)), "test": case.test()}
+    own = {"functions": judge_functions(case, check=bool(case.leaf)), "test": case.test()}
     case.here = "_device"
     return {
         **own,
@@ -89,12 +89,12 @@ def lines_that_show(header: Header, *, model: str, expression: str) -> dict[str,
             f"for _i, (_wanted, _got) in enumerate(itertools.zip_longest({both})):",
             f'    print(f"{case.leaf} {{_i}}: eager gives {{_wanted}}, the backend gives {{_got}}")',
         ]
-    return {"functions": functions_of(case, check=False), "shown": shown}
+    return {"functions": judge_functions(case, check=False), "shown": shown}
 
 
-def functions_of(case: _ScriptJudge, *, check: bool) -> list[str]:
+def judge_functions(case: _ScriptJudge, *, check: bool) -> list[str]:
     needed = {"run": case.needs_run, "compiled": case.is_direct, "check": check}
-    text = templates.environment().get_template("judge.py.j2").module
+    text = templates.template_environment().get_template("judge.py.j2").module
     return [getattr(text, name)(case).strip("\n") for name, wanted in needed.items() if wanted]
 
 
@@ -192,7 +192,7 @@ class _ScriptJudge:
     @property
     def tolerances(self) -> str:
         given = self.spec.tolerances
-        pairs = {name: given.get(name, given.get("any", pair)) for name, pair in TOLERANCES.items()}
+        pairs = {name: given.get(name, given.get("any", pair)) for name, pair in PRINTED_TOLERANCES.items()}
         pairs |= {name: pair for name, pair in given.items() if name != "any"}
         texts = [
             f"torch.{name}: ({low:g}, {high:g})".replace("e-0", "e-") for name, (low, high) in pairs.items()
@@ -252,10 +252,10 @@ def as_said(signature: Signature) -> str:
     between = (
         "#" if name and signature.message else ""
     )  # a compiler's errors are not all that the message holds
-    return f"{name}: {between}{re.sub(STAND_INS, '#', signature.message)}".removeprefix(": ")
+    return f"{name}: {between}{re.sub(STAND_IN_PATTERN, '#', signature.message)}".removeprefix(": ")
 
 
-STAND_INS = r"<(?:path|url|hash|kernel|name)>"
+STAND_IN_PATTERN = r"<(?:path|url|hash|kernel|name)>"
 """What ``VOLATILE`` puts in, and no message has."""
 
 

@@ -17,7 +17,7 @@ from minidbg.fx.nested import all_graphs, holders
 from minidbg.judge.signature import meaningful_lines
 
 TITLE_WIDTH = 110
-MESSAGE_LINES = 4
+QUOTED_LINES = 4
 MESSAGE_WIDTH = 135
 LINE_WIDTH = 200
 """Of a line of the docstring, whatever is said in it."""
@@ -103,7 +103,7 @@ def message_lines(case: Case, *, unchanged: bool = False) -> list[str]:
 
     ``unchanged``: addresses and long lines are whole, so that the same is told of these lines again.
     """
-    message = message_of(case)
+    message = case_message(case)
     for pattern, replacement in () if unchanged else OF_ONE_PROCESS:
         message = re.sub(pattern, replacement, message)
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
@@ -111,9 +111,9 @@ def message_lines(case: Case, *, unchanged: bool = False) -> list[str]:
     if lines and telling and len(telling) <= 2 and telling[0] not in lines:
         whole = (next((line for line in lines if one in line), one) for one in telling)
         lines = [lines[0], *(whole if unchanged else telling)]
-    if more := len(lines[MESSAGE_LINES:]):
-        lines[MESSAGE_LINES - 1] += f" ... (and {plural(more, 'more line')})"
-    lines = lines[:MESSAGE_LINES]
+    if more := len(lines[QUOTED_LINES:]):
+        lines[QUOTED_LINES - 1] += f" ... (and {plural(more, 'more line')})"
+    lines = lines[:QUOTED_LINES]
     return lines if unchanged else [LONG_LINE.sub(_cut, line) for line in lines]
 
 
@@ -127,7 +127,7 @@ def _cut(line: re.Match[str]) -> str:
     return f"{line[1]} ... (and {plural(len(line[2]), 'more character')}){line[3]}"
 
 
-def message_of(case: Case) -> str:
+def case_message(case: Case) -> str:
     """The failure's message without what the title says, and without torch's advice to who has no script yet."""
     name, message = case.backend.name, case.provenance.message
     said = SAID_BY_TITLE.match(message, len(name)) if message.startswith(name) else None

@@ -42,7 +42,7 @@ DEFAULT = DeviceKind()
 NOTHING_TO_ASK = DeviceKind(
     survives_fork=True, synchronize="", get_rng_state="", is_initialized="", free_memory=""
 )
-KINDS = {
+DEVICE_TYPES = {
     "cpu": NOTHING_TO_ASK,
     "meta": NOTHING_TO_ASK,
     "cuda": DEFAULT,
@@ -61,7 +61,7 @@ KINDS = {
 
 
 def kind_of(device: torch.device | str) -> DeviceKind:
-    return KINDS.get(torch.device(device).type if isinstance(device, str) else device.type, DEFAULT)
+    return DEVICE_TYPES.get(torch.device(device).type if isinstance(device, str) else device.type, DEFAULT)
 
 
 def devices_of(values: Iterable[Any]) -> list[torch.device]:
@@ -72,7 +72,7 @@ def devices_of(values: Iterable[Any]) -> list[torch.device]:
 
 def in_use() -> str | None:
     for name in kinds_here():
-        kind, module = KINDS.get(name, DEFAULT), module_of(name)
+        kind, module = DEVICE_TYPES.get(name, DEFAULT), module_of(name)
         begun = getattr(module, kind.is_initialized, None) if kind.is_initialized else None
         if not kind.survives_fork and begun is not None and begun():
             return name
@@ -82,7 +82,9 @@ def in_use() -> str | None:
 def present() -> list[str]:
     """The kinds of accelerators that are here and that no fork survives; asking may be their first use (see ``workers.forkserver``)."""
     return [
-        name for name in kinds_here() if not KINDS.get(name, DEFAULT).survives_fork and is_available(name)
+        name
+        for name in kinds_here()
+        if not DEVICE_TYPES.get(name, DEFAULT).survives_fork and is_available(name)
     ]
 
 
@@ -92,9 +94,11 @@ def is_available(kind: str) -> bool:
 
 def kinds_here() -> Iterator[str]:
     """Kinds whose modules are loaded, the one of torch's own accelerator among them; asking begins nothing."""
-    yield from (name for name in KINDS if KINDS[name].synchronize and module_of(name) is not None)
+    yield from (
+        name for name in DEVICE_TYPES if DEVICE_TYPES[name].synchronize and module_of(name) is not None
+    )
     current = torch.accelerator.current_accelerator()
-    if current is not None and current.type not in KINDS:
+    if current is not None and current.type not in DEVICE_TYPES:
         yield current.type
 
 

@@ -242,7 +242,7 @@ class GuardState:
         usable = hasattr(env, "produce_guards_verbose") and not env._translation_validation_enabled
         self.env: Any = env if usable else None
         known = vars(env) if usable else {}
-        self.attributes = {name: (value, _copied(value)) for name, value in known.items()}
+        self.attributes = {name: (value, _copied_value(value)) for name, value in known.items()}
         self.size = self._size()
         tensors = (one for one in example_inputs if isinstance(one, torch.Tensor) and not is_fake(one))
         self.layouts = [(value, _layout(value)) for value in tensors if value.layout is torch.strided]
@@ -280,7 +280,7 @@ class GuardState:
         for name, (value, content) in self.attributes.items():
             if content is not value:
                 value.clear()
-                (value.extend if isinstance(value, list) else value.update)(_copied(content))
+                (value.extend if isinstance(value, list) else value.update)(_copied_value(content))
             if not (isinstance(value, int) and name.endswith("_counter")):
                 setattr(self.env, name, value)
         for name in ("_version_counter", "_replacements_version_counter"):
@@ -300,7 +300,7 @@ class GuardState:
         def name(source: Any) -> str:
             if source.guard_source.name == "CONSTANT" and _root_name(source) not in known:
                 foreign.append(_root_name(source))  # a name of the backend's own
-            return _name(source)
+            return _source_name(source)
 
         was_disabled, self.env.log.disabled = self.env.log.disabled, True  # dynamo will say it itself
         try:
@@ -326,17 +326,17 @@ class GuardState:
 def _root_name(source: Any) -> str:
     while hasattr(source, "base"):
         source = source.base
-    return _name(source)
+    return _source_name(source)
 
 
-def _name(source: Any) -> str:
+def _source_name(source: Any) -> str:
     return str(source.name() if callable(source.name) else source.name)
 
 
-def _copied(value: Any) -> Any:
+def _copied_value(value: Any) -> Any:
     if isinstance(value, dict):
         copy = value.copy()
-        copy.update({key: _copied(one) for key, one in value.items() if isinstance(one, list | set)})
+        copy.update({key: _copied_value(one) for key, one in value.items() if isinstance(one, list | set)})
         return copy
     make: Any = type(value)
     return make(value) if isinstance(value, list | MutableSet) else value

@@ -87,18 +87,18 @@ def autograd_has_threads() -> bool:
     return False
 
 
-USUAL_THREADS: list[int] = []
+PROGRAM_THREADS: list[int] = []
 
 
 def remember_usual_threads() -> None:
     """In a server, before it has one thread: the number that torch has where nobody has set one."""
-    if not USUAL_THREADS:
-        USUAL_THREADS.append(torch.get_num_threads())
+    if not PROGRAM_THREADS:
+        PROGRAM_THREADS.append(torch.get_num_threads())
 
 
 def use_usual_threads() -> None:
     """In a child of a server that has never had more than one thread: it may start as many as a script of a person's would."""
-    torch.set_num_threads(USUAL_THREADS[0])
+    torch.set_num_threads(PROGRAM_THREADS[0])
 
 
 def warm_up_compiling(*, inductor: bool) -> None:

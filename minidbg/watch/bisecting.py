@@ -21,7 +21,7 @@ from minidbg.core.text import last_line, plural
 from minidbg.judge.death import outcome_of_run
 from minidbg.watch.files import run_git
 from minidbg.watch.repros import Repro, read_repro
-from minidbg.watch.runner import Build, as_its_header_says, judging
+from minidbg.watch.runner import Build, as_its_header_says, judge_arguments
 from minidbg.watch.sources import module_roots, repositories_of
 from minidbg.workers import leftovers, run_python
 
@@ -42,7 +42,7 @@ class Culprit:
         return f"{self.commit} {what} ({plural(self.steps, 'commit')} tried)\n  {self.subject}\n  {self.author}, {self.date}"
 
 
-def bisect(
+def bisect_revisions(
     good: str,
     bad: str,
     path: Path,
@@ -83,7 +83,7 @@ def bisect(
         )
         built_in = (build_folder or checkout).resolve()
         inside = built_in.relative_to(checkout) if built_in.is_relative_to(checkout) else "."
-        command = judging(repro, device or repro.spec.device, options=options, in_worker=False)
+        command = judge_arguments(repro, device or repro.spec.device, options=options, in_worker=False)
 
         def judge() -> tuple[Verdict | None, str]:
             """Whether it is gone or reproduces at this commit, None where neither can be said; and why."""
@@ -131,7 +131,7 @@ def bisect(
 @contextlib.contextmanager
 def worktree(repository: Path, commit: str) -> Iterator[Path]:
     """A checkout of the repository in a temporary folder, which is gone afterwards, bisection and all; those of killed searches go first."""
-    folder = leftovers.make_folder("bisect")
+    folder = leftovers.make_temporary_folder("bisect")
     try:
         git(repository, "worktree", "prune")
         git(repository, "worktree", "add", "--detach", "--force", str(folder / repository.name), commit)

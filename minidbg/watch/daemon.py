@@ -26,15 +26,15 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.json_lines import last_json
 from minidbg.core.outcome import Verdict, is_expected
 from minidbg.core.text import display_path, last_line, plural
-from minidbg.history import NAME, Flip, Observation, Revision, open_or_begin_anew
+from minidbg.history import HISTORY_FILE, Flip, Observation, Revision, open_or_begin_anew
 from minidbg.watch import events
 from minidbg.watch.events import Notice
 from minidbg.watch.files import are_stale, changes, digest_of_all
 from minidbg.watch.repros import Lock, Repro, contents_of, hidden_folder, home_of, read_repros
-from minidbg.watch.runner import PROBE_SCRIPT, Build, Built, Runner, fork_for, outcome_of
-from minidbg.watch.settings import Devices, FailOn, WatchSettings, devices_of
+from minidbg.watch.runner import PROBE_SCRIPT, Build, Built, Runner, fork_for, outcome_of_job
+from minidbg.watch.settings import Devices, FailOn, WatchSettings, chosen_devices
 from minidbg.watch.sources import repositories_worth_building, revisions
-from minidbg.watch.states import FAILING, NOT_JUDGED, Decision, Job, Purpose, Transition, usual_seconds
+from minidbg.watch.states import FAILING, INCONCLUSIVE, Decision, Job, Purpose, Transition, usual_seconds
 from minidbg.watch.sweep import CAN_RUN, BackendKey, Run, Sweep
 from minidbg.watch.views import Announcer, FlipCommands, JsonLines, PlainLines, View, log_in
 from minidbg.watch.watched import FileEvents, Watched
@@ -82,7 +82,7 @@ MOST_SWEEPS_ONCE = 3
 REST_S = 10.0
 """After a fault of our own nothing is begun for so long."""
 MOST_FILES_TOLD = 200
-MESSAGE_CHARACTERS = 1000
+EVENT_CHARACTERS = 1000
 
 
 class Daemon:
@@ -104,7 +104,7 @@ class Daemon:
         self.lock = Lock(self.home)
         hidden = hidden_folder(self.home)
         announce.views.append(JsonLines(log_in(hidden)))
-        self.history, notice = open_or_begin_anew(hidden / NAME, time.time())
+        self.history, notice = open_or_begin_anew(hidden / HISTORY_FILE, time.time())
         self.states = self.history.states()
         self.watched = Watched(self.paths, self.home, settings, file_events, announce)
         self.pool = make_pool(hidden)
@@ -255,7 +255,7 @@ class Daemon:
         absent: Counter[str] = Counter()
         for name in sorted(names):
             repro = self.watched.repros[name]
-            for device in devices_of(repro.spec.device, self.settings.devices, self.devices):
+            for device in chosen_devices(repro.spec.device, self.settings.devices, self.devices):
                 if repro.damage:
                     unable.append(Decision(Job(name, device), Transition.INVALID, None, reason=repro.damage))
                 elif device in self.devices.environments:
@@ -312,9 +312,9 @@ class Daemon:
             self.watched.to_run_again.add(repro.name)
         elif is_stale:
             self.supersede(sweep)
-        outcome = outcome_of(repro, job.device, message)
+        outcome = outcome_of_job(repro, job.device, message)
         seen = Observation(
-            *job, time.time(), replace(outcome, message=outcome.message[:MESSAGE_CHARACTERS]),
+            *job, time.time(), replace(outcome, message=outcome.message[:EVENT_CHARACTERS]),
             purpose=run.purpose, sweep=sweep.number, script=repro.digest, torch=self.devices.torch,
             environment=self.devices.environments[job.device], code=sweep.code,
             loaded=digest_of_all(self.watched.snapshot, files) if files else "", files=files, fresh=run.fresh,
@@ -359,7 +359,7 @@ class Daemon:
             sweep.decisions[one.job] = replace(one, runs=())  # they are in the history now
 
     def tell_flip(self, flip: Flip) -> None:
-        self.announce(events.flipped(self.history, flip, self.home))
+        self.announce(events.flip_event(self.history, flip, self.home))
         self.history.mark_announced(flip.id)
 
     # Its end
@@ -390,7 +390,7 @@ class Daemon:
 
     def status_of_once(self, decisions: Iterable[Decision]) -> int:
         """What ``--once`` exits with; with ``--fail-on unexpected`` 1 when a header is contradicted, and by what is said."""
-        states = [one.state for one in decisions if one.state and one.transition not in NOT_JUDGED]
+        states = [one.state for one in decisions if one.state and one.transition not in INCONCLUSIVE]
         verdicts = {state.verdict for state in states}
         if not verdicts:
             return 125
@@ -464,7 +464,7 @@ class Daemon:
 def judged(sweep: int, decision: Decision, repro: Repro) -> events.Judged:
     """``decision`` as it is told: with the state, unless nothing could be judged and an earlier one stands."""
     runs = decision.runs
-    state = decision.state if runs and decision.transition not in NOT_JUDGED else None
+    state = decision.state if runs and decision.transition not in INCONCLUSIVE else None
     return events.Judged(
         sweep, repro.name, decision.job.device, decision.transition,
         state.verdict if state else runs[-1].verdict if runs else None,

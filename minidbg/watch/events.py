@@ -250,7 +250,7 @@ class Flipped(Event):
         matrix.flips.appendleft(self)
 
 
-def flipped(history: History, flip: Flip, home: Path) -> Flipped:
+def flip_event(history: History, flip: Flip, home: Path) -> Flipped:
     """A flip with the two sweeps and revisions that it lies between, and which files had changed."""
     after, before = history.sweep(flip.sweep), history.sweep(flip.last_before)
     return Flipped(

@@ -86,16 +86,16 @@ def read_digest(path: str, known_by: tuple[int, ...]) -> str:
 def below(root: str, ignore: Sequence[str] = ()) -> Iterator[str]:
     """The files of a root that are no junk: what git lists there, and where it lists nothing all that is there."""
     in_git = os.path.isdir(root) and repository_of(root) is not None
-    names = git(root, "ls-files", "-coz", "--exclude-standard") if in_git else None
+    names = git_bytes(root, "ls-files", "-coz", "--exclude-standard") if in_git else None
     listed = [os.path.join(root, name) for name in os.fsdecode(names or b"").split("\0") if name]
-    for path in listed or walk(root):
+    for path in listed or walk_files(root):
         if os.path.exists(os.path.join(path, ".git")) and not os.path.islink(path):
             yield from below(path.rstrip(os.sep), ignore)
         elif path == root or is_wanted(os.path.relpath(path, root), ignore):
             yield path
 
 
-def walk(root: str) -> Iterator[str]:
+def walk_files(root: str) -> Iterator[str]:
     """Links to folders are not followed: they may lead in circles."""
     if not os.path.isdir(root):
         yield root
@@ -127,7 +127,7 @@ def repository_of(folder: str) -> str | None:
     return folder
 
 
-def git(repository: str, *arguments: str) -> bytes | None:
+def git_bytes(repository: str, *arguments: str) -> bytes | None:
     """What git prints; None when it cannot say."""
     try:
         done = run_git(repository, *arguments, seconds=GIT_SECONDS)

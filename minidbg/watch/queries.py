@@ -12,14 +12,14 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import is_expected
 from minidbg.core.script_header import HIDDEN
 from minidbg.core.text import moment, plural, printable
-from minidbg.history import NAME, History, Observation, State
-from minidbg.watch.events import Flipped, Json, flipped, revision_text
-from minidbg.watch.repros import home_of, living_holder, name_of, read_repros
+from minidbg.history import HISTORY_FILE, History, Observation, State
+from minidbg.watch.events import Flipped, Json, flip_event, revision_text
+from minidbg.watch.repros import home_of, living_holder, read_repros, repro_name
 
 
 def history_in(folder: Path) -> contextlib.AbstractContextManager[History | None]:
     try:
-        return History(folder / HIDDEN / NAME, readonly=True)
+        return History(folder / HIDDEN / HISTORY_FILE, readonly=True)
     except FileNotFoundError:
         return contextlib.nullcontext()
 
@@ -117,22 +117,22 @@ def status_text(found: Json) -> str:
 # history
 
 
-Past = tuple[list[Flipped], list[Observation]]
+PastRows = tuple[list[Flipped], list[Observation]]
 """Flips, and runs; the newest first."""
 
 
-def history_of(path: Path, limit: int) -> Past:
+def history_of(path: Path, limit: int) -> PastRows:
     """What has flipped in a folder, or of one repro, and then its runs too. Raises MinidbgError where there is no history."""
     home = home_of([path])
-    name = None if path.is_dir() else name_of(path, home)
+    name = None if path.is_dir() else repro_name(path, home)
     with history_in(home) as found:
         if found is None:
             raise MinidbgError(f"no history in {home}; 'minidbg watch {home}' begins one")
-        flips = [flipped(found, flip, home) for flip in found.flips(name, limit=limit)]
+        flips = [flip_event(found, flip, home) for flip in found.flips(name, limit=limit)]
         return flips, found.observations(name, limit=limit) if name is not None else []
 
 
-def history_rows(past: Past) -> list[Json]:
+def history_rows(past: PastRows) -> list[Json]:
     flips, runs = past
     names = ("at", "repro", "device", "sweep", "verdict", "purpose", "stale", "reason", "environment", "torch")  # fmt: skip
     return [
@@ -141,7 +141,7 @@ def history_rows(past: Past) -> list[Json]:
     ]  # fmt: skip
 
 
-def history_text(past: Past) -> str:
+def history_text(past: PastRows) -> str:
     """Flips one a line, as they were told; then runs, those that follow each other with the same verdict on one line."""
     flips, runs = past
     lines = [f"{moment(flip.at)}  {flip.line()}" for flip in flips] or [plural(0, "flip")]

@@ -31,13 +31,13 @@ from minidbg.core.script_header import (
     HIDDEN,
     SCRIPT_LIMIT_BYTES,
     expected_in,
-    nodes_in,
+    node_count_of,
     text_of,
 )
 from minidbg.core.text import moment
 from minidbg.watch.files import digest_of
 
-UNKNOWN = RunSpec(BackendRef("", ""))
+UNREADABLE_SPEC = RunSpec(BackendRef("", ""))
 """Of a script that is damaged."""
 
 
@@ -52,7 +52,7 @@ class Repro:
     """``contents_of`` both files when they were read, by which a later rescan sees that they are the same."""
     damage: str = ""
     """Why it cannot be run, when it cannot."""
-    spec: RunSpec = field(default=UNKNOWN, compare=False)
+    spec: RunSpec = field(default=UNREADABLE_SPEC, compare=False)
     """How it is run and what it must show, as the header says."""
     expect: Verdict = Verdict.REPRODUCES
     nodes: int = 0
@@ -103,7 +103,7 @@ def is_script(name: str) -> bool:
     return name.endswith(".py") and name not in ("conftest.py", "__init__.py") and not name.startswith(".")
 
 
-def name_of(path: Path, home: Path) -> str:
+def repro_name(path: Path, home: Path) -> str:
     return str(path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
 
@@ -113,7 +113,7 @@ def read_repros(
     """All repros below ``paths`` by name, damaged ones too. Those of ``known`` whose files are the same are kept."""
     found: dict[str, Repro] = {}
     for path in find_repros(paths):
-        name = name_of(path, home)
+        name = repro_name(path, home)
         old = (known or {}).get(name)
         is_same = old is not None and old.contents == contents_of(path)
         repro = old if is_same else read_repro(path, name, parsed=parsed)
@@ -139,7 +139,7 @@ def read_repro(path: Path, name: str, *, parsed: bool = True) -> Repro | None:
         table = table_of(text, path)
         return Repro(
             name, path, digest, now, spec=RunSpec.from_table(table), expect=Verdict(expected_in(table)),
-            nodes=Provenance.from_table(table).nodes or nodes_in(table), backend_source=backend_source(text) if parsed else "",
+            nodes=Provenance.from_table(table).nodes or node_count_of(table), backend_source=backend_source(text) if parsed else "",
         )  # fmt: skip
     except FileNotFoundError:
         return None

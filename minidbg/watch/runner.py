@@ -31,14 +31,14 @@ PROBE_SCRIPT = str(Path(__file__).with_name("probe.py"))
 FIRST_RUN_SECONDS = 180.0
 LEAST_SECONDS = 30.0
 MOST_SECONDS = 900.0
-FACTOR = 5.0
+TIME_LIMIT_FACTOR = 5.0
 """A run may take this many times as long as the last one, within the bounds above."""
 LONG_NICE = 5
 """Added to the priority of what may hang: it must not slow down what does not."""
 HANG_START_SECONDS = 10.0
 """For an interpreter of its own to start before the hang begins."""
 LEAST_HANG_SECONDS = 10.0
-"""A repro of the kind hang gets at least this long in a warm worker, and ``FACTOR`` times what other repros need."""
+"""A repro of the kind hang gets at least this long in a warm worker, and ``TIME_LIMIT_FACTOR`` times what other repros need."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Runner:
         """Have the pool judge the repro on the run's device."""
         device = run.job.device
         fork = fork_for(self.settings.workers, device, fresh=run.fresh)
-        command = judging(repro, device)
+        command = judge_arguments(repro, device)
         if run.purpose is Purpose.CANARY:
             command = (JUDGE_SCRIPT, str(repro.path.absolute()), "--device", device, "--one-op")
         memory = self.settings.memory_bytes
@@ -78,16 +78,18 @@ class Runner:
         least = LEAST_SECONDS * busy
         if repro.may_hang:
             own = repro.spec.time_limit_s
-            enough = fixed or max(LEAST_HANG_SECONDS, FACTOR * self.usual_seconds)
+            enough = fixed or max(LEAST_HANG_SECONDS, TIME_LIMIT_FACTOR * self.usual_seconds)
             return min(own, enough) + (HANG_START_SECONDS * busy if fresh else 0)
         if fixed is not None:
             return fixed
         if state is None or state.script != repro.digest:
             return FIRST_RUN_SECONDS
-        return min(MOST_SECONDS, max(least, FACTOR * state.seconds) + (least if fresh else 0))
+        return min(MOST_SECONDS, max(least, TIME_LIMIT_FACTOR * state.seconds) + (least if fresh else 0))
 
 
-def judging(repro: Repro, device: str, *, options: str = "", in_worker: bool = True) -> tuple[str, ...]:
+def judge_arguments(
+    repro: Repro, device: str, *, options: str = "", in_worker: bool = True
+) -> tuple[str, ...]:
     """The command that judges a repro on a device and prints the outcome as JSON: the only way in which we do.
 
     A repro of a crash or hang runs its dangerous part in a process of its own, which is slow to start; in a worker, which is
@@ -111,12 +113,12 @@ def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> W
 # What the end of a run says
 
 
-def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
+def outcome_of_job(repro: Repro, device: str, ended: Ended) -> Outcome:
     if ended.lost:
         reason = ended.error or "the worker process died under it"
         return Outcome(Verdict.INVALID, reason=reason, device=device)
     spec = as_its_header_says(repro)
-    tells = spec.traits.dies  # as ``judging`` asks for it
+    tells = spec.traits.dies  # as ``judge_arguments`` asks for it
     outcome = outcome_of_run(ended, spec, limit_s=round(ended.seconds), tells_phases=tells)
     return replace(outcome, device=device)
 

@@ -28,7 +28,7 @@ class Workers(enum.StrEnum):
     SPAWN = "spawn"
 
 
-def folders(value: Any) -> tuple[Path, ...]:
+def folder_paths(value: Any) -> tuple[Path, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError("must be a list of paths")
     return tuple(map(path, value))
@@ -45,7 +45,7 @@ class WatchSettings:
 
     devices: tuple[str, ...] | None = setting(None, lambda value: parse_devices(",".join(strings(value))))
     """``cpu`` and ``cuda:1``, or ``all``; None runs each repro on the device its header names."""
-    sources: tuple[Path, ...] = setting((), folders)
+    sources: tuple[Path, ...] = setting((), folder_paths)
     """Folders to watch besides those of the repros' backends."""
     ignore: tuple[str, ...] = setting((), strings)
     """Further patterns, as in ``.gitignore``, relative to each watched folder."""
@@ -69,20 +69,20 @@ class WatchSettings:
     """Where the build command and the hook run: the folder of the settings file, else the current one."""
 
 
-CONVERT = {
+WATCH_CONVERTERS = {
     one.name: one.metadata["check"] for one in dataclasses.fields(WatchSettings) if "check" in one.metadata
 }
 
 
-def load(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSettings:
+def load_watch_settings(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSettings:
     """``[tool.minidbg.watch]`` of the nearest pyproject.toml, overridden by the arguments that are given. Raises BadSetting."""
     start = folder or Path.cwd()
     project, table = base.project_table(start)
-    found = {origin.name: origin.value for origin in load_with_origins(arguments, folder=start)}
+    found = {origin.name: origin.value for origin in load_watch_with_origins(arguments, folder=start)}
     return WatchSettings(**found, folder=project.parent if table.get("watch") else start)
 
 
-def load_with_origins(
+def load_watch_with_origins(
     arguments: Mapping[str, Any] | None = None, *, folder: Path | None = None
 ) -> tuple[base.Origin, ...]:
     """Each setting with its value and where that was written. Paths in a file are relative to it. Raises BadSetting."""
@@ -90,11 +90,11 @@ def load_with_origins(
     values = dict(base.as_table(table.get("watch", {}), "watch", project))
     where = f"[tool.minidbg.watch] of {project}"
     if "sources" in values:
-        found = base.checked("sources", values["sources"], where, CONVERT)
+        found = base.checked("sources", values["sources"], where, WATCH_CONVERTERS)
         values["sources"] = [project.parent / one for one in found]
     given = {name: value for name, value in (arguments or {}).items() if value not in (None, ())}
     sources = ((where, values), ("the arguments", given))
-    return base.merged(WatchSettings(), CONVERT, sources)
+    return base.merged(WatchSettings(), WATCH_CONVERTERS, sources)
 
 
 def whole_name(device: str) -> str:
@@ -150,7 +150,7 @@ def parse_devices(text: str | None) -> tuple[str, ...] | None:
     return names
 
 
-def devices_of(own: str, wanted: Sequence[str] | None, here: Devices) -> tuple[str, ...]:
+def chosen_devices(own: str, wanted: Sequence[str] | None, here: Devices) -> tuple[str, ...]:
     """The devices that a repro is to run on: those wanted, else its ``own``, on each other machine if there are any. Missing ones are among them."""
     names = [name for name in here.environments if name.endswith(f"/{own}")] or [own]
     if wanted is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from minidbg.core.script_header import HIDDEN
 from minidbg.history import Revision
-from minidbg.watch.files import JUNK_FOLDERS, digest_of, git, is_inside, repository_of
+from minidbg.watch.files import JUNK_FOLDERS, digest_of, git_bytes, is_inside, repository_of
 from minidbg.watch.repros import Repro
 
 
@@ -36,11 +36,11 @@ def revisions(repositories: Iterable[str]) -> Mapping[str, Revision]:
 
 def revision_of(repository: str) -> Revision | None:
     """Commit, and a digest of the difference to it, untracked files included. None when git cannot say."""
-    commit = git(repository, "rev-parse", "HEAD")
+    commit = git_bytes(repository, "rev-parse", "HEAD")
     if commit is None:
         return None
-    change = git(repository, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv") or b""
-    names = git(repository, "ls-files", "--others", "--exclude-standard", "-z") or b""
+    change = git_bytes(repository, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv") or b""
+    names = git_bytes(repository, "ls-files", "--others", "--exclude-standard", "-z") or b""
     untracked = [name for name in names.split(b"\0") if name]
     if not change and not untracked:
         return Revision(commit.decode().strip())

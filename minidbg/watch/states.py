@@ -25,7 +25,7 @@ from minidbg.history import Flip, Observation, State
 from minidbg.watch.repros import Repro
 
 FAILING = frozenset({Verdict.REPRODUCES, Verdict.CHANGED, Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY})
-JUDGING = FAILING | {Verdict.GONE}
+CONCLUSIVE = FAILING | {Verdict.GONE}
 
 LUCK = 0.01
 """Largest accepted chance that a flaky repro only seemed fixed."""
@@ -56,7 +56,7 @@ NO_FLIP: Mapping[Verdict, Transition] = {
     Verdict.REPRODUCES: Transition.STILL_FAILING,
 }
 """What people call a verdict that is no flip."""
-NOT_JUDGED = frozenset({Transition.SKIPPED, Transition.INVALID})
+INCONCLUSIVE = frozenset({Transition.SKIPPED, Transition.INVALID})
 
 
 class Purpose(enum.StrEnum):
@@ -95,9 +95,9 @@ def decide(
     None: it must run once more in a fresh interpreter before anything can be said. ``expect`` is the header's expectation:
     a history that begins with anything else is asked twice.
     """
-    first, judged = runs[0], [run for run in runs if run.verdict in JUDGING]
+    first, judged = runs[0], [run for run in runs if run.verdict in CONCLUSIVE]
     update: StateUpdate | None
-    if first.verdict not in JUDGING:
+    if first.verdict not in CONCLUSIVE:
         update = NO_FLIP[first.verdict], before, None
     # of another script or machine the verdict before says nothing
     elif before is None or (before.script, before.environment) != (first.script, first.environment):
@@ -146,7 +146,7 @@ def after_difference(before: State, runs: Sequence[Observation]) -> StateUpdate 
     if votes[first.verdict] == len(fresh):
         if len(fresh) < (SAME_CODE_RUNS if same_code else 2 if unaffected else 1):
             return None
-        return flipped(before, first.verdict, runs)
+        return flip_to(before, first.verdict, runs)
     if len(fresh) < 2:
         return None
     if votes[before.verdict] == len(fresh):
@@ -167,7 +167,7 @@ def after_flaky(before: State, runs: Sequence[Observation]) -> StateUpdate | Non
     if runs[-1].verdict is not Verdict.FLAKY and state.streak >= quiet_runs_needed(before, runs[-1].verdict):
         if not any(run.fresh for run in runs):
             return None
-        return flipped(before, runs[-1].verdict, runs)
+        return flip_to(before, runs[-1].verdict, runs)
     return Transition.FLAKY, carried_on(state, runs), None
 
 
@@ -188,7 +188,7 @@ def became_flaky(before: State, runs: Sequence[Observation]) -> StateUpdate:
     return Transition.FLAKY, state, flip_between(before, Verdict.FLAKY, Transition.FLAKY, runs)
 
 
-def flipped(before: State, verdict: Verdict, runs: Sequence[Observation]) -> StateUpdate:
+def flip_to(before: State, verdict: Verdict, runs: Sequence[Observation]) -> StateUpdate:
     if Verdict.GONE in (before.verdict, verdict):
         transition = Transition.FIXED if verdict is Verdict.GONE else Transition.REGRESSED
     else:

@@ -26,7 +26,7 @@ from minidbg.workers.serving import Question, received
 
 LONGEST_S = 86400.0
 """Until the script is named."""
-GRACE_S = 5.0
+STANDBY_GRACE_S = 5.0
 """For the supervisor to end what was late."""
 
 
@@ -94,7 +94,7 @@ class Standby:
 
     def close(self) -> None:
         self.cancel()
-        received(self.asked, time.monotonic() + GRACE_S)
+        received(self.asked, time.monotonic() + STANDBY_GRACE_S)
         self.let_go()
         shutil.rmtree(self.folder, ignore_errors=True)
 

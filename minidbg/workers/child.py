@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TypeAlias
 from minidbg.core.text import last_line, signal_name
 from minidbg.workers import family
 
-JSON: TypeAlias = Any
+JsonValue: TypeAlias = Any
 """What ``json`` can write."""
 POLL_S = 0.05
 LAST_WORDS_S = 2.0
@@ -38,7 +38,7 @@ ORPHANED = 70
 class Ended:
     """How a child ended, and what it answered if it did."""
 
-    value: JSON = None
+    value: JsonValue = None
     """The answer; None also when there is none: see ``answered``."""
     answered: bool = False
     error: str = ""
@@ -138,7 +138,7 @@ class Child:
                 selector.register(pipe.read_end, selectors.EVENT_READ)
             if self.asker is not None:
                 selector.register(self.asker, selectors.EVENT_READ)
-            while not has_ended(self.pid) and not (enough and enough()):
+            while not process_has_ended(self.pid) and not (enough and enough()):
                 now = time.monotonic()
                 if now >= deadline:
                     self.timed_out = True
@@ -185,7 +185,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGABRT)
         until = time.monotonic() + LAST_WORDS_S
-        while not has_ended(self.pid) and time.monotonic() < until:
+        while not process_has_ended(self.pid) and time.monotonic() < until:
             for pipe in self.pipes:
                 pipe.drain()
             time.sleep(0.005)
@@ -222,7 +222,7 @@ class Child:
         }
 
 
-def has_ended(pid: int) -> bool:
+def process_has_ended(pid: int) -> bool:
     """Whether a child has ended; it is not reaped, so that its process group's number stays taken."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

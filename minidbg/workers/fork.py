@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO, cast
 
-from minidbg.workers.child import JSON, TAIL_BYTES, Child, Ended, Pipe, stand_alone
+from minidbg.workers.child import TAIL_BYTES, Child, Ended, JsonValue, Pipe, stand_alone
 from minidbg.workers.family import own_bytes
 
 NOTE_BYTES = 256
@@ -46,7 +46,7 @@ class Notes:
 
 
 def call_in_fork(
-    fn: Callable[[], JSON],
+    fn: Callable[[], JsonValue],
     *,
     seconds: float,
     memory_bytes: int | None = None,
@@ -122,7 +122,7 @@ def answer_in(received: bytes) -> dict[str, Any]:
 # ---- in the child ----------------------------------------------------------------------------------
 
 
-def be_the_child(fn: Callable[[], JSON], answer: int, stdout: int, stderr: int, parent: int) -> NoReturn:
+def be_the_child(fn: Callable[[], JsonValue], answer: int, stdout: int, stderr: int, parent: int) -> NoReturn:
     """The child's whole life: it leaves by ``os._exit``, whatever happens. It is a program where its stdout is not its stderr."""
     status = 70
     try:

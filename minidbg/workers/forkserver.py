@@ -30,7 +30,7 @@ from typing import Any, TextIO
 from minidbg.core import environment
 from minidbg.core.machine import HERE
 from minidbg.workers.ahead import Standby, StandbyPlan
-from minidbg.workers.child import Ended, end_of, has_ended, kill_group
+from minidbg.workers.child import Ended, end_of, kill_group, process_has_ended
 from minidbg.workers.fork import call_in_fork, fork
 from minidbg.workers.request import Request, Warmup
 from minidbg.workers.run_script import freezing_imports
@@ -42,7 +42,7 @@ LEAST_ROOM_BYTES = 1 << 30
 RUN_IN_FORK = "minidbg.workers.server:run_in_fork"
 LATE_ANSWER_S = 4.0
 """Beyond a question's end: for its last words, and for the supervisor to say how it ended."""
-START_LIMIT_S = 300.0
+SERVER_START_LIMIT_S = 300.0
 """For the imports; the time limit of a question begins after them."""
 SERVERS: dict[int, ForkServer] = {}
 """The server of this process, by the process's number: a forked child has none."""
@@ -83,7 +83,7 @@ def call_in_server(
             "memory_bytes": request.memory_bytes, "interrupts": on_interrupt is not None, "program": bool(request.argv),
         }  # fmt: skip
         began = time.monotonic()
-        until = began + deadline.left(START_LIMIT_S + seconds)
+        until = began + deadline.left(SERVER_START_LIMIT_S + seconds)
         last_words = ""
         for _ in range(2):  # a server that somebody has killed is started once more
             server = start_server()
@@ -91,7 +91,7 @@ def call_in_server(
             if answer is not None:
                 return Ended(**answer)
             last_words = server.last_words()
-            if not deadline.is_over or has_ended(server.pid):
+            if not deadline.is_over or process_has_ended(server.pid):
                 end_server(server)
             if deadline.is_over:
                 return Ended(timed_out=True, seconds=time.monotonic() - began, stderr_tail=last_words)
@@ -113,7 +113,7 @@ def start_server() -> ForkServer:
     """The server of this process; a new one waits for what it is to prepare. Raises OSError."""
     with STARTING:
         server = SERVERS.get(os.getpid())
-        if server is None or has_ended(server.pid):
+        if server is None or process_has_ended(server.pid):
             _end(server)
             server = SERVERS[os.getpid()] = ForkServer()
         return server
@@ -305,7 +305,7 @@ def get_ready(question: Question) -> None:
     from minidbg import torch_internals  # late: the asker's side of this file needs no torch
 
     torch_internals.remember_usual_threads()
-    signal.alarm(int(START_LIMIT_S))  # an import that hangs ends the server, and the asker is told
+    signal.alarm(int(SERVER_START_LIMIT_S))  # an import that hangs ends the server, and the asker is told
     importlib.import_module(question["call"].partition(":")[0])
     for name in question["imports"]:
         if name not in WARMED and name not in sys.modules:
@@ -333,12 +333,15 @@ def starts_nothing(module: str) -> bool:
         if threads() != before or devices.in_use() is not None:
             return False
         kinds = devices.present()
-        return not kinds or call_in_fork(lambda: used(kinds[0]), seconds=START_LIMIT_S / 8).answered
+        return (
+            not kinds
+            or call_in_fork(lambda: seconds_used(kinds[0]), seconds=SERVER_START_LIMIT_S / 8).answered
+        )
 
-    return call_in_fork(imported, seconds=START_LIMIT_S / 4).value is True
+    return call_in_fork(imported, seconds=SERVER_START_LIMIT_S / 4).value is True
 
 
-def used(kind: str) -> float:
+def seconds_used(kind: str) -> float:
     """A number that has been on the accelerator. Raises where this process cannot use it."""
     import torch
 

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 ELF64_SIZE = 64
 
 
@@ -23,7 +23,7 @@ def own_kernel_cache() -> Iterator[Path]:
 
     Where no folder can be made, the setting stays as it was.
     """
-    folder, before = kernel_folder(), os.environ.get(VARIABLE)
+    folder, before = kernel_folder(), os.environ.get(CACHE_VARIABLE)
     with contextlib.suppress(OSError):
         os.environ |= where_kernels_go()
         remove_unfinished(folder)
@@ -31,9 +31,9 @@ def own_kernel_cache() -> Iterator[Path]:
         yield folder
     finally:
         if before is None:
-            os.environ.pop(VARIABLE, None)
+            os.environ.pop(CACHE_VARIABLE, None)
         else:
-            os.environ[VARIABLE] = before
+            os.environ[CACHE_VARIABLE] = before
 
 
 def kernel_folder() -> Path:
@@ -47,7 +47,7 @@ def where_kernels_go() -> dict[str, str]:
     folder = kernel_folder()
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        return {VARIABLE: str(folder)}
+        return {CACHE_VARIABLE: str(folder)}
     return {}
 
 

@@ -55,7 +55,7 @@ def has_ended(pid: int, started_ms: int, same_start_s: float = SAME_START_S) -> 
         return False  # it is there, and somebody else's
 
 
-def make_folder(kind: str, parent: Path | None = None) -> Path:
+def make_temporary_folder(kind: str, parent: Path | None = None) -> Path:
     """A new folder ``minidbg-KIND-...`` of this process in ``parent``, or among the temporary files; those of dead ones go. Raises OSError."""
     parent = parent or Path(tempfile.gettempdir())
     remove_those_of_the_dead(kind, parent)

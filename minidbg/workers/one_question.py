@@ -19,7 +19,7 @@ from minidbg.workers.child import Ended, die_with_parent
 from minidbg.workers.forkserver import call_in_server
 from minidbg.workers.interpreter import run_python
 from minidbg.workers.request import Request
-from minidbg.workers.serving import import_path, named
+from minidbg.workers.serving import function_named, import_path
 
 
 def submit(request: Request) -> Future[Ended]:
@@ -61,7 +61,7 @@ def main(function: str, file: str) -> None:
     question = json.loads(Path(file).read_text())
     die_with_parent(signal.SIGKILL, question["parent"])
     sys.path[:] = question["path"]
-    said = named(function)(question["argument"], lambda text: print("phase", text, flush=True))
+    said = function_named(function)(question["argument"], lambda text: print("phase", text, flush=True))
     print("\n" + json.dumps(said), flush=True)
 
 

@@ -25,7 +25,7 @@ from minidbg.core import environment
 from minidbg.workers import leftovers
 from minidbg.workers import server as scripts
 from minidbg.workers.child import Ended, end_of
-from minidbg.workers.kernel_cache import VARIABLE
+from minidbg.workers.kernel_cache import CACHE_VARIABLE
 from minidbg.workers.request import Request, Warmup
 from minidbg.workers.serving import put, received
 
@@ -50,7 +50,7 @@ class Died:
     stderr: str
 
 
-Listener = Callable[[Died], None]
+DiedListener = Callable[[Died], None]
 """Called from a thread of the pool."""
 
 
@@ -68,7 +68,7 @@ class ServerPool:
     ``refresh`` replaces it when a file that it has loaded has changed; runs under way end with the old one.
     """
 
-    def __init__(self, listener: Listener, preload: Warmup, *, state: Path) -> None:
+    def __init__(self, listener: DiedListener, preload: Warmup, *, state: Path) -> None:
         """``state`` is the folder for scratch files and compiled kernels."""
         self.listener = listener
         self.preload = preload
@@ -77,8 +77,8 @@ class ServerPool:
         self.server = self.started()
 
     def started(self) -> ServerProcess:
-        kernels = os.environ.get(VARIABLE, str(self.state / "kernels"))
-        env = environment.for_judge(environment.NO_CACHED_GRAPHS, given={VARIABLE: kernels})
+        kernels = os.environ.get(CACHE_VARIABLE, str(self.state / "kernels"))
+        env = environment.for_judge(environment.NO_CACHED_GRAPHS, given={CACHE_VARIABLE: kernels})
         # The limit of threads is for the process that forks. A fresh interpreter gets back what a person would have.
         one_thread = environment.ONE_THREAD.put_in
         own = {name: env.get(name) for name in one_thread}
@@ -121,7 +121,7 @@ class ServerProcess:
         """For the answers to what is under way."""
         self.closing = False
         scratch.mkdir(parents=True, exist_ok=True)
-        self.folder = leftovers.make_folder("server", scratch)
+        self.folder = leftovers.make_temporary_folder("server", scratch)
         self.control, theirs = socket.socketpair()
         config = {
             "socket": theirs.fileno(), "parent": os.getpid(), "preload": list(preload.imports), "warm": preload.warm,
@@ -137,7 +137,7 @@ class ServerProcess:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def tell_of_itself(self, listener: Listener) -> None:
+    def tell_of_itself(self, listener: DiedListener) -> None:
         """Have a thread hear what the server has loaded, and tell when it dies."""
         asked = put(self.control, {**LIMITS, "call": f"{scripts.__name__}:loaded", "argument": {}})
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from minidbg.core.deadline import NEVER, Deadline
 from minidbg.workers.ahead import StandbyPlan
-from minidbg.workers.child import JSON, Ended
+from minidbg.workers.child import Ended, JsonValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Request:
 
     argv: tuple[str, ...] = ()
     call: str = ""
-    argument: Mapping[str, JSON] = field(default_factory=dict)
+    argument: Mapping[str, JsonValue] = field(default_factory=dict)
     seconds: float = 120.0
     """They begin after the imports of a question."""
     deadline: Deadline = NEVER

@@ -53,7 +53,7 @@ def run(argument: dict[str, Any], note: object) -> NoReturn:
     folder = Path(argument["folder"])
     settle_in(argument, folder)
     if argument["fresh"]:
-        execute(argument, folder)
+        execute_request(argument, folder)
     end(run_script(argument, folder, PRELOADED[0][0]))
 
 
@@ -87,7 +87,7 @@ def settle_in(request: Mapping[str, Any], folder: Path) -> None:
         os.nice(request["nice"])
 
 
-def execute(request: Mapping[str, Any], folder: Path) -> NoReturn:
+def execute_request(request: Mapping[str, Any], folder: Path) -> NoReturn:
     (folder / "request.json").write_text(json.dumps(request))
     flags = ["-P", "-X", "faulthandler"]
     os.execv(sys.executable, [sys.executable, *flags, RUN_SCRIPT, "--run", str(folder)])

@@ -37,7 +37,7 @@ GRACE_S = 2.0
 """For an orphan to end by itself: a server of the child's own removes its folder."""
 
 
-def named(function: str) -> Callable[..., Any]:
+def function_named(function: str) -> Callable[..., Any]:
     module, _, name = function.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
@@ -103,7 +103,7 @@ def serve(
 ) -> None:
     """Answer questions until the asker has gone. Before each fork the server ``prepare``s itself; after it, it lets go of what is the child's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asker, who tells the supervisors
-    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGTERM, on_sigterm)
     try:
         while True:
             # Not SIG_IGN, which the C++ compilers that children start would inherit: the supervisors are reaped here.
@@ -134,7 +134,7 @@ def serve(
         end_supervisors()
 
 
-def terminated(number: int, frame: object) -> NoReturn:
+def on_sigterm(number: int, frame: object) -> NoReturn:
     """Once: the end is not to be interrupted."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Terminated(number)
@@ -165,10 +165,10 @@ def supervise(question: Question, asker: socket.socket, server: int, stream: int
     """Run the question in a child, answer, and end. An asker who goes away ends it, and so does the end of the server."""
     try:
         os.setsid()
-        signal.signal(signal.SIGTERM, terminated)
+        signal.signal(signal.SIGTERM, on_sigterm)
         die_with_parent(signal.SIGTERM, server)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        function = named(question["call"])
+        function = function_named(question["call"])
         note = Notes()
         result = call_in_fork(
             lambda: function({**question["argument"], "stream": stream}, note),

@@ -18,21 +18,30 @@ import torch
 from torch import fx, nn
 
 from minidbg import backends, torch_internals
-from minidbg.codegen.names import readable
+from minidbg.codegen.names import readable_name
 from minidbg.codegen.origins import user_line
 from minidbg.codegen.size import call_nodes, canonical_text
 from minidbg.core.errors import AccuracyError, NothingLeadsThere
 from minidbg.core.foreign import is_of_a_signal_handler
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction, Signature
-from minidbg.core.run_spec import LOST, STAND_INS, BackendRef, CallPath, Context, Level, Provenance, RunSpec
+from minidbg.core.run_spec import (
+    LOST,
+    STAND_IN_NOTE,
+    BackendRef,
+    CallPath,
+    Context,
+    Level,
+    Provenance,
+    RunSpec,
+)
 from minidbg.core.settings import Settings
 from minidbg.fx.case import Case, symbolic_dims
 from minidbg.fx.context import config_without_literal, current_context
 from minidbg.fx.effects import is_call
 from minidbg.fx.ranks import rank_note
 from minidbg.judge.compare import margin_for
-from minidbg.judge.signature import also_imported, signature_of, text_of
+from minidbg.judge.signature import also_imported, error_text, signature_of
 from minidbg.judge.suspects import Suspects, suspects_of, telling
 from minidbg.torch_internals import devices
 from minidbg.wrapper.chain import Link, is_symbolic_number
@@ -62,7 +71,7 @@ class Failure:
     level: Level = Level.DYNAMO
 
 
-def case_of(failure: Failure, settings: Settings) -> Case:
+def case_of_failure(failure: Failure, settings: Settings) -> Case:
     """The failure as a case. Raises BackendUnreachable when no fresh process could get the backend back."""
     context = failure.context or current_context(failure.inputs, further_env=settings.env)
     if failure.level is Level.ATEN:  # AOTAutograd runs its graphs without autocast and without gradients
@@ -70,7 +79,7 @@ def case_of(failure: Failure, settings: Settings) -> Case:
     call = case_of_call(failure.link, failure.graph_module, failure.inputs, context, settings)
     notes = list(failure.notes)
     if any(map(is_without_values, failure.inputs)) or devices.in_error(failure.inputs):
-        notes.append(STAND_INS)
+        notes.append(STAND_IN_NOTE)
     notes += [*rank_note(), *lost_note(failure)]
     found = signature(failure)
     if call.backend.missing_backend and (
@@ -98,7 +107,7 @@ def case_of_call(
     inputs = tuple(real_value(value, index) for index, value in enumerate(values))
     dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
     spec = RunSpec(
-        backends.with_operators(reference_to(link, settings), graph_module, setup=settings.setup),
+        backends.with_operators(reference_of_link(link, settings), graph_module, setup=settings.setup),
         context,
         dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
         dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
@@ -113,7 +122,7 @@ def lost_note(failure: Failure) -> list[str]:
     lost = [f"{name} was set" for name in config_without_literal()]
     placeholders = failure.graph_module.graph.find_nodes(op="placeholder")
     for node, value in zip(placeholders, failure.inputs, strict=False):
-        name = readable(str(node.target))
+        name = readable_name(str(node.target))
         if isinstance(value, torch.Tensor) and type(value._base) is type(value):
             lost.append(f"{name} was a view with a base of its own ({name}._base)")
         if getattr(getattr(value, "__torch_function__", None), "__func__", own.__func__) is not own.__func__:
@@ -126,12 +135,12 @@ def case_to_fill_in(failure: Failure, settings: Settings) -> Case:
     link = failure.link
     link.references[settings] = backends.missing_backend(link.backend)
     try:
-        return case_of(failure, settings)
+        return case_of_failure(failure, settings)
     finally:
         del link.references[settings]
 
 
-def reference_to(link: Link, settings: Settings) -> BackendRef:
+def reference_of_link(link: Link, settings: Settings) -> BackendRef:
     """How a fresh process gets the link's backend, or what a person is to fill in; looked for once.
 
     Raises BackendUnreachable where what the user says of it leads nowhere, or an option is no literal.
@@ -139,7 +148,7 @@ def reference_to(link: Link, settings: Settings) -> BackendRef:
     if settings not in link.references:
         given: dict[str, Any] = {"options": link.options, "mode": link.mode, "setup": settings.setup}
         try:
-            found = backends.find(link.backend, **given, reference=settings.reference)
+            found = backends.find_reference(link.backend, **given, reference=settings.reference)
         except NothingLeadsThere:
             found = backends.missing_backend(link.backend, **given)
         link.references[settings] = found
@@ -159,19 +168,19 @@ def name_of_program() -> str:
     return spec.name if spec is not None else Path(getattr(main, "__file__", None) or "").stem
 
 
-def digest(failure: Failure) -> str:
+def failure_digest(failure: Failure) -> str:
     return hashlib.sha256(canonical_text(failure.graph_module).encode()).hexdigest()
 
 
 def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
-    said = text_of(failure.error)
+    said = error_text(failure.error)
     where, line = user_line(failure.graph_module, said)
     return Provenance(
         nodes=call_nodes(failure.graph_module),
         inputs=len(failure.inputs),
         captured_from=where,
         line=line,
-        message=first_lines(said),
+        message=message_head(said),
         torch_version=torch.__version__,
         python_version=platform.python_version(),
         notes=tuple(notes),
@@ -213,7 +222,7 @@ def takers_of_input(graph_module: fx.GraphModule, where: str) -> Suspects:
     return telling([{node.name for node in takers if is_call(node)}], call_nodes(graph_module))
 
 
-def first_lines(message: str) -> str:
+def message_head(message: str) -> str:
     return "\n".join(message.splitlines()[:MESSAGE_LINES])[:MESSAGE_CHARACTERS]
 
 

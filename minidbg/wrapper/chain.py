@@ -44,15 +44,15 @@ class Link:
     def name(self) -> str:
         """For people; torch calls every ``aot_autograd(...)`` ``compiler_fn``."""
         is_any = torch_internals.aot_autograd_arguments(self.backend) is not None
-        return backends.name_of(self.backend) if is_any else name_of(self.backend)  # type: ignore[arg-type] # no text
+        return backends.backend_name(self.backend) if is_any else link_name(self.backend)  # type: ignore[arg-type] # no text
 
     @property
     def __name__(self) -> str:
         # dynamo's exception asks a backend for it
-        return name_of(self.backend)
+        return link_name(self.backend)
 
 
-def name_of(backend: Backend) -> str:
+def link_name(backend: Backend) -> str:
     if isinstance(backend, str):
         return backend
     try:
@@ -61,7 +61,7 @@ def name_of(backend: Backend) -> str:
         return type(backend).__name__
 
 
-def merged(
+def merged_links(
     wrapped: Mapping[str, Any], wrapped_mode: str | None, given: Mapping[str, Any], given_mode: str | None
 ) -> tuple[dict[str, Any], str | None]:
     """Options and mode from ``minidbg.wrap`` and from ``torch.compile``, together.

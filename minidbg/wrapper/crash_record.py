@@ -42,9 +42,9 @@ from minidbg.wrapper.chain import Link
 from minidbg.wrapper.process import PROCESS
 
 log = logging.getLogger("minidbg")
-VALUE_LIMIT_BYTES = 64 << 20
+RECORD_VALUE_BYTES = 64 << 20
 """Most bytes of integers and booleans in one record."""
-NUMBERS = itertools.count(1)
+RECORD_NUMBERS = itertools.count(1)
 
 
 class CrashRecord:
@@ -90,20 +90,20 @@ class CrashRecord:
                 case,
                 Form.CAPTURE,
                 exactness=Exactness.SMALL,
-                value_limit_bytes=VALUE_LIMIT_BYTES,
+                value_limit_bytes=RECORD_VALUE_BYTES,
                 raw=True,
                 kind=Kind.CRASH,
             )
-        number = next(NUMBERS)
+        number = next(RECORD_NUMBERS)
         folder = place_for_records(self.settings.repro_dir)
         self.name, self.link = crash_records.own_name(number, step), link
         self.path = folder / str(self.name)
         PROCESS.records[number] = self.path
         weakref.finalize(self, remove, number).atexit = False  # nothing can happen with a graph that is gone
         if script.tensors:
-            put(crash_records.tensors_of(self.path), as_safetensors(script.tensors))
+            put_file(crash_records.tensors_of_record(self.path), as_safetensors(script.tensors))
         draft = self.path.with_suffix(".tmp")
-        put(draft, script.text.encode())
+        put_file(draft, script.text.encode())
         os.replace(draft, self.path)
 
     def move(self, step: Step) -> None:
@@ -130,7 +130,7 @@ class CrashRecord:
             return
         PROCESS.records.pop(self.name.number, None)
         with contextlib.suppress(OSError):  # also one that was to stay: its graph has run well since
-            crash_records.remove(self.path)
+            crash_records.remove_record(self.path)
         self.name = self.path = None
 
     def leave(self) -> None:
@@ -139,7 +139,7 @@ class CrashRecord:
             PROCESS.records.pop(self.name.number, None)
 
 
-def put(path: Path, content: bytes) -> None:
+def put_file(path: Path, content: bytes) -> None:
     with open(path, "wb", opener=for_its_owner) as file:
         file.write(content)
 
@@ -147,7 +147,7 @@ def put(path: Path, content: bytes) -> None:
 def remove(number: int) -> None:
     if (path := PROCESS.records.pop(number, None)) is not None:
         with contextlib.suppress(OSError):
-            crash_records.remove(path)
+            crash_records.remove_record(path)
 
 
 class Collectives(torch_internals.DispatchMode):

@@ -22,13 +22,19 @@ from minidbg.fx.mutation import storages_of, written_arguments
 from minidbg.judge import differences
 from minidbg.wrapper.capture import index_of_input
 from minidbg.wrapper.chain import Link
-from minidbg.wrapper.rollback import tensors_in
-from minidbg.wrapper.verify_runs import Before, bytes_of_example, compared, free_bytes, run_compiled_anew
+from minidbg.wrapper.rollback import tensors_among
+from minidbg.wrapper.verify_runs import (
+    Before,
+    bytes_of_example,
+    comparison_with,
+    free_memory_bytes,
+    run_compiled_anew,
+)
 
 log = logging.getLogger("minidbg")
 MOST_TAPPED = 500
 """Calls of a graph that is compiled once more for this; a larger one is left to the reduction."""
-MOST_OF_MEMORY = 0.2
+HINT_MEMORY_SHARE = 0.2
 
 
 def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) -> fx.Node | None:
@@ -37,12 +43,12 @@ def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) 
         way = {node.name for node in on_the_way(inside.graph, where)}
         tapped, nodes = with_taps(inside.graph, way)
         sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in inside.graph.graph.nodes)
-        is_too_large = 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(inside.inputs))
+        is_too_large = 3 * sizes > HINT_MEMORY_SHARE * free_memory_bytes(tensors_among(inside.inputs))
         if not nodes or is_too_large or call_nodes(inside.graph) > MOST_TAPPED:
             return None
         part = replace(inside, graph=tapped, outputs_only=True)
         actual = run_compiled_anew(part, link, backward=False)
-        runs = compared(part, spec, actual, part.eager(backward=False))
+        runs = comparison_with(part, spec, actual, part.eager(backward=False))
         found = runs.difference([])
         return first_as_far_off(nodes, found["where"], runs.actual, runs.expected) if found else None
     except Exception as error:  # often the backend's, for another graph
@@ -100,12 +106,12 @@ def first_as_far_off(
         before |= fresh
         open_nodes += fresh
     pairs = zip(nodes.values(), actual["outputs"], expected["outputs"], strict=True)
-    errors = {one: error_of(value, exact) for one, value, exact in pairs if one in before}
+    errors = {one: node_error(value, exact) for one, value, exact in pairs if one in before}
     least = AS_FAR * errors[node]
     return next(one for one, error in errors.items() if one is node or error >= least > 0)
 
 
-def error_of(value: Tensor, exact: Tensor) -> float:
+def node_error(value: Tensor, exact: Tensor) -> float:
     """How far off a result is, in units of eager's; nothing is said of one of another form, or with nothing to round."""
     is_alike = (value.shape, value.dtype) == (exact.shape, exact.dtype)
     return differences.error_of(value, exact) if is_alike and exact.is_floating_point() else 0.0

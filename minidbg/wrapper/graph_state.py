@@ -35,7 +35,7 @@ from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.process import PROCESS
 from minidbg.wrapper.reports import Report, add_line, own_report, set_report
-from minidbg.wrapper.rollback import NOTHING, Kept, capturing_device_graph, keep, tensors_in
+from minidbg.wrapper.rollback import NOTHING, Kept, capturing_device_graph, keep, tensors_among
 from minidbg.wrapper.verify_runs import declared_otherwise
 
 ABSENT_RANK = (
@@ -436,7 +436,7 @@ class DynamoGraph(GraphState):
         inputs have its backward too. The exception cannot be replaced by a result: only later calls can go on in eager.
         """
 
-        classes = torch_internals.aot_backward_classes(tensors_in([(result, args)]), self.aot_ids_from)
+        classes = torch_internals.aot_backward_classes(tensors_among([(result, args)]), self.aot_ids_from)
         if not classes:
             return False
         graph, link = self.untouched, self.links[self.position]
@@ -491,6 +491,6 @@ def state_of(make: Callable[[], G]) -> G | None:
 
 def synchronize_devices(args: Sequence[Any], result: Any = ()) -> None:
     """Wait for the devices of a call, which may raise late; not while a device graph is recorded."""
-    values = tensors_in([args, result])
+    values = tensors_among([args, result])
     if any(value.device.type != "cpu" for value in values) and not capturing_device_graph():
         devices.synchronize(values)

@@ -35,7 +35,7 @@ from minidbg.judge.run import without_modes
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.wrapper.budget import several_ranks
-from minidbg.wrapper.capture import Failure, case_of, case_to_fill_in, digest, lost_note
+from minidbg.wrapper.capture import Failure, case_of_failure, case_to_fill_in, failure_digest, lost_note
 from minidbg.wrapper.process import PROCESS
 from minidbg.wrapper.reports import Report
 
@@ -107,8 +107,8 @@ def handling(values: Sequence[Any]) -> Iterator[None]:
 
 def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     """Make a case of ``failure``, ask the budget, and ``respond``; the same failure gets its first report again."""
-    case = case_of(failure, settings)
-    key = (case.signature, case.backend.name, digest(failure), settings)
+    case = case_of_failure(failure, settings)
+    key = (case.signature, case.backend.name, failure_digest(failure), settings)
     if (known := PROCESS.reports.get(key)) is not None:
         return known
     budget, bug = PROCESS.budget, bug_of(case, failure.error)
@@ -137,7 +137,7 @@ def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Repo
     deadline = Deadline.after(settings.seconds)
     if settings.reduce is Reduce.NOW:  # torch is imported elsewhere while the capture is written
         with contextlib.suppress(OSError):
-            reducing.prepare(case)
+            reducing.prepare_reduction(case)
     complaint = ""
     try:
         # the capture may be there, and no more be written
@@ -271,12 +271,12 @@ def parts(failure: Failure, refusal: Exception) -> Iterator[str]:
     yield "\nIts inputs:\n"
     placeholders = [node for node in failure.graph_module.graph.nodes if node.op == "placeholder"]
     for node, value in zip(placeholders, failure.inputs, strict=False):
-        yield f"  {node.name}: {in_words(value)}"
+        yield f"  {node.name}: {value_text(value)}"
     yield "\nThe failure:\n"
     yield "".join(traceback.format_exception(failure.error))
 
 
-def in_words(value: Any) -> str:
+def value_text(value: Any) -> str:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if not isinstance(value, torch.Tensor):
         return f"{kind} {value!r}" if isinstance(value, bool | int | float | str | None) else kind

@@ -26,7 +26,7 @@ from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.reports import Report
 
 log = logging.getLogger("minidbg")
-VARIABLE = "MINIDBG_STATS"
+STATS_VARIABLE = "MINIDBG_STATS"
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ def stats() -> Stats:
 @atexit.register
 def write_stats() -> None:
     """Append this process's line to the file that ``MINIDBG_STATS`` names; of several processes each line stays whole."""
-    path = os.environ.get(VARIABLE)
+    path = os.environ.get(STATS_VARIABLE)
     found = stats()
     if path and found.graphs:
         line = json.dumps({**asdict(found), "pid": os.getpid()}) + "\n"

@@ -94,7 +94,7 @@ def keep(
     Above ``limit_bytes`` of tensor memory, while a device graph is being captured (copies would become part of it),
     or where a tensor cannot be copied, nothing is kept and the result says so.
     """
-    tensors = [*tensors_in(values[index] for index in sorted(mutated)), *held]
+    tensors = [*tensors_among(values[index] for index in sorted(mutated)), *held]
     written = [(tensor, memory_of(tensor)) for tensor in tensors]
     try:
         if capturing_device_graph() or sum(memory.nbytes for _, memory in written) > limit_bytes:
@@ -110,7 +110,7 @@ def keep(
         return UNKNOWN
 
 
-def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+def tensors_among(values: Iterable[Any]) -> list[torch.Tensor]:
     return [one for one in effects.tensors_in(list(values)) if not torch_internals.is_fake(one)]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.codegen.names import readable
+from minidbg.codegen.names import readable_name
 from minidbg.core.errors import AccuracyError
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.core.kinds import Kind
@@ -35,8 +35,8 @@ from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
 from minidbg.wrapper.chain import Link, compile_at_run_time
 from minidbg.wrapper.process import PROCESS, GraphFacts
-from minidbg.wrapper.rollback import Kept, tensors_in
-from minidbg.wrapper.verify_runs import compared, refusal
+from minidbg.wrapper.rollback import Kept, tensors_among
+from minidbg.wrapper.verify_runs import comparison_with, refusal
 
 log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
@@ -114,7 +114,7 @@ class Verification:
             return self.failure(self.backward_error, Kind(phase or "runtime"), Direction.BACKWARD)
         if expected["gradients"] is None:
             self.facts.leave_out(GRADIENTS_REFUSED)
-        runs = compared(inside, self.spec, inside.left(result, args, self.gradients), expected)
+        runs = comparison_with(inside, self.spec, inside.left(result, args, self.gradients), expected)
         if (suspect_nodes := inside.spoilt_unseen(args)) is not None:
             return self.mismatch(suspect_nodes)
         if drew:
@@ -198,7 +198,7 @@ class Verification:
         expected = other.before.eager(backward=bool(actual["gradients"]), may_refuse=True)
         for index in range(len(self.before.inputs), len(numbers.inputs)):
             expected["inputs_after"].pop(str(index), None)
-        return other.difference(compared(other.before, self.spec, actual, expected))
+        return other.difference(comparison_with(other.before, self.spec, actual, expected))
 
     def outputs_show_numbers(self, expected: dict[str, Any]) -> bool:
         """Whether eager's outputs are others with another seed, so that equal ones tell of equal numbers."""
@@ -222,7 +222,7 @@ class Verification:
 
         def is_right(left: dict[str, Any]) -> bool:
             nonlocal found
-            found = self.difference(compared(inside, self.spec, left, expected))
+            found = self.difference(comparison_with(inside, self.spec, left, expected))
             return found is None
 
         try:
@@ -230,7 +230,7 @@ class Verification:
         except Exception as error:
             why = f"its random numbers could not be taken out: {reason_of(error)}"
             raise CannotCompare(why) from error
-        runs = compared(inside, self.spec, actual, expected)
+        runs = comparison_with(inside, self.spec, actual, expected)
         found = found or self.difference(runs)
         if found is None and self.gradients:
             self.facts.left_out = (
@@ -257,7 +257,7 @@ class Verification:
         index = index_of_input(where)
         if index is None:
             return where
-        name = readable(str(self.before.graph.graph.find_nodes(op="placeholder")[index].target))
+        name = readable_name(str(self.before.graph.graph.find_nodes(op="placeholder")[index].target))
         named = where.replace(f"input {index}", f"input {index} ({name})", 1)
         after = ", which eager leaves as it is," if self.is_overwritten(where) else AFTER_THE_CALL
         return named.replace(AFTER_THE_CALL, after)
@@ -331,7 +331,7 @@ def run_backward(
                     raise
                 verification.lacks_gradients = True
                 return
-            if not (compiled_for_us or torch_internals.leave_first_backward(tensors_in([outputs]))):
+            if not (compiled_for_us or torch_internals.leave_first_backward(tensors_among([outputs]))):
                 compiled_fn = compile_at_run_time(verification.link, inside.model, tuple(inputs))
                 inside.set_generators()
                 with torch_internals.restoring_counters():

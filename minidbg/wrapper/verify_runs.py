@@ -31,9 +31,9 @@ from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.torch_internals.tensors import has_plain_memory
 from minidbg.wrapper.chain import Link, compile_at_run_time
-from minidbg.wrapper.rollback import capturing_device_graph, memory_of, tensors_in
+from minidbg.wrapper.rollback import capturing_device_graph, memory_of, tensors_among
 
-MOST_OF_MEMORY = 0.8
+RUN_MEMORY_SHARE = 0.8
 """Of what is free, the part that a verification may be expected to take."""
 SMALL_BYTES = 64 << 20
 """Inputs that take no more are all copied, so that a backend that writes where it must not is found out."""
@@ -66,7 +66,7 @@ class Before:
             set_generator_state(device, state)
 
     def wants_backward(self) -> bool:
-        values = [*tensors_in(self.inputs), *self.graph.parameters()]
+        values = [*tensors_among(self.inputs), *self.graph.parameters()]
         return torch.is_grad_enabled() and any(map(needs_gradient, values))
 
     def left(self, outputs: Any, args: Sequence[Any], gradients: dict[str, Any] | None) -> dict[str, Any]:
@@ -118,7 +118,9 @@ class Before:
         return self.seen(left)
 
 
-def compared(inside: Before, spec: RunSpec, actual: dict[str, Any], expected: dict[str, Any]) -> Comparison:
+def comparison_with(
+    inside: Before, spec: RunSpec, actual: dict[str, Any], expected: dict[str, Any]
+) -> Comparison:
     both = bool(actual["gradients"] and expected["gradients"])
     if not both:
         actual, expected = ({**run, "gradients": {}} for run in (actual, expected))
@@ -128,7 +130,7 @@ def compared(inside: Before, spec: RunSpec, actual: dict[str, Any], expected: di
 def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) -> Before:
     written = frozenset(sharing_memory(args, mutated))
     copied = written
-    if bytes_of(tensors_in(args)) <= SMALL_BYTES:
+    if bytes_of(tensors_among(args)) <= SMALL_BYTES:
         copied = frozenset(range(len(args)))
     with torch.inference_mode(False):
         inputs = with_copies(args, copied)
@@ -222,7 +224,7 @@ def refusal(
     for node in (node for one in graphs for node in one.nodes):
         if node.op.startswith("call") and torch_internals.has_effects(node.target):
             return f"{node.name} has effects outside the graph, so it must not run twice"
-    if any(map(torch_internals.is_freed, tensors_in(args))):
+    if any(map(torch_internals.is_freed, tensors_among(args))):
         return "the memory of an input has been freed"
     return too_large(graph, args, mutated, settings)
 
@@ -230,24 +232,24 @@ def refusal(
 def too_large(
     graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], settings: Settings
 ) -> str | None:
-    copies = bytes_of(tensors_in(args[index] for index in sharing_memory(args, mutated)))
+    copies = bytes_of(tensors_among(args[index] for index in sharing_memory(args, mutated)))
     if copies > settings.value_limit_bytes:
         return (
             f"copies of what it writes to would take {copies / 1e6:.0f} MB, "
             f"and value_limit_bytes allows {settings.value_limit_bytes / 1e6:.0f} MB"
         )
-    trained = [one for one in tensors_in(args) if one.requires_grad] if torch.is_grad_enabled() else []
+    trained = [one for one in tensors_among(args) if one.requires_grad] if torch.is_grad_enabled() else []
     needed = 2 * copies + 2 * bytes_of(trained) + bytes_of_a_run(graph)
-    free = free_bytes(tensors_in(args))
-    if needed > MOST_OF_MEMORY * free:
+    free = free_memory_bytes(tensors_among(args))
+    if needed > RUN_MEMORY_SHARE * free:
         return f"eager beside it may need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
     return None
 
 
 def too_large_in_float64(graph: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
-    needed = 2 * (bytes_of(tensors_in(inputs)) + bytes_of_a_run(graph))
-    free = free_bytes(tensors_in(inputs))
-    if needed > MOST_OF_MEMORY * free:
+    needed = 2 * (bytes_of(tensors_among(inputs)) + bytes_of_a_run(graph))
+    free = free_memory_bytes(tensors_among(inputs))
+    if needed > RUN_MEMORY_SHARE * free:
         return f"it may need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
     return None
 
@@ -280,11 +282,11 @@ def declarable(value: Tensor) -> Iterator[tuple[str, Any]]:
 
 
 def sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> list[int]:
-    storages = {storage_key(one) for index in chosen for one in tensors_in([values[index]])}
+    storages = {storage_key(one) for index in chosen for one in tensors_among([values[index]])}
     return [
         index
         for index, value in enumerate(values)
-        if index in chosen or any(storage_key(one) in storages for one in tensors_in([value]))
+        if index in chosen or any(storage_key(one) in storages for one in tensors_among([value]))
     ]
 
 
@@ -322,6 +324,6 @@ def bytes_of_example(example: Any) -> int:
     return size
 
 
-def free_bytes(tensors: Sequence[Tensor]) -> int:
+def free_memory_bytes(tensors: Sequence[Tensor]) -> int:
     found = (devices.free_bytes(device) for device in devices.devices_of(tensors))
     return next((free for free in found if free is not None), int(psutil.virtual_memory().available))

@@ -21,7 +21,7 @@ from minidbg.core.errors import BadSetting, UnknownBackend, nearest
 from minidbg.core.run_spec import CompiledFn, CompilerFn, Level
 from minidbg.core.settings import CompilerSettings, Settings, WrapSettings
 from minidbg.judge.randomness import may_draw
-from minidbg.wrapper.chain import Backend, Link, backend_hash, merged, name_of, same_backend
+from minidbg.wrapper.chain import Backend, Link, backend_hash, link_name, merged_links, same_backend
 from minidbg.wrapper.graph_state import DynamoGraph, GraphState, state_of
 from minidbg.wrapper.reports import Report, add_line, own_report, set_report
 from minidbg.wrapper.verify import NUMBERS_OF_BACKWARD
@@ -49,7 +49,7 @@ class WrappedBackend:
         self.options = dict(options)
         self.mode = mode
         self.settings = own_settings
-        self.__name__ = name_of(self.backends[0])
+        self.__name__ = link_name(self.backends[0])
 
     @functools.cached_property
     def links(self) -> tuple[Link, ...]:
@@ -88,7 +88,7 @@ class WrappedBackend:
         """
         links = self.links
         if mode or options:
-            links = self.links_with(*merged(self.options, self.mode, options, mode))
+            links = self.links_with(*merged_links(self.options, self.mode, options, mode))
         graph = state_of(lambda: DynamoGraph(gm, links, self.settings))
         if graph is None:
             return links[0].compiler(gm, example_inputs)
@@ -138,7 +138,7 @@ class WrappedBackend:
         return hash((tuple(map(backend_hash, self.backends)), self.mode, self.settings))
 
     def __repr__(self) -> str:
-        return f"<minidbg.wrap({', '.join(map(name_of, self.backends))})>"
+        return f"<minidbg.wrap({', '.join(map(link_name, self.backends))})>"
 
 
 def wrap(
@@ -297,10 +297,10 @@ def split_options(given: Mapping[str, Any]) -> dict[str, Any]:
         near = nearest(name, [*WRAP_ARGUMENTS, *known])
         if not listed and (near or first == "inductor"):
             raise BadSetting(
-                f"options: {name!r} is neither a setting of minidbg nor an option of {name_of(first)}{near}. "
+                f"options: {name!r} is neither a setting of minidbg nor an option of {link_name(first)}{near}. "
                 f"What is surely the backend's own goes into options={{'options': {{{name!r}: ...}}}}"
             )
-    options, _ = merged(nested, None, own, None)
+    options, _ = merged_links(nested, None, own, None)
     return {**arguments, "options": options}
 
 
@@ -351,7 +351,7 @@ def wrap_compiler(compiler: CompilerFn, **given: Unpack[CompilerSettings]) -> An
         )
     own = settings.of_call(given, CompilerSettings)
     if environment.is_judging():
-        log.info("not_wrapped: %s, since this interpreter judges a repro", name_of(compiler))
+        log.info("not_wrapped: %s, since this interpreter judges a repro", link_name(compiler))
         return compiler
     return torch_internals.with_inner_compiler(
         compiler, lambda inner, stored: WrappedCompiler(inner, own, stored=stored)

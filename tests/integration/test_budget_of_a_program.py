@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 import minidbg
-from minidbg.reduction.reducing import GRACE_S
+from minidbg.reduction.reducing import REDUCTION_GRACE_S
 
 
 def slow_and_wrong(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -39,4 +39,4 @@ def test_a_slow_backend_does_not_hold_up_the_program_beyond_its_budget(tmp_path:
     assert report.capture.is_file()
     assert "budget of" in report.line, report.line
     counts = report.line.partition(" runs, ")[2]
-    assert float(counts.partition(" s")[0]) <= 8 + GRACE_S
+    assert float(counts.partition(" s")[0]) <= 8 + REDUCTION_GRACE_S

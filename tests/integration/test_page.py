@@ -18,7 +18,7 @@ from support.watch_driver import watching
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Verdict
 from minidbg.extras.page.state import HtmlFile
-from minidbg.history import NAME, History, State
+from minidbg.history import HISTORY_FILE, History, State
 from minidbg.watch import events
 from minidbg.watch.events import Event
 from minidbg.watch.repros import hidden_folder
@@ -32,7 +32,7 @@ CHROMIUM = Path("/usr/bin/chromium")
 def folder(tmp_path: Path) -> Path:
     for op in ("relu", "sin"):
         (tmp_path / f"{op}.py").write_text(script(op))
-    History(hidden_folder(tmp_path) / NAME).close()
+    History(hidden_folder(tmp_path) / HISTORY_FILE).close()
     return tmp_path
 
 

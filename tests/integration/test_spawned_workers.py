@@ -40,7 +40,7 @@ def case_of(backend: Any, **fields: Any) -> Case:
 
     graph, inputs = capture_by_dynamo(model, (torch.linspace(-1, 1, 12),))
     torch._dynamo.reset()
-    return Case(graph, inputs, RunSpec(backends.find(backend), **fields))
+    return Case(graph, inputs, RunSpec(backends.find_reference(backend), **fields))
 
 
 def asked(backend: Any, **fields: Any) -> Outcome:

@@ -44,7 +44,7 @@ def test_what_a_program_can_change_is_tried(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_graph_of_aot_autograd_has_no_stages(script: Path, tmp_path: Path) -> None:
-    backend = backends.find(planted_compilers.raises_on_relu)
+    backend = backends.find_reference(planted_compilers.raises_on_relu)
     case = minidbg.load(script).with_spec(level=Level.ATEN, call=CallPath.DIRECT, backend=backend)
     path = repro.write(case, tmp_path / "aten.py")
     with pytest.raises(NotReproduced, match="no stages"):

@@ -60,7 +60,7 @@ def test_the_commit_that_broke_it_is_found_past_commits_that_cannot_be_judged(re
     (repository.package / "relu.py").write_text("uncommitted = 1\n")
     told: list[str] = []
     tracked = repository.package.relative_to(repository.folder) / "relu.py"
-    found = bisecting.bisect(good, bad, repository.repro, told.append, build=f"echo >> {tracked}")
+    found = bisecting.bisect_revisions(good, bad, repository.repro, told.append, build=f"echo >> {tracked}")
     assert (found.commit, found.fixed) == (culprit, False)
     assert found.subject == "optimise relu"
     assert found.text().startswith(f"{culprit} is the first that fails")
@@ -90,10 +90,10 @@ def test_a_build_runs_at_each_commit_and_where_it_fails_nothing_is_judged(reposi
     log = repository.folder.parent / "builds.txt"
     build = f"pwd >> {log}; test ! -e unbuildable"
     with pytest.raises(MinidbgError, match="cannot be judged"):
-        bisecting.bisect(good, bad, repository.repro, print, build=build)
+        bisecting.bisect_revisions(good, bad, repository.repro, print, build=build)
     assert str(repository.folder) not in log.read_text().splitlines(), "builds happen in the worktree"
     repository.commit(BROKEN, "later")
-    assert bisecting.bisect(repository.commits[1], bad, repository.repro, print).commit == culprit
+    assert bisecting.bisect_revisions(repository.commits[1], bad, repository.repro, print).commit == culprit
 
 
 def test_a_commit_without_the_folder_of_the_build_cannot_be_judged(repository: Repository) -> None:
@@ -102,16 +102,18 @@ def test_a_commit_without_the_folder_of_the_build_cannot_be_judged(repository: R
     (tools / "build.sh").write_text("")
     bad = repository.commit(BROKEN, "bad")
     with pytest.raises(MinidbgError, match=r"at the good end .* but: the build fails: .*No such file"):
-        bisecting.bisect(good, bad, repository.repro, print, build="sh build.sh", build_folder=tools)
+        bisecting.bisect_revisions(
+            good, bad, repository.repro, print, build="sh build.sh", build_folder=tools
+        )
 
 
 def test_wrong_ends_are_refused_before_the_search(repository: Repository) -> None:
     first = repository.commit(WORKS, "first")
     second = repository.commit(WORKS, "second")
     with pytest.raises(MinidbgError, match=r"at the bad end .* should be reproduces, but: gone"):
-        bisecting.bisect(first, second, repository.repro, print)
+        bisecting.bisect_revisions(first, second, repository.repro, print)
     with pytest.raises(MinidbgError, match=r"bad revision 'nowhere'"):
-        bisecting.bisect("nowhere", second, repository.repro, print)
+        bisecting.bisect_revisions("nowhere", second, repository.repro, print)
 
 
 def test_a_backend_outside_any_repository_is_refused_with_the_way_out(
@@ -120,7 +122,7 @@ def test_a_backend_outside_any_repository_is_refused_with_the_way_out(
     first = repository.commit(WORKS, "first")
     os.rename(repository.folder / ".git", tmp_path / "elsewhere.git")
     with pytest.raises(MinidbgError, match=r"lies in no git repository; name it with --repository"):
-        bisecting.bisect(first, first, repository.repro, print)
+        bisecting.bisect_revisions(first, first, repository.repro, print)
 
 
 class Search:
@@ -161,9 +163,9 @@ def test_the_next_search_clears_what_a_killed_one_left_and_nothing_of_a_living_o
     search.command.send(signal.SIGKILL)
     search.command.process.wait()
     assert len(search.worktrees()) == 1
-    living = leftovers.make_folder("bisect", tmp_path) / "checkout"
+    living = leftovers.make_temporary_folder("bisect", tmp_path) / "checkout"
     git(search.repository.folder, "worktree", "add", "-q", "--detach", str(living))
     with pytest.raises(MinidbgError, match="cannot be judged"):
-        bisecting.bisect(search.good, search.bad, search.repository.repro, print, seconds=3)
+        bisecting.bisect_revisions(search.good, search.bad, search.repository.repro, print, seconds=3)
     assert search.worktrees() == [str(living)]
     assert list(search.command.temporary.iterdir()) == []

@@ -55,7 +55,7 @@ def test_a_backend_that_hangs_in_forks_is_asked_in_fresh_interpreters(
     module(tmp_path, "wl_hangs", HANGS_IN_FORKS, monkeypatch)
     import wl_hangs  # type: ignore[import-not-found]
 
-    backend = backends.find(wl_hangs.wl_hangs_in_forks)
+    backend = backends.find_reference(wl_hangs.wl_hangs_in_forks)
     graph = fx.symbolic_trace(lambda x: (torch.relu(x) + 1,))
     case = Case(graph, (torch.ones(3),), RunSpec(backend, signature=Signature(Kind.COMPILE)))
 

@@ -240,6 +240,6 @@ def test_a_judged_run_of_a_wrapped_backend_answers_nothing(answers: Answers) -> 
 
     backend = aot_autograd(fw_compiler=wrap_compiler(planted.raises_on_relu))
     graph = fx.symbolic_trace(lambda x: (torch.relu(x),))
-    case = Case(graph, (torch.ones(3),), RunSpec(backends.find("aot_eager")), compiler=backend)
+    case = Case(graph, (torch.ones(3),), RunSpec(backends.find_reference("aot_eager")), compiler=backend)
     assert execute(case).verdict is Verdict.REPRODUCES
     assert not answers.cases

@@ -18,7 +18,7 @@ from minidbg.core.errors import MinidbgError
 from minidbg.fx import copying, effects
 from minidbg.fx.runs import StorageSerials
 from minidbg.judge import compare, differences, precision, undefined
-from minidbg.judge.leaves import CannotCompare, _are_plain, snapshot
+from minidbg.judge.leaves import CannotCompare, _are_plain, collect_leaves
 from minidbg.judge.legal import EagerRuns, Tag
 from minidbg.wrapper import rollback
 from minidbg.wrapper.capture import real_value
@@ -93,8 +93,8 @@ def cloned(value: torch.Tensor) -> None:
 
 
 def compared(value: torch.Tensor) -> None:
-    run = snapshot((value, value), (value,), ())
-    other = snapshot((torch.zeros(2, 3), torch.zeros(2, 3)), (torch.zeros(2, 3),), ())
+    run = collect_leaves((value, value), (value,), ())
+    other = collect_leaves((torch.zeros(2, 3), torch.zeros(2, 3)), (torch.zeros(2, 3),), ())
     assert value._is_zerotensor() is False or compare.mismatch(run, run) is None
     for one, two in ((run, run), (run, other), (other, run)):
         compare.mismatch(one, two, EagerRuns({tag: [run] for tag in Tag}))

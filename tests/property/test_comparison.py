@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidbg.judge.compare import USUAL, mismatch
-from minidbg.judge.leaves import Leaf, snapshot
+from minidbg.judge.compare import DEFAULT_SPEC, mismatch
+from minidbg.judge.leaves import Leaf, collect_leaves
 from minidbg.judge.legal import EagerRuns, Tag
 
 settings.register_profile("compare", deadline=None, max_examples=60, derandomize=True)
@@ -31,7 +31,7 @@ def values(shape: tuple[int, ...], seed: int, size: float, dtype: torch.dtype) -
 
 
 def one_output(value: torch.Tensor) -> dict[str, Leaf]:
-    return snapshot((value,))
+    return collect_leaves((value,))
 
 
 def in_float64(value: torch.Tensor) -> EagerRuns:
@@ -70,7 +70,7 @@ def test_a_difference_at_a_margin_is_one_at_every_smaller_margin(
 ) -> None:
     exact = values(shape, seed, 1.0, dtype)
     runs = one_output((exact * (1 + error)).to(dtype)), one_output(exact.to(dtype)), in_float64(exact)
-    strict, plain = mismatch(*runs, replace(USUAL, margin=margin)), mismatch(*runs)
+    strict, plain = mismatch(*runs, replace(DEFAULT_SPEC, margin=margin)), mismatch(*runs)
     assert strict is None or plain is not None
     if plain is not None:
         assert (strict is not None) == (plain["excess"] > margin)
@@ -103,7 +103,7 @@ def test_a_number_that_is_none_is_found_on_either_side(
     runs = one_output(other.to(dtype)), one_output(exact.to(dtype))
     for actual, expected in (runs, runs[::-1]):
         reference = in_float64(expected["output 0"].value.to(exact.dtype))
-        difference = mismatch(actual, expected, reference, replace(USUAL, margin=1e6))
+        difference = mismatch(actual, expected, reference, replace(DEFAULT_SPEC, margin=1e6))
         category = "nan" if what == "nan" else "inf"
         assert (difference["category"], difference["index"]) == (category, list(place))
     assert mismatch(runs[0], runs[0]) is None

@@ -76,7 +76,7 @@ def watch_reads(folder: Path) -> object:
     from minidbg.watch import settings
     from minidbg.watch.repros import read_repros, unreduced
 
-    settings.load({})
+    settings.load_watch_settings({})
     repros = read_repros([folder], folder)
     assert {name for name in SOUND if not repros[name].damage} == set(SOUND)
     unreduced(folder)

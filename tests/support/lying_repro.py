@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.history import NAME, History, Observation, State
+from minidbg.history import HISTORY_FILE, History, Observation, State
 
 HEADER = """
 # /// script
@@ -110,7 +110,7 @@ def lay(home: Path) -> Path:
 
 def watched(hidden: Path, name: str) -> None:
     """A history of two runs."""
-    with History(hidden / NAME) as history:
+    with History(hidden / HISTORY_FILE) as history:
         sweep = history.start_sweep(1000.0, code="c", files=["no_relu.py"])
         for at, verdict in ((1000.0, Verdict.REPRODUCES), (2000.0, Verdict.GONE)):
             history.add(Observation(name, "cpu", at, Outcome(verdict), "run", "s", "e", sweep=sweep))

@@ -25,7 +25,7 @@ from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
 from minidbg.judge import command
-from minidbg.judge.script import outcome_of
+from minidbg.judge.script import outcome_of_script
 from minidbg.oracle.execute import execute
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
@@ -52,7 +52,7 @@ def reduce_in_fork(case: Case, package: object, settings: Settings, deadline: De
     with workers.stream_to_the_user() as stream:
         done = workers.call_in_fork(
             lambda: reducing.reduce_on_stream(case, settings.repro_dir, limits, stream, Children(ends)),
-            seconds=deadline.left() + reducing.GRACE_S,
+            seconds=deadline.left() + reducing.REDUCTION_GRACE_S,
         )
     return handle.written_by(done)
 
@@ -71,7 +71,7 @@ def judge_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS) -> Outcome:
     """What the installed judge says of the script at ``path``."""
 
     def in_child() -> object:
-        return outcome_of(command.script_of(command.definitions_of(str(path)), str(path))).to_json()
+        return outcome_of_script(command.script_of(command.definitions_of(str(path)), str(path))).to_json()
 
     done = workers.call_in_fork(in_child, seconds=seconds)
     if not done.answered:

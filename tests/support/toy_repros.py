@@ -77,7 +77,7 @@ def one_op():
     return outcome("gone")
 
 
-def Script(*parts):
+def ExecutedScript(*parts):
     return parts
 
 

@@ -25,7 +25,7 @@ from minidbg.oracle.parcel import with_backend
 
 def case_of_program(function: Any, args: Any, backend: str, dynamic: bool | None = None) -> Case:
     graph_module, inputs = capture_by_dynamo(function, args, dynamic=dynamic)
-    spec = RunSpec(backends.find(backend), current_context(inputs), dynamic=dynamic)
+    spec = RunSpec(backends.find_reference(backend), current_context(inputs), dynamic=dynamic)
     return Case(graph_module, tuple(inputs), spec, compiler=backend)
 
 

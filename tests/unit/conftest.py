@@ -36,7 +36,7 @@ def case_of(relu_graph: tuple[fx.GraphModule, tuple[Any, ...]]) -> Callable[...,
         own = {one: fields.pop(one) for one in ("graph_module", "inputs", "provenance") if one in fields}
         home = sys.modules.get(getattr(backend, "__module__", ""))
         known = home is not None and getattr(home, name, None) is backend
-        spec = RunSpec(backends.find(backend) if known else BackendRef(name, repr(name)), **fields)
+        spec = RunSpec(backends.find_reference(backend) if known else BackendRef(name, repr(name)), **fields)
         given = {"graph_module": relu_graph[0], "inputs": relu_graph[1], "spec": spec, "compiler": backend}
         return Case(**{**given, **own})
 

@@ -18,18 +18,18 @@ from minidbg.core.script_header import START
 from minidbg.core.text import display_path
 from minidbg.wrapper import Report, report_of
 
-PROGRAM = Path(__file__).with_name("program.py")
+DEMO_PROGRAM = Path(__file__).with_name("program.py")
 SETTINGS = {"MINIDBG_ON_FAILURE": "raise", "MINIDBG_REDUCE": "now"}
 """What the demo shows, whatever the person's own programs are to do."""
 
 
-def run(console: Console) -> Report:
+def run_demo(console: Console) -> Report:
     """Play the demo in the current folder; what became of its failure.
 
     Raises MinidbgError when it did not end with a repro that fails.
     """
     console.rule("the backend under test")
-    source = PROGRAM.read_text()
+    source = DEMO_PROGRAM.read_text()
     print_python(console, source[source.index("def tiny_fuser") : source.index("class Block")])
 
     console.rule("a transformer: torch.compile(model, backend=minidbg.wrap(tiny_fuser))")
@@ -85,7 +85,7 @@ def failure_of_program() -> Exception:
     """Run the program as ``__main__`` and return what its backend made torch.compile raise."""
     os.environ.update(SETTINGS)
     try:
-        runpy.run_path(str(PROGRAM), run_name="__main__")
+        runpy.run_path(str(DEMO_PROGRAM), run_name="__main__")
     except Exception as error:  # noqa: BLE001 - any failure of the program is the thing to show
         return error
     raise MinidbgError(

@@ -45,7 +45,7 @@ def read_orders() -> Orders | None:
     return None
 
 
-def tell(log: str, event: Mapping[str, Any]) -> None:
+def log_event(log: str, event: Mapping[str, Any]) -> None:
     """Append one line; of several processes each line stays whole."""
     data = (json.dumps({**event, "pid": os.getpid()}) + "\n").encode()
     with contextlib.suppress(OSError):  # the program goes on without a summary
@@ -84,7 +84,7 @@ def wrapped(backend: Any, orders: Orders) -> Any:
         PROCESS.listeners.append(listener)
         atexit.register(tell_end)
     name = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked))
-    tell(orders.log, {"event": "wrapped", "backend": orders.backend or name})
+    log_event(orders.log, {"event": "wrapped", "backend": orders.backend or name})
     if isinstance(asked, WrappedBackend) or name == OWN_NAME:
         return backend
     if orders.backend is not None:
@@ -104,7 +104,7 @@ def listener(failure: Failure, report: Report) -> None:
             "path": str(report.path) if report.path else None,
             "capture": str(report.capture) if report.capture else None,
         }  # fmt: skip
-        tell(orders.log, event)
+        log_event(orders.log, event)
 
 
 def tell_end() -> None:
@@ -115,8 +115,8 @@ def tell_end() -> None:
     if orders is None:
         return
     if (found := stats()).graphs:
-        tell(orders.log, {"event": "graphs", **asdict(found)})
+        log_event(orders.log, {"event": "graphs", **asdict(found)})
     error = getattr(sys, "last_value", None)  # what the interpreter ends with
     if isinstance(error, BaseException) and sys.excepthook is sys.__excepthook__:
         text = "".join(traceback.format_exception(error))
-        tell(orders.log, {"event": "traceback", "text": text[-TAIL_CHARACTERS:]})
+        log_event(orders.log, {"event": "traceback", "text": text[-TAIL_CHARACTERS:]})

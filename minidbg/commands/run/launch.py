@@ -26,7 +26,7 @@ from minidbg.workers.leftovers import SAME_START_S
 
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 """Signals that somebody sends to us and means for the program."""
-GRACE_S = 60.0
+EXIT_GRACE_S = 60.0
 """What reducing may take beyond its budget, which begins when torch is imported and the backend is loaded."""
 FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
 """Signals that a terminal sends to the whole process group, the program included."""
@@ -182,7 +182,7 @@ def deaths_since(
             continue
         happened = crash_records.death(record) + ending.in_words
         if name.step is crash_records.Step.WAITING:
-            crash_records.remove(record)
+            crash_records.remove_record(record)
             yield happened
             continue
         try:
@@ -194,10 +194,10 @@ def deaths_since(
         else:
             by_ctrl_c = ending in (-signal.SIGINT, 130)  # shells have 130 for that
             interrupted = by_ctrl_c or name.step is crash_records.Step.INTERRUPTED
-            yield reduced(capture, settings, happened, say, interrupted=interrupted)
+            yield reduced_death(capture, settings, happened, say, interrupted=interrupted)
 
 
-def reduced(
+def reduced_death(
     capture: Path, settings: Settings, happened: str, say: Callable[[str], object], *, interrupted: bool
 ) -> str:
     """Reduce the capture in a process of its own, which the backend's import may kill, where that is wanted now."""
@@ -214,7 +214,7 @@ def reduced(
     say(f"{happened}; reducing that graph")
     command = [sys.executable, "-m", "minidbg", "reduce", "-q", str(capture), "--json", "--seconds"]
     command.append(f"{settings.seconds:g}")
-    limit, began = settings.seconds + GRACE_S, time.monotonic()
+    limit, began = settings.seconds + EXIT_GRACE_S, time.monotonic()
     try:
         done = subprocess.run(
             command,

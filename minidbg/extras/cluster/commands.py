@@ -51,9 +51,9 @@ def worker(address: str, name: str, jobs: int) -> None:
     with Ctrl-C.
     """
     security = security_of(address)
-    from minidbg.extras.cluster.worker import serve
+    from minidbg.extras.cluster.worker import serve_scheduler
 
-    serve(address, security, name, jobs)
+    serve_scheduler(address, security, name, jobs)
 
 
 def pool_of(address: str) -> OtherMachines:

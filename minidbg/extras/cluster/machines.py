@@ -21,7 +21,7 @@ from distributed.scheduler import KilledWorker
 from minidbg import __version__
 from minidbg.core.errors import MinidbgError
 from minidbg.extras.cluster.routing import Code
-from minidbg.extras.cluster.worker import NAME, Unpacks, judge, resource_of
+from minidbg.extras.cluster.worker import PLUGIN_NAME, Unpacks, judge_request, resource_of
 from minidbg.watch.daemon import DevicesChanged, Message
 from minidbg.watch.events import Notice
 from minidbg.watch.settings import machine_of
@@ -37,7 +37,7 @@ class Machines:
         logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # what matters of it we say ourselves
         self.address, self.security, self.tell = address, security, tell
         self.lock = threading.Lock()
-        self.session = f"{NAME}-{uuid.uuid4()}"
+        self.session = f"{PLUGIN_NAME}-{uuid.uuid4()}"
         self.sent = ""
         """The digest of the code that the workers have; empty where one may have lost it."""
         self.known: dict[str, tuple[Mapping[str, str], str]] = {}
@@ -82,7 +82,9 @@ class Machines:
                     self.client.register_plugin(Unpacks(code.digest, code.zipped), name=self.session)
                     self.sent = code.digest
             wanted = {self.known[device][1]: 1}
-            task = self.client.submit(judge, request, code.digest, code.paths, pure=False, resources=wanted)
+            task = self.client.submit(
+                judge_request, request, code.digest, code.paths, pure=False, resources=wanted
+            )
             end.add_done_callback(lambda end: task.release())  # Dask ends what nobody wants any more
             while device in self.there and ended is None:
                 with contextlib.suppress(TimeoutError):
@@ -114,7 +116,7 @@ class Machines:
         except Exception as error:  # noqa: BLE001 - a lost connection shows itself in many ways
             notices.add(f"the scheduler at {self.address} does not answer ({first_line(error)})")
         for address, facts in [
-            (address, one[NAME]) for address, one in sorted(workers.items()) if NAME in one
+            (address, one[PLUGIN_NAME]) for address, one in sorted(workers.items()) if PLUGIN_NAME in one
         ]:
             name, version, why = facts["name"], facts["version"], ""
             if version != __version__:

@@ -21,7 +21,7 @@ from minidbg.core.json_lines import last_json
 from minidbg.core.text import plural
 from minidbg.watch.daemon import Message
 from minidbg.watch.events import Notice
-from minidbg.watch.files import scan, walk
+from minidbg.watch.files import scan, walk_files
 from minidbg.watch.settings import machine_of
 from minidbg.watch.sources import find_spec, site_packages
 from minidbg.workers import Ended, Request
@@ -61,7 +61,7 @@ class RoutingPool:
         if not machine_of(device):
             return self.here.submit(request)
         if self.code is None:
-            self.code = packed(request.recompiled, self.tell)
+            self.code = packed_code(request.recompiled, self.tell)
         return self.others.submit(device, request, self.code)
 
     def with_devices(self, asked: Future[Ended]) -> Future[Ended]:
@@ -86,12 +86,12 @@ class RoutingPool:
         self.here.close()
 
 
-def packed(roots: Iterable[str], tell: Callable[[Message], None]) -> Code:
+def packed_code(roots: Iterable[str], tell: Callable[[Message], None]) -> Code:
     """The files of these trees, and single files. What is installed stays, torch too: each machine has its own."""
     torch = find_spec("torch")
     stays = (*site_packages(), f"{os.path.dirname(torch.origin or '')}/" if torch else os.devnull)
     roots = [root for root in roots if not f"{root}/".startswith(stays)]
-    beside = (path for root in roots for path in walk(root) if path.endswith(ALSO_IGNORED))
+    beside = (path for root in roots for path in walk_files(root) if path.endswith(ALSO_IGNORED))
     files: dict[str, bytes] = {}
     for path in sorted({*scan(roots), *beside}):
         with contextlib.suppress(OSError):  # it has just gone

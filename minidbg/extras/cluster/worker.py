@@ -36,7 +36,7 @@ from minidbg.watch.settings import is_cpu, whole_name
 from minidbg.workers import Ended, Request, leftovers
 from minidbg.workers.pool import WARM, ServerPool, preload_for
 
-NAME = "minidbg"
+PLUGIN_NAME = "minidbg"
 """Of the plugin, and of what the worker says of itself when it joins."""
 MOST_TREES = 4
 
@@ -52,7 +52,7 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
     pool: ServerPool
     folder: Path
     jobs: int
-    name: str = NAME
+    name: str = PLUGIN_NAME
     runs: dict[str, Future[Ended]] = field(default_factory=dict)
     """By the key of the task that waits for it."""
     trouble: str = ""
@@ -126,22 +126,24 @@ class Unpacks(WorkerPlugin):  # type: ignore[misc]
     zipped: bytes
 
     def setup(self, worker: Worker) -> None:
-        if NAME in worker.plugins:
-            worker.plugins[NAME].unpack(self.digest, self.zipped)
+        if PLUGIN_NAME in worker.plugins:
+            worker.plugins[PLUGIN_NAME].unpack(self.digest, self.zipped)
 
 
-def judge(request: Request, digest: str, paths: tuple[str, ...]) -> dict[str, Any]:
+def judge_request(request: Request, digest: str, paths: tuple[str, ...]) -> dict[str, Any]:
     """The task."""
     worker = get_worker()
-    judges: Judges = worker.plugins[NAME]
+    judges: Judges = worker.plugins[PLUGIN_NAME]
     return asdict(judges.judge(str(worker.get_current_task()), request, digest, paths))
 
 
-def serve(address: str, security: Any, name: str, jobs: int) -> None:
+def serve_scheduler(address: str, security: Any, name: str, jobs: int) -> None:
     """Be a worker until a signal comes."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)
     dask.config.set({"distributed.worker.profile.enabled": False, "distributed.worker.http.routes": []})
-    folder = leftovers.make_folder("worker").resolve()  # as a run names the files that it has loaded
+    folder = leftovers.make_temporary_folder(
+        "worker"
+    ).resolve()  # as a run names the files that it has loaded
     (folder / "code").mkdir()
     pool = ServerPool(lambda message: None, preload_for(["inductor"], forks=True), state=folder)
     try:
@@ -161,7 +163,7 @@ async def work(address: str, security: Any, judges: Judges, name: str) -> NoRetu
             # tcp:// is for this machine alone
             host="127.0.0.1" if address.startswith("tcp:") else None, dashboard_address="127.0.0.1:0",
             # fewer at the same time: as many as there are of the resources
-            nthreads=judges.jobs + len(devices), startup_information={NAME: lambda worker: facts},
+            nthreads=judges.jobs + len(devices), startup_information={PLUGIN_NAME: lambda worker: facts},
             resources={resource_of(facts, device): judges.jobs if is_cpu(device) else 1 for device in devices},
         ) as worker:  # fmt: skip
             click.echo(f"minidbg: {name} works for {address}: {', '.join(devices)}", err=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minidbg.commands.ending import end_interrupted
-from minidbg.commands.output import COUNT, FILE, FOLDER, JSON, note, print_json, repro_folder
+from minidbg.commands.output import COUNT, FILE, FOLDER_TYPE, JSON_OPTION, note, print_json, repro_folder
 from minidbg.core.errors import BadSetting
 from minidbg.core.files import replace_file
 from minidbg.core.machine import HERE
@@ -25,14 +25,14 @@ from minidbg.core.text import in_one_line
 if TYPE_CHECKING:
     from minidbg.extras.hunt.hunting import Hunt
     from minidbg.extras.hunt.judging import SampleResult
-    from minidbg.extras.hunt.samples import Cell
+    from minidbg.extras.hunt.samples import SampleCell
 
 LETTERS = {
     "ok": "·", "handed back": "b", "unsupported": "u", "fails": "F", "wrong": "W", "hangs": "H", "crashed": "C", "skipped": " ",
 }  # fmt: skip
 
 
-def words(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+def listed_words(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """The words of an option that may be repeated, and may hold several with commas between them."""
     return tuple(word for text in given for word in text.split(",") if word)
 
@@ -53,11 +53,16 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
 @click.command()
 @click.argument("backend")
 @click.option(
-    "--ops", multiple=True, callback=words, help="Only these names or patterns: 'nn.functional.*,add'."
+    "--ops", multiple=True, callback=listed_words, help="Only these names or patterns: 'nn.functional.*,add'."
 )
-@click.option("--dtypes", multiple=True, callback=words, help="Only these: float32,int64,...")
+@click.option("--dtypes", multiple=True, callback=listed_words, help="Only these: float32,int64,...")
 @click.option(
-    "--devices", multiple=True, callback=words, default=("cpu",), show_default=True, help="cpu,cuda,..."
+    "--devices",
+    multiple=True,
+    callback=listed_words,
+    default=("cpu",),
+    show_default=True,
+    help="cpu,cuda,...",
 )
 @click.option(
     "--option",
@@ -79,8 +84,8 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
 )
 @click.option("--call-seconds", default=30.0, show_default=True, help="A sample that takes longer hangs.")
 @click.option("--expected", type=FILE, help="Expected failures to compare with; written where it is missing.")
-@click.option("--dir", "folder", type=FOLDER, help="Where the repros go.")
-@JSON
+@click.option("--dir", "folder", type=FOLDER_TYPE, help="Where the repros go.")
+@JSON_OPTION
 def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool, **given: Any) -> None:
     """Find out which op works in which dtype with BACKEND.
 
@@ -99,13 +104,13 @@ def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool
         hunted.run()
     except KeyboardInterrupt:
         hunted.interrupted = True
-    failing = tell(hunted, as_json=as_json)
+    failing = tell_results(hunted, as_json=as_json)
     if hunted.interrupted:
         end_interrupted()
     sys.exit(3 if (failing if expected is None else is_worse(hunted, expected)) else 0)
 
 
-def tell(hunted: Hunt, *, as_json: bool) -> bool:
+def tell_results(hunted: Hunt, *, as_json: bool) -> bool:
     table, failures = hunted.table(), hunted.distinct()
     totals = Counter(str(state) for state, _ in table.values())
     if as_json:
@@ -133,7 +138,7 @@ def tell(hunted: Hunt, *, as_json: bool) -> bool:
     return bool(failures)
 
 
-def print_table(table: Mapping[Cell, tuple[SampleResult, str]]) -> None:
+def print_table(table: Mapping[SampleCell, tuple[SampleResult, str]]) -> None:
     """A row for each op that does not work in every dtype, a letter for each dtype."""
     from minidbg.extras.hunt.samples import DTYPES
 

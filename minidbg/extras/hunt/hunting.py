@@ -23,19 +23,19 @@ from minidbg.core.json_lines import json_objects
 from minidbg.core.machine import memory_limit
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.text import last_line, plural
-from minidbg.extras.hunt.judging import SampleResult, backend_of, key_of, state_of
-from minidbg.extras.hunt.samples import Cell, Sample, plan
+from minidbg.extras.hunt.judging import SampleResult, backend_of, failure_key, sample_result
+from minidbg.extras.hunt.samples import Sample, SampleCell, plan
 from minidbg.reduction.result import Limits
 from minidbg.torch_internals import OP_SAMPLES
 from minidbg.workers import Ended
 
 IN_BATCH = 60  # at most: each of the jobs gets one
 REDUCE_SECONDS = 120.0
-GRACE_S, ALONE_S, HUNT_POLL_S, TELL_EVERY_S = 30.0, 300.0, 0.5, 20.0
+RUN_GRACE_S, ALONE_S, HUNT_POLL_S, TELL_EVERY_S = 30.0, 300.0, 0.5, 20.0
 
 
 @dataclass(slots=True)
-class Failure:
+class SampleFailure:
     """Failures that are one: the first that was met, and what its reduction gave."""
 
     state: SampleResult
@@ -63,9 +63,9 @@ class Hunt:
     samples: int = 2
     jobs: int = 1
     call_seconds: float = 30.0
-    cells: list[Cell] = field(default_factory=list)
-    judged: list[tuple[Cell, SampleResult, str, Failure | None]] = field(default_factory=list)
-    failures: dict[tuple[str, ...], Failure] = field(default_factory=dict)
+    cells: list[SampleCell] = field(default_factory=list)
+    judged: list[tuple[SampleCell, SampleResult, str, SampleFailure | None]] = field(default_factory=list)
+    failures: dict[tuple[str, ...], SampleFailure] = field(default_factory=dict)
     interrupted: bool = False
 
     @property
@@ -116,14 +116,14 @@ class Hunt:
             raise
 
     def take_in(self, sample: Sample, outcome: Outcome) -> None:
-        state, text, failure = state_of(outcome), outcome.reason, None
+        state, text, failure = sample_result(outcome), outcome.reason, None
         if outcome.signature is not None:
             text = outcome.message
             if state.rank >= SampleResult.FAILS.rank:
-                key = key_of(outcome.signature, sample.op)
-                failure = self.failures.setdefault(key, Failure(state, sample, outcome))
+                key = failure_key(outcome.signature, sample.op)
+                failure = self.failures.setdefault(key, SampleFailure(state, sample, outcome))
                 failure.ops[sample.op] += 1
-        self.judged.append((Cell(*sample[:3]), state, text, failure))
+        self.judged.append((SampleCell(*sample[:3]), state, text, failure))
 
     # ---- asking children
 
@@ -140,7 +140,7 @@ class Hunt:
     def batch(self, batch: Sequence[Sample], results: Path, ends: float) -> list[tuple[Sample, Outcome]]:
         judged: list[tuple[Sample, Outcome]] = []
         while batch and time.monotonic() < ends:
-            seconds = len(batch) * self.call_seconds + GRACE_S
+            seconds = len(batch) * self.call_seconds + RUN_GRACE_S
             done = self.asked("run_batch", {"batch": batch, "results": str(results)}, seconds)
             lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
             results.unlink(missing_ok=True)
@@ -154,37 +154,37 @@ class Hunt:
 
     def alone(self, sample: Sample) -> dict[str, Any]:
         """The outcome of a sample at which a child ended. Raises MinidbgError for a request that cannot be met."""
-        done = self.asked("run_alone", {"sample": sample}, self.call_seconds + ALONE_S)
+        done = self.asked("run_sample_alone", {"sample": sample}, self.call_seconds + ALONE_S)
         if done.error:
             raise MinidbgError(last_line(done.error))
         if done.answered:
             return done.value  # type: ignore[no-any-return]
         return Outcome(Verdict.INVALID, reason="ends the process before the backend is called").to_json()
 
-    def reduce(self, failure: Failure) -> None:
+    def reduce(self, failure: SampleFailure) -> None:
         most_bytes = settings.load().value_limit_bytes
         limits = Limits(REDUCE_SECONDS, call_seconds=self.call_seconds, value_limit_bytes=most_bytes)
         argument = {
             "sample": failure.sample, "outcome": failure.outcome.to_json(), "folder": str(self.folder), "limits": asdict(limits),
         }  # fmt: skip
         with open(os.devnull, "w") as stream:
-            done = self.asked("reduced", argument, REDUCE_SECONDS + GRACE_S, stream)
+            done = self.asked("reduced_sample", argument, REDUCE_SECONDS + RUN_GRACE_S, stream)
         answer = done.value if done.answered else {"refused": done.why_no_answer}
         failure.repro = answer.get("path")
         failure.refused = "" if failure.repro else str(answer.get("refused") or answer.get("verdict"))
 
     # ---- what is known
 
-    def table(self) -> dict[Cell, tuple[SampleResult, str]]:
+    def table(self) -> dict[SampleCell, tuple[SampleResult, str]]:
         """The worst of each cell's samples, and what it said; what did not fail again is no failure."""
-        worst: dict[Cell, tuple[SampleResult, str]] = {}
+        worst: dict[SampleCell, tuple[SampleResult, str]] = {}
         for cell, judged, text, failure in self.judged:
             state = SampleResult.SKIPPED if failure is not None and failure.refused else judged
             if cell not in worst or state.rank > worst[cell][0].rank:
                 worst[cell] = (state, text)
         return worst
 
-    def distinct(self) -> list[Failure]:
+    def distinct(self) -> list[SampleFailure]:
         return sorted(
             (one for one in self.failures.values() if not one.refused), key=lambda one: -one.state.rank
         )

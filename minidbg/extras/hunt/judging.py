@@ -71,7 +71,7 @@ def run_batch(argument: Mapping[str, Any], note: object) -> None:
     with open(argument["results"], "a", buffering=1, encoding="utf-8") as results:
         for sample in argument["batch"]:
             signal.setitimer(signal.ITIMER_REAL, argument["call_seconds"])
-            outcome = outcome_of(
+            outcome = sample_outcome(
                 Sample(*sample), backend,
                 lambda case: oracle.unless_the_machine_failed(lambda: execute(case), expected=None),
             )  # fmt: skip
@@ -80,16 +80,16 @@ def run_batch(argument: Mapping[str, Any], note: object) -> None:
             torch.compiler.reset()
 
 
-def run_alone(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
+def run_sample_alone(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
     """The outcome of a sample that ended a batch, in a child of this one."""
     workers.branch_off()
-    return outcome_of(
+    return sample_outcome(
         Sample(*argument["sample"]), backend_of(argument),
         lambda case: oracle.ask(case, seconds=argument["call_seconds"]),
     )  # fmt: skip
 
 
-def outcome_of(sample: Sample, backend: UsedBackend, judge: Callable[[Case], Outcome]) -> dict[str, Any]:
+def sample_outcome(sample: Sample, backend: UsedBackend, judge: Callable[[Case], Outcome]) -> dict[str, Any]:
     """The outcome as JSON values; empty past the cell's last sample."""
     warnings.simplefilter("ignore")
     try:
@@ -102,7 +102,7 @@ def outcome_of(sample: Sample, backend: UsedBackend, judge: Callable[[Case], Out
     return judge(case).to_json() if case is not None else {}
 
 
-def reduced(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
+def reduced_sample(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
     return reducing.reduce_in_child(argument, note, failing_case)
 
 
@@ -115,7 +115,7 @@ def failing_case(argument: Mapping[str, Any]) -> Case:
 # ---- what an outcome says
 
 
-def state_of(outcome: Outcome) -> SampleResult:
+def sample_result(outcome: Outcome) -> SampleResult:
     if outcome.verdict is Verdict.GONE:
         if HANDED_BACK in outcome.reason:
             return SampleResult.HANDED_BACK
@@ -137,7 +137,7 @@ def state_of(outcome: Outcome) -> SampleResult:
     }[kind]
 
 
-def key_of(signature: Signature, op: str) -> tuple[str, ...]:
+def failure_key(signature: Signature, op: str) -> tuple[str, ...]:
     """What failures share which are one. The text of an exception tells the bug; a wrong number does not."""
     where = signature.types if signature.kind.traits.raises else (str(signature.direction), op)
     return (str(signature.kind), signature.message, *signature.frames[:1], *where)

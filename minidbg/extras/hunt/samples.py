@@ -28,7 +28,7 @@ FIXED_POINT = ("nn.functional.interpolate", "nn.functional.upsample")
 UNINITIALISED = ("empty", "new_empty", "resize_")
 
 
-class Cell(NamedTuple):
+class SampleCell(NamedTuple):
     """An operator in a dtype on a device: a letter of the table."""
 
     op: str
@@ -61,7 +61,7 @@ def operators() -> Mapping[str, Any]:
     return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in every}
 
 
-def plan(ops: Sequence[str], dtypes: Sequence[str], devices: Sequence[str]) -> list[Cell]:
+def plan(ops: Sequence[str], dtypes: Sequence[str], devices: Sequence[str]) -> list[SampleCell]:
     """The cells of the table, in the order to try them: all operators in one dtype first.
 
     ``ops`` are names or patterns, all where there are none; likewise ``dtypes``. Raises BadSetting.
@@ -74,7 +74,7 @@ def plan(ops: Sequence[str], dtypes: Sequence[str], devices: Sequence[str]) -> l
         for device in {torch.device(device).type for device in devices}
     }
     return [
-        Cell(name, dtype, device)
+        SampleCell(name, dtype, device)
         for dtype in (matching(dtypes, DTYPES, "dtype") if dtypes else DTYPES)
         for device in devices
         for name in names

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
 from minidbg.core.errors import MinidbgError
-from minidbg.extras.page.state import SCRIPT, STYLE, Page
+from minidbg.extras.page.state import PAGE_SCRIPT, PAGE_STYLE, Page
 
 try:
     import uvicorn
@@ -39,13 +39,13 @@ REFRESH_S = 0.25
 CLOSE_SECONDS = 5.0
 
 
-def digest(text: str) -> str:
+def content_digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 HEADERS = {
     # all texts are escaped; a mistake in that would still run no script and send nothing anywhere
-    "content-security-policy": f"default-src 'none'; style-src {digest(STYLE)}; script-src {digest(SCRIPT)}; "
+    "content-security-policy": f"default-src 'none'; style-src {content_digest(PAGE_STYLE)}; script-src {content_digest(PAGE_SCRIPT)}; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",

@@ -18,12 +18,12 @@ from minidbg.core.text import display_path, moment, printable
 from minidbg.watch import events, queries
 from minidbg.watch.events import Event
 from minidbg.watch.matrix import Matrix
-from minidbg.watch.repros import name_of, read_repro
+from minidbg.watch.repros import read_repro, repro_name
 from minidbg.watch.views import View
 
-HISTORY_ENTRIES = 50
+PAGE_HISTORY_ENTRIES = 50
 WRITTEN_AT = events.Started, events.SweepFinished, events.BuildFailed
-STYLE, SCRIPT = (templates.fill(name, {}) for name in ("page.css", "page.js"))
+PAGE_STYLE, PAGE_SCRIPT = (templates.fill(name, {}) for name in ("page.css", "page.js"))
 
 
 class Page(View):
@@ -52,7 +52,7 @@ class Page(View):
         with self.lock:
             cells, home = self.matrix.of_repro(name), Path(self.matrix.home)
         path = home / name
-        if not cells or (repro := read_repro(path, name_of(path, home))) is None:
+        if not cells or (repro := read_repro(path, repro_name(path, home))) is None:
             raise MinidbgError(f"no repro {printable(name)} is watched")
         provenance = Provenance()
         try:
@@ -60,7 +60,7 @@ class Page(View):
             provenance = provenance if repro.damage else Provenance.from_table(table_of(script, path))
         except (OSError, ValueError) as error:
             script = f"# cannot be read: {error}"
-        past = queries.history_text(queries.history_of(path, HISTORY_ENTRIES))
+        past = queries.history_text(queries.history_of(path, PAGE_HISTORY_ENTRIES))
         return filled(
             "details.html.j2", cells=cells, repro=repro, details_page=provenance, script=script, past=past
         )
@@ -87,5 +87,11 @@ class HtmlFile(Page):
 def filled(template: str, **values: Any) -> str:
     return templates.fill(
         template,
-        {**values, "style": STYLE, "script_of_page": SCRIPT, "moment": moment, "printable": printable},
+        {
+            **values,
+            "style": PAGE_STYLE,
+            "script_of_page": PAGE_SCRIPT,
+            "moment": moment,
+            "printable": printable,
+        },
     )

@@ -13,7 +13,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.compile_fx import compile_fx
 
-from minidbg.backends import assignment, find, resolve
+from minidbg.backends import assignment, find_reference, resolve
 from minidbg.core.errors import BackendUnreachable
 from minidbg.core.run_spec import BackendRef
 
@@ -32,7 +32,7 @@ HERE = Path(__file__)
 
 @pytest.mark.parametrize("name", ["inductor", "eager", "aot_eager", "cudagraphs", "aot_ts", "ts"])
 def test_backend_of_torch_needs_nothing_but_its_name(name: str) -> None:
-    found = find(name)
+    found = find_reference(name)
 
     assert assignment(found) == f'backend = "{name}"'
     assert (found.setup, found.paths, found.requirements, found.remarks) == ((), (), (), ())
@@ -40,7 +40,7 @@ def test_backend_of_torch_needs_nothing_but_its_name(name: str) -> None:
 
 
 def test_function_of_a_module_in_a_folder_brings_the_folder() -> None:
-    found = find(compiles)
+    found = find_reference(compiles)
 
     assert found.expression == "compiles"
     assert found.setup == (f"from {__name__} import compiles",)
@@ -53,7 +53,7 @@ def test_name_is_not_taken_for_an_object_that_only_looks_like_it() -> None:
     twin = functools.wraps(compiles)(lambda gm, inputs: gm)
 
     with pytest.raises(BackendUnreachable):
-        find(twin)
+        find_reference(twin)
 
 
 def test_value_that_the_program_put_into_a_module_is_not_found_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,13 +62,13 @@ def test_value_that_the_program_put_into_a_module_is_not_found_there(monkeypatch
     monkeypatch.setattr(sys.modules[__name__], "current", current, raising=False)
 
     with pytest.raises(BackendUnreachable, match="no global name holds"):
-        find(current)
+        find_reference(current)
 
 
 def test_partials_are_put_together_anew() -> None:
     inner = functools.partial(compile_fx, config_patches={"max_autotune": False})
 
-    found = find(functools.partial(inner))
+    found = find_reference(functools.partial(inner))
 
     assert found.expression == "functools.partial(compile_fx, config_patches={'max_autotune': False})"
     again = resolve(found)
@@ -82,7 +82,7 @@ def test_two_functions_of_one_name_stay_apart(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delitem(sys.modules, "other_home", raising=False)
     other = importlib.import_module("other_home").compiles
 
-    found = find(aot_autograd(fw_compiler=compiles, bw_compiler=other))
+    found = find_reference(aot_autograd(fw_compiler=compiles, bw_compiler=other))
 
     assert found.setup[1:] == (
         f"from {__name__} import compiles",
@@ -101,8 +101,8 @@ def test_annotations_of_copied_source_are_text_as_in_its_script() -> None:
 
 
 def test_objects_that_torch_compile_made_are_taken_apart() -> None:
-    inductor = find(torch._TorchCompileInductorWrapper(None, {"max_autotune": False}, None))
-    other = find(torch._TorchCompileWrapper(compiles, "fast", None, None))
+    inductor = find_reference(torch._TorchCompileInductorWrapper(None, {"max_autotune": False}, None))
+    other = find_reference(torch._TorchCompileWrapper(compiles, "fast", None, None))
 
     assert (inductor.expression, inductor.options) == ("'inductor'", {"max_autotune": False})
     assert (other.expression, other.mode) == ("compiles", "fast")
@@ -124,11 +124,11 @@ def test_objects_that_torch_compile_made_are_taken_apart() -> None:
 )
 def test_what_cannot_be_right_is_refused_by_its_place(given: dict[str, Any], part: str) -> None:
     with pytest.raises(BackendUnreachable, match=part):
-        find(compiles, **given)
+        find_reference(compiles, **given)
 
 
 def test_reference_that_only_the_setup_makes_importable_is_trusted() -> None:
-    found = find(compiles, setup="import sys; sys.path.append('/x')", reference="only_in_x:make(2)")
+    found = find_reference(compiles, setup="import sys; sys.path.append('/x')", reference="only_in_x:make(2)")
 
     assert found.expression == "make(2)"
     assert found.setup == ("import sys; sys.path.append('/x')", "from only_in_x import make")

@@ -169,7 +169,7 @@ def test_a_value_of_a_wrong_kind_is_told_with_file_and_key(
     project.write_text(text.replace("'a\\u0000b'", '"a\\u0000b"'))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadSetting) as refused:
-        settings.load(), watching.load({})
+        settings.load(), watching.load_watch_settings({})
     assert told in str(refused.value)
     assert str(project) in str(refused.value)
 

@@ -16,6 +16,6 @@ def test_templates_are_found_in_the_package_first(tmp_path: Path) -> None:
     ):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    found = templates.environment((inside, beside))
+    found = templates.template_environment((inside, beside))
     assert found.get_template("note.j2").render() == "in the package"
     assert found.get_template("other.j2").render() == "only beside"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from minidbg.judge.compare import USUAL, Comparison
+from minidbg.judge.compare import DEFAULT_SPEC, Comparison
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def judged(
         values = change(tuple(value.clone() for value in inputs))
         return only(change(program)(*values))
 
-    return Comparison(only(result), eager(), eager, USUAL).difference([] if notes is None else notes)
+    return Comparison(only(result), eager(), eager, DEFAULT_SPEC).difference([] if notes is None else notes)
 
 
 def only(outputs: Any) -> dict[str, Any]:

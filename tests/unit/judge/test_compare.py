@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from minidbg.judge.compare import USUAL, mismatch
-from minidbg.judge.leaves import CannotCompare, Leaf, snapshot
+from minidbg.judge.compare import DEFAULT_SPEC, mismatch
+from minidbg.judge.leaves import CannotCompare, Leaf, collect_leaves
 from minidbg.judge.legal import EagerRuns, Tag
 
 Snapshot = dict[str, Leaf]
@@ -19,7 +19,7 @@ ONES = torch.ones(3)
 
 
 def outputs(*values: Any) -> Snapshot:
-    return snapshot(values)
+    return collect_leaves(values)
 
 
 def never() -> Iterator[Snapshot]:
@@ -37,7 +37,7 @@ def difference_of(
     """The difference of two single outputs; ``reference`` is eager's in float64, ``again`` that of its second run."""
     values = {Tag.FLOAT64: reference, Tag.AGAIN: again}
     eager_runs = EagerRuns({tag: [outputs(value)] for tag, value in values.items() if value is not None})
-    return mismatch(outputs(actual), outputs(expected), eager_runs, replace(USUAL, **spec))
+    return mismatch(outputs(actual), outputs(expected), eager_runs, replace(DEFAULT_SPEC, **spec))
 
 
 def twice(again: Snapshot) -> EagerRuns:
@@ -60,7 +60,7 @@ def is_silent(*runs: Any, **more: Any) -> bool:
 
 def test_snapshot_of_a_bare_tensor_is_output_0_and_copies_nothing() -> None:
     x = torch.ones(2, requires_grad=True)
-    leaf = snapshot(x)["output 0"]
+    leaf = collect_leaves(x)["output 0"]
     assert leaf.requires_grad
     assert not leaf.value.requires_grad
     assert leaf.value.data_ptr() == x.data_ptr()
@@ -68,7 +68,7 @@ def test_snapshot_of_a_bare_tensor_is_output_0_and_copies_nothing() -> None:
 
 def test_snapshot_opens_tensor_subclasses() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    assert {"output 0._values", "output 0._offsets"} <= set(snapshot((nested,)))
+    assert {"output 0._values", "output 0._offsets"} <= set(collect_leaves((nested,)))
 
 
 # ---- form ------------------------------------------------------------------------------------------------
@@ -110,20 +110,24 @@ def test_the_signature_names_neither_the_output_nor_its_numbers() -> None:
 
 
 def test_a_wrong_gradient_is_a_failure_in_backward() -> None:
-    difference = mismatch(snapshot((), (), {"x": torch.ones(2)}), snapshot((), (), {"x": torch.zeros(2)}))
+    difference = mismatch(
+        collect_leaves((), (), {"x": torch.ones(2)}), collect_leaves((), (), {"x": torch.zeros(2)})
+    )
     assert difference["where"] == "gradient of x"
     assert difference["signature"] == {"direction": "backward", "message": "gradient: float"}
 
 
 def test_no_gradient_is_the_same_as_a_zero_one() -> None:
-    zero, none, one = (snapshot((), (), {"x": value}) for value in (torch.zeros(2), None, torch.ones(2)))
+    zero, none, one = (
+        collect_leaves((), (), {"x": value}) for value in (torch.zeros(2), None, torch.ones(2))
+    )
     assert mismatch(zero, none) is None
     assert mismatch(none, zero) is None
     assert mismatch(none, one) is not None
 
 
 def test_an_input_that_only_one_run_wrote_to_is_a_difference() -> None:
-    difference = mismatch(snapshot((), {"x": torch.ones(2)}), snapshot((), {"x": torch.zeros(2)}))
+    difference = mismatch(collect_leaves((), {"x": torch.ones(2)}), collect_leaves((), {"x": torch.zeros(2)}))
     assert difference["where"] == "input x after the call"
 
 
@@ -193,10 +197,12 @@ def test_a_single_wrong_element_in_a_million_is_found() -> None:
 def test_small_gradients_are_judged_by_their_own_size_and_noise_beside_large_ones_is_no_difference() -> None:
     """The gradient of a bias before a normalisation is zero but for rounding."""
     small = random(100) * 1e-7
-    assert mismatch(snapshot((), (), {"x": 2 * small}), snapshot((), (), {"x": small})) is not None
+    assert (
+        mismatch(collect_leaves((), (), {"x": 2 * small}), collect_leaves((), (), {"x": small})) is not None
+    )
     large, noise = random(100), random(8, seed=1) * 1e-9
-    eager = snapshot((), (), {"weight": large, "bias": noise})
-    assert mismatch(snapshot((), (), {"weight": large, "bias": -7 * noise}), eager) is None
+    eager = collect_leaves((), (), {"weight": large, "bias": noise})
+    assert mismatch(collect_leaves((), (), {"weight": large, "bias": -7 * noise}), eager) is None
 
 
 FLOATS = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128"
@@ -490,11 +496,11 @@ def test_requires_grad_of_an_output_counts() -> None:
 
 def test_an_output_that_is_its_input_in_one_run_only_is_a_difference() -> None:
     x, y = torch.ones(4), torch.ones(4)
-    view, copy = snapshot((x[1:3],), {"x": x}), snapshot((y[1:3].clone(),), {"x": y})
+    view, copy = collect_leaves((x[1:3],), {"x": x}), collect_leaves((y[1:3].clone(),), {"x": y})
     for actual, expected in ((view, copy), (copy, view)):
         difference = mismatch(actual, expected)
         assert difference["category"] == "aliasing"
-    assert mismatch(view, snapshot((y[1:3],), {"x": y})) is None
+    assert mismatch(view, collect_leaves((y[1:3],), {"x": y})) is None
 
 
 def test_outputs_that_share_a_storage_but_no_element_may_be_apart() -> None:
@@ -511,7 +517,7 @@ def test_outputs_that_are_one_tensor_in_eager_only_are_a_difference() -> None:
 
 def test_memory_that_both_runs_share_is_not_read() -> None:
     weight = torch.full((3,), math.nan)
-    assert mismatch(snapshot((), {"w": weight}), snapshot((), {"w": weight})) is None
+    assert mismatch(collect_leaves((), {"w": weight}), collect_leaves((), {"w": weight})) is None
     assert found(torch.tensor([1j]).conj(), torch.tensor([1j]))["category"] == "float"
 
 
@@ -522,14 +528,14 @@ def test_what_a_mask_hides_is_not_compared() -> None:
     mask = torch.tensor([True, False])
     with warnings.catch_warnings(action="ignore"):
         masked = [torch.masked.masked_tensor(value, mask) for value in (shown, other, other + 1)]
-    left = [snapshot((one,)) for one in masked]
+    left = [collect_leaves((one,)) for one in masked]
     assert mismatch(left[0], left[1]) is None
     assert str(mismatch(left[0], left[2])).count("output 0.data")
 
 
 def test_many_results_that_torch_does_not_define_are_one_sentence():
     runs = [
-        snapshot(tuple(torch.full((2,), value) for _ in range(count)))
+        collect_leaves(tuple(torch.full((2,), value) for _ in range(count)))
         for value in (1.0, 2.0)
         for count in (3, 9)
     ]

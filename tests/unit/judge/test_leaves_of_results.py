@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.masked import masked_tensor
 
-from minidbg.judge.leaves import snapshot
+from minidbg.judge.leaves import collect_leaves
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning"),
@@ -36,38 +36,38 @@ X = torch.arange(3.0)
     ids=["one", "two", "nested", "dict", "a number as key", "a size", "masked", "coo", "csr", "none"],
 )  # fmt: skip
 def test_each_leaf_has_the_label_by_which_people_find_it(outputs: Any, labels: list[str]) -> None:
-    found = snapshot(outputs() if callable(outputs) else outputs)  # some are made with a warning
+    found = collect_leaves(outputs() if callable(outputs) else outputs)  # some are made with a warning
     assert list(found) == labels
     assert {leaf.role for leaf in found.values()} <= {"output"}
 
 
 def test_inputs_and_gradients_are_called_by_their_number_or_name() -> None:
-    by_number = snapshot((), inputs_after=[X], gradients=[None, X])
+    by_number = collect_leaves((), inputs_after=[X], gradients=[None, X])
     assert {label: leaf.role for label, leaf in by_number.items()} == {
         "input 0 after the call": "input",
         "gradient of input 0": "gradient",
         "gradient of input 1": "gradient",
     }
-    by_name = snapshot((), inputs_after={"weight": X}, gradients={"weight": X})
+    by_name = collect_leaves((), inputs_after={"weight": X}, gradients={"weight": X})
     assert list(by_name) == ["input weight after the call", "gradient of weight"]
 
 
 def test_what_a_mask_hides_has_no_value() -> None:
     mask = torch.tensor([True, False])
-    one, other = (snapshot(masked_tensor(torch.tensor([1.0, hidden]), mask)) for hidden in (5.0, 6.0))
+    one, other = (collect_leaves(masked_tensor(torch.tensor([1.0, hidden]), mask)) for hidden in (5.0, 6.0))
     assert torch.equal(one["output 0.data"].value, other["output 0.data"].value)
 
 
 def test_a_sparse_result_is_compared_by_its_layout_and_its_values() -> None:
-    found = snapshot(torch.eye(2).to_sparse_csr())
+    found = collect_leaves(torch.eye(2).to_sparse_csr())
     assert found["output 0.layout"].value == "sparse_csr"
     assert torch.equal(found["output 0"].value, torch.eye(2))
 
 
 def test_a_sparse_meta_tensor_stays_what_it_is_since_it_has_no_values() -> None:
-    assert list(snapshot(torch.eye(2).to_sparse().to("meta"))) == ["output 0"]
+    assert list(collect_leaves(torch.eye(2).to_sparse().to("meta"))) == ["output 0"]
 
 
 def test_a_number_is_a_leaf_without_a_gradient() -> None:
-    leaf = snapshot(3)["output 0"]
+    leaf = collect_leaves(3)["output 0"]
     assert (leaf.value, leaf.requires_grad) == (3, False)

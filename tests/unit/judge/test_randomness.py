@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from minidbg.codegen.size import call_nodes
 from minidbg.fx.copying import capture_by_dynamo, clone_values, copy_graph_module
 from minidbg.judge.compare import mismatch
-from minidbg.judge.leaves import snapshot
+from minidbg.judge.leaves import collect_leaves
 from minidbg.judge.randomness import Derandomized, attention_that_shows_its_mask, draws_alone, feed_recorded
 
 Program = Callable[..., Any]
@@ -36,7 +36,7 @@ def run(gm: fx.GraphModule, inputs: Any, seed: int) -> Any:
 
 
 def is_deterministic(one: Derandomized) -> bool:
-    first, second = (snapshot(run(one.graph_module, one.inputs, seed)) for seed in (0, 1))
+    first, second = (collect_leaves(run(one.graph_module, one.inputs, seed)) for seed in (0, 1))
     return mismatch(first, second) is None
 
 
@@ -80,7 +80,9 @@ DRAWS: dict[str, Program] = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_fed_graph_draws_nothing_and_gives_the_same_each_time(name: str) -> None:
     gm, inputs = captured(DRAWS[name], X)
-    assert mismatch(snapshot(run(gm, inputs, 0)), snapshot(run(gm, inputs, 1))) is not None, "it does draw"
+    assert mismatch(collect_leaves(run(gm, inputs, 0)), collect_leaves(run(gm, inputs, 1))) is not None, (
+        "it does draw"
+    )
     one = feed_recorded(gm, inputs)
     assert one.fed
     assert not one.left
@@ -134,9 +136,9 @@ def test_the_drawing_calls_alone_draw_what_the_whole_graph_draws(name: str) -> N
     alone = draws_alone(one)
     assert alone is not None
     again = one.with_results(run(*alone, seed=5))
-    wanted = snapshot(run(gm, inputs, 5))
-    assert mismatch(snapshot(again.graph_module(*clone_values(again.inputs))), wanted) is None
-    assert mismatch(snapshot(one.graph_module(*clone_values(one.inputs))), wanted) is not None
+    wanted = collect_leaves(run(gm, inputs, 5))
+    assert mismatch(collect_leaves(again.graph_module(*clone_values(again.inputs))), wanted) is None
+    assert mismatch(collect_leaves(one.graph_module(*clone_values(one.inputs))), wanted) is not None
 
 
 BELOW = torch.ones(8, 8).tril().bool()
@@ -293,6 +295,6 @@ def test_a_wrong_result_beside_a_dropout_is_found_and_a_right_one_is_silent() ->
     one = fed(program, X - 1)
     right, wrong = (run(one.graph_module, one.inputs, seed) for seed in (1, 2))
     wrong = (wrong[0] + 1e-3, wrong[1])
-    eager = snapshot(run(one.graph_module, one.inputs, 3))
-    assert mismatch(snapshot(right), eager) is None
-    assert mismatch(snapshot(wrong), eager) is not None
+    eager = collect_leaves(run(one.graph_module, one.inputs, 3))
+    assert mismatch(collect_leaves(right), eager) is None
+    assert mismatch(collect_leaves(wrong), eager) is not None

@@ -11,8 +11,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidbg import torch_internals
-from minidbg.judge.compare import USUAL, Comparison, mismatch
-from minidbg.judge.leaves import CannotCompare, snapshot
+from minidbg.judge.compare import DEFAULT_SPEC, Comparison, mismatch
+from minidbg.judge.leaves import CannotCompare, collect_leaves
 from minidbg.judge.legal import EagerRuns, Tag
 from minidbg.judge.precision import to_float64
 from minidbg.judge.undefined import ZeroFilled
@@ -30,7 +30,7 @@ def fails(*_: Any, **__: Any) -> Any:
 
 def fails_after(runs: int) -> Iterator[Any]:
     for _ in range(runs):
-        yield snapshot((RIGHT,))
+        yield collect_leaves((RIGHT,))
     raise RuntimeError("no second time")
 
 
@@ -45,7 +45,7 @@ NAMED = {
 @pytest.mark.parametrize("tag", Tag)
 def test_a_member_that_raises_explains_nothing_and_is_named_beside_the_difference(tag: Tag) -> None:
     after = 0 if tag in (Tag.AGAIN, Tag.FLOAT64) else 1  # of the others there may be several
-    found = mismatch(snapshot((WRONG,)), snapshot((RIGHT,)), EagerRuns({tag: fails_after(after)}))
+    found = mismatch(collect_leaves((WRONG,)), collect_leaves((RIGHT,)), EagerRuns({tag: fails_after(after)}))
     assert found is not None
     assert found["category"] == "float"
     said = f"{NAMED[tag]}, which might explain it, fails: RuntimeError: no second time"
@@ -54,7 +54,7 @@ def test_a_member_that_raises_explains_nothing_and_is_named_beside_the_differenc
 
 def test_a_member_that_would_raise_is_not_asked_where_nothing_differs() -> None:
     eager_runs = EagerRuns({tag: fails_after(0) for tag in Tag})
-    assert mismatch(snapshot((RIGHT,)), snapshot((RIGHT,)), eager_runs) is None
+    assert mismatch(collect_leaves((RIGHT,)), collect_leaves((RIGHT,)), eager_runs) is None
     assert not eager_runs.failed
 
 
@@ -64,7 +64,7 @@ def test_members_are_made_once_and_only_as_many_as_are_asked_for() -> None:
     def runs() -> Iterator[Any]:
         for number in range(3):
             made.append(number)
-            yield snapshot((RIGHT * number,))
+            yield collect_leaves((RIGHT * number,))
 
     eager_runs = EagerRuns({Tag.NOISE: runs()})
     first = next(eager_runs.members(Tag.NOISE))
@@ -85,7 +85,7 @@ def test_an_ensemble_lets_go_of_its_runs_without_the_collector() -> None:
 
     gc.disable()
     try:
-        Comparison(left(WRONG.to(torch.uint8)), eager(), eager, USUAL).difference([])
+        Comparison(left(WRONG.to(torch.uint8)), eager(), eager, DEFAULT_SPEC).difference([])
         assert len(held) > 3, "there are members with other answers"
         assert all(one.expired() for one in held)
     finally:
@@ -93,7 +93,7 @@ def test_an_ensemble_lets_go_of_its_runs_without_the_collector() -> None:
 
 
 def test_when_no_run_of_eager_comes_through_again() -> None:
-    found = Comparison(left(WRONG), left(RIGHT), fails, USUAL).difference([])
+    found = Comparison(left(WRONG), left(RIGHT), fails, DEFAULT_SPEC).difference([])
     assert found is not None
 
 
@@ -103,7 +103,7 @@ def test_a_program_that_draws_and_fails_with_other_numbers_is_not_judged() -> No
         raise RuntimeError("an index out of range")
 
     with pytest.raises(CannotCompare, match="draws random numbers"):
-        Comparison(left(WRONG), left(RIGHT), draws, USUAL).difference([])
+        Comparison(left(WRONG), left(RIGHT), draws, DEFAULT_SPEC).difference([])
 
 
 def state() -> dict[str, Any]:

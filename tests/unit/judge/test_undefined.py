@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.judge.compare import USUAL, Comparison
+from minidbg.judge.compare import DEFAULT_SPEC, Comparison
 from minidbg.judge.undefined import UndefinedResults
 
 NAN, INF = math.nan, math.inf
@@ -334,7 +334,7 @@ def test_an_ordinary_failure_costs_five_more_eager_runs() -> None:
         runs.append(seed)
         return only(change(torch.sin)(TIES))
 
-    assert Comparison(only(TIES.cos()), eager(), eager, USUAL).difference([]) is not None
+    assert Comparison(only(TIES.cos()), eager(), eager, DEFAULT_SPEC).difference([]) is not None
     assert len(runs) == 6, "eager itself, with another seed, in float64, and three with other rounding"
 
 

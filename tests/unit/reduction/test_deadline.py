@@ -206,4 +206,4 @@ def test_the_time_begins_with_the_failure(tmp_path: Path, monkeypatch: pytest.Mo
     settings = Settings(seconds=BUDGET_S, reduce=Reduce.NOW, repro_dir=tmp_path)
     report = handle.respond(failing_case(), settings)
     assert report.capture is not None
-    assert given == [BUDGET_S - 3.0 + reducing.GRACE_S]
+    assert given == [BUDGET_S - 3.0 + reducing.REDUCTION_GRACE_S]

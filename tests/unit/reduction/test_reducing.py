@@ -26,7 +26,7 @@ from minidbg import backends, oracle, repro, workers
 from minidbg.codegen.size import call_nodes, call_targets
 from minidbg.core.errors import CannotWrite, Interrupted, NotReproduced
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
-from minidbg.core.run_spec import STAND_INS, BackendRef, CallPath, Provenance, RunSpec
+from minidbg.core.run_spec import STAND_IN_NOTE, BackendRef, CallPath, Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.judge.run import NOT_CALLED
 from minidbg.oracle.execute import ANOTHER_GRAPH, execute
@@ -330,7 +330,7 @@ def test_the_outermost_exception_is_told_where_it_was_before(
     failed = replace(case, provenance=Provenance(message=before))
     said = Outcome(Verdict.REPRODUCES, message="InductorError: LoweringException: size 2")
     meeting = SimpleNamespace(last_shown=said)
-    told = publishing.message_of(failed, failed, SimpleNamespace(smallest=failed), meeting)
+    told = publishing.repro_message(failed, failed, SimpleNamespace(smallest=failed), meeting)
     assert told == (after or said.message)
 
 
@@ -344,18 +344,18 @@ def test_of_a_wrong_result_the_figures_of_the_smallest_are_told(case: Case) -> N
         Verdict.REPRODUCES, message="output 0 differs: by 2; RMSE against float64: backend 1", seconds=1.0
     )
     found, meeting = SimpleNamespace(smallest=wrong), SimpleNamespace(last_shown=said)
-    assert publishing.message_of(wrong, wrong, found, meeting) == (
+    assert publishing.repro_message(wrong, wrong, found, meeting) == (
         "output 0 differs: by 2\nRMSE against float64: backend 1"
     )
     larger = replace(wrong, graph_module=chain()[0])
-    assert publishing.message_of(larger, wrong, found, meeting) == before
+    assert publishing.repro_message(larger, wrong, found, meeting) == before
 
 
 def test_a_script_that_misses_its_failure_says_what_it_printed_and_what_the_judge_saw(
     case: Case, tmp_path: Path, asked_cases: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed = "fails differently: no 'kern' in 'x'"
-    shows = Ended(exit_status=125, stderr_tail=repro.NOT_JUDGED)
+    shows = Ended(exit_status=125, stderr_tail=repro.NOT_JUDGED_HERE)
     ends = iter([Ended(exit_status=3, stdout=printed), shows])
     monkeypatch.setattr(publishing.repro, "run_alone", lambda draft, **_: next(ends))
     written = reduced(case, tmp_path)
@@ -470,7 +470,7 @@ def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
     """An index out of range does that in eager too; nothing was run to find that out, since the device refused."""
     failed = failing_case(signature=Signature(Kind.RUNTIME))
     graph = fx.symbolic_trace(lambda x, index: (torch.relu(x.sin())[index],))
-    story = replace(failed.provenance, notes=(STAND_INS,))
+    story = replace(failed.provenance, notes=(STAND_IN_NOTE,))
     case = replace(failed, graph_module=graph, inputs=(torch.randn(4), torch.tensor([4])), provenance=story)
     with pytest.raises(
         NotReproduced, match="this is no failure of the backend: eager itself fails: IndexError"
@@ -499,7 +499,7 @@ def test_a_large_graph_gets_longer_than_a_call(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("kind", [Kind.CRASH, Kind.HANG, Kind.RUNTIME])
 def test_the_forkserver_tries_nothing_that_ends_or_hangs_its_children(kind: Kind) -> None:
-    case = failing_case(signature=Signature(kind)).with_spec(backend=backends.find("inductor"))
+    case = failing_case(signature=Signature(kind)).with_spec(backend=backends.find_reference("inductor"))
     warmup = oracle.warmup_for(case)
     assert warmup.warm == ("inductor" if kind is Kind.RUNTIME else "imports")
 

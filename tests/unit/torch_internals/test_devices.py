@@ -14,17 +14,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from minidbg.torch_internals import devices
-from minidbg.torch_internals.devices import KINDS
+from minidbg.torch_internals.devices import DEVICE_TYPES
 
 STAND_IN = Path(__file__).parents[2] / "stand_ins/acme_device"
-ACCELERATORS = [name for name, kind in KINDS.items() if kind.synchronize]
+ACCELERATORS = [name for name, kind in DEVICE_TYPES.items() if kind.synchronize]
 
 
 class Module:
     """``torch.<kind>``, which notes each call; functions of a kind with one device refuse to be given one."""
 
     def __init__(self, name: str) -> None:
-        self.row, self.calls = KINDS[name], []
+        self.row, self.calls = DEVICE_TYPES[name], []
         self.name = "privateuseone" if name == "npu" else name  # torch knows npu by its plugin only
         self.error: Exception | None = None
         values: dict[str, Any] = {self.row.get_rng_state: torch.arange(3), self.row.set_rng_state: None}
@@ -61,7 +61,7 @@ def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> M
     for name in ACCELERATORS:
         monkeypatch.setitem(sys.modules, f"torch.{name}", SimpleNamespace())
     made = Module(request.param)
-    monkeypatch.setitem(KINDS, made.name, made.row)
+    monkeypatch.setitem(DEVICE_TYPES, made.name, made.row)
     monkeypatch.setitem(sys.modules, f"torch.{made.name}", made)
     monkeypatch.setattr(devices, "devices_of", lambda values: [torch.device(value) for value in values])
     monkeypatch.setattr(devices, "BROKEN", set())
@@ -110,7 +110,7 @@ def test_a_process_that_uses_it_is_not_forked(module: Module) -> None:
 
 @pytest.mark.parametrize("name", ["cuda", "xpu", "mps"])
 def test_the_functions_of_a_row_are_those_of_torchs_own_module(name: str) -> None:
-    values = asdict(KINDS[name]).values()
+    values = asdict(DEVICE_TYPES[name]).values()
     named = [one for value in values for one in (value if isinstance(value, tuple) else [value])]
     functions = [one for one in named if isinstance(one, str) and one]
     assert [one for one in functions if not hasattr(getattr(torch, name), one)] == []

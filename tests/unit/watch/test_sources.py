@@ -15,7 +15,7 @@ import pytest
 from minidbg.core.errors import BadSetting
 from minidbg.watch.probe import accelerators
 from minidbg.watch.runner import Build
-from minidbg.watch.settings import Devices, devices_of, load, parse_devices
+from minidbg.watch.settings import Devices, chosen_devices, load_watch_settings, parse_devices
 from minidbg.watch.sources import left_out_folders, module_roots, worth_watching
 
 
@@ -75,7 +75,7 @@ def test_each_accelerator_is_found_under_its_number_and_the_current_one_by_its_k
     assert len(set(two.environments.values())) == 4, "two accelerators are two places"
     assert two.environments["cuda"] != devices_with("cuda", 2, "13.0").environments["cuda"]
     assert devices_with("cuda", 0).present() == ("cpu",)
-    wanted = devices_of("cpu", parse_devices("all, xpu:1,cpu"), devices_with("xpu", 1))
+    wanted = chosen_devices("cpu", parse_devices("all, xpu:1,cpu"), devices_with("xpu", 1))
     assert wanted == ("cpu", "xpu:0", "xpu:1"), "what is not here is asked for all the same"
 
 
@@ -89,9 +89,9 @@ def test_the_project_file_sets_and_arguments_win(tmp_path: Path) -> None:
     project, inner = tmp_path / "pyproject.toml", tmp_path / "inner"
     inner.mkdir()
     project.write_text("[tool.minidbg]\nseconds = 5\n")
-    assert load({}, folder=inner).folder == inner
+    assert load_watch_settings({}, folder=inner).folder == inner
     project.write_text('[tool.minidbg.watch]\nbuild = "ninja"\nsources = ["csrc"]\njobs = 3\n')
-    settings = load({"jobs": 5, "poll_s": None, "sources": ()}, folder=inner)
+    settings = load_watch_settings({"jobs": 5, "poll_s": None, "sources": ()}, folder=inner)
     assert (settings.build, settings.jobs, settings.sources) == ("ninja", 5, (tmp_path / "csrc",))
     assert settings.folder == tmp_path, "where commands run"
     for line, message in (
@@ -101,7 +101,7 @@ def test_the_project_file_sets_and_arguments_win(tmp_path: Path) -> None:
     ):
         project.write_text(f"[tool.minidbg.watch]\n{line}\n")
         with pytest.raises(BadSetting, match=message):
-            load({}, folder=tmp_path)
+            load_watch_settings({}, folder=tmp_path)
 
 
 @pytest.mark.parametrize(

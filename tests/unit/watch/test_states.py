@@ -9,7 +9,7 @@ import pytest
 
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict, is_expected
 from minidbg.history import Observation, State
-from minidbg.watch.repros import UNKNOWN, Repro
+from minidbg.watch.repros import UNREADABLE_SPEC, Repro
 from minidbg.watch.states import Decision, Job, Purpose, Transition, decide, quiet_runs_needed, usual_seconds
 
 GONE, REPRODUCES, CHANGED = Verdict.GONE, Verdict.REPRODUCES, Verdict.CHANGED
@@ -189,7 +189,7 @@ def test_the_usual_time_is_the_longest_of_a_run_that_came_back() -> None:
         state(GONE, repro="another.py", seconds=70.0),
     ]
     known, hangs = (
-        Repro("r.py", Path("r.py"), "script", spec=replace(UNKNOWN, signature=Signature(kind)))
+        Repro("r.py", Path("r.py"), "script", spec=replace(UNREADABLE_SPEC, signature=Signature(kind)))
         for kind in (Kind.COMPILE, Kind.HANG)
     )
     assert usual_seconds(states, {"r.py": known}) == 4.0

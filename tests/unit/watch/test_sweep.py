@@ -10,11 +10,11 @@ import pytest
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.history import Observation, State
 from minidbg.watch.events import Unconfirmed
-from minidbg.watch.repros import UNKNOWN, Repro
+from minidbg.watch.repros import UNREADABLE_SPEC, Repro
 from minidbg.watch.states import Decision, Job, Purpose, Transition
 from minidbg.watch.sweep import Lane, Run, Sweep
 
-HANGS = replace(UNKNOWN, signature=Signature(Kind.HANG))
+HANGS = replace(UNREADABLE_SPEC, signature=Signature(Kind.HANG))
 GONE, REPRODUCES, SKIPPED, INVALID = Verdict.GONE, Verdict.REPRODUCES, Verdict.SKIPPED, Verdict.INVALID
 
 
@@ -97,7 +97,7 @@ def test_the_order_is_failed_in_the_saved_file_failing_touched_the_rest_and_none
     jobs = [Job(name, "cpu") for name in ("new.py", *(one.repro for one in states))]
     repros = {job.repro: repro(job.repro) for job in jobs}
     for name, frame in (("in_the_file", "pkg.a:lower"), ("in_the_package", "pkg:run")):
-        spec = replace(UNKNOWN, signature=Signature(Kind.COMPILE, frames=("x:y", frame)))
+        spec = replace(UNREADABLE_SPEC, signature=Signature(Kind.COMPILE, frames=("x:y", frame)))
         repros[f"{name}.py"] = repro(f"{name}.py", spec=spec)
     changed = ["/src/pkg/a.py", "/src/pkg/__init__.py", "/src/x.so", "/src/other_pkg.py"]
     assert [job.repro for job in Sweep(2, jobs, repros, table, changed).jobs] == [

@@ -87,7 +87,9 @@ def case_of(backend: Any = planted.raises_on_relu, **fields: Any) -> Case:
     graph = fx.symbolic_trace(lambda x: (torch.relu(x),))
     inputs = fields.pop("inputs", (torch.ones(3),))
     compiler = fields.pop("compiler", None)
-    return Case(graph, inputs, RunSpec(**{"backend": backends.find(backend), **fields}), compiler=compiler)
+    return Case(
+        graph, inputs, RunSpec(**{"backend": backends.find_reference(backend), **fields}), compiler=compiler
+    )
 
 
 def test_answer_comes_from_the_askers_surroundings_of_now(

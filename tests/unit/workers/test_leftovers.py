@@ -10,13 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from minidbg.workers.leftovers import has_ended, make_folder, started_ms, this_place
+from minidbg.workers.leftovers import has_ended, make_temporary_folder, started_ms, this_place
 
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-from minidbg.workers.leftovers import make_folder
-print(make_folder("server", Path(sys.argv[1])), flush=True)
+from minidbg.workers.leftovers import make_temporary_folder
+print(make_temporary_folder("server", Path(sys.argv[1])), flush=True)
 os.kill(os.getpid(), int(sys.argv[2]))
 """
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ def test_the_folder_of_a_killed_process_goes_with_the_next_start(tmp_path: Path,
     assert killed.returncode == -signal
     (left / "server.log").write_text("")
     (left / "deep").mkdir()
-    own = make_folder("server", tmp_path)
+    own = make_temporary_folder("server", tmp_path)
     assert list(tmp_path.iterdir()) == [own]
 
 
@@ -40,7 +40,7 @@ def test_a_reused_process_number_does_not_keep_it(tmp_path: Path) -> None:
     pid = os.getpid()
     earlier = tmp_path / f"minidbg-server-{this_place()}-{pid}-{started_ms(pid) - 7_200_000}-abc"
     earlier.mkdir()
-    make_folder("server", tmp_path)
+    make_temporary_folder("server", tmp_path)
     assert not earlier.exists()
 
 
@@ -61,7 +61,7 @@ def test_what_is_not_of_a_dead_process_here_stays(tmp_path: Path) -> None:
     elsewhere.mkdir()
     (elsewhere / "kept").touch()
     (tmp_path / f"minidbg-server-{this_place()}-{dead}-1000-link").symlink_to(elsewhere)
-    make_folder("server", tmp_path)
+    make_temporary_folder("server", tmp_path)
     assert all((tmp_path / name).is_dir() for name in names)
     assert (elsewhere / "kept").exists()
 

@@ -25,7 +25,7 @@ WANTED = Signature(Kind.COMPILE, types=("ValueError",), message="no kernel")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(kernel_cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(kernel_cache.CACHE_VARIABLE, str(tmp_path))
     return tmp_path
 
 

@@ -16,18 +16,18 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from minidbg.codegen.origins import short_path, user_line
 from minidbg.core.errors import AccuracyError, BackendUnreachable
 from minidbg.core.outcome import Kind
-from minidbg.core.run_spec import STAND_INS, CallPath, Level
+from minidbg.core.run_spec import STAND_IN_NOTE, CallPath, Level
 from minidbg.core.settings import Settings
 from minidbg.wrapper.capture import (
     MESSAGE_CHARACTERS,
     Failure,
-    case_of,
+    case_of_failure,
     case_to_fill_in,
-    digest,
-    first_lines,
+    failure_digest,
     index_of_input,
+    message_head,
     real_value,
-    reference_to,
+    reference_of_link,
 )
 from minidbg.wrapper.chain import Link
 
@@ -54,7 +54,9 @@ def test_a_case_says_which_nodes_the_frames_of_its_failure_held() -> None:
     try:
         refuse_relu()
     except ValueError as error:
-        case = case_of(Failure(graph, (torch.ones(2),), Link("eager"), Kind.COMPILE, error), Settings())
+        case = case_of_failure(
+            Failure(graph, (torch.ones(2),), Link("eager"), Kind.COMPILE, error), Settings()
+        )
     assert case.provenance.suspects == ("relu",)
 
 
@@ -73,14 +75,14 @@ def test_a_case_says_which_nodes_take_the_input_that_is_wrong_after_the_call() -
     }.items():
         error = AccuracyError("", {"signature": {}, "where": where, "category": "float"})
         failure = Failure(graph, (torch.ones(2),) * 2, Link("eager"), Kind.ACCURACY, error)
-        assert case_of(failure, Settings()).provenance.suspects == expected
+        assert case_of_failure(failure, Settings()).provenance.suspects == expected
 
 
 def test_what_the_user_says_of_a_backend_is_refused_where_it_leads_nowhere() -> None:
     hidden = Link((lambda secret: lambda gm, inputs: secret)(object()))
     failure = replace(failing(small_graph(), (torch.ones(2),)), link=hidden)
     with pytest.raises(BackendUnreachable, match="reference='torch:nothing' leads nowhere"):
-        case_of(failure, Settings(reference="torch:nothing"))
+        case_of_failure(failure, Settings(reference="torch:nothing"))
 
 
 def test_fake_inputs_are_replaced_by_seeded_ones_and_that_is_said() -> None:
@@ -93,8 +95,8 @@ def test_fake_inputs_are_replaced_by_seeded_ones_and_that_is_said() -> None:
             torch.empty(0),
         )
     failure = failing(small_graph(), values)
-    first, second = case_of(failure, Settings()), case_of(failure, Settings())
-    assert STAND_INS in first.provenance.notes
+    first, second = case_of_failure(failure, Settings()), case_of_failure(failure, Settings())
+    assert STAND_IN_NOTE in first.provenance.notes
     for fake, value, again in zip(values, first.inputs, second.inputs, strict=True):
         assert type(value) in (torch.Tensor, nn.Parameter)
         assert (value.shape, value.stride(), value.dtype) == (fake.shape, fake.stride(), fake.dtype)
@@ -144,15 +146,15 @@ def test_paths_outside_the_working_directory_are_only_named(
 
 
 def test_a_long_message_is_cut() -> None:
-    assert first_lines("x" * 9000) == "x" * MESSAGE_CHARACTERS
-    assert first_lines("\n".join(map(str, range(100)))).splitlines()[-1] == "19"
+    assert message_head("x" * 9000) == "x" * MESSAGE_CHARACTERS
+    assert message_head("\n".join(map(str, range(100)))).splitlines()[-1] == "19"
 
 
 def test_equal_graphs_have_equal_digests() -> None:
     x = (torch.ones(2),)
-    assert digest(failing(small_graph(), x)) == digest(failing(small_graph(), x))
+    assert failure_digest(failing(small_graph(), x)) == failure_digest(failing(small_graph(), x))
     other = fx.symbolic_trace(lambda x: (torch.relu(x) - 1,))
-    assert digest(failing(small_graph(), x)) != digest(failing(other, x))
+    assert failure_digest(failing(small_graph(), x)) != failure_digest(failing(other, x))
 
 
 @pytest.mark.parametrize(
@@ -172,17 +174,23 @@ def test_the_number_of_the_input_is_read_from_where_results_differ(where: str, p
 def test_a_freed_tensor_is_stood_in_for_and_that_is_said() -> None:
     freed = torch.ones(3)
     freed.untyped_storage().resize_(0)
-    case = case_of(failing(small_graph(), (freed,)), Settings())
-    assert STAND_INS in case.provenance.notes
+    case = case_of_failure(failing(small_graph(), (freed,)), Settings())
+    assert STAND_IN_NOTE in case.provenance.notes
     assert case.inputs[0].shape == (3,)
-    assert STAND_INS not in case_of(failing(small_graph(), (torch.ones(3),)), Settings()).provenance.notes
+    assert (
+        STAND_IN_NOTE
+        not in case_of_failure(failing(small_graph(), (torch.ones(3),)), Settings()).provenance.notes
+    )
 
 
 def test_an_input_whose_device_is_in_error_is_said_to_be_stood_in_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("minidbg.torch_internals.devices.in_error", lambda values: True)
-    assert STAND_INS in case_of(failing(small_graph(), (torch.ones(3),)), Settings()).provenance.notes
+    assert (
+        STAND_IN_NOTE
+        in case_of_failure(failing(small_graph(), (torch.ones(3),)), Settings()).provenance.notes
+    )
 
 
 def test_a_symbolic_number_without_a_value_in_this_run_is_two() -> None:
@@ -192,8 +200,8 @@ def test_a_symbolic_number_without_a_value_in_this_run_is_two() -> None:
 
 def test_a_graph_of_aot_autograd_is_called_by_itself_without_gradients_and_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        aten = case_of(failing(small_graph(), (torch.ones(2),), level=Level.ATEN), Settings())
-        dynamo = case_of(failing(small_graph(), (torch.ones(2),)), Settings())
+        aten = case_of_failure(failing(small_graph(), (torch.ones(2),), level=Level.ATEN), Settings())
+        dynamo = case_of_failure(failing(small_graph(), (torch.ones(2),)), Settings())
     assert (aten.spec.call, aten.spec.context.grad, aten.spec.context.autocast) == (
         CallPath.DIRECT,
         False,
@@ -209,4 +217,4 @@ def test_a_backend_is_looked_for_once_and_filled_in_only_while_it_is_asked_for()
     assert case_to_fill_in(failure, Settings()).backend.expression == "..."
     assert hidden.references == {}
     known = Link("eager")
-    assert reference_to(known, Settings()) is reference_to(known, Settings())
+    assert reference_of_link(known, Settings()) is reference_of_link(known, Settings())

@@ -15,14 +15,14 @@ from minidbg.wrapper.chain import (
     Link,
     backend_hash,
     compile_at_run_time,
-    merged,
+    merged_links,
     same_backend,
 )
 
 
 def test_a_value_that_is_unlike_itself_is_no_conflict() -> None:
     nan = float("nan")
-    assert merged({"a": nan}, None, {"a": nan}, None)[0] == {"a": nan}
+    assert merged_links({"a": nan}, None, {"a": nan}, None)[0] == {"a": nan}
 
 
 def backend(gm: fx.GraphModule, inputs: Sequence[Any], level: int = 0) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction.result import ReductionResult
 from minidbg.wrapper import Report, handle
-from minidbg.wrapper.capture import Failure, case_of
+from minidbg.wrapper.capture import Failure, case_of_failure
 from minidbg.wrapper.chain import Link
 
 ONES = torch.ones(3)
@@ -283,5 +283,5 @@ class WithFunction(torch.Tensor):
     ],
 )
 def test_a_case_notes_what_of_an_input_our_runs_lack(value: torch.Tensor, says: str) -> None:
-    case = case_of(failure(inputs=(value,)), Settings())
+    case = case_of_failure(failure(inputs=(value,)), Settings())
     assert list(case.provenance.notes) == ([f"in the program {says}"] if says else [])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+HOOK_FOLDER = os.path.dirname(os.path.abspath(__file__))
 COMPILER = "torch._dynamo.eval_frame"
 
 
@@ -62,7 +62,7 @@ class Loader:
 
 def leave_no_trace() -> None:
     """Take this folder off sys.path, and run the sitecustomize behind it."""
-    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != HERE]
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != HOOK_FOLDER]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)

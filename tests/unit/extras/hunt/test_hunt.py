@@ -63,7 +63,7 @@ def hunt_with(**states: SampleResult) -> Hunt:
     ],
 )
 def test_each_outcome_is_one_state_of_the_table(found: Outcome, state: SampleResult) -> None:
-    assert judging.state_of(found) is state
+    assert judging.sample_result(found) is state
 
 
 def test_a_name_stands_for_its_variants_and_a_wrong_one_is_answered_with_the_nearest() -> None:
