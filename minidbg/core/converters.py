@@ -35,7 +35,7 @@ def number(value: Any, *, at_least: float) -> float:
 def integer(value: Any, *, at_least: int) -> int:
     result = number(value, at_least=at_least)
     if not result.is_integer():
-        raise ValueError("must be a whole number")
+        raise ValueError("must be an integer")
     return int(result)
 
 
@@ -45,20 +45,20 @@ def boolean(value: Any) -> bool:
         return value
     if isinstance(value, str) and value.lower() in yes + no:
         return value.lower() in yes
-    raise ValueError("must be true or false")
+    raise ValueError("must be a boolean (true or false)")
 
 
 def strings(value: Any) -> tuple[str, ...]:
     """One text, or a list of them. From the environment, one a line."""
     if not isinstance(value, str | list | tuple) or not all(isinstance(item, str) for item in value):
-        raise ValueError("must be a text or a list of texts")
+        raise ValueError("must be a string or a list of strings")
     items = value.splitlines() if isinstance(value, str) else value
     return tuple(item for item in items if item.strip())
 
 
 def string(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError("must be a text")
+        raise ValueError("must be a string")
     return value
 
 

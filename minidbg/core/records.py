@@ -1,4 +1,4 @@
-"""Records that are read from a file which anybody may have edited: each field is of the kind that its class says, or the file is damaged."""
+"""Records that are read from a file which anybody may have edited: each field has the type that its class says, or the file is damaged."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import fields
 from typing import Any
 
 FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "str": ((str,), "a text"),
-    "bool": ((bool,), "true or false"),
-    "int": ((int,), "a whole number"),
+    "str": ((str,), "a string"),
+    "bool": ((bool,), "a boolean"),
+    "int": ((int,), "an integer"),
     "float": ((int, float), "a number"),
 }
 """What an annotation allows, and its name in a sentence; ``X | None`` allows None as well."""
 
 
 def check_types(record: Any) -> None:
-    """Raises ValueError, with name and value, where a field of the dataclass ``record`` holds another kind than its annotation says.
+    """Raises ValueError, with name and value, where a field of the dataclass ``record`` holds another type than its annotation says.
 
-    Fields that are no text, number or truth value are left to who reads them.
+    Fields that are no string, number or boolean are left to who reads them.
     """
     for one in fields(record):
         plain = str(one.type).removesuffix(" | None")
@@ -26,7 +26,7 @@ def check_types(record: Any) -> None:
             continue
         allowed, name = FIELD_TYPES[plain]
         if not isinstance(value, allowed) or (isinstance(value, bool) and plain != "bool"):
-            raise ValueError(f"{one.name} = {value!r:.80}, where {name} belongs")
+            raise ValueError(f"{one.name} = {value!r:.80}: expected {name}")
 
 
 def describe_malformed(error: BaseException) -> str:
@@ -38,7 +38,7 @@ def describe_malformed(error: BaseException) -> str:
         case SyntaxError():
             what = f"not a Python script any more: {error}"
         case UnicodeDecodeError():
-            what = f"not a text in UTF-8 ({error.reason})"
+            what = f"not UTF-8 text ({error.reason})"
         case ValueError():
             what = str(error)
         case _:
@@ -48,11 +48,11 @@ def describe_malformed(error: BaseException) -> str:
 
 def string_list(value: Any, name: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-        raise ValueError(f"{name} = {value!r:.80}, where a list of texts belongs")
+        raise ValueError(f"{name} = {value!r:.80}: expected a list of strings")
     return tuple(value)
 
 
 def mapping(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{name} = {value!r:.80}, where a table belongs")
+        raise ValueError(f"{name} = {value!r:.80}: expected a mapping")
     return value

@@ -151,7 +151,7 @@ def how_to_supply_backend(path: str | os.PathLike[str], missing_backend: str) ->
 def pairs(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     for name, pair in table.items():
         if [type(one) in (int, float) for one in pair] != [True, True]:
-            raise ValueError(f"tolerances = {{{name} = {pair!r}}}, where two numbers belong")
+            raise ValueError(f"tolerances = {{{name} = {pair!r}}}: expected two numbers")
     return {name: (low, high) for name, (low, high) in table.items()}
 
 

@@ -89,7 +89,7 @@ def expected_in(table: Mapping[str, Any]) -> str:
 def node_count_of(table: Mapping[str, Any]) -> int:
     nodes = table.get("nodes", 0)
     if type(nodes) is not int:
-        raise ValueError(f"nodes = {nodes!r:.80}, where a whole number belongs")
+        raise ValueError(f"nodes = {nodes!r:.80}: expected an integer")
     return nodes
 
 

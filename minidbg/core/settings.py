@@ -72,11 +72,11 @@ def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...]:
             words = ", ".join(map(repr, PRECISIONS))
             raise ValueError(
                 f"no such precision{nearest(value, PRECISIONS)}; must be one of {words}, "
-                "or a table by dtype: {'float16': (1e-2, 1e-3)}"
+                "or a mapping by dtype: {'float16': (1e-2, 1e-3)}"
             )
         value = in_precision(value)
     if not isinstance(value, str | Mapping):
-        raise ValueError("must be a table by dtype: {'float16': (1e-2, 1e-3)}")
+        raise ValueError("must be a mapping by dtype: {'float16': (1e-2, 1e-3)}")
     if isinstance(value, str):
         lines = (line.partition("=") for line in value.splitlines() if line.strip())
         value = {name.strip(): pair.replace(",", " ").split() for name, _, pair in lines}
@@ -240,7 +240,7 @@ def project_table(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 def as_table(value: Any, name: str, project: Path) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise BadSetting(f"{name} = {value!r:.80} (in {project}): must be a table, with settings in it")
+        raise BadSetting(f"{name} = {value!r:.80} (in {project}): must be a mapping of settings")
     return value
 
 

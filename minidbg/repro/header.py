@@ -131,7 +131,7 @@ def script_text(path: Path) -> str:
     except OSError as error:
         raise UnreadableRepro(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise UnreadableRepro(f"{path}: not a text in UTF-8, so no repro script ({error.reason})") from error
+        raise UnreadableRepro(f"{path}: not UTF-8 text, so no repro script ({error.reason})") from error
 
 
 def header_of(text: str, path: Path) -> Header:

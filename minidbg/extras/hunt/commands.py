@@ -70,7 +70,7 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
     multiple=True,
     callback=literals,
     metavar="KEY=VALUE",
-    help="Of the backend; the value is a Python literal, else text. May be repeated.",
+    help="Of the backend; the value is a Python literal, else a string. May be repeated.",
 )
 @click.option("--mode", help="As in torch.compile(mode=...).")
 @click.option(

@@ -118,13 +118,13 @@ def test_what_changed_is_read_again_and_tensors_beside_a_script_are_part_of_it(t
 
 HOSTILE = {
     "nothing": ("", "no '# /// script' block"),
-    "no text": (b"\xff\xfe\x00", "not a text in UTF-8"),
+    "no text": (b"\xff\xfe\x00", "not UTF-8 text"),
     "no Python any more": (SCRIPT + "def broken(:", "not a Python script any more"),
     "a line of dashes": (SCRIPT.replace("# nodes = 3", "# " + "-" * 100_000), "no TOML"),
     "a long key": (SCRIPT.replace("# nodes = 3", "# " + "a." * 20_000 + "a = 1"), "more than 100 parts"),
     "a deep value": (SCRIPT.replace("# nodes = 3", "# a = " + "[" * 50_000), "nested too deeply"),
-    "paths of a number": (SCRIPT.replace("# nodes = 3", "# paths = 5"), "paths = 5, where a list of texts belongs"),
-    "nodes without an end": (SCRIPT.replace("nodes = 3", "nodes = inf"), "nodes = inf, where a whole number belongs"),
+    "paths of a number": (SCRIPT.replace("# nodes = 3", "# paths = 5"), "paths = 5: expected a list of strings"),
+    "nodes without an end": (SCRIPT.replace("nodes = 3", "nodes = inf"), "nodes = inf: expected an integer"),
     "another expectation": (SCRIPT.replace("# nodes = 3", "# expect = 'flaky'"), "known are reproduces, gone"),
     "a newer schema": (SCRIPT.replace("schema = 1", "schema = 2"), "schema 2, this minidbg reads 1; a newer minidbg reads newer ones"),
     "too long": ("#" * (SCRIPT_LIMIT_BYTES + 1), "more than 16 MiB"),
