@@ -68,7 +68,7 @@ REPRO = ReproPath()
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER_TYPE = click.Path(file_okay=False, path_type=Path)
 COUNT = click.IntRange(min=1)
-JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 
 
 def count(step: int) -> Any:
@@ -83,14 +83,18 @@ def count(step: int) -> Any:
 
 
 QUIET = click.Option(
-    ["-q", "--quiet"], count=True, expose_value=False, callback=count(-1), help="Results and errors only."
+    ["-q", "--quiet"],
+    count=True,
+    expose_value=False,
+    callback=count(-1),
+    help="Print results and errors only.",
 )
 VERBOSE = click.Option(
     ["-v", "--verbose"],
     count=True,
     expose_value=False,
     callback=count(1),
-    help="Log what is done on stderr, and show tracebacks; twice: more.",
+    help="Log to stderr, and show tracebacks; -vv logs more.",
 )
 
 

@@ -67,8 +67,10 @@ class Commands(click.Group):
 def cli(context: click.Context) -> None:
     """Shrink what breaks a torch.compile backend, keep it as a script, and watch it get fixed.
 
-    Results are printed on stdout, all else on stderr. Exit status of what judges repros: 0 gone, 1 reproduces,
-    3 fails differently, 125 cannot be judged, or the command cannot do what it was asked.
+    Results are printed on stdout, messages on stderr.
+
+    Exit status of commands that run repros: 0 gone; 1 still fails (also flaky); 3 fails otherwise (another error,
+    a crash, a timeout); 125 cannot be judged here, or the command could not do what was asked.
     """
     context.color = colour()
     if context.invoked_subcommand not in PROGRAMS:

@@ -44,7 +44,7 @@ def show(repro: Path, as_json: bool) -> None:
 @click.option("--seconds", default=120.0, show_default=True, help="Most seconds to spend.")
 @JSON_OPTION
 def stages(repro: Path, seconds: float, as_json: bool) -> None:
-    """Find the stage at fault, and what avoids REPRO's failure.
+    """Find the compile stage at fault, and what avoids it.
 
     REPRO is a script, or enough of a name in the repro folder; show and report tell the stage from then on.
     Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and bisects inductor's passes, lowerings
@@ -102,7 +102,7 @@ def put_text(text: str, output: Path | None, *, quiet: bool) -> None:
 @click.command()
 @JSON_OPTION
 def config(as_json: bool) -> None:
-    """Print each setting, its value and where that was written.
+    """Print each setting, its value and its source.
 
     The weakest source first: defaults, the user's file, [tool.minidbg] of the nearest pyproject.toml, MINIDBG_*
     variables, arguments. Those of [tool.minidbg.watch] follow as watch.NAME.

@@ -108,7 +108,7 @@ def watch(
     html: Path | None,
     **options: Any,
 ) -> None:
-    """Run the repros on each change of the code; say which flipped.
+    """Run the repros on each change of the code; say what changed.
 
     The code is that of their backends. PATHS are folders of repros or single scripts; by default the repro folder.
     Ends with Ctrl-C.
@@ -127,7 +127,7 @@ def watch(
 @FOLDER_ARGUMENT
 @JSON_OPTION
 def status(folder: Path | None, as_json: bool) -> None:
-    """Say whether FOLDER is watched, and where its repros stand."""
+    """Say whether FOLDER is watched; count its repros by verdict."""
     from minidbg.watch import queries
 
     found = queries.status_of(existing_folder(folder))
@@ -162,7 +162,7 @@ def show_rows(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) ->
 @click.option("-n", "--limit", default=20, show_default=True, help="How many flips, and how many runs.")
 @JSON_OPTION
 def history(repro: Path | None, limit: int, as_json: bool) -> None:
-    """Show what flipped and when; of one repro its runs too.
+    """Show verdict changes; for one repro, its runs too.
 
     REPRO is its path or enough of its name in the repro folder; or a folder of repros.
     """

@@ -87,7 +87,7 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
 @click.option("--dir", "folder", type=FOLDER_TYPE, help="Where the repros go.")
 @JSON_OPTION
 def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool, **given: Any) -> None:
-    """Find out which op works in which dtype with BACKEND.
+    """Test which ops work in which dtypes with BACKEND.
 
     Runs torch's operator samples. BACKEND is a registered name, package:name where the import of a package of another
     name registers it, or module:attribute. Each distinct failure ends as a verified repro.
