@@ -38,21 +38,19 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("path", required=False, type=REPRO)
-@click.option(
-    "--last-crash", is_flag=True, help="Reduce what the last process that died in a backend was at."
-)
+@click.option("--last-crash", is_flag=True, help="Reduce the call during which the last process crashed.")
 @click.option(
     "--backend",
-    help="For a .pt2 file, torch's repro, or a script that lacks its backend: a registered name or module:attribute; "
-    "for the last also a call, train:make(level=2).",
+    help="Backend for a .pt2 file, torch's repro, or a script that lacks one: a registered name, module:attribute, "
+    "or for such a script a call, train:make(level=2).",
 )
-@click.option("--seconds", default=300.0, show_default=True, help="Most seconds to spend.")
-@click.option("--max-calls", type=COUNT, help="Most runs to spend.")
-@click.option("--dir", "folder", type=FOLDER_TYPE, help="Where the repro goes.")
+@click.option("--seconds", default=300.0, show_default=True, help="Time limit in seconds.")
+@click.option("--max-calls", type=COUNT, help="Limit of runs.")
+@click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder of the repros.")
 @click.option(
-    "--jobs", "-j", type=COUNT, help="Runs at the same time; by default two, where there are two cores."
+    "--jobs", "-j", type=COUNT, help="Runs at the same time; default: 2 where there are two cores, else 1."
 )
-@click.option("--memory-bytes", type=COUNT, help="Memory limit of a run.")
+@click.option("--memory-bytes", type=COUNT, help="Memory limit of each run.")
 @JSON_OPTION
 def reduce(
     path: Path | None,
@@ -65,13 +63,12 @@ def reduce(
     memory_bytes: int | None,
     as_json: bool,
 ) -> None:
-    """Reduce a capture, a repro, or all captures that wait.
+    """Reduce a capture, a repro, or all unreduced captures.
 
-    Writes verified repros. PATH may have been edited by hand. It may also be a .pt2 file of torch.export.save, or a script that torch's own
-    minifier or tlparse wrote (minifier_launcher.py, repro.py, fx_graph_runnable); it is executed.
+    Writes verified repros. PATH may have been edited by hand. It may also be a .pt2 file of torch.export.save, or a script that torch's own minifier or tlparse wrote (minifier_launcher.py, repro.py, fx_graph_runnable), which is executed.
 
-    Ctrl-C ends the search, and the best repro so far is verified and written; a second one ends that too. A reduction that
-    was ended before a repro was written (also by kill -9, power loss) begins from the best that is on disk when it is started again.
+    Ctrl-C ends the search; the best repro so far is verified and written. A second Ctrl-C ends at once. A reduction
+    that ended before it wrote a repro (also by kill -9 or power loss) continues from the best graph on disk when started again.
     """
     if path is not None and last_crash:
         raise click.UsageError("give one of them: a PATH, or --last-crash")
@@ -88,7 +85,7 @@ def reduce(
 
 
 def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
-    """Reduce the captures in ``folder`` that wait, and what processes that died have left; the exit status."""
+    """Reduce the unreduced captures in ``folder``, and what processes that died have left; the exit status."""
     from minidbg.repro import crash_records
     from minidbg.watch.repros import read_repros, shown_by, unreduced
 
@@ -97,7 +94,7 @@ def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
         capture_to_reduce(record)
     waiting, status = unreduced(folder), 0
     if not waiting:
-        note(f"no capture waits in {display_path(folder)}")
+        note(f"no unreduced captures in {display_path(folder)}")
     for number, capture in enumerate(waiting, 1):
         begin = f"{number} of {plural(len(waiting), 'capture')}: {display_path(capture.path)}"
         if (known := shown_by(capture, read_repros([folder], folder).values())) is not None:
@@ -177,7 +174,7 @@ def reduce_file_in_server(
         done = workers.call_in_server(request, stream=stream, on_interrupt=on_interrupt)
     if not done.answered:
         raise MinidbgError(
-            f"not reduced: {done.why_no_answer}; start it again: it begins from the best that is on disk"
+            f"not reduced: {done.why_no_answer}; start it again: it continues from the best graph on disk"
         )
     if "usage" in done.value:
         raise click.UsageError(done.value["usage"])
@@ -285,10 +282,10 @@ OPTIONS_FIRST = {"allow_interspersed_args": False, "ignore_unknown_options": Tru
     metavar="NAME|MODULE:OBJECT",
     help="Use this backend instead of those that the program asks for.",
 )
-@click.option("--fallback", is_flag=True, help="Go on in eager where a backend fails.")
+@click.option("--fallback", is_flag=True, help="Where a backend fails, run the graph in eager.")
 @click.option("--later", is_flag=True, help="Write captures only; reduce them with: minidbg reduce.")
-@click.option("--dir", "folder", type=FOLDER_TYPE, help="The repro folder.")
-@click.option("--seconds", type=float, help="Most seconds that the reductions of a process may take.")
+@click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder of the repros.")
+@click.option("--seconds", type=float, help="Time limit in seconds of all reductions of a process.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="{PROGRAM|-m MODULE} [ARGS]...")
 def run(
     backend: str | None,
@@ -300,8 +297,8 @@ def run(
 ) -> None:
     """Run a Python program with every torch.compile in it wrapped.
 
-    The program runs as it would alone, and its exit status is ours (128 + n when signal n ended it). What failed is
-    told at the end, also when the program died in a backend. Options stand before PROGRAM. Settings come from MINIDBG_*
+    The program runs as it would alone, and minidbg exits with its status (128 + n when signal n ended it). A summary of failures is printed at the end, also when the program
+    crashed in a backend. Options come before PROGRAM. Settings come from MINIDBG_*
     variables and pyproject.toml, as for minidbg.wrap.
     """
     from minidbg.commands.run.inside import Orders

@@ -41,7 +41,7 @@ def show(repro: Path, as_json: bool) -> None:
 
 @click.command()
 @NAMED
-@click.option("--seconds", default=120.0, show_default=True, help="Most seconds to spend.")
+@click.option("--seconds", default=120.0, show_default=True, help="Time limit in seconds.")
 @JSON_OPTION
 def stages(repro: Path, seconds: float, as_json: bool) -> None:
     """Find the compile stage at fault, and what avoids it.

@@ -84,7 +84,7 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
 )
 @click.option("--call-seconds", default=30.0, show_default=True, help="A sample that takes longer hangs.")
 @click.option("--expected", type=FILE, help="Expected failures to compare with; written where it is missing.")
-@click.option("--dir", "folder", type=FOLDER_TYPE, help="Where the repros go.")
+@click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder of the repros.")
 @JSON_OPTION
 def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool, **given: Any) -> None:
     """Test which ops work in which dtypes with BACKEND.
