@@ -36,7 +36,7 @@ STATE_STYLE = {"fine": "green", "missing": "yellow", "broken": "red"}
 def doctor(as_json: bool) -> None:
     """Say what this machine lacks, and what to do about it.
 
-    Lists all that minidbg needs. Exit status 0, or 125 when something is broken without which nothing works.
+    Checks all that minidbg needs. Exit status 0, or 125 when something required is broken.
     """
     from minidbg.commands.doctor import Severity, examine
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from minidbg.commands.output import CANNOT_JUDGE, JSON_OPTION, ReproPath, print_json
+from minidbg.commands.output import BACKEND, CANNOT_JUDGE, JSON_OPTION, ReproPath, print_json
 from minidbg.commands.watching import OPTIONS
 from minidbg.core.outcome import EXIT_STATUS, Outcome, Verdict
 from minidbg.core.run_spec import PRECISIONS
@@ -30,20 +30,22 @@ VERDICT_STYLE = {
 @click.argument("paths", nargs=-1, required=True, type=ReproPath(folders=True))
 @JSON_OPTION
 @click.option("--device", help="Run on this device instead of the one in the script, for example cuda:1.")
-@click.option("--backend", help="Ask another backend: a registered name, or MODULE:EXPRESSION.")
-@OPTIONS
 @click.option(
-    "--rtol", type=click.FloatRange(min=0.0), help="Relative tolerance of wrong results; with --atol."
+    "--backend",
+    metavar=BACKEND,
+    help="Use this backend instead of the one in the script: a registered name or module:attribute, or a call of one.",
 )
-@click.option("--atol", type=click.FloatRange(min=0.0), help="Absolute tolerance of wrong results.")
+@OPTIONS
+@click.option("--rtol", type=click.FloatRange(min=0.0), help="Relative tolerance of results; needs --atol.")
+@click.option("--atol", type=click.FloatRange(min=0.0), help="Absolute tolerance of results; needs --rtol.")
 @click.option(
     "--tolerances",
     "precision",
     type=click.Choice(PRECISIONS),
-    help="Judge wrong results as of a backend that computes float32 in this precision by design.",
+    help="Tolerances for a backend that computes float32 in this precision by design.",
 )
-@click.option("--bisect", is_flag=True, help="For git bisect run: exit with 125 in place of 3.")
-@click.option("--seconds", default=300.0, show_default=True, help="Time limit of each run.")
+@click.option("--bisect", is_flag=True, help="For git bisect run: exit with 125 instead of 3.")
+@click.option("--seconds", default=300.0, show_default=True, help="Time limit in seconds of each run.")
 def check(
     paths: tuple[Path, ...],
     as_json: bool,
@@ -58,8 +60,7 @@ def check(
 ) -> None:
     """Run repros in fresh interpreters, and say which still fail.
 
-    PATHS are scripts, enough of their names in the repro folder, or folders of scripts. Exit status: the worst of 1 (reproduces), 3 (fails differently),
-    125 (cannot be judged here), 0 (gone).
+    PATHS are scripts, unique parts of their names in the repro folder, or folders of scripts. Exit status: the worst of 1 (still fails, also flaky), 3 (fails otherwise), 125 (cannot be judged here), 0 (gone).
     """
     from minidbg import repro
 

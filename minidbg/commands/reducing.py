@@ -17,6 +17,7 @@ import click
 from minidbg import workers
 from minidbg.commands.ending import end_interrupted
 from minidbg.commands.output import (
+    BACKEND,
     CANNOT_JUDGE,
     COUNT,
     FOLDER_TYPE,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 @click.option("--last-crash", is_flag=True, help="Reduce the call during which the last process crashed.")
 @click.option(
     "--backend",
+    metavar=BACKEND,
     help="Backend for a .pt2 file, torch's repro, or a script that lacks one: a registered name, module:attribute, "
     "or for such a script a call, train:make(level=2).",
 )
@@ -279,7 +281,7 @@ OPTIONS_FIRST = {"allow_interspersed_args": False, "ignore_unknown_options": Tru
 @click.option(
     "--backend",
     envvar="MINIDBG_BACKEND",
-    metavar="NAME|MODULE:OBJECT",
+    metavar=BACKEND,
     help="Use this backend instead of those that the program asks for.",
 )
 @click.option("--fallback", is_flag=True, help="Where a backend fails, run the graph in eager.")

@@ -16,9 +16,9 @@ from minidbg.core.text import display_path, printable
 from minidbg.watch import settings as watching
 
 NAMED = click.argument("repro", type=REPRO)
-OUTPUT = click.option("-o", "--output", type=FILE, help="Write it here, not to stdout.")
+OUTPUT = click.option("-o", "--output", type=FILE, help="Write to FILE instead of stdout.")
 RUN_OPTION = click.option(
-    "--run/--no-run", default=True, help="Run it first, to be sure that it fails (default)."
+    "--run/--no-run", default=True, show_default=True, help="Run the repro first, to confirm that it fails."
 )
 
 
@@ -28,7 +28,7 @@ RUN_OPTION = click.option(
 def show(repro: Path, as_json: bool) -> None:
     """Show what is known about REPRO, without running it.
 
-    REPRO is a script, or enough of a name in the repro folder.
+    REPRO is a script, or a unique part of its name in the repro folder.
     """
     from minidbg import report
 
@@ -46,9 +46,9 @@ def show(repro: Path, as_json: bool) -> None:
 def stages(repro: Path, seconds: float, as_json: bool) -> None:
     """Find the compile stage at fault, and what avoids it.
 
-    REPRO is a script, or enough of a name in the repro folder; show and report tell the stage from then on.
+    REPRO is a script, or a unique part of its name in the repro folder; show and report include the result from then on.
     Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and bisects inductor's passes, lowerings
-    and options with torch's own bisector. Then through changes of the program: options, dynamic=, a graph break, contiguous or cast
+    and options with torch's own bisector. Then tries changes of the program: options, dynamic=, a graph break, contiguous or cast
     inputs, the CPU. Each run is a child process.
     """
     from minidbg.report import stages as room
@@ -67,7 +67,12 @@ def stages(repro: Path, seconds: float, as_json: bool) -> None:
 @OUTPUT
 @RUN_OPTION
 @click.option("--keep-private", is_flag=True, help="Leave paths, user and host names as they are.")
-@click.option("--versions/--no-versions", default=True, help="With torch.utils.collect_env (default).")
+@click.option(
+    "--versions/--no-versions",
+    default=True,
+    show_default=True,
+    help="Include the output of torch.utils.collect_env.",
+)
 @JSON_OPTION
 def report(
     repro: Path, output: Path | None, run: bool, keep_private: bool, versions: bool, as_json: bool
@@ -104,8 +109,8 @@ def put_text(text: str, output: Path | None, *, quiet: bool) -> None:
 def config(as_json: bool) -> None:
     """Print each setting, its value and its source.
 
-    The weakest source first: defaults, the user's file, [tool.minidbg] of the nearest pyproject.toml, MINIDBG_*
-    variables, arguments. Those of [tool.minidbg.watch] follow as watch.NAME.
+    Sources, the weakest first: defaults, the user's file, [tool.minidbg] of the nearest pyproject.toml, MINIDBG_*
+    variables, arguments. Settings of [tool.minidbg.watch] follow as watch.NAME.
     """
     of_watch = (replace(one, name=f"watch.{one.name}") for one in watching.load_watch_with_origins())
     origins = [*settings.load_with_origins(), *of_watch]

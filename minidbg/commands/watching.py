@@ -53,52 +53,74 @@ KIND_OPTION = click.option(
     "kinds",
     multiple=True,
     type=choice_of(Kind),
-    help="Only repros of this kind of failure; may be given more than once.",
+    help="List only repros of this kind of failure; may be repeated.",
 )
 
 
 @click.command("watch")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--devices", help="cpu,cuda:1 or all; by default each repro runs on its own device.")
+@click.option("--devices", help="Devices to run on: cpu,cuda:1 or all; default: the device in each repro.")
 @click.option(
-    "--source", "sources", multiple=True, type=click.Path(path_type=Path), help="Watch this folder too."
+    "--source",
+    "sources",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Watch this folder too; may be repeated.",
 )
-@click.option("--once", is_flag=True, help="One sweep, then exit: 0, 1, 3 or 125 as in 'minidbg check'.")
 @click.option(
-    "--fail-on", type=choice_of(FailOn), help="With --once: 'unexpected' compares with each header."
+    "--once", is_flag=True, help="Run everything once, then exit with 0, 1, 3 or 125 as 'minidbg check' does."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object a line.")
+@click.option(
+    "--fail-on",
+    type=choice_of(FailOn),
+    help="With --once, exit with 1 for any failure, or only for what differs from the script's 'expect'.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object per line.")
 @click.option(
     "--poll",
     "poll_s",
+    metavar="SECONDS",
     type=click.FloatRange(min=0.05),
-    help="Look every SECONDS instead of waiting for events.",
+    help="Rescan every SECONDS instead of waiting for file events.",
 )
 @click.option(
     "--serve",
     metavar="[ADDRESS]",
     is_flag=False,
     flag_value="127.0.0.1:8437",
-    help="Show it as a web page at HOST:PORT too.",
+    help="Serve a web page at HOST:PORT too; default: 127.0.0.1:8437.",
 )
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write that page into a file after each sweep.",
+    help="Write that page to FILE after each sweep.",
 )
 @click.option("--build", help="Shell command to run before a sweep, for example 'ninja -C build'.")
 @click.option(
     "--on-flip",
     multiple=True,
-    help="Shell command that gets what flipped within a sweep as JSON Lines on stdin.",
+    help="Shell command that reads the changed verdicts of a sweep as JSON Lines on stdin.",
 )
-@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Runs at the same time.")
 @click.option(
-    "--device-jobs", type=click.IntRange(min=1), help="Runs at the same time on one device, default 1."
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Runs at the same time; default: the number of cores, at most 8.",
 )
-@click.option("--seconds", type=click.FloatRange(min=0.1), help="Time limit of a run.")
+@click.option(
+    "--device-jobs", type=click.IntRange(min=1), help="Runs at the same time on one device; default: 1."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1),
+    help="Time limit in seconds of each run; default: by how long it took before.",
+)
 @click.option("--cluster", metavar="ADDRESS", help="Run on the workers of this Dask scheduler.")
-@click.option("--workers", type=choice_of(Workers), help="Fork warm processes, or start fresh ones.")
+@click.option(
+    "--workers",
+    type=choice_of(Workers),
+    help="Run repros in forks of a warm process, or in fresh interpreters; default: auto.",
+)
 def watch(
     paths: tuple[Path, ...],
     as_json: bool,
@@ -159,12 +181,12 @@ def show_rows(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) ->
 
 @click.command("history")
 @click.argument("repro", required=False, type=ReproPath(folders=True))
-@click.option("-n", "--limit", default=20, show_default=True, help="How many flips, and how many runs.")
+@click.option("-n", "--limit", default=20, show_default=True, help="Number of changes and of runs to show.")
 @JSON_OPTION
 def history(repro: Path | None, limit: int, as_json: bool) -> None:
     """Show verdict changes; for one repro, its runs too.
 
-    REPRO is its path or enough of its name in the repro folder; or a folder of repros.
+    REPRO is a script, a unique part of its name in the repro folder, or a folder of repros.
     """
     from minidbg.watch import queries
 
@@ -219,13 +241,13 @@ def expect_gone(path: Path) -> None:
 
 @click.command("accept")
 @click.argument("repros", nargs=-1, required=True, type=REPRO)
-@click.option("--force", is_flag=True, help="Run nothing; accept also what still fails.")
+@click.option("--force", is_flag=True, help="Run nothing; accept repros that still fail too.")
 @JSON_OPTION
 def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
     """Make a fixed repro a regression test: it must stay gone.
 
     Runs each, and writes expect = "gone" into its header. While one of them still fails, here or where watch last saw
-    it, no header is changed. REPROS are paths, or enough of their names in the repro folder.
+    it, no header is changed. REPROS are scripts, or unique parts of their names in the repro folder.
     """
     failing = [] if force else [why for path in repros if (why := why_not_gone(path))]
     if failing:
@@ -242,15 +264,17 @@ def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
 @click.option(
     "--repository",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Of the backend; found by itself where possible.",
+    help="Repository of the backend; default: found from the backend's module.",
 )
 @click.option(
     "--build",
-    help="Shell command to run in the worktree at each commit; default: that of [tool.minidbg.watch].",
+    help="Shell command to run in the worktree at each commit; default: build of [tool.minidbg.watch].",
 )
-@click.option("--device", help="Run on this device.")
+@click.option("--device", help="Run on this device instead of the one in the script, for example cuda:1.")
 @OPTIONS
-@click.option("--seconds", default=300.0, show_default=True, help="Time limit of a build, and of a run.")
+@click.option(
+    "--seconds", default=300.0, show_default=True, help="Time limit in seconds of each build and each run."
+)
 @JSON_OPTION
 def bisect(revisions: tuple[str, str], repro: Path, as_json: bool, **options: Any) -> None:
     """Find the commit that broke or fixed REPRO.

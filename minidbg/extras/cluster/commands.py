@@ -39,7 +39,7 @@ def security_of(address: str) -> Any:
 @click.argument("address")
 @click.option(
     "--name", default=platform.node(), show_default="the host's name",
-    help="What watch calls this machine; machines that are alike may share a name.",
+    help="Name of this machine in watch; identical machines may share one.",
 )  # fmt: skip
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=min(8, HERE.processors()), help="Runs at the same time."

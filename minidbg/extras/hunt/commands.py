@@ -53,16 +53,19 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
 @click.command()
 @click.argument("backend")
 @click.option(
-    "--ops", multiple=True, callback=listed_words, help="Only these names or patterns: 'nn.functional.*,add'."
+    "--ops",
+    multiple=True,
+    callback=listed_words,
+    help="Only ops with these names or patterns: 'nn.functional.*,add'.",
 )
-@click.option("--dtypes", multiple=True, callback=listed_words, help="Only these: float32,int64,...")
+@click.option("--dtypes", multiple=True, callback=listed_words, help="Only these dtypes: float32,int64,...")
 @click.option(
     "--devices",
     multiple=True,
     callback=listed_words,
     default=("cpu",),
     show_default=True,
-    help="cpu,cuda,...",
+    help="Devices to run on: cpu,cuda,...",
 )
 @click.option(
     "--option",
@@ -70,20 +73,27 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
     multiple=True,
     callback=literals,
     metavar="KEY=VALUE",
-    help="Of the backend; the value is a Python literal, else a string. May be repeated.",
+    help="Option of the backend; the value is a Python literal, else a string. May be repeated.",
 )
 @click.option("--mode", help="As in torch.compile(mode=...).")
 @click.option(
-    "--samples", type=COUNT, default=2, show_default=True, help="Most samples of an op in one dtype."
+    "--samples", type=COUNT, default=2, show_default=True, help="Limit of samples of an op in one dtype."
 )
 @click.option(
-    "--seconds", type=click.FloatRange(min=1), help="Try nothing more after that; reductions follow."
+    "--seconds",
+    type=click.FloatRange(min=1),
+    help="Time limit in seconds of the search; reductions come after it.",
+)
+@click.option("--jobs", "-j", type=COUNT, default=min(4, HERE.processors()), help="Runs at the same time.")
+@click.option(
+    "--call-seconds",
+    default=30.0,
+    show_default=True,
+    help="Time limit in seconds of a sample; one that takes longer counts as a hang.",
 )
 @click.option(
-    "--jobs", "-j", type=COUNT, default=min(4, HERE.processors()), help="Processes at the same time."
+    "--expected", type=FILE, help="File of expected failures to compare with; written if it does not exist."
 )
-@click.option("--call-seconds", default=30.0, show_default=True, help="A sample that takes longer hangs.")
-@click.option("--expected", type=FILE, help="Expected failures to compare with; written where it is missing.")
 @click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder of the repros.")
 @JSON_OPTION
 def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool, **given: Any) -> None:
