@@ -42,7 +42,7 @@ def missing_backend(
     mode: str | None = None,
     setup: str | Sequence[str] | None = None,
 ) -> BackendRef:
-    """The reference of a backend that a person is to put into the script. Raises BackendUnreachable for options that are no literals."""
+    """The reference of a backend that a person is to put into the script. Raises BackendUnreachable for options that are not literals."""
     inner, inner_options, inner_mode = torch_internals.as_given_to_compile(backend)
     options, live = options or inner_options or {}, live_object(backend)
     name = inner if isinstance(inner, str) else backend_name(live)

@@ -203,7 +203,7 @@ def _argument_text(value: object, part: str, builder: RefBuilder) -> str:
         return write_literal(value)
     except NotALiteral as error:
         if not callable(value):
-            raise NotReferable(f"{part} is no literal: {error}") from None
+            raise NotReferable(f"{part} is not a literal: {error}") from None
     try:
         return expression_for(value, builder)
     except NotReferable as error:
@@ -227,7 +227,7 @@ def find_reference(
     name) are the user's word and win over what would be found.
 
     Raises UnknownBackend for a name that nobody registered, BackendUnreachable where nothing importable leads
-    to the backend or an option is no literal; its message says what to pass instead.
+    to the backend or an option is not a literal; its message says what to pass instead.
     """
     inner, inner_options, inner_mode = torch_internals.as_given_to_compile(backend)
     options, mode = options or inner_options or {}, mode or inner_mode
@@ -289,7 +289,7 @@ def given_reference(reference: str, statements: Sequence[str], builder: RefBuild
         pkgutil.resolve_name(f"{module}:{path}")
     except (ImportError, AttributeError) as error:
         if not statements:
-            raise BackendUnreachable(f"reference={reference!r} leads nowhere here: {error}") from error
+            raise BackendUnreachable(f"reference={reference!r} cannot be imported here: {error}") from error
     first = path.partition(".")[0]
     name = builder.import_from(module, first)
     return f"{module}.{path}", name + path.removeprefix(first) + call
@@ -403,12 +403,12 @@ def suggested(backend: Any) -> str:
 
 
 def check_option_values(options: Mapping[str, Any], name: str) -> None:
-    """Raise BackendUnreachable for an option of the backend called ``name`` that is no literal."""
+    """Raise BackendUnreachable for an option of the backend called ``name`` that is not a literal."""
     try:
         write_literal(dict(options), "options")
     except NotALiteral as error:
         raise BackendUnreachable(
-            f"{error.path} of backend {name} is no literal but a "
+            f"{error.path} of backend {name} is not a literal but a "
             f"{type(error.value).__module__}.{type(error.value).__qualname__}, so no script can hold it. "
             f"Write a function that returns the backend with this option set, and pass "
             f'minidbg.wrap(backend, setup="import my_pkg", reference="my_pkg.mod:factory()") without it'

@@ -27,7 +27,7 @@ def named(backend: str) -> str | CompilerFn:
 
     A name that nobody has registered is looked for again after the import of the package of that name, which registers
     it in most cases; ``package:name`` is a name that another package registers.
-    Raises ImportError or AttributeError where ``module:attribute`` leads nowhere; any other name comes back as it is.
+    Raises ImportError or AttributeError where ``module:attribute`` cannot be imported; any other name comes back as it is.
     """
     module, colon, name = backend.partition(":")
     if not colon:

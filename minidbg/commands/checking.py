@@ -65,9 +65,9 @@ def check(
     from minidbg import repro
 
     if (rtol is None) != (atol is None):
-        raise click.UsageError("--rtol and --atol belong together: give both, or neither")
+        raise click.UsageError("--rtol and --atol go together: give both or neither")
     if precision and rtol is not None:
-        raise click.UsageError("--tolerances takes the place of --rtol and --atol: give one of them")
+        raise click.UsageError("--tolerances replaces --rtol and --atol: give one or the other")
     tolerances = precision if rtol is None or atol is None else (rtol, atol)
     statuses = []
     for path in repros_in(paths):

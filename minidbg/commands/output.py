@@ -50,7 +50,7 @@ def find_repro(text: Path, folder: Path) -> Path:
         if is_file(candidate):
             return candidate
     if text.name != str(text) or text.suffix == ".py":
-        raise MinidbgError(f"{text}: no such file; give a repro script, or a part of its name alone")
+        raise MinidbgError(f"{text}: no such file; give the path of a repro script, or a part of its name")
     repros = find_repros([folder])
     matches = [path for path in repros if str(text) in path.stem]
     matches = matches or [path for path in glob(captures, "*.py") if str(text) in path.stem]
@@ -59,7 +59,7 @@ def find_repro(text: Path, folder: Path) -> Path:
     which = [path.stem for path in matches or repros]
     listed = f"{', '.join(which[:5])}{', ...' if len(which) > 5 else ''}"
     if matches:
-        raise MinidbgError(f"'{text}' matches several repros: {listed}; give more of the name")
+        raise MinidbgError(f"'{text}' matches several repros: {listed}; give a unique part")
     known = f"{display_path(folder)} has {listed}" if which else "give the path of a repro script"
     raise MinidbgError(f"no repro's name contains '{text}'; {known}")
 

@@ -73,7 +73,7 @@ def reduce(
     that ended before it wrote a repro (also by kill -9 or power loss) continues from the best graph on disk when started again.
     """
     if path is not None and last_crash:
-        raise click.UsageError("give one of them: a PATH, or --last-crash")
+        raise click.UsageError("give either PATH or --last-crash")
     limits = {"seconds": seconds, "max_calls": max_calls, "memory_bytes": memory_bytes}
     limits |= {"jobs": jobs} if jobs is not None else {}
     how = {"backend": backend, "limits": limits}
@@ -309,7 +309,7 @@ def run(
 
     if not program or program == ("-m",):
         raise click.UsageError(
-            "no program; for example: minidbg run train.py, or: minidbg run -m package.train"
+            "no program given; for example: minidbg run train.py, or: minidbg run -m package.train"
         )
     if program[0].startswith("-") and program[0] != "-m":
         raise click.NoSuchOption(program[0])

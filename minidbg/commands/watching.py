@@ -31,7 +31,9 @@ def dict_text(context: click.Context, parameter: click.Parameter, text: str) -> 
     try:
         return repr(dict(sorted(ast.literal_eval(text).items()))) if text else ""
     except (ValueError, SyntaxError, AttributeError, TypeError):
-        raise click.BadParameter(f"{text!r} is no Python dict; options look like {{'fuse': False}}") from None
+        raise click.BadParameter(
+            f"{text!r} is not a Python dict; write options as {{'fuse': False}}"
+        ) from None
 
 
 OPTIONS = click.option(
@@ -235,7 +237,7 @@ def expect_gone(path: Path) -> None:
     line = "# [tool.minidbg]\n"
     text = re.sub(r"(?m)^# expect = .*\n", "", text).replace(line, f'{line}# expect = "gone"\n', 1)
     if table_in(metadata_of(text)) != {**before, "expect": "gone"}:
-        raise MinidbgError(f"{path}: its header has a form in which nothing can be written; edit it by hand")
+        raise MinidbgError(f"{path}: its header cannot be edited automatically; edit it by hand")
     replace_file(path, text.encode())
 
 

@@ -25,7 +25,7 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     if stat.S_ISREG(os.fstat(handle).st_mode):
         return open(handle, "rb")
     os.close(handle)
-    raise OSError(errno.EINVAL, "no regular file; move it away", os.fspath(path))
+    raise OSError(errno.EINVAL, "not a regular file; move it away", os.fspath(path))
 
 
 def read_regular(path: str | os.PathLike[str], limit_bytes: int) -> bytes:

@@ -43,7 +43,7 @@ def describe_malformed(error: BaseException) -> str:
             what = str(error)
         case _:
             what = f"{type(error).__name__}: {error}"
-    return what if "; " in what else f"{what}; mend it or move it away"
+    return what if "; " in what else f"{what}; fix it or move it away"
 
 
 def string_list(value: Any, name: str) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def metadata_of(text: str) -> dict[str, Any]:
     try:
         return parse_toml("\n".join(lines))
     except ValueError as error:
-        raise ValueError(f"the '# /// script' block is no TOML: {error}") from error
+        raise ValueError(f"the '# /// script' block is not valid TOML: {error}") from error
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -63,11 +63,11 @@ def table_in(metadata: dict[str, Any]) -> dict[str, Any]:
     try:
         told = json.loads(details) if isinstance(details, str) else {}
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"its details are no JSON: {error}") from error
+        raise ValueError(f"its details are not valid JSON: {error}") from error
     table = {**told, **table} if isinstance(told, dict) else table
     if table.get("schema") != HEADER_VERSION:
         raise ValueError(
-            f"its header has schema {table.get('schema')!r:.40}, this minidbg reads {HEADER_VERSION}; a newer minidbg reads newer ones"
+            f"its header has schema {table.get('schema')!r:.40}, this minidbg reads {HEADER_VERSION}; install a newer minidbg to read it"
         )
     return table
 
@@ -82,7 +82,7 @@ def folder_of_script(path: str) -> str:
 def expected_in(table: Mapping[str, Any]) -> str:
     expect = table.get("expect", "reproduces")
     if expect not in ("reproduces", "gone"):
-        raise ValueError(f"expect = {expect!r:.80}, known are reproduces, gone")
+        raise ValueError(f"expect = {expect!r:.80}: expected 'reproduces' or 'gone'")
     return str(expect)
 
 

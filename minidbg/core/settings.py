@@ -84,7 +84,7 @@ def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...]:
     for dtype, pair in dict(value).items():
         name = str(dtype).removeprefix("torch.")
         if name not in FLOATS:
-            raise ValueError(f"{name!r} is no dtype with tolerances{nearest(name, FLOATS)}")
+            raise ValueError(f"{name!r} is not a dtype with tolerances{nearest(name, FLOATS)}")
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise ValueError(f"{name} takes a relative and an absolute tolerance")
         relative, absolute = (number(one, at_least=0.0) for one in pair)
@@ -254,7 +254,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadSetting(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise BadSetting(f"{path} is no readable TOML: {error}; mend it there") from error
+        raise BadSetting(f"{path} is not valid TOML: {error}; fix it there") from error
 
 
 OF_OTHERS = ("MINIDBG_BACKEND", "MINIDBG_STATS", "MINIDBG_TIME_LIMIT_S")

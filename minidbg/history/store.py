@@ -86,7 +86,7 @@ class History(AbstractContextManager["History", None]):
         if readonly and not path.exists():
             raise FileNotFoundError(path)
         if path.exists() and not path.is_file():  # to open a pipe would wait for ever
-            raise DamagedHistory(path, "no regular file")
+            raise DamagedHistory(path, "not a regular file")
         address = f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
         with fenced(path), ExitStack() as stack:
             self.connection = sqlite3.connect(address, uri=True, timeout=WAIT_S, isolation_level=None)

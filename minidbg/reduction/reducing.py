@@ -173,7 +173,7 @@ def reduce_from_best(case: Case, session: Session) -> Reduced | None:
     try:
         best = repro.load(path)
     except Exception as error:  # noqa: BLE001 - a damaged script: its code may raise anything
-        log.warning("minidbg: %s is left aside: %s", display_path(path), foreign.first_line_of(error))
+        log.warning("minidbg: %s is skipped: %s", display_path(path), foreign.first_line_of(error))
         return None
     with contextlib.suppress(NotReproduced):
         return reduce_case(case.with_graph(best.graph_module, best.inputs), session, just_seen=False)
@@ -301,14 +301,14 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
             session.repeats = known.repeats
             return case, known
         if known.failed:
-            raise NotReproduced(f"it {known}: too rarely for a reduction, so it is kept whole", said)
+            raise NotReproduced(f"it {known}: too rarely to reduce it, so the whole graph is kept", said)
         threaded = with_the_programs_threads(case)
         if threaded is not None and all(session.fails_the_same(threaded) for _ in range(RUNS_WITH_THREADS)):
             return threaded, Reliability(1, 1)
         ways.append(f"{plural(known.runs, 'run')} in all")
         ways += [f"with {plural(threaded.spec.context.threads or 1, 'thread')}"] if threaded else []
     if said.verdict is Verdict.INVALID and said.reason.startswith("eager itself fails"):
-        raise NotReproduced(f"this is no failure of the backend: {said.reason}", said)
+        raise NotReproduced(f"this is not a failure of the backend: {said.reason}", said)
     lost = "".join(f"; {note}" for note in case.provenance.notes if note.startswith((STAND_IN_NOTE, LOST)))
     other = case.signature.unlike(said.signature) if case.signature and said.signature else ""
     raise NotReproduced(

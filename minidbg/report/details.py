@@ -207,7 +207,7 @@ def summary_lines(details: ReproDetails) -> Iterator[str]:
     if details.capture and details.capture.absolute() != details.path.absolute():
         yield f"capture   {display_path(details.capture)}"
     if details.header.provenance.neighbour:
-        yield f"but       it {details.header.provenance.neighbour}"
+        yield f"but       {details.header.provenance.neighbour}"
     if details.stages:
         yield f"stages    {details.stages.sentence}"
     yield from past_lines(details)

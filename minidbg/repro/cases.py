@@ -29,7 +29,7 @@ def backend_named(backend: str | CompilerFn) -> UsedBackend:
         found = backends.named(backend) if isinstance(backend, str) else backend
     except (ImportError, AttributeError) as error:
         raise BackendUnreachable(
-            f"backend={backend!r} leads nowhere: {error}; give a registered name, or module:attribute of what can be imported"
+            f"backend={backend!r} cannot be imported: {error}; give a registered name or module:attribute"
         ) from error
     return UsedBackend(backends.find_reference(found), found)
 

@@ -166,9 +166,7 @@ def git(folder: Path, *arguments: str) -> str:
     if done.returncode == 0:
         return printed
     if names := re.findall(r"(?m)^[0-9a-f]{40}$", printed):  # of a bisection
-        raise MinidbgError(
-            f"the commits that are left cannot be judged, it is one of {', '.join(names[:10])}"
-        )
+        raise MinidbgError(f"the remaining commits cannot be judged; it is one of {', '.join(names[:10])}")
     why = last_line(done.stderr.decode(errors="replace")) or last_line(printed)
     raise MinidbgError(f"git {shlex.join(arguments)}: {why}")
 

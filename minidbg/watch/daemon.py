@@ -229,7 +229,7 @@ class Daemon:
         if stale := self.pool.refresh():
             others = f" and {plural(len(stale) - 1, 'other file')}" if len(stale) > 1 else ""
             text = f"{display_path(stale[0])}{others} changed since the old ones started"
-            self.announce(Notice(f"this sweep waits for new workers: {text}"))
+            self.announce(Notice(f"waiting for new workers before this sweep: {text}"))
         files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
         number = self.history.start_sweep(began, code=code, files=files)
         jobs, unable = self.jobs_of(names)
@@ -385,7 +385,7 @@ class Daemon:
         if self.settings.once and not watched.wants_sweep:
             self.status = self.status_of_once(sweep.decisions.values())
         elif self.settings.once and self.sweeps_done >= MOST_SWEEPS_ONCE:
-            self.announce(Notice("the code kept changing while it was judged; nothing can be said"))
+            self.announce(Notice("the code kept changing while the repros ran; no verdict"))
             self.status = 125
 
     def status_of_once(self, decisions: Iterable[Decision]) -> int:

@@ -146,7 +146,7 @@ def parse_devices(text: str | None) -> tuple[str, ...] | None:
     for name in names:
         kind, _, index = name.rpartition("/")[2].partition(":")
         if not kind.isidentifier() or (index and not index.isdecimal()):
-            raise BadSetting(f"{name!r} is no device; devices look like cpu, cuda, cuda:1, mps, xpu, or all")
+            raise BadSetting(f"{name!r} is not a device; expected cpu, cuda, cuda:1, mps, xpu, or all")
     return names
 
 

@@ -192,7 +192,7 @@ class Watched:
         try:
             self.events.watch(self.roots, [str(one.absolute()) for one in self.paths])
         except OSError as error:
-            text = f"file events are not to be had ({error}); everything is looked at every few seconds"
+            text = f"file events are not available ({error}); rescanning every few seconds"
             self.announce.once("events", Notice(text))
 
     def adopt(self, files: Iterable[str]) -> tuple[str, ...]:

@@ -143,7 +143,7 @@ def case_to_fill_in(failure: Failure, settings: Settings) -> Case:
 def reference_of_link(link: Link, settings: Settings) -> BackendRef:
     """How a fresh process gets the link's backend, or what a person is to fill in; looked for once.
 
-    Raises BackendUnreachable where what the user says of it leads nowhere, or an option is no literal.
+    Raises BackendUnreachable where what the user says of it cannot be imported, or an option is not a literal.
     """
     if settings not in link.references:
         given: dict[str, Any] = {"options": link.options, "mode": link.mode, "setup": settings.setup}

@@ -86,7 +86,7 @@ def backend(gm, example_inputs, *, options=None, mode=None):
         ("opted:backend", (), 3, "fails"),
         ("opted:backend", ("--option", "level=2", "--option", "kind=fast"), 0, "2 ok"),
         ("opted:backend", ("--mode", "max"), 0, "2 ok"),
-        ("opted:backend", ("--option", "level"), 125, "'level' is no KEY=VALUE"),
+        ("opted:backend", ("--option", "level"), 125, "'level' is not KEY=VALUE"),
         ("inductor", ("--option", "epilog_fusion=False"), 125, "torch.compile refuses these options of"),
         ("inductor", ("--option", "epilogue_fusion=False", "--mode", "default"), 125, "can be specified"),
     ],

@@ -100,7 +100,7 @@ def test_a_missing_backend_skips_and_a_damaged_repro_is_an_error(folder: Path) -
     damaged.write_text("# /// script\n# [tool.minidbg]\n# kind = [\n# ///\n")
     status, text = run_pytest(folder, "minidbg_repros/cos.py", "minidbg_repros/damaged.py")
     assert status == 2
-    assert "block is no TOML" in text
+    assert "block is not valid TOML" in text
     status, text = run_pytest(folder, "minidbg_repros/cos.py", "minidbg_repros/relu.py")
     assert status == 0
     assert "2 skipped" in text

@@ -120,7 +120,7 @@ def test_a_pipe_is_no_history_and_reading_one_that_is_not_there_creates_nothing(
         History(path, readonly=True)
     assert not path.exists()
     os.mkfifo(path)
-    with pytest.raises(DamagedHistory, match="no regular file"):
+    with pytest.raises(DamagedHistory, match="not a regular file"):
         History(path, readonly=True)
 
 

@@ -103,7 +103,7 @@ def packed_code(roots: Iterable[str], tell: Callable[[Message], None]) -> Code:
             total.update(f"{path}\0{len(content)}\0".encode() + content)
             archive.writestr(path.lstrip("/"), content)
     size = f"{plural(len(files), 'file')}, {buffer.tell() / 1000:.0f} kB"
-    tell(Notice(f"what is watched goes to the other machines ({size}), and nothing else of this one"))
+    tell(Notice(f"sending the watched files ({size}) to the other machines, and nothing else"))
     return Code(total.hexdigest()[:40], buffer.getvalue(), paths)
 
 

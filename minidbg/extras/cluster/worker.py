@@ -168,4 +168,4 @@ async def work(address: str, security: Any, judges: Judges, name: str) -> NoRetu
         ) as worker:  # fmt: skip
             click.echo(f"minidbg: {name} works for {address}: {', '.join(devices)}", err=True)
             await worker.finished()
-        click.echo(f"minidbg: {address} has gone; waiting for it", err=True)
+        click.echo(f"minidbg: connection to {address} lost; waiting for it", err=True)

@@ -42,7 +42,7 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise click.BadParameter(f"{text!r} is no KEY=VALUE")
+            raise click.BadParameter(f"{text!r} is not KEY=VALUE")
         try:
             options[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -143,7 +143,7 @@ def tell_results(hunted: Hunt, *, as_json: bool) -> bool:
         )
     for one in hunted.failures.values():
         if one.refused:
-            note(f"not counted, since no repro came of it: {one.sample}: {one.refused}")
+            note(f"not counted, since it could not be reduced to a repro: {one.sample}: {one.refused}")
     note(f"{'interrupted: ' if hunted.interrupted else ''}{hunted.summary}")
     return bool(failures)
 
@@ -196,7 +196,7 @@ def is_worse(hunted: Hunt, expected: Path) -> bool:
         }
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, ValueError, AttributeError) as error:
         raise BadSetting(
-            f"{expected} is no file of hunt's ({error}); delete it to have it written anew"
+            f"{expected} was not written by hunt ({error}); delete it to write it anew"
         ) from error
     worse = {cell for cell, state in states.items() if state.rank > before[cell].rank}
     for cell, state in states.items():

@@ -64,9 +64,9 @@ IN_PYPROJECT = r"(?s)'on_failur' \(in \[tool\.minidbg\] of .*pyproject\.toml\); 
     [
         ({"project": "[tool.minidbg]\non_failur = 'raise'\n"}, IN_PYPROJECT),
         ({"environ": {"MINIDBG_SECNDS": "3"}}, r"'secnds' \(in the environment\).*'seconds'"),
-        ({"user": "seconds 3"}, r"minidbg\.toml is no readable TOML"),
+        ({"user": "seconds 3"}, r"minidbg\.toml is not valid TOML"),
     ],
-    ids=["pyproject.toml", "the environment", "no TOML"],
+    ids=["pyproject.toml", "the environment", "not valid TOML"],
 )
 def test_a_mistake_is_told_the_nearest_and_its_source(tmp_path: Path, source: Any, told: str) -> None:
     with pytest.raises(BadSetting, match=told):
@@ -88,10 +88,10 @@ def test_two_underscores_mark_a_variable_that_is_no_setting(tmp_path: Path) -> N
         ("seconds", -1, r"seconds=-1.*0 or more"),
         ("seconds", float("nan"), r"seconds=nan"),
         ("seconds", "soon", r"seconds='soon'.*a number"),
-        ("max_calls", 1.5, r"max_calls=1\.5.*whole"),
+        ("max_calls", 1.5, r"max_calls=1\.5.*integer"),
         ("reduce_oom", "perhaps", r"reduce_oom='perhaps'.*true or false"),
         ("match", "(", r"match='\('.*regular expression"),
-        ("setup", [1], r"setup=\[1\].*texts"),
+        ("setup", [1], r"setup=\[1\].*strings"),
         ("repro_dir", 3, r"repro_dir=3.*a path"),
     ],
 )
@@ -129,7 +129,7 @@ def test_an_unknown_precision_names_those_there_are(tmp_path: Path) -> None:
         load(tmp_path, tolerances="bfloat15")
     said = str(caught.value)
     assert "tolerances='bfloat15' (in the arguments): no such precision; did you mean 'bfloat16'" in said
-    assert "'bfloat16', 'float16', 'tf32', or a table by dtype" in said
+    assert "'bfloat16', 'float16', 'tf32', or a mapping by dtype" in said
 
 
 WRONG_KINDS = [
@@ -155,7 +155,7 @@ WRONG_KINDS = [
     ("[tool.minidbg]\nrepro_dir = 3", "repro_dir=3"),
     ("a = " + "[" * 20_000, "nested too deeply"),
     ("a." * 20_000 + "a = 1", "more than 100 parts"),
-    ("\x00", "no readable TOML"),
+    ("\x00", "not valid TOML"),
 ]
 
 

@@ -152,7 +152,7 @@ def test_after_a_kill_a_reduction_begins_from_the_best_so_far_where_that_can_be_
         best.write_text(best.read_text()[:300])
     written = reduced(case, tmp_path)
     assert call_nodes(asked_cases[0].graph_module) == (call_nodes(case.graph_module) if is_damaged else 3)
-    assert (f"{best} is left aside: " in caplog.text) == is_damaged
+    assert (f"{best} is skipped: " in caplog.text) == is_damaged
     assert (written.certified, written.nodes_before) == (True, call_nodes(case.graph_module))
     assert targets_of(written.path) == ("torch.relu",)
     assert not best.exists()
@@ -473,7 +473,7 @@ def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
     story = replace(failed.provenance, notes=(STAND_IN_NOTE,))
     case = replace(failed, graph_module=graph, inputs=(torch.randn(4), torch.tensor([4])), provenance=story)
     with pytest.raises(
-        NotReproduced, match="this is no failure of the backend: eager itself fails: IndexError"
+        NotReproduced, match="this is not a failure of the backend: eager itself fails: IndexError"
     ):
         reducing.reduce_and_publish(case, tmp_path, limits=Limits(), just_seen=True)
     assert call_nodes(asked_cases[0].graph_module) == 3

@@ -85,7 +85,7 @@ def test_a_case_whose_failure_nobody_had_seen_expects_what_was_shown(monkeypatch
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
-        (Outcome(Verdict.INVALID, reason="eager itself fails: x"), "this is no failure of the backend: eager"),
+        (Outcome(Verdict.INVALID, reason="eager itself fails: x"), "this is not a failure of the backend: eager"),
         (Outcome(Verdict.INVALID, reason="no module"), "the case does not show its failure here: invalid: no module"),
         (Outcome(Verdict.SKIPPED, reason="eager itself fails"), "does not show its failure here: skipped"),
         (GONE, r"does not show its failure here: gone. Expected compile; tried: .*torch.compile \(gone\), called directly \(gone\)"),

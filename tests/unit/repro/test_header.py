@@ -96,8 +96,8 @@ def test_an_edited_script_is_still_read(make_case, tmp_path, edit):
     [
         (lambda text: "print(1)\n", "no '# /// script' block"),
         (lambda text: text[: text.index("# details")], "no '# /// script' block"),
-        (lambda text: text.replace("expect =", "expect"), "no TOML"),
-        (lambda text: text.replace('"kind": ', '"kind" '), "no JSON"),
+        (lambda text: text.replace("expect =", "expect"), "not valid TOML"),
+        (lambda text: text.replace('"kind": ', '"kind" '), "not valid JSON"),
         (lambda text: text.replace('"kind": "compile"', '"kind": "mystery"', 1), "mystery"),
         (lambda text: text.replace("tool.minidbg", "tool.other"), r"no \[tool.minidbg\]"),
         (lambda text: text.replace('"schema": 1', '"schema": 9'), "schema 9"),

@@ -159,7 +159,7 @@ def test_a_sweep_that_waits_for_new_workers_says_for_which_file(world: World) ->
     world.start({"a": "reproduces"})
     world.pool.stale = tuple(str(world.folder / name) for name in ("library.py", "other.py"))
     world.save("a", "reproduces ")
-    said = "this sweep waits for new workers: library.py and 1 other file changed since the old ones started"
+    said = "waiting for new workers before this sweep: library.py and 1 other file changed since the old ones started"
     assert world.data("notice", "text") == [said]
 
 
@@ -215,7 +215,7 @@ def test_without_events_a_save_is_seen_at_the_next_look(world: World) -> None:
     daemon.step(float("inf"))
     world.settle()
     assert world.flips() == [("FIXED", "a.py")]
-    said = "file events are not to be had (no more watches); everything is looked at every few seconds"
+    said = "file events are not available (no more watches); rescanning every few seconds"
     assert world.data("notice", "text") == [said]
 
 

@@ -120,13 +120,13 @@ HOSTILE = {
     "nothing": ("", "no '# /// script' block"),
     "no text": (b"\xff\xfe\x00", "not UTF-8 text"),
     "no Python any more": (SCRIPT + "def broken(:", "not a Python script any more"),
-    "a line of dashes": (SCRIPT.replace("# nodes = 3", "# " + "-" * 100_000), "no TOML"),
+    "a line of dashes": (SCRIPT.replace("# nodes = 3", "# " + "-" * 100_000), "not valid TOML"),
     "a long key": (SCRIPT.replace("# nodes = 3", "# " + "a." * 20_000 + "a = 1"), "more than 100 parts"),
     "a deep value": (SCRIPT.replace("# nodes = 3", "# a = " + "[" * 50_000), "nested too deeply"),
     "paths of a number": (SCRIPT.replace("# nodes = 3", "# paths = 5"), "paths = 5: expected a list of strings"),
     "nodes without an end": (SCRIPT.replace("nodes = 3", "nodes = inf"), "nodes = inf: expected an integer"),
-    "another expectation": (SCRIPT.replace("# nodes = 3", "# expect = 'flaky'"), "known are reproduces, gone"),
-    "a newer schema": (SCRIPT.replace("schema = 1", "schema = 2"), "schema 2, this minidbg reads 1; a newer minidbg reads newer ones"),
+    "another expectation": (SCRIPT.replace("# nodes = 3", "# expect = 'flaky'"), "expected 'reproduces' or 'gone'"),
+    "a newer schema": (SCRIPT.replace("schema = 1", "schema = 2"), "schema 2, this minidbg reads 1; install a newer minidbg to read it"),
     "too long": ("#" * (SCRIPT_LIMIT_BYTES + 1), "more than 16 MiB"),
 }  # fmt: skip
 
@@ -137,8 +137,8 @@ def test_a_hostile_script_is_one_damaged_repro_that_says_why_and_what_to_do(tmp_
     os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "endless.py").symlink_to("/dev/zero")
     wanted = {name: why for name, (_, why) in HOSTILE.items()} | {
-        "pipe": "no regular file",
-        "endless": "no regular file",
+        "pipe": "not a regular file",
+        "endless": "not a regular file",
     }
     damage = {Path(name).stem: one.damage for name, one in read_repros([tmp_path], tmp_path).items()}
     wrong = {

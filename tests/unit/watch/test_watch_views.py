@@ -159,7 +159,7 @@ MESSAGE = "LoweringException: " + "no lowering for aten.tanh.default " * 8
 LONG = "compile_batch_norm_1d2c3b.py"
 FILES = "projects/acme/src/acme_backend/lowering/rules.py", "projects/acme/src/acme_backend/kernels.py"
 MANY = [result(f"r{number:03d}.py", "gone") for number in range(100)]
-STALE_SERVER = "this sweep waits for new workers: /usr/lib/python3/torch/_inductor/lowering.py changed since the old ones started"
+STALE_SERVER = "waiting for new workers before this sweep: /usr/lib/python3/torch/_inductor/lowering.py changed since the old ones started"
 SHOWN: dict[str, tuple[list[Event], str, tuple[int, int], list[str]]] = {
     "nothing yet": ([], "", (80, 24), ["starting workers", "a.py  ~reproduces   2 h"]),
     "a sweep": ([sweep_started(jobs=3), result("a.py", "reproduces")], "", (130, 40), ["sweep 1  |  1/3 in 1.0 s  |  changed: x.py  |  /r"]),

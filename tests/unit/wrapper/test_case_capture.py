@@ -81,7 +81,7 @@ def test_a_case_says_which_nodes_take_the_input_that_is_wrong_after_the_call() -
 def test_what_the_user_says_of_a_backend_is_refused_where_it_leads_nowhere() -> None:
     hidden = Link((lambda secret: lambda gm, inputs: secret)(object()))
     failure = replace(failing(small_graph(), (torch.ones(2),)), link=hidden)
-    with pytest.raises(BackendUnreachable, match="reference='torch:nothing' leads nowhere"):
+    with pytest.raises(BackendUnreachable, match="reference='torch:nothing' cannot be imported"):
         case_of_failure(failure, Settings(reference="torch:nothing"))
 
 
