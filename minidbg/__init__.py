@@ -1,13 +1,15 @@
 """minidbg: what breaks a torch.compile backend, as the smallest script that still fails the same way.
 
-In a program: ``wrap`` and ``wrap_compiler`` give the backend to compile with, ``report_of`` what was written about an
-exception, ``stats`` how many graphs were verified, and why others were not. With scripts: ``check``, ``reduce``, ``load``, ``save_repro``; a repro script is the only stored form of a
-``Case``. With a predicate of one's own: ``minimize``.
+In a program: ``wrap`` and ``wrap_compiler`` give the backend to compile with, ``report_of`` what
+was written about an exception, ``stats`` how many graphs were verified, and why others were not.
+With scripts: ``check``, ``reduce``, ``load``, ``save_repro``; a repro script is the only stored
+form of a ``Case``. With a predicate of one's own: ``minimize``.
 
-What they answer are values: ``Outcome`` (a ``Verdict``, a ``Signature`` with its ``Kind``, figures), ``Minimized``, ``Case``.
-What cannot be done is a ``MinidbgError``; what the wrapped backend raises is never one, except that wrong results, which
-raise nothing by themselves, become ``AccuracyError``. Seconds are seconds, sizes are bytes, errors are relative unless
-said otherwise. Everything is imported late: ``import minidbg`` loads no torch.
+What they answer are values: ``Outcome`` (a ``Verdict``, a ``Signature`` with its ``Kind``,
+figures), ``Minimized``, ``Case``. What cannot be done is a ``MinidbgError``; what the wrapped
+backend raises is never one, except that wrong results, which raise nothing by themselves, become
+``AccuracyError``. Seconds are seconds, sizes are bytes, errors are relative unless said otherwise.
+Everything is imported late: ``import minidbg`` loads no torch.
 """
 
 from __future__ import annotations

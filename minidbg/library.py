@@ -1,4 +1,5 @@
-"""What a program calls besides ``wrap``: the functions behind ``minidbg check`` and ``minidbg reduce``, and their like."""
+"""What a program calls besides ``wrap``: the functions behind ``minidbg check`` and ``minidbg
+reduce``, and their like."""
 
 from __future__ import annotations
 
@@ -53,11 +54,13 @@ def reduce(
 ) -> Path:
     """Reduce ``what`` and return the path of a verified repro.
 
-    ``what`` is a repro or a capture of minidbg, edited by hand or not; a program of ``torch.export``, or the ``.pt2``
-    file that holds one; or a script that torch's own minifier or tlparse wrote. The last two run with ``backend``, by
-    default inductor and the one in the script; of minidbg's scripts, only one whose backend is to be filled in does. ``seconds`` (the verification included) and ``max_calls`` (runs) bound the search,
-    after which the best so far is written. The repro goes into ``folder``, by default the repro folder that a repro of
-    minidbg lies in, and the one of the settings for all others.
+    ``what`` is a repro or a capture of minidbg, edited by hand or not; a program of
+    ``torch.export``, or the ``.pt2`` file that holds one; or a script that torch's own minifier or
+    tlparse wrote. The last two run with ``backend``, by default inductor and the one in the script;
+    of minidbg's scripts, only one whose backend is to be filled in does. ``seconds`` (the
+    verification included) and ``max_calls`` (runs) bound the search, after which the best so far is
+    written. The repro goes into ``folder``, by default the repro folder that a repro of minidbg
+    lies in, and the one of the settings for all others.
 
     Raises UnreadableRepro, and NotReproduced when it does not fail here, or no form of it does in a fresh interpreter.
     """
@@ -112,9 +115,10 @@ def save_repro(
 ) -> Path:
     """Write ``model(*inputs)`` under ``backend`` as a verified repro script, unreduced, and return its path.
 
-    A GraphModule is taken as it is; a module or function is captured by dynamo as one graph. The modes that are on
-    around this call (no_grad, autocast, ...) are part of the repro. ``path`` is the script to write, by default a
-    name in the repro folder; ``seconds`` bounds each of the two runs. Reduce it with ``minidbg.reduce(path)``.
+    A GraphModule is taken as it is; a module or function is captured by dynamo as one graph. The
+    modes that are on around this call (no_grad, autocast, ...) are part of the repro. ``path`` is
+    the script to write, by default a name in the repro folder; ``seconds`` bounds each of the two
+    runs. Reduce it with ``minidbg.reduce(path)``.
 
     Raises NotReproduced when the backend does not fail here, or the script does not in a fresh interpreter.
     """

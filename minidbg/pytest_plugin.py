@@ -1,12 +1,14 @@
 """Repro scripts as tests: ``pytest --minidbg minidbg_repros/``, or with ``--minidbg-devices cpu,cuda``.
 
-Without either option a repro is a test module of its own, which fails while its failure is there, where the command line names
-it or its repro folder (``pytest minidbg_repros/``); all else is as without this plugin.
+Without either option a repro is a test module of its own, which fails while its failure is there,
+where the command line names it or its repro folder (``pytest minidbg_repros/``); all else is as
+without this plugin.
 
-A repro whose header says ``expect = "reproduces"`` is a strict expected failure: it stays quiet while the failure is there,
-and fails the day it is fixed, so that somebody writes ``expect = "gone"`` and it is a regression test from then on. Each runs
-in a process of its own, forked where possible from an interpreter that has imported torch, and what the header does not
-expect is run again in a fresh one: a crash is a result like any other, also under pytest-xdist.
+A repro whose header says ``expect = "reproduces"`` is a strict expected failure: it stays quiet
+while the failure is there, and fails the day it is fixed, so that somebody writes ``expect =
+"gone"`` and it is a regression test from then on. Each runs in a process of its own, forked where
+possible from an interpreter that has imported torch, and what the header does not expect is run
+again in a fresh one: a crash is a result like any other, also under pytest-xdist.
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ def pytest_terminal_summary(
 
 
 def session_pool(config: pytest.Config, backends: set[str] | None) -> OneByOne:
-    """The interpreters of this test session, started when the first repro runs; none that is warm without ``backends``."""
+    """The interpreters of this test session, started when the first repro runs; none that is warm
+    without ``backends``."""
     if POOL not in config.stash:
         forks = sys.platform == "linux" and backends is not None
         config.stash[POOL] = OneByOne(preload_for(backends or (), forks=forks))
@@ -121,7 +124,8 @@ def is_in_named_folder(path: Path, parent: pytest.Collector) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Any:
-    """Take the place of the module of a repro that pytest collects by itself: named on the command line, or ``test_*.py``."""
+    """Take the place of the module of a repro that pytest collects by itself: named on the command
+    line, or ``test_*.py``."""
     if not wanted(parent.config) or not is_repro(module_path):
         return None
     return ReproFile.from_parent(parent, path=module_path)

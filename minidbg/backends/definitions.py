@@ -88,8 +88,8 @@ class Copy:
     def add_function(self, function: types.FunctionType) -> None:
         """Copy a function that no global name holds; it must use none of the local names around it.
 
-        The functions around it are kept as shells that return it: where a function was defined is part of a
-        failure's signature.
+        The functions around it are kept as shells that return it: where a function was defined is
+        part of a failure's signature.
         """
         try:
             text = textwrap.dedent(inspect.getsource(function))
@@ -109,7 +109,8 @@ class Copy:
         self._add([SourcePiece((2, len(self.pieces), 0), statement)])
 
     def add_operators(self, name: str, statements: Sequence[Statement], *, extends: bool) -> None:
-        """Copy the statements that define the operator ``ns::name`` and others, or that only add to what a module defines.
+        """Copy the statements that define the operator ``ns::name`` and others, or that only add to
+        what a module defines.
 
         They run only where that is not there yet: pytest may load several scripts in one process.
         """
@@ -124,7 +125,8 @@ class Copy:
         self._add([SourcePiece(parts[-1].order, guarded), self._import("import torch")])
 
     def _add(self, first: list[SourcePiece], also: str = "") -> None:
-        """Take ``first`` and all that it needs, or nothing; ``also`` is the name of what is to be the script's ``backend``."""
+        """Take ``first`` and all that it needs, or nothing; ``also`` is the name of what is to be
+        the script's ``backend``."""
         known, waiting = dict(self.pieces), list(first)
         bound = {name for piece in known.values() for name in piece.statement.binds}
         while waiting:
@@ -233,7 +235,8 @@ def is_heavy(value: object) -> bool:
 
 
 def is_free_of_side_effects(node: ast.stmt) -> bool:
-    """Whether a statement can be copied whole: an assignment to names, or an ``if`` or ``try`` of imports, definitions and assignments."""
+    """Whether a statement can be copied whole: an assignment to names, or an ``if`` or ``try`` of
+    imports, definitions and assignments."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return node.value is not None and all(isinstance(target, ast.Name) for target in targets)

@@ -48,8 +48,9 @@ def _locations(value: object) -> Iterator[Location]:
     for name, module in sys.modules.copy().items():
         if not isinstance(module, ModuleType) or top_level(name) == "minidbg" or name == "__mp_main__":
             continue
-        # No function of ours is called for each of some 100,000 names: at an unlucky depth of the stack, a call allocates a
-        # chunk for its frame (Python 3.11), and this took a second of each compile with a local backend.
+        # No function of ours is called for each of some 100,000 names: at an unlucky depth of the
+        # stack, a call allocates a chunk for its frame (Python 3.11), and this took a second of
+        # each compile with a local backend.
         for key, found in vars(module).copy().items():
             if type(key) is not str or key.startswith("__"):
                 continue

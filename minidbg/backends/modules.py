@@ -1,4 +1,5 @@
-"""Modules as a fresh process sees them: whether an import finds one again, in which folder, and which distribution brings it."""
+"""Modules as a fresh process sees them: whether an import finds one again, in which folder, and
+which distribution brings it."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def _search(name: str, parent: str = "") -> importlib.machinery.ModuleSpec | Non
 
 
 def requirement_of(module: str) -> tuple[str, str, tuple[str, ...]]:
-    """What brings a loaded ``module``: a requirement that an index knows, or else a remark; and folders that are not on every ``sys.path``."""
+    """What brings a loaded ``module``: a requirement that an index knows, or else a remark; and
+    folders that are not on every ``sys.path``."""
     top, folders = top_level(module), folders_of(module)
     names = list(dict.fromkeys(_distributions_by_module(tuple(sys.path)).get(top, ())))
     if len(names) == 1 and not (brings := distribution(names[0])).read_text("direct_url.json"):

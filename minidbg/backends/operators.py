@@ -198,7 +198,8 @@ def _operator(name: str, builder: RefBuilder) -> None:
 
 
 def _operators_of_script(names: Sequence[str], builder: RefBuilder) -> None:
-    """Copy the statements that define or extend operators in ``__main__``, those of all at once: they may share a Library."""
+    """Copy the statements that define or extend operators in ``__main__``, those of all at once:
+    they may share a Library."""
     statements = {found.line: found for name in names for found in statements_of_operator(name)}
     ordered, owner = [statements[line] for line in sorted(statements)], modules_of_operator(names[0])[0]
     builder.copy_of_main().add_operators(names[0], ordered, extends=owner != "__main__")

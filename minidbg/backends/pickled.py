@@ -1,7 +1,9 @@
-"""A backend to which neither an expression nor source leads: pickled for the children of its process, and left to a person in scripts.
+"""A backend to which neither an expression nor source leads: pickled for the children of its
+process, and left to a person in scripts.
 
-Only the live object is the backend then (a closure, an object with state). cloudpickle writes it into a file for the forkserver's
-children, whose reference says ``unpickled(path)``. A script that stays says ``...`` and what is to be filled in.
+Only the live object is the backend then (a closure, an object with state). cloudpickle writes it
+into a file for the forkserver's children, whose reference says ``unpickled(path)``. A script that
+stays says ``...`` and what is to be filled in.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ def missing_backend(
     mode: str | None = None,
     setup: str | Sequence[str] | None = None,
 ) -> BackendRef:
-    """The reference of a backend that a person is to put into the script. Raises BackendUnreachable for options that are not literals."""
+    """The reference of a backend that a person is to put into the script. Raises BackendUnreachable
+    for options that are not literals."""
     inner, inner_options, inner_mode = torch_internals.as_given_to_compile(backend)
     options, live = options or inner_options or {}, live_object(backend)
     name = inner if isinstance(inner, str) else backend_name(live)
@@ -62,7 +65,8 @@ def missing_backend(
 
 
 def live_object(backend: str | CompilerFn) -> Any:
-    """What ``backend`` is, without the options that torch.compile has put around it: of a name what is registered under it."""
+    """What ``backend`` is, without the options that torch.compile has put around it: of a name what
+    is registered under it."""
     inner, _, _ = torch_internals.as_given_to_compile(backend)
     return torch_internals.registered_backend(inner) if isinstance(inner, str) else inner
 
@@ -78,7 +82,8 @@ def folders_of_program() -> tuple[str, ...]:
 
 
 def pickle_into(path: Path, backend: str | CompilerFn, *, limit_bytes: int = LIMIT_BYTES) -> None:
-    """Pickle the live object into a new file that this user alone may read. Raises BackendUnreachable that says why it cannot be."""
+    """Pickle the live object into a new file that this user alone may read. Raises
+    BackendUnreachable that says why it cannot be."""
     import cloudpickle  # late: few programs come here
 
     try:

@@ -1,7 +1,7 @@
 """From what was wrapped, and what the user says of it, to how a fresh process gets it back: ``find_reference``.
 
-In this order: the user's word, a registered name, a location that an import reaches, its parts put together anew, a copy of its
-source; or the reason why not.
+In this order: the user's word, a registered name, a location that an import reaches, its parts put
+together anew, a copy of its source; or the reason why not.
 """
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ def find_reference(
 ) -> BackendRef:
     """How a fresh process gets ``backend`` back, with its ``options`` and ``mode``.
 
-    ``setup`` (statements) and ``reference`` (``"pkg.mod:name"``, ``"pkg.mod:make(level=2)"`` or a registered
-    name) are the user's word and win over what would be found.
+    ``setup`` (statements) and ``reference`` (``"pkg.mod:name"``, ``"pkg.mod:make(level=2)"`` or a
+    registered name) are the user's word and win over what would be found.
 
     Raises UnknownBackend for a name that nobody registered, BackendUnreachable where nothing importable leads
     to the backend or an option is not a literal; its message says what to pass instead.
@@ -353,7 +353,8 @@ def innermost(backend: Any) -> Any:
 
 
 def backend_name(backend: CompilerFn) -> str:
-    """What a person calls it: ``my_pkg.mod.my_backend``, ``my_pkg.Compiler``, ``aot_autograd(fw_compiler=my_compiler)``."""
+    """What a person calls it: ``my_pkg.mod.my_backend``, ``my_pkg.Compiler``,
+    ``aot_autograd(fw_compiler=my_compiler)``."""
     inner = innermost(backend)
     owner = inner if isinstance(inner, types.MethodType | types.FunctionType | type) else type(inner)
     if owner is not inner and not is_foreign(owner.__module__) and (found := location_of(backend)):

@@ -25,9 +25,10 @@ from minidbg.core.run_spec import BackendRef, CompilerFn
 def named(backend: str) -> str | CompilerFn:
     """What a command line means by ``backend``: a registered name, or what ``module:attribute`` leads to.
 
-    A name that nobody has registered is looked for again after the import of the package of that name, which registers
-    it in most cases; ``package:name`` is a name that another package registers.
-    Raises ImportError or AttributeError where ``module:attribute`` cannot be imported; any other name comes back as it is.
+    A name that nobody has registered is looked for again after the import of the package of that
+    name, which registers it in most cases; ``package:name`` is a name that another package
+    registers. Raises ImportError or AttributeError where ``module:attribute`` cannot be imported;
+    any other name comes back as it is.
     """
     module, colon, name = backend.partition(":")
     if not colon:
@@ -54,9 +55,9 @@ def compiler_fn(
 ) -> CompilerFn:
     """``backend`` as ``torch.compile(backend=, options=, mode=)`` would build it: ``(gm, example_inputs)``.
 
-    Inductor by name takes options and mode as config patches; every other backend as keyword arguments, and
-    only when given. An object that torch.compile itself has built is taken apart first.
-    Raises UnknownBackend, or RuntimeError for an option that inductor does not know.
+    Inductor by name takes options and mode as config patches; every other backend as keyword
+    arguments, and only when given. An object that torch.compile itself has built is taken apart
+    first. Raises UnknownBackend, or RuntimeError for an option that inductor does not know.
     """
     inner, inner_options, inner_mode = torch_internals.as_given_to_compile(backend)
     if isinstance(inner, str) and inner not in (known := torch_internals.known_backends()):
@@ -67,7 +68,8 @@ def compiler_fn(
 
 
 def hook(compiler: CompilerFn, name: str) -> Any:
-    """What torch.compile asks of a backend beside the call, of the one behind its keyword arguments; None where it has none.
+    """What torch.compile asks of a backend beside the call, of the one behind its keyword
+    arguments; None where it has none.
 
     ``compiler`` is what ``compiler_fn`` returned, ``name`` one of ``torch_internals.BACKEND_HOOKS``.
     """
@@ -88,7 +90,8 @@ def resolve(ref: BackendRef) -> str | CompilerFn:
 
 
 def namespace_of(ref: BackendRef) -> dict[str, Any]:
-    """The globals of a module in which setup and copied source have run, once per process: operators are defined only once.
+    """The globals of a module in which setup and copied source have run, once per process:
+    operators are defined only once.
 
     The module's name is one that signatures take for a script's.
     """
@@ -100,7 +103,8 @@ def namespace_of(ref: BackendRef) -> dict[str, Any]:
 
 
 def run_as_module(name: str, text: str, /, **known: Any) -> dict[str, Any]:
-    """The globals of a new module in which ``text`` has run; dynamo looks for it by its name, tracebacks for its lines."""
+    """The globals of a new module in which ``text`` has run; dynamo looks for it by its name,
+    tracebacks for its lines."""
     module = sys.modules[name] = types.ModuleType(name)
     namespace = vars(module)
     namespace.update(known, __name__=name)

@@ -143,7 +143,8 @@ def _is_cell(file: str) -> bool:
 
 
 def indented(text: str) -> str:
-    """``text`` one level deeper; the inner lines of strings stay as they are, since they are values. Docstrings are indented like code."""
+    """``text`` one level deeper; the inner lines of strings stay as they are, since they are
+    values. Docstrings are indented like code."""
     tree = ast.parse(text)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     inside = {

@@ -1,4 +1,5 @@
-"""One graph node as one Python expression, and any value as the short text that a person would write; ``parse`` reads them back."""
+"""One graph node as one Python expression, and any value as the short text that a person would
+write; ``parse`` reads them back."""
 
 from __future__ import annotations
 

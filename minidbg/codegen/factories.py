@@ -1,7 +1,9 @@
-"""The expression by which a script makes the values of a tensor: a rule that gives them exactly, or numbers drawn like them.
+"""The expression by which a script makes the values of a tensor: a rule that gives them exactly, or
+numbers drawn like them.
 
-Drawn numbers say nothing about single values, so that a script need not carry the weights of a private model. What a
-failure may depend on is kept: the range of integers, whether any comes twice, the sign of values that all have one.
+Drawn numbers say nothing about single values, so that a script need not carry the weights of a
+private model. What a failure may depend on is kept: the range of integers, whether any comes twice,
+the sign of values that all have one.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ def is_index(value: Tensor) -> bool:
 class TensorFactory:
     """Expressions that make a contiguous tensor ``[*size]``.
 
-    ``place`` is a last argument that says where, or empty. ``explicit`` writes the dtype out also where it is float32, for
-    scripts whose default dtype is another.
+    ``place`` is a last argument that says where, or empty. ``explicit`` writes the dtype out also
+    where it is float32, for scripts whose default dtype is another.
     """
 
     size: tuple[int, ...]

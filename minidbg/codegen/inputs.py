@@ -53,12 +53,15 @@ class Exactness(enum.StrEnum):
 
 @dataclass(slots=True)
 class InputsText:
-    """Statements that make values again under ``names``, the imports they need, and what they read from the .safetensors file.
+    """Statements that make values again under ``names``, the imports they need, and what they read
+    from the .safetensors file.
 
-    Names used: ``torch``, ``device`` (which stands for ``device``), ``stored(key, dtype, device=)``. A value is written in the
-    first of these ways that fits: as the same object as an earlier one, as a view of a storage that several share, by the
-    constructor of its subclass (its parts first), as a view of a base that is stored, literal or drawn. ``raw``: nobody reads
-    the text, and values that are wanted exactly are stored without being looked at, in their own memory where that is plain.
+    Names used: ``torch``, ``device`` (which stands for ``device``), ``stored(key, dtype,
+    device=)``. A value is written in the first of these ways that fits: as the same object as an
+    earlier one, as a view of a storage that several share, by the constructor of its subclass (its
+    parts first), as a view of a base that is stored, literal or drawn. ``raw``: nobody reads the
+    text, and values that are wanted exactly are stored without being looked at, in their own memory
+    where that is plain.
     """
 
     exactness: Exactness = Exactness.SEEDED
@@ -76,7 +79,8 @@ class InputsText:
     made: dict[int, tuple[Any, str]] = field(default_factory=dict)
     """By identity what was written, so that its id stays its own, and its name."""
     bases: dict[int, tuple[str, Tensor, int]] = field(default_factory=dict)
-    """By storage that several show parts of: the name of a flat tensor, one like it on meta, the bytes before it that are left out."""
+    """By storage that several show parts of: the name of a flat tensor, one like it on meta, the
+    bytes before it that are left out."""
     taken: set[str] = field(default_factory=lambda: {*INPUTS_RESERVED})
 
     def free(self, name: str) -> str:
@@ -86,7 +90,8 @@ class InputsText:
         return name
 
     def value(self, name: str, value: Any, *, is_part: bool = False) -> None:
-        """Write ``name = ...``. Raises CannotWrite for what has no form in a script: it is never silently replaced by another."""
+        """Write ``name = ...``. Raises CannotWrite for what has no form in a script: it is never
+        silently replaced by another."""
         if isinstance(value, Tensor) and id(value) in self.made:
             self.lines.append(f"{name} = {self.made[id(value)][1]}")
             return
@@ -167,7 +172,8 @@ class InputsText:
     def base(
         self, name: str, value: Tensor, size: tuple[int, ...], layout: StridedLayout, *, is_exact: bool
     ) -> str:
-        """An expression of the base ``[*size]`` that shows ``value`` by ``layout``; ``name`` where it had to be written before."""
+        """An expression of the base ``[*size]`` that shows ``value`` by ``layout``; ``name`` where
+        it had to be written before."""
         # the first device of a kind goes by the kind's name, as in hand-written code
         device = "device" if device_name(value) == self.device else quoted(device_name(value))
         place = f", device={device}" if self.device else ""
@@ -214,7 +220,8 @@ def write_inputs(
     explicit: bool = False,
     raw: bool = False,
 ) -> InputsText:
-    """The text of ``values``, which are only read; ``explicit`` writes float32 out, for scripts with another default dtype.
+    """The text of ``values``, which are only read; ``explicit`` writes float32 out, for scripts
+    with another default dtype.
 
     Raises CannotWrite, naming the input, for a value that has no form in a script.
     """
@@ -242,8 +249,9 @@ def write_constant(
 ) -> str:
     """The expression by which ``__init__`` makes a tensor that the graph owns; no device, the module is moved as a whole.
 
-    Integers and small tensors are part of the program, so they are exact even where inputs are seeded. Random ones are
-    the same in each instance of the module. What the text reads from the file is put into ``stored``.
+    Integers and small tensors are part of the program, so they are exact even where inputs are
+    seeded. Random ones are the same in each instance of the module. What the text reads from the
+    file is put into ``stored``.
     """
     faithful = Exactness.SMALL if exactness is Exactness.SEEDED else exactness
     with torch.no_grad(), torch_internals.without_modes(), torch_internals.in_silence():
@@ -276,7 +284,8 @@ def bytes_to_store(values: Sequence[Any], exactness: Exactness) -> int:
 
 
 def main_device(values: Iterable[Any]) -> str:
-    """The device that ``inputs(device=...)`` stands for: the accelerator when there is one, the most common if several."""
+    """The device that ``inputs(device=...)`` stands for: the accelerator when there is one, the
+    most common if several."""
     devices = Counter(
         device_name(value) for value in values if isinstance(value, Tensor) and not value.is_meta
     )
@@ -384,7 +393,8 @@ def materialise(text: InputsText) -> list[Any]:
 
 @contextlib.contextmanager
 def as_scripts_do() -> Iterator[None]:
-    """torch as it is when a script begins: no mode, default dtype, the scripts' seed. What was before comes back after."""
+    """torch as it is when a script begins: no mode, default dtype, the scripts' seed. What was
+    before comes back after."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch_internals.in_silence())
         stack.enter_context(torch_internals.without_modes())

@@ -1,4 +1,5 @@
-"""A user's Triton kernel as source text: an import where it is installed, else its definition and all that this looks up."""
+"""A user's Triton kernel as source text: an import where it is installed, else its definition and
+all that this looks up."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ USUAL_IMPORTS = {"triton": "triton", "tl": "triton.language"}
 
 
 class Definitions:
-    """The statements that define kernels and what these look up, imports among them, by the names that they bind, in order.
+    """The statements that define kernels and what these look up, imports among them, by the names
+    that they bind, in order.
 
     ``write`` gives the expression for a value that is no kernel; ``imports`` collects what installed kernels need.
     """
@@ -120,7 +122,8 @@ class Definitions:
 
 
 def _kernel_text(kernel: Any) -> str:
-    """The definition of a kernel without its other decorators. Triton keeps the source of each function that it compiles."""
+    """The definition of a kernel without its other decorators. Triton keeps the source of each
+    function that it compiles."""
     text = textwrap.dedent("".join(getattr(kernel, "raw_src", None) or inspect.getsource(kernel.fn)))
     (node,) = ast.parse(text).body
     assert isinstance(node, ast.FunctionDef)

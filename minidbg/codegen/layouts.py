@@ -39,7 +39,8 @@ class StridedLayout:
 
     @property
     def shows_all(self) -> bool:
-        """Whether each element from the storage's beginning to the last one used is seen, by one index but for expanded dims."""
+        """Whether each element from the storage's beginning to the last one used is seen, by one
+        index but for expanded dims."""
         if self.is_contiguous:
             return True
         # what has neither gaps nor overlaps is what a copy keeps the strides of
@@ -54,7 +55,8 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def layout_of(value: Tensor, moved_bytes: int = 0) -> StridedLayout:
-    """The layout of ``value``, with the numbers that symbolic sizes stand for, in a storage that begins ``moved_bytes`` later."""
+    """The layout of ``value``, with the numbers that symbolic sizes stand for, in a storage that
+    begins ``moved_bytes`` later."""
     numbers = ([int(torch_internals.hint(one)) for one in many] for many in (value.shape, value.stride()))
     shape, stride = map(tuple, numbers)
     offset = int(torch_internals.hint(value.storage_offset())) - moved_bytes // value.dtype.itemsize
@@ -62,7 +64,8 @@ def layout_of(value: Tensor, moved_bytes: int = 0) -> StridedLayout:
 
 
 def start_of(values: Sequence[Tensor]) -> int:
-    """The bytes of a storage before all of ``values`` that a script leaves out: a multiple of what any dtype and kernel wants aligned."""
+    """The bytes of a storage before all of ``values`` that a script leaves out: a multiple of what
+    any dtype and kernel wants aligned."""
     start = min(int(torch_internals.hint(one.storage_offset())) * one.dtype.itemsize for one in values)
     return start // 1024 * 1024 if start > CROP_BYTES else 0
 

@@ -133,7 +133,8 @@ class _Writer:
     def _with_names(
         self, nodes: Sequence[fx.Node], taken: set[str], lines: Callable[[], list[str]]
     ) -> list[str]:
-        """What ``lines`` gives with names for ``nodes`` that are not ``taken``; again when its text needs one of them for an import."""
+        """What ``lines`` gives with names for ``nodes`` that are not ``taken``; again when its text
+        needs one of them for an import."""
         write = self._write
         while True:
             names = Names(taken | write.roots)
@@ -169,7 +170,8 @@ class _Writer:
     def _attributes(
         self, gm: fx.GraphModule, attributes: Mapping[str, str], path: str, owner: str, nested: Nested
     ) -> list[str]:
-        """Statements that make what ``gm`` uses, as ``attributes`` of ``owner``; ``nested`` gives the expression that makes a graph.
+        """Statements that make what ``gm`` uses, as ``attributes`` of ``owner``; ``nested`` gives
+        the expression that makes a graph.
 
         Raises CannotWrite naming the attribute that has no form.
         """
@@ -254,8 +256,8 @@ def listed(names: Sequence[str]) -> str:
 def instantiate(source: ModuleSource, constants: Mapping[str, Tensor] | None = None) -> nn.Module:
     """A live module of ``source``, such that ``torch.compile(fullgraph=True)`` takes it.
 
-    ``constants`` is what the source calls ``constants`` (see ``by_name``), by default the source's own
-    tensors. The module that holds the class is importable as long as the instance lives.
+    ``constants`` is what the source calls ``constants`` (see ``by_name``), by default the source's
+    own tensors. The module that holds the class is importable as long as the instance lives.
     """
     name = f"minidbg_source_{next(_text_numbers)}"
     text = "\n".join(["import torch", *source.imports, "", *source.kernels.values(), "", source.text])
@@ -284,10 +286,12 @@ _OWN_NAMES = ("root", "g", "graph_module")
 def write_graph_builder(
     gm: fx.GraphModule, *, constant_expression: ConstantExpression = by_name, own_names: bool = False
 ) -> ModuleSource:
-    """Source of ``def graph()``, which gives a GraphModule with exactly the nodes of ``gm``, called as in ``write_module``.
+    """Source of ``def graph()``, which gives a GraphModule with exactly the nodes of ``gm``, called
+    as in ``write_module``.
 
-    ``own_names``: for a process and no reader, so that nodes keep their names, no line has a comment, and the text makes
-    its modules by a function ``graph_module(root, g)``. Raises CannotWrite naming the part that has no form.
+    ``own_names``: for a process and no reader, so that nodes keep their names, no line has a
+    comment, and the text makes its modules by a function ``graph_module(root, g)``. Raises
+    CannotWrite naming the part that has no form.
     """
     writer = _Writer(constant_expression, own_names)
     return writer.source("graph", *writer.write_builder(gm, "graph", ""))

@@ -1,7 +1,7 @@
 """Readable names: of a graph's values, and the public dotted names of functions, classes, operators and enum members.
 
-Everything that ends up as an identifier in written source goes through ``Names`` or is checked by ``is_plain_identifier``:
-a node's name is text from a stranger.
+Everything that ends up as an identifier in written source goes through ``Names`` or is checked by
+``is_plain_identifier``: a node's name is text from a stranger.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def is_plain_identifier(text: str) -> bool:
 
 
 def readable_name(raw: str) -> str:
-    """A name for an input that dynamo called ``raw``: ``h_0_weight`` of ``L_self_modules_h_modules_0_parameters_weight_``."""
+    """A name for an input that dynamo called ``raw``: ``h_0_weight`` of
+    ``L_self_modules_h_modules_0_parameters_weight_``."""
     while match := _FROM_SOURCE.fullmatch(raw):  # until no mark is left: a name once written is its own
         raw = identifier(_HOLDERS.sub("_", match[1] or match[2]).removeprefix("_"))
     return identifier(raw)
@@ -112,8 +113,8 @@ _KNOWN: dict[int, tuple[Any, Reference]] = {}
 def reference_to(value: Any) -> Reference:
     """How to name ``value``, a function, class, operator or enum member, in another process.
 
-    Every answer was looked up again and gave ``value`` itself. Raises CannotWrite for what no name reaches:
-    lambdas, local functions, functions of ``__main__``.
+    Every answer was looked up again and gave ``value`` itself. Raises CannotWrite for what no name
+    reaches: lambdas, local functions, functions of ``__main__``.
     """
     if id(value) in _KNOWN:
         return _KNOWN[id(value)][1]

@@ -1,7 +1,9 @@
-"""Our own straight-line source, read back into the very graph it was written from: a statement is a node, whose arguments Python evaluates.
+"""Our own straight-line source, read back into the very graph it was written from: a statement is a
+node, whose arguments Python evaluates.
 
-Nothing is traced, so nothing is folded, dropped or reordered. Whether a text is ours is asked once, at the end: what is
-not written again as it stands was edited by a person, and dynamo can capture it (``capture_by_dynamo``).
+Nothing is traced, so nothing is folded, dropped or reordered. Whether a text is ours is asked once,
+at the end: what is not written again as it stands was edited by a person, and dynamo can capture it
+(``capture_by_dynamo``).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ Operation = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 
 
 def read_module(class_source: str, namespace: dict[str, Any]) -> fx.GraphModule | None:
-    """The graph module that ``class_source``, one class, was written from; None where ``write_module`` writes none like it.
+    """The graph module that ``class_source``, one class, was written from; None where
+    ``write_module`` writes none like it.
 
     ``namespace`` has the class and what it refers to. One instance is made, for its constants; ``forward`` is only read.
     """

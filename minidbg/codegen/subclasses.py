@@ -22,7 +22,8 @@ from minidbg.fx.ranks import TENSOR, imports_of
 
 @dataclass(frozen=True, slots=True)
 class Construction:
-    """``parts`` are the tensors (and a mesh) inside, by a name; ``text`` is the expression, with ``{name}`` for each part."""
+    """``parts`` are the tensors (and a mesh) inside, by a name; ``text`` is the expression, with
+    ``{name}`` for each part."""
 
     parts: Mapping[str, Any]
     text: str
@@ -72,7 +73,8 @@ def _jagged(value: Any) -> Construction:
 
 
 def _by_unflatten(value: Any) -> Construction:
-    """By the class's own ``__tensor_unflatten__``, with what its ``__tensor_flatten__`` gives; one without parts by ``as_subclass``."""
+    """By the class's own ``__tensor_unflatten__``, with what its ``__tensor_flatten__`` gives; one
+    without parts by ``as_subclass``."""
     if not hasattr(value, "__tensor_flatten__") and _holds_its_data(type(value)):
         return _as_subclass(value)
     names, context = value.__tensor_flatten__()
@@ -135,7 +137,8 @@ class _Values(Expressions):
 
 
 def plain_stand_in(value: Tensor) -> Tensor | None:
-    """A plain tensor for one of a subclass: what a quantised one stands for, else the first that it is made of; None where nothing does."""
+    """A plain tensor for one of a subclass: what a quantised one stands for, else the first that it
+    is made of; None where nothing does."""
     found: list[Any] = []
     with suppress(RuntimeError, TypeError):  # most cannot
         found.append(value.detach().dequantize())

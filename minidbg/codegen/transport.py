@@ -1,4 +1,5 @@
-"""Send a case to another process: its graph as code that builds it, its values as code that makes them, and one block of bytes a storage.
+"""Send a case to another process: its graph as code that builds it, its values as code that makes
+them, and one block of bytes a storage.
 
 A question needs no script: nobody reads it. So names of nodes stay as they are, and the record of the case is whole.
 """
@@ -42,11 +43,13 @@ class Parcel:
     owners: Mapping[str, Tensor]
     """By key the tensor of the case whose memory the storage is."""
     left_out_bytes: int = 0
-    """The size of the values that stay here, since there was no room for them; others of the same distribution stand in."""
+    """The size of the values that stay here, since there was no room for them; others of the same
+    distribution stand in."""
 
 
 def pack(case: Case, *, room_bytes: int = NO_SIZE_LIMIT) -> Parcel:
-    """``case`` for another process, with the values that fit into ``room_bytes``: all, else those that a capture has, else seeded ones.
+    """``case`` for another process, with the values that fit into ``room_bytes``: all, else those
+    that a capture has, else seeded ones.
 
     Raises CannotWrite naming the part of the case that has no text.
     """
@@ -85,7 +88,8 @@ def owners_of(storages: Mapping[str, Tensor], values: Iterable[Any]) -> dict[str
 
 
 def unpack(table: Mapping[str, Any], stored: Stored) -> Case:
-    """The case of a parcel. What its backend defines, operators and a process group, must be there; ``compiler`` is not set.
+    """The case of a parcel. What its backend defines, operators and a process group, must be there;
+    ``compiler`` is not set.
 
     Raises whatever the imports and the constructors that it names raise.
     """

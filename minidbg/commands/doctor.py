@@ -1,4 +1,5 @@
-"""What minidbg needs, one check each: python, torch and its private names, devices, a compiler, forks, the repro folder, backends."""
+"""What minidbg needs, one check each: python, torch and its private names, devices, a compiler,
+forks, the repro folder, backends."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def unwinding_on_signals() -> Iterator[None]:
-    """A block that the signals ``ENDING`` leave by ``Terminated``, as Ctrl-C leaves it by KeyboardInterrupt; a second one ends the process."""
+    """A block that the signals ``ENDING`` leave by ``Terminated``, as Ctrl-C leaves it by
+    KeyboardInterrupt; a second one ends the process."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         # one that is ignored (nohup) stays so
@@ -52,7 +53,8 @@ def end_by(number: int) -> NoReturn:
 
 
 def let_go() -> None:
-    """End the forkserver, if there is one, with all that it was asked, and write out what was printed. A second Ctrl-C has to wait for it."""
+    """End the forkserver, if there is one, with all that it was asked, and write out what was
+    printed. A second Ctrl-C has to wait for it."""
     from minidbg import workers  # late: most commands have none
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -26,7 +26,8 @@ VERBOSITY: ContextVar[int] = ContextVar("minidbg_verbosity", default=0)
 
 
 class ReproPath(click.Path):
-    """The script that a person means: a path, or enough of a name in the repro folder; with ``folders`` a folder as it is."""
+    """The script that a person means: a path, or enough of a name in the repro folder; with
+    ``folders`` a folder as it is."""
 
     def __init__(self, *, folders: bool = False) -> None:
         super().__init__(path_type=Path)
@@ -39,7 +40,8 @@ class ReproPath(click.Path):
 
 
 def find_repro(text: Path, folder: Path) -> Path:
-    """The script that a person means by ``text``: a path, or enough of the name of a repro or else a capture in ``folder``.
+    """The script that a person means by ``text``: a path, or enough of the name of a repro or else
+    a capture in ``folder``.
 
     Raises MinidbgError.
     """

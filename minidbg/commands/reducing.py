@@ -69,8 +69,9 @@ def reduce(
 
     Writes verified repros. PATH may have been edited by hand. It may also be a .pt2 file of torch.export.save, or a script that torch's own minifier or tlparse wrote (minifier_launcher.py, repro.py, fx_graph_runnable), which is executed.
 
-    Ctrl-C ends the search; the best repro so far is verified and written. A second Ctrl-C ends at once. A reduction
-    that ended before it wrote a repro (also by kill -9 or power loss) continues from the best graph on disk when started again.
+    Ctrl-C ends the search; the best repro so far is verified and written. A second Ctrl-C ends at
+    once. A reduction that ended before it wrote a repro (also by kill -9 or power loss) continues
+    from the best graph on disk when started again.
     """
     if path is not None and last_crash:
         raise click.UsageError("give either PATH or --last-crash")
@@ -143,7 +144,8 @@ def reduce_file_in_server(
     folder: Path | None,
     limits: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """What ``reduced_in_child`` answers in a fork of the forkserver, and whether it was ``interrupted``: this process needs no torch.
+    """What ``reduced_in_child`` answers in a fork of the forkserver, and whether it was
+    ``interrupted``: this process needs no torch.
 
     Raises what it has raised, and Interrupted.
     """
@@ -245,7 +247,8 @@ def newest_crash(folder: Path) -> Path | None:
 
 
 def tell_of_reduced_crash(folder: Path, *, as_json: bool) -> None:
-    """Print the repro of the crash that was reduced last, as if it had been reduced now: ``minidbg run`` has done it. Raises UsageError."""
+    """Print the repro of the crash that was reduced last, as if it had been reduced now: ``minidbg
+    run`` has done it. Raises UsageError."""
     from minidbg.repro import crash_records
 
     written = crash_records.reduced_crash(folder)
@@ -299,9 +302,10 @@ def run(
 ) -> None:
     """Run a Python program with every torch.compile in it wrapped.
 
-    The program runs as it would alone, and minidbg exits with its status (128 + n when signal n ended it). A summary of failures is printed at the end, also when the program
-    crashed in a backend. Options come before PROGRAM. Settings come from MINIDBG_*
-    variables and pyproject.toml, as for minidbg.wrap.
+    The program runs as it would alone, and minidbg exits with its status (128 + n when signal n
+    ended it). A summary of failures is printed at the end, also when the program crashed in a
+    backend. Options come before PROGRAM. Settings come from MINIDBG_* variables and pyproject.toml,
+    as for minidbg.wrap.
     """
     from minidbg.commands.run.inside import Orders
     from minidbg.commands.run.launch import run_program, summary_of

@@ -1,7 +1,7 @@
 """The root of the command line: finds commands when they are asked for, and ends every one in the same manner.
 
-Exit statuses are those of the verdicts (``minidbg.core.outcome.EXIT_STATUS``); what cannot be judged, a usage error
-included, is 125.
+Exit statuses are those of the verdicts (``minidbg.core.outcome.EXIT_STATUS``); what cannot be
+judged, a usage error included, is 125.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ with_common_options(cli)
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """The entry point. A request that cannot be met ends with two lines on stderr and status 125, one that Ctrl-C ends with 130."""
+    """The entry point. A request that cannot be met ends with two lines on stderr and status 125,
+    one that Ctrl-C ends with 130."""
     VERBOSITY.set(0)
     try:
         with unwinding_on_signals():

@@ -46,10 +46,11 @@ def show(repro: Path, as_json: bool) -> None:
 def stages(repro: Path, seconds: float, as_json: bool) -> None:
     """Find the compile stage at fault, and what avoids it.
 
-    REPRO is a script, or a unique part of its name in the repro folder; show and report include the result from then on.
-    Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and bisects inductor's passes, lowerings
-    and options with torch's own bisector. Then tries changes of the program: options, dynamic=, a graph break, contiguous or cast
-    inputs, the CPU. Each run is a child process.
+    REPRO is a script, or a unique part of its name in the repro folder; show and report include the
+    result from then on. Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and
+    bisects inductor's passes, lowerings and options with torch's own bisector. Then tries changes
+    of the program: options, dynamic=, a graph break, contiguous or cast inputs, the CPU. Each run
+    is a child process.
     """
     from minidbg.report import stages as room
 
@@ -79,8 +80,8 @@ def report(
 ) -> None:
     """Write a bug report for REPRO, in Markdown.
 
-    It has the form that PyTorch's issue template asks for. Home and working folder, other private paths, user and
-    host name are left out. Read it before you post it.
+    It has the form that PyTorch's issue template asks for. Home and working folder, other private
+    paths, user and host name are left out. Read it before you post it.
     """
     from minidbg.report import repro_details
     from minidbg.report.issue import issue

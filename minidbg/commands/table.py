@@ -1,7 +1,8 @@
 """Every command: the one place outside ``extras/`` that names an extra.
 
-A module is imported when it is needed, so a command's module imports torch, or anything slow, inside its functions only. To
-add a command, write it in a file of this folder, or of an extra, and name it in ``SECTIONS``.
+A module is imported when it is needed, so a command's module imports torch, or anything slow,
+inside its functions only. To add a command, write it in a file of this folder, or of an extra, and
+name it in ``SECTIONS``.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ def watch(
 ) -> None:
     """Run the repros on each change of the code; say what changed.
 
-    The code is that of their backends. PATHS are folders of repros or single scripts; by default the repro folder.
-    Ends with Ctrl-C.
+    The code is that of their backends. PATHS are folders of repros or single scripts; by default
+    the repro folder. Ends with Ctrl-C.
     """
     found = list(paths) or [repro_folder()]
     settings = replace(load_watch_settings(options), once=once)
@@ -228,7 +228,8 @@ def why_not_gone(path: Path) -> str:
 
 
 def expect_gone(path: Path) -> None:
-    """Write into the header of the script at ``path`` that its failure must stay gone. Raises MinidbgError and OSError."""
+    """Write into the header of the script at ``path`` that its failure must stay gone. Raises
+    MinidbgError and OSError."""
     try:
         text = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
         before = table_in(metadata_of(text))
@@ -248,8 +249,9 @@ def expect_gone(path: Path) -> None:
 def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
     """Make a fixed repro a regression test: it must stay gone.
 
-    Runs each, and writes expect = "gone" into its header. While one of them still fails, here or where watch last saw
-    it, no header is changed. REPROS are scripts, or unique parts of their names in the repro folder.
+    Runs each, and writes expect = "gone" into its header. While one of them still fails, here or
+    where watch last saw it, no header is changed. REPROS are scripts, or unique parts of their
+    names in the repro folder.
     """
     failing = [] if force else [why for path in repros if (why := why_not_gone(path))]
     if failing:

@@ -1,9 +1,10 @@
 """The environment of every process that minidbg starts: which variables it does not inherit, which it is given, and why.
 
-A program under ``minidbg run``, or one that torch's override variables lead to minidbg, carries variables that have
-``torch.compile`` wrapped. An interpreter that judges its repro and inherits them wraps the repro too, reduces its failure,
-judges that repro in an interpreter, and so on. So no other file of the package hands ``os.environ`` on
-(``tests/house/test_floors.py``), and whatever an interpreter must have or must lack is an ``EnvRule`` here.
+A program under ``minidbg run``, or one that torch's override variables lead to minidbg, carries
+variables that have ``torch.compile`` wrapped. An interpreter that judges its repro and inherits
+them wraps the repro too, reduces its failure, judges that repro in an interpreter, and so on. So no
+other file of the package hands ``os.environ`` on (``tests/house/test_floors.py``), and whatever an
+interpreter must have or must lack is an ``EnvRule`` here.
 
 An interpreter that judges carries a mark. ``minidbg.wrap`` in it gives the backend as it is, and no failure is answered.
 """
@@ -91,7 +92,8 @@ def for_tool(*rules: EnvRule) -> dict[str, str]:
 
 
 def for_program(given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the user's program under ``minidbg run``: as it would be without minidbg, with ``given`` and the hook."""
+    """The environment of the user's program under ``minidbg run``: as it would be without minidbg,
+    with ``given`` and the hook."""
     environ = _changed(dict(os.environ), (JUDGES_NOTHING,), given)
     before = environ.get("PYTHONPATH")
     return {**environ, "PYTHONPATH": os.pathsep.join([str(HOOK), *([before] if before else [])])}
@@ -119,7 +121,8 @@ def _without_hook(environ: dict[str, str]) -> dict[str, str]:
 
 
 def is_judging() -> bool:
-    """Whether this process judges: it was started for that, or it is a fork of the user's process that answers a question."""
+    """Whether this process judges: it was started for that, or it is a fork of the user's process
+    that answers a question."""
     return JUDGING in os.environ
 
 

@@ -16,7 +16,8 @@ LOG_LIMIT_BYTES = 64 << 20
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """The regular file at ``path``, or behind a link there, to read. Raises OSError, whose ``strerror`` says that it is none.
+    """The regular file at ``path``, or behind a link there, to read. Raises OSError, whose
+    ``strerror`` says that it is none.
 
     A pipe would wait for ever, and a device may never end.
     """
@@ -41,7 +42,8 @@ def read_regular(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
 
 
 def glob(folder: Path, pattern: str) -> list[Path]:
-    """What ``folder`` has of that pattern, in order; nothing where it may not be looked into: somebody else's hidden folder."""
+    """What ``folder`` has of that pattern, in order; nothing where it may not be looked into:
+    somebody else's hidden folder."""
     try:
         return sorted(folder.glob(pattern))
     except OSError:

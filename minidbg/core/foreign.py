@@ -1,4 +1,5 @@
-"""What can be had of somebody else's exception. Each of its methods may raise: that must not take the place of the exception."""
+"""What can be had of somebody else's exception. Each of its methods may raise: that must not take
+the place of the exception."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def is_of_a_signal_handler(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised it, such as that of a time limit: the program's own word, and nobody's failure."""
+    """Whether a handler of a signal has raised it, such as that of a time limit: the program's own
+    word, and nobody's failure."""
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
     frames = (frame for one in chain_of(error) for frame, _ in traceback.walk_tb(one.__traceback__))
     return any(frame.f_code in handlers for frame in frames)

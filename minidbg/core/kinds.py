@@ -25,7 +25,8 @@ class Traits:
     compares: bool = False
     """The results are held against eager's."""
     dies: bool = False
-    """It ends the process, or must be ended with it: judged in a child, and the same by its kind alone, since stacks vary."""
+    """It ends the process, or must be ended with it: judged in a child, and the same by its kind
+    alone, since stacks vary."""
     endless: bool = False
     """Each run takes its whole time limit."""
     compiles: bool = True

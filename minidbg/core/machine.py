@@ -1,4 +1,5 @@
-"""What the machine has and what of it is free. Whoever decides by that how many children there are, and how much each may have, is handed one."""
+"""What the machine has and what of it is free. Whoever decides by that how many children there are,
+and how much each may have, is handed one."""
 
 from __future__ import annotations
 
@@ -51,9 +52,11 @@ MOST_BUSY = 10.0
 
 
 def memory_limit(at_once: int = 1, machine: Machine = HERE) -> int | None:
-    """Bytes that one of so many children ``at_once`` may hold: ``MINIDBG_MEMORY_BYTES``, or its share of what is free; None where nobody says.
+    """Bytes that one of so many children ``at_once`` may hold: ``MINIDBG_MEMORY_BYTES``, or its
+    share of what is free; None where nobody says.
 
-    All together have four fifths of what is free now. Of several each has half, since few of them are large at the same time.
+    All together have four fifths of what is free now. Of several each has half, since few of them
+    are large at the same time.
     """
     given = os.environ.get("MINIDBG_MEMORY_BYTES", "")
     if given.isdecimal():

@@ -20,9 +20,10 @@ class Direction(enum.StrEnum):
 class Verdict(enum.StrEnum):
     """What one run of a case says about its failure.
 
-    ``gone``: runs and agrees with eager. ``reproduces``: the same signature. ``flaky``: in some of several runs.
-    ``changed``: fails, but otherwise; ``crashed`` and ``timeout``: died, or never came back, where another kind was expected.
-    ``skipped``: a device, backend or module is missing here. ``invalid``: eager itself fails, so nothing is proven.
+    ``gone``: runs and agrees with eager. ``reproduces``: the same signature. ``flaky``: in some of
+    several runs. ``changed``: fails, but otherwise; ``crashed`` and ``timeout``: died, or never
+    came back, where another kind was expected. ``skipped``: a device, backend or module is missing
+    here. ``invalid``: eager itself fails, so nothing is proven.
     """
 
     GONE = "gone"
@@ -60,9 +61,9 @@ def is_expected(verdict: Verdict, expect: Verdict) -> bool:
 class Signature:
     """What makes two failures the same one.
 
-    ``types`` are qualified exception types, outermost first; ``frames`` are ``module:function`` of the
-    innermost frames outside torch.fx and minidbg, innermost first, without line numbers; ``message`` has
-    addresses, paths, generated names, shapes and numbers taken out.
+    ``types`` are qualified exception types, outermost first; ``frames`` are ``module:function`` of
+    the innermost frames outside torch.fx and minidbg, innermost first, without line numbers;
+    ``message`` has addresses, paths, generated names, shapes and numbers taken out.
     """
 
     kind: Kind
@@ -74,7 +75,8 @@ class Signature:
     """Further forms of the same failure: chance decides, the order of hashes for one, which of them is raised."""
 
     def matches(self, other: Signature | None) -> bool:
-        """Whether ``other`` is the same failure: every field equal, of the frames the innermost; or one of the further forms.
+        """Whether ``other`` is the same failure: every field equal, of the frames the innermost; or
+        one of the further forms.
 
         Outer frames depend on the way to the bug (a pass or a lowering), which reduction changes.
         """
@@ -99,7 +101,8 @@ class Signature:
         return "; ".join(parts)
 
     def is_shown_by(self, found: Signature) -> bool:
-        """Whether a run that showed ``found`` shows this failure. Crashes and hangs are the same by their kind: stacks vary."""
+        """Whether a run that showed ``found`` shows this failure. Crashes and hangs are the same by
+        their kind: stacks vary."""
         return self.kind is found.kind if self.kind.traits.dies else self.matches(found)
 
     def to_table(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Records that are read from a file which anybody may have edited: each field has the type that its class says, or the file is damaged."""
+"""Records that are read from a file which anybody may have edited: each field has the type that its
+class says, or the file is damaged."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def check_types(record: Any) -> None:
-    """Raises ValueError, with name and value, where a field of the dataclass ``record`` holds another type than its annotation says.
+    """Raises ValueError, with name and value, where a field of the dataclass ``record`` holds
+    another type than its annotation says.
 
     Fields that are no string, number or boolean are left to who reads them.
     """

@@ -1,7 +1,8 @@
 """``RunSpec``: the one record of how a graph is run and what it must show; and where a case comes from. Needs no torch.
 
-``to_table`` and ``from_table`` are what a script's header holds of them, and the only code that names a key of that table.
-A new field of the record is a field here, a line in each of the two, and whoever uses it.
+``to_table`` and ``from_table`` are what a script's header holds of them, and the only code that
+names a key of that table. A new field of the record is a field here, a line in each of the two, and
+whoever uses it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class BackendRef:
     name: str
     """For people, and for file names: ``inductor``, ``my_pkg.mod.my_backend``."""
     expression: str
-    """Python expression for ``torch.compile(backend=...)``, evaluated after ``setup``: ``'"inductor"'``, ``my_pkg.mod.fn``."""
+    """Python expression for ``torch.compile(backend=...)``, evaluated after ``setup``:
+    ``'"inductor"'``, ``my_pkg.mod.fn``."""
     setup: tuple[str, ...] = ()
     """Statements run first, in this order: ``import my_pkg``."""
     embedded: str = ""
@@ -83,7 +85,8 @@ class BackendRef:
     requirements: tuple[str, ...] = ()
     """Distributions to install, public versions: ``my-backend==0.3``. Torch is not among them."""
     remarks: tuple[str, ...] = ()
-    """What no requirement can say, one comment line each: ``my_pkg is on no index: it was imported from the folder src``."""
+    """What no requirement can say, one comment line each: ``my_pkg is on no index: it was imported
+    from the folder src``."""
     modules: tuple[str, ...] = ()
     """Top-level modules that hold the backend's code, for watch."""
     missing_backend: str = ""
@@ -140,7 +143,8 @@ class BackendRef:
 
 
 def how_to_supply_backend(path: str | os.PathLike[str], missing_backend: str) -> str:
-    """What the script at ``path`` holds, with the ways to give it its backend: ``graph whose backend is to be filled in, ...``."""
+    """What the script at ``path`` holds, with the ways to give it its backend: ``graph whose
+    backend is to be filled in, ...``."""
     shown = display_path(path)
     return (
         f"graph whose backend is to be filled in, {missing_backend}: edit `backend = ...` in {shown}, "
@@ -266,7 +270,8 @@ class Provenance:
     notes: tuple[str, ...] = ()
     """What a reader must know: which values are real, which call path was needed, which budget ran out."""
     suspects: tuple[str, ...] = ()
-    """Of a failure not yet reduced: the nodes that the frames of its traceback held, ``add_2 linear`` for one frame, innermost first."""
+    """Of a failure not yet reduced: the nodes that the frames of its traceback held, ``add_2
+    linear`` for one frame, innermost first."""
 
     def to_table(self) -> dict[str, Any]:
         """What a header tells of it: ``done.json`` in ``.minidbg`` has the statistics of the reduction."""
@@ -319,14 +324,16 @@ class RunSpec:
     time_limit_s: float = HANG_LIMIT_S
     """From the end of the eager run: after it a compile counts as a hang."""
     tolerances: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Relative and absolute tolerance of wrong results by name of dtype (``float32``), or ``any``; else the built-in ones.
+    """Relative and absolute tolerance of wrong results by name of dtype (``float32``), or ``any``;
+    else the built-in ones.
 
     Or the name of a precision that the backend computes float32 in.
     """
     match: str | None = None
     """A regular expression that the failure's message must contain to be the same failure."""
     margin: float = 1.0
-    """How many times more than tolerated a wrong result must be off. Only a reduction asks for more than 1; no header holds it."""
+    """How many times more than tolerated a wrong result must be off. Only a reduction asks for more
+    than 1; no header holds it."""
 
     @property
     def kind(self) -> Kind | None:
@@ -406,7 +413,8 @@ class RunSpec:
         return found
 
     def to_literal(self) -> str:
-        """All of it as the text of a Python literal, for another process: a header holds neither the margin nor the backend's expression."""
+        """All of it as the text of a Python literal, for another process: a header holds neither
+        the margin nor the backend's expression."""
         return write_literal(plain(self))
 
     @classmethod
@@ -438,7 +446,8 @@ def table_of(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` with each dataclass as a dict, and in place of members of enums and of subclasses what they are to everybody."""
+    """``value`` with each dataclass as a dict, and in place of members of enums and of subclasses
+    what they are to everybody."""
     if is_dataclass(value):
         return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):

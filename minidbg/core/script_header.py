@@ -1,4 +1,5 @@
-"""The PEP 723 header of a repro script, as tools read it: the standard library only, and nothing of the script is executed.
+"""The PEP 723 header of a repro script, as tools read it: the standard library only, and nothing of
+the script is executed.
 
 And whether two failures' messages, as headers hold them, say the same.
 """
@@ -16,7 +17,8 @@ BLOCK = re.compile(
     r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
 )  # the regular expression of PEP 723
 START = re.compile(r"(?m)^# /// script$")
-# tomllib takes the square of its length. Only from the beginning of a word: else the search takes the square of a word's length
+# tomllib takes the square of its length. Only from the beginning of a word: else the search takes
+# the square of a word's length
 LONG_KEY = re.compile(r"(?<![\w-])(?:[\w-]+\s*\.\s*){100}")
 HEADER_VERSION = 1
 SCRIPT_LIMIT_BYTES = 16 << 20

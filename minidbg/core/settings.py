@@ -1,8 +1,8 @@
 """What a person may set, and where: defaults < user file < ``[tool.minidbg]`` < ``MINIDBG_*`` < arguments.
 
-The user file is ``minidbg.toml`` in the platform's configuration folder; ``[tool.minidbg]`` is looked up in the
-nearest ``pyproject.toml`` of the working directory and its parents. A name that is no setting is an error that
-names its source and the nearest setting, wherever it was written.
+The user file is ``minidbg.toml`` in the platform's configuration folder; ``[tool.minidbg]`` is
+looked up in the nearest ``pyproject.toml`` of the working directory and its parents. A name that is
+no setting is an error that names its source and the nearest setting, wherever it was written.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def verification(value: Any) -> Verify | int:
 
 
 def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...]:
-    """``{"float16": (1e-2, 1e-3)}``, sorted by name, or of a precision. From the environment, one a line: ``float16 = 1e-2 1e-3``."""
+    """``{"float16": (1e-2, 1e-3)}``, sorted by name, or of a precision. From the environment, one a
+    line: ``float16 = 1e-2 1e-3``."""
     if isinstance(value, str) and "=" not in value and value.strip():
         if value not in PRECISIONS:
             words = ", ".join(map(repr, PRECISIONS))
@@ -192,7 +193,8 @@ def load(arguments: Mapping[str, Any] | None = None) -> Settings:
 
 
 def load_with_origins(arguments: Mapping[str, Any] | None = None) -> tuple[Origin, ...]:
-    """Each setting with its value and where that was written, in the order of Settings. Raises BadSetting as ``load`` does."""
+    """Each setting with its value and where that was written, in the order of Settings. Raises
+    BadSetting as ``load`` does."""
     given = {name: value for name, value in (arguments or {}).items() if value is not None}
     sources = (
         *files(Path.cwd(), user_settings_file()),
@@ -205,7 +207,8 @@ def load_with_origins(arguments: Mapping[str, Any] | None = None) -> tuple[Origi
 def merged(
     default: Any, convert: Mapping[str, Converter], sources: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> tuple[Origin, ...]:
-    """The settings named in ``convert``: those of the dataclass ``default``, overridden by each source in turn. Raises BadSetting."""
+    """The settings named in ``convert``: those of the dataclass ``default``, overridden by each
+    source in turn. Raises BadSetting."""
     names = [field.name for field in dataclasses.fields(default) if field.name in convert]
     found = {name: Origin(name, getattr(default, name), "default") for name in names}
     for source, table in sources:
@@ -227,7 +230,8 @@ def files(folder: Path, user_file: Path) -> Iterator[tuple[str, Mapping[str, Any
 
 
 def project_table(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The nearest pyproject.toml in ``folder`` or above it, and its ``[tool.minidbg]``; empty without one. Raises BadSetting."""
+    """The nearest pyproject.toml in ``folder`` or above it, and its ``[tool.minidbg]``; empty
+    without one. Raises BadSetting."""
     for parent in (folder, *folder.parents):
         project = parent / "pyproject.toml"
         if project.is_file():

@@ -1,4 +1,5 @@
-"""Text for people. That of others is made safe: exceptions, headers and file names are data, and a terminal obeys what it reads."""
+"""Text for people. That of others is made safe: exceptions, headers and file names are data, and a
+terminal obeys what it reads."""
 
 from __future__ import annotations
 

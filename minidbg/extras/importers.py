@@ -2,10 +2,11 @@
 
 Which of several forms of a program fails is found by running each once, in a child process.
 
-The files of torch's minifier are ``minifier_launcher.py``, ``repro.py`` and ``fx_graph_runnable``. Such a file sets options,
-defines a module and ``load_args``, and ends with a call of ``run_repro`` of ``torch._dynamo.repro.after_dynamo`` or ``after_aot``.
-A child executes it as it is, with a ``run_repro`` that writes what it is called with as cases. The storages that the file
-names are read where they are there, else torch makes values up.
+The files of torch's minifier are ``minifier_launcher.py``, ``repro.py`` and ``fx_graph_runnable``.
+Such a file sets options, defines a module and ``load_args``, and ends with a call of ``run_repro``
+of ``torch._dynamo.repro.after_dynamo`` or ``after_aot``. A child executes it as it is, with a
+``run_repro`` that writes what it is called with as cases. The storages that the file names are read
+where they are there, else torch makes values up.
 """
 
 from __future__ import annotations
@@ -317,7 +318,8 @@ def line_of(error: BaseException) -> int:
 
 
 def own_backend(named: Any) -> UsedBackend:
-    """The backend that the file names, or has imported. Raises UnreadableTorchRepro where no fresh process can have it."""
+    """The backend that the file names, or has imported. Raises UnreadableTorchRepro where no fresh
+    process can have it."""
     try:
         if not isinstance(named, str) and not callable(named):
             raise BackendUnreachable("torch had no name for it")

@@ -18,8 +18,9 @@ CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._func
 NOT_OF_THE_CASE = frozenset(
     {"assume_static_by_default", "automatic_dynamic_shapes", *torch_internals.OVERRIDES}
 )
-"""Options that ``torch.compile(dynamic=...)`` sets for the time of a call: the case has ``dynamic`` instead; and those that give some
-graphs of a program, by their number in it, another backend or other options: the case has what its graph got."""
+"""Options that ``torch.compile(dynamic=...)`` sets for the time of a call: the case has ``dynamic``
+instead; and those that give some graphs of a program, by their number in it, another backend or
+other options: the case has what its graph got."""
 
 
 ENVIRONMENT = (
@@ -32,8 +33,8 @@ ENVIRONMENT = (
     "TORCHINDUCTOR_MAX_AUTOTUNE",
     "TORCHINDUCTOR_VEC_ISA_OK", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TVM_SCHEDULER",
 )  # fmt: skip
-"""Environment variables that change what a backend does and hold no secret. Nothing else is ever read; the setting
-``env`` adds names."""
+"""Environment variables that change what a backend does and hold no secret. Nothing else is ever
+read; the setting ``env`` adds names."""
 
 
 def current_context(inputs: Iterable[Any] = (), *, further_env: Iterable[str] = ()) -> Context:

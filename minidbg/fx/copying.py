@@ -1,4 +1,5 @@
-"""Copies that a backend cannot tell from the original: graph modules that share tensors, clones of inputs; and the graph that dynamo makes of a function."""
+"""Copies that a backend cannot tell from the original: graph modules that share tensors, clones of
+inputs; and the graph that dynamo makes of a function."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from minidbg.fx.pieces import copy_node
 
 @contextlib.contextmanager
 def pausing_gc() -> Iterator[None]:
-    """A block in which Python's collector of cycles does not run: over thousands of new nodes it takes longer than making them."""
+    """A block in which Python's collector of cycles does not run: over thousands of new nodes it
+    takes longer than making them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -32,7 +34,8 @@ def pausing_gc() -> Iterator[None]:
 
 @contextlib.contextmanager
 def freezing_gc() -> Iterator[None]:
-    """Freeze the objects that exist, so that gc scans only new ones in the block: a large graph and torch itself are many."""
+    """Freeze the objects that exist, so that gc scans only new ones in the block: a large graph and
+    torch itself are many."""
     if gc.get_freeze_count():  # somebody else's, who may not want it undone
         yield
         return
@@ -67,9 +70,9 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 def clone_values(values: Sequence[Any], change: Callable[[Tensor], Tensor] | None = None) -> list[Any]:
     """A clone of each value, the same object for the same object; tensors that shared a storage share a new one.
 
-    What is no tensor is passed on as it is, tuples and lists are opened. No autograd history is kept: what was no leaf
-    gets a short history of its own. ``change`` gives the elements of the clones another dtype: of whole memories, and of
-    tensors without plain memory.
+    What is no tensor is passed on as it is, tuples and lists are opened. No autograd history is
+    kept: what was no leaf gets a short history of its own. ``change`` gives the elements of the
+    clones another dtype: of whole memories, and of tensors without plain memory.
     """
     return list(map(_Cloner(values, change).clone, values))
 
@@ -197,8 +200,8 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
     """A copy of ``gm`` whose graphs, nested ones included, can be edited without touching ``gm``.
 
-    Tensors and submodules that are no graph modules are shared. Attributes that dynamo has put on the
-    module and its nodes come along. The copy writes its Python code only when it is called.
+    Tensors and submodules that are no graph modules are shared. Attributes that dynamo has put on
+    the module and its nodes come along. The copy writes its Python code only when it is called.
     """
     with pausing_gc():
         return _copy(gm, {})
@@ -247,9 +250,9 @@ def capture_by_dynamo(
 ) -> tuple[fx.GraphModule, tuple[Any, ...]]:
     """The whole graph of ``function(*args)`` and the values of its placeholders in order.
 
-    The inputs are the live tensors (parameters of a module among them) and plain numbers. The graph is
-    not run. Raises NoGraph when there is no single graph, and whatever dynamo raises on code that it
-    cannot trace.
+    The inputs are the live tensors (parameters of a module among them) and plain numbers. The graph
+    is not run. Raises NoGraph when there is no single graph, and whatever dynamo raises on code
+    that it cannot trace.
     """
     graphs: list[fx.GraphModule] = []
 

@@ -40,7 +40,8 @@ from minidbg.fx.runs import EagerFailure
 
 
 def extract(recording: Recording, keep: Set[fx.Node], **how: Any) -> Piece:
-    """The graph of just the calls in ``keep``; each value that they take from elsewhere is an input with its recorded value.
+    """The graph of just the calls in ``keep``; each value that they take from elsewhere is an input
+    with its recorded value.
 
     ``how`` are fields of ``_Extraction``. Raises CannotExtract.
     """

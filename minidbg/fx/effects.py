@@ -1,4 +1,5 @@
-"""Side effects of a node: modes, blocks, graphs of its own. And the shape, dtype and kind of a value, without the value."""
+"""Side effects of a node: modes, blocks, graphs of its own. And the shape, dtype and kind of a
+value, without the value."""
 
 from __future__ import annotations
 
@@ -172,7 +173,8 @@ def blocks(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 
 LEVELS = (("_increment_nesting", "_decrement_nesting"), ("_enter_dual_level", "_exit_dual_level"))
-"""Ends of names of the functions that enter a level of functorch or of forward-mode differentiation, and of those that leave it."""
+"""Ends of names of the functions that enter a level of functorch or of forward-mode
+differentiation, and of those that leave it."""
 
 
 def nesting_levels(graph: fx.Graph) -> tuple[list[tuple[fx.Node, fx.Node]], frozenset[str]]:

@@ -27,7 +27,8 @@ _READ_ONLY_MODULES = ("torch", "_operator", "operator", "math", "builtins")
 """Functions from here write only where name, schema or an ``inplace`` argument says so."""
 
 _STATISTICS_FLAG = 5
-"""Position of the argument that says whether ``STATISTICS`` are written, in all of these functions, which are not Python's."""
+"""Position of the argument that says whether ``STATISTICS`` are written, in all of these functions,
+which are not Python's."""
 
 _RENORMALISED = frozenset({"embedding", "embedding_bag"})
 """Functions that write to their weight when ``max_norm`` is given."""
@@ -50,8 +51,8 @@ _TAKES_OVER = frozenset({"set_", "_set_data_attr", "swap_tensors"})
 def mutated_placeholders(gm: fx.GraphModule) -> frozenset[int]:
     """Indices of the placeholders whose memory ``gm`` may write to; never too few, sometimes too many.
 
-    A view of an input counts as the input, inputs that share memory count together, and what an unknown
-    function is given counts as written.
+    A view of an input counts as the input, inputs that share memory count together, and what an
+    unknown function is given counts as written.
     """
     return written_sources(gm, [node for node in gm.graph.nodes if node.op == "placeholder"])
 
@@ -123,8 +124,9 @@ class _Memory:
 def broken_contracts(gm: fx.GraphModule) -> frozenset[tuple[str, str]]:
     """What compilers forbid of higher-order ops and eager does not look at: name of the op, and how it breaks it.
 
-    Its operands share memory; a graph of it writes to an input, returns one, or returns a value twice. A view counts as
-    what it is a view of. And of levels of vmap, grad and jvp: that one is entered and not left, or the other way round.
+    Its operands share memory; a graph of it writes to an input, returns one, or returns a value
+    twice. A view counts as what it is a view of. And of levels of vmap, grad and jvp: that one is
+    entered and not left, or the other way round.
     """
     nodes = list(torch_internals.all_nodes(gm))
     calls = {user: None for node in nodes if is_graph(node) for user in node.users}
@@ -267,8 +269,8 @@ def _written_by_module(module: Any, node: fx.Node) -> Iterator[fx.Node]:
 def _returned_arguments(node: fx.Node) -> list[fx.Node] | None:
     """The arguments that ``node`` may return, or views of them; None when neither name nor schema tells.
 
-    A schema tells what the layout decides too (``reshape`` is a view or a copy), which meta recorded for
-    another layout would not.
+    A schema tells what the layout decides too (``reshape`` is a view or a copy), which meta
+    recorded for another layout would not.
     """
     if node.target in _GIVES_ITS_FIRST or _is_in_place_name(_op_name(node)):
         return nodes_in(node.args[:1])

@@ -1,4 +1,5 @@
-"""Edits of a small graph and of the graphs inside it: the branches of ``cond``, the bodies of loops, checkpoints, submodules.
+"""Edits of a small graph and of the graphs inside it: the branches of ``cond``, the bodies of
+loops, checkpoints, submodules.
 
 Which operand goes to which input of a nested graph is told by position: they are the last arguments of the higher-order
 op. Where that is wrong the edited graph does not run in eager, so it is never asked.
@@ -137,15 +138,17 @@ def without_grad_modes(branch: fx.GraphModule) -> fx.GraphModule | None:
 
 
 def loops(graph_module: fx.GraphModule) -> list[fx.Node]:
-    """The calls ``while_loop(condition, body, carried, additional)``: both graphs get all values, and the body gives the carried ones."""
+    """The calls ``while_loop(condition, body, carried, additional)``: both graphs get all values,
+    and the body gives the carried ones."""
     return [node for node in holders(graph_module) if op_name(node) == "while_loop"]
 
 
 def spare_values(loop: fx.Node, *, is_whole: bool) -> list[frozenset[int]]:
     """For each value of ``loop`` that can go, by its place, the values that go with it: what the body computes from it.
 
-    A result that another call takes cannot go, nor can what the condition is computed from. ``is_whole``: the loop is in no nested
-    graph, so that a result may go which only the output takes.
+    A result that another call takes cannot go, nor can what the condition is computed from.
+    ``is_whole``: the loop is in no nested graph, so that a result may go which only the output
+    takes.
     """
     condition, body = map(graph_attribute, loop.all_input_nodes[:2])
     outputs = body.graph.output_node().args[0]
@@ -180,7 +183,8 @@ def _reached_from(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def without_values(graph_module: fx.GraphModule, loop: fx.Node, gone: Set[int]) -> fx.GraphModule | None:
-    """``graph_module`` without the values ``gone`` of ``loop``, a union of ``spare_values``; None where nothing would be left of its result."""
+    """``graph_module`` without the values ``gone`` of ``loop``, a union of ``spare_values``; None
+    where nothing would be left of its result."""
     carried = len(loop.args[2])  # type: ignore[arg-type]
     kept = [index for index in range(carried) if index not in gone]
     if not gone or not kept:
@@ -239,7 +243,8 @@ def tensor_lists(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> list[int]:
 def without_elements(
     graph_module: fx.GraphModule, facts: Mapping[fx.Node, Fact], length: int, gone: Set[int]
 ) -> fx.GraphModule | None:
-    """``graph_module`` without the elements at these places of each list of ``length`` tensors, and of what is made of each element.
+    """``graph_module`` without the elements at these places of each list of ``length`` tensors, and
+    of what is made of each element.
 
     None where another call takes what would go.
     """
@@ -300,7 +305,8 @@ def values_like_examples(branch: fx.GraphModule) -> list[Any] | None:
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 Rewrite: TypeAlias = tuple[int | str, Arguments, Callable[[Arguments], Arguments]]
-"""The place of an argument of a call, by position or name; the arguments with it rewritten; and what puts the original back into later ones."""
+"""The place of an argument of a call, by position or name; the arguments with it rewritten; and
+what puts the original back into later ones."""
 
 
 def shorter_arguments(node: fx.Node) -> Iterator[Rewrite]:
@@ -321,7 +327,8 @@ def shorter_arguments(node: fx.Node) -> Iterator[Rewrite]:
 
 
 def simpler_constants(node: fx.Node) -> Iterator[Rewrite]:
-    """``node``'s arguments with one number plainer. None is neutral: what is multiplied by 1 is not computed. Axes stay."""
+    """``node``'s arguments with one number plainer. None is neutral: what is multiplied by 1 is not
+    computed. Axes stay."""
     if torch_internals.is_kernel_launch(node):
         return
     axes = axes_of(node)
@@ -373,7 +380,8 @@ Shapes: TypeAlias = Mapping[str, Sequence[int]]
 def keeps_order(before: fx.Node, after: fx.Node, shapes: tuple[Shapes, Shapes]) -> bool:
     """Whether what is less among the numbers that a call takes, and the sizes that it goes along, is so after an edit.
 
-    So a window keeps its gaps, and topk takes fewer than all. ``shapes`` are those of the inputs before and after, by name.
+    So a window keeps its gaps, and topk takes fewer than all. ``shapes`` are those of the inputs
+    before and after, by name.
     """
     old, new = (_numbers(node, sizes) for node, sizes in zip((before, after), shapes, strict=True))
     return not any(

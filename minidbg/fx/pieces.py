@@ -1,4 +1,5 @@
-"""The parts that edits of graphs are made of: which nodes stay, a cut-out graph with its inputs, graphs copied with changes, parts of tuple values."""
+"""The parts that edits of graphs are made of: which nodes stay, a cut-out graph with its inputs,
+graphs copied with changes, parts of tuple values."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def copy_node(
 ) -> fx.Node:
     """``node`` again at the end of ``graph``, with its name where that is free, and its meta.
 
-    ``argument`` gives what stands for a node of the old graph in ``arguments``, by default the node's own args and kwargs.
+    ``argument`` gives what stands for a node of the old graph in ``arguments``, by default the
+    node's own args and kwargs.
     """
     args, kwargs = arguments or (node.args, node.kwargs)
     new_kwargs = fx.map_arg(kwargs, argument) if kwargs else {}
@@ -163,9 +165,11 @@ def drop_unused_attributes(graph: fx.Graph) -> None:
 
 
 def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
-    """Args and kwargs of ``node`` without these nodes: out of lists, and None where one was a whole argument, an end of a slice or in a dict.
+    """Args and kwargs of ``node`` without these nodes: out of lists, and None where one was a whole
+    argument, an end of a slice or in a dict.
 
-    Raises CannotExtract where that leaves an empty list, or for the first argument, or any of a Triton kernel or an op that hands them to nested graphs.
+    Raises CannotExtract where that leaves an empty list, or for the first argument, or any of a
+    Triton kernel or an op that hands them to nested graphs.
     """
     if not any(argument in gone for argument in node.all_input_nodes):
         return node.args, node.kwargs
@@ -224,8 +228,8 @@ def without_orphans(
 ) -> set[fx.Node]:
     """``keep`` as it can stand: no part without its whole, no number or constant that nothing kept uses.
 
-    ``stand_ins`` are used though no kept node says so. Unless ``whole_tuples``, a tuple value none of whose parts are kept
-    gets back its first part that is a tensor.
+    ``stand_ins`` are used though no kept node says so. Unless ``whole_tuples``, a tuple value none
+    of whose parts are kept gets back its first part that is a tensor.
     """
     facts, found, kept_for = recording.facts, set(), {*stand_ins, *recording.outputs}
     for node in recording.nodes:

@@ -1,7 +1,8 @@
 """What a graph of one rank shares with others: meshes, placements, process groups and collectives, and their source text.
 
-A script runs alone. Where a mesh, a DTensor or a collective is left in its graph, it makes a process group of torch's ``fake``
-backend first: the same rank and number of ranks, and collectives that come back at once and move nothing.
+A script runs alone. Where a mesh, a DTensor or a collective is left in its graph, it makes a
+process group of torch's ``fake`` backend first: the same rank and number of ranks, and collectives
+that come back at once and move nothing.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ ABSENT = re.compile(
 
 
 def is_waiting_in_vain(error: BaseException, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether ``error`` says that another rank did not take part in a collective of this graph: no failure of a compiler."""
+    """Whether ``error`` says that another rank did not take part in a collective of this graph: no
+    failure of a compiler."""
     return ABSENT.search(message_of(error)) is not None and talks_to_others(graph_module, inputs) != ""
 
 
@@ -128,7 +130,8 @@ def with_group(case: Case) -> Case:
 
 
 def on_its_rank(case: Case) -> Case | None:
-    """``case`` with a process group for a backend that asks for its rank; None where its graph has one, or there was one process."""
+    """``case`` with a process group for a backend that asks for its rank; None where its graph has
+    one, or there was one process."""
     seen = next(filter(None, map(SEEN.fullmatch, case.provenance.notes)), None)
     if seen is None or is_asked_for_its_rank(case) or needs_group(case.graph_module, case.inputs):
         return None
@@ -186,7 +189,8 @@ def groups_named_in(graph_module: fx.GraphModule) -> list[tuple[str, list[int]]]
 
 
 def what_was_needed(original: Case, smallest: Case) -> str:
-    """A sentence for a reader who has one process: how much of the job of several ranks the repro has; empty for other cases."""
+    """A sentence for a reader who has one process: how much of the job of several ranks the repro
+    has; empty for other cases."""
     if is_asked_for_its_rank(smallest):
         return "the backend asks for its rank: it finds a fake process group, which moves no data"
     if not needs_group(original.graph_module, original.inputs):

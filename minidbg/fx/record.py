@@ -1,7 +1,7 @@
 """Values inside a graph, found by running it eagerly: what any node may become an input with.
 
-Only what is asked for is kept; the rest is computed again. Values are as they were
-at the moment of use, also where the graph writes to its tensors. The caller's inputs are never written to.
+Only what is asked for is kept; the rest is computed again. Values are as they were at the moment of
+use, also where the graph writes to its tensors. The caller's inputs are never written to.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ NOT_RECORDED = object()
 class Recording(Runs):
     """The values of ``graph_module`` run on ``inputs``, in the grad mode of the moment this is made.
 
-    ``inputs`` are one for each placeholder, and are only read. Random ops give the same values each time.
-    ``around`` gives the modes in which the graph runs: autocast, grad mode; by default those of the moment.
-    ``parent`` is a recording of a graph that this one was cut out of, so that less has to be found out again;
-    ``same_values`` says that each node computes what it did there.
+    ``inputs`` are one for each placeholder, and are only read. Random ops give the same values each
+    time. ``around`` gives the modes in which the graph runs: autocast, grad mode; by default those
+    of the moment. ``parent`` is a recording of a graph that this one was cut out of, so that less
+    has to be found out again; ``same_values`` says that each node computes what it did there.
     """
 
     def __init__(

@@ -116,8 +116,9 @@ ModeContext: TypeAlias = Callable[[], AbstractContextManager[Any]]
 class Runs:
     """Runs of ``graph_module`` on ``inputs``, each with the same random values.
 
-    ``writing`` are the nodes that may write to values that they did not make, with the nodes of those values. The random states of
-    the moment and ``grad`` hold before the first node, inside the block that ``around`` makes.
+    ``writing`` are the nodes that may write to values that they did not make, with the nodes of
+    those values. The random states of the moment and ``grad`` hold before the first node, inside
+    the block that ``around`` makes.
     """
 
     def __init__(
@@ -153,7 +154,8 @@ class Runs:
     # --- running ---
 
     def run(self, stop: int, visit: Visit, held: dict[NodeAt, Any], wrote: Wrote | None = None) -> None:
-        """Run up to ``stop``; ``visit`` sees each position's values before it runs, and puts into ``held`` what is to stay as it is.
+        """Run up to ``stop``; ``visit`` sees each position's values before it runs, and puts into
+        ``held`` what is to stay as it is.
 
         ``wrote`` hears who wrote to which tensors. Raises EagerFailure.
         """

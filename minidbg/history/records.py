@@ -21,7 +21,8 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class SweepRecord:
-    """All jobs after a change of ``files``; ``code`` is a digest of all watched ones. ``end``: running, complete, superseded, interrupted or build_failed."""
+    """All jobs after a change of ``files``; ``code`` is a digest of all watched ones. ``end``:
+    running, complete, superseded, interrupted or build_failed."""
 
     id: int
     started: float

@@ -100,7 +100,8 @@ class History(AbstractContextManager["History", None]):
                 )
                 raise DamagedHistory(self.path, why)
             if not readonly:
-                # With a write-ahead log this is safe against a killed process; only a power cut may lose the last commits.
+                # With a write-ahead log this is safe against a killed process; only a power cut may
+                # lose the last commits.
                 self.connection.executescript("pragma journal_mode = wal; pragma synchronous = normal;")
                 # The default of 2,000 pages in memory fills slowly and looks like a leak; these are kilobytes.
                 self.connection.executescript("pragma journal_size_limit = 4000000; pragma cache_size = -64;")
@@ -188,7 +189,8 @@ def stored(value: object) -> object:
 
 
 def record_of(record_type: type[Record], row: sqlite3.Row) -> Record:
-    """The one place where a row becomes a record. Raises one of ``MALFORMED_ROW`` for values of other kinds than the record's."""
+    """The one place where a row becomes a record. Raises one of ``MALFORMED_ROW`` for values of
+    other kinds than the record's."""
     names = set(row.keys())
     read = {
         one.name: READERS.get(str(one.type), lambda value: value)

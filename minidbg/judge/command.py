@@ -1,7 +1,7 @@
 """Run as a plain file, ``judge/command.py REPRO [--device D] ...``: judge a repro script with the installed judge.
 
-The script is executed for its definitions; its own few lines of judgement are not used. Options, what is printed and exit
-status are those of ``minidbg.judge.script``.
+The script is executed for its definitions; its own few lines of judgement are not used. Options,
+what is printed and exit status are those of ``minidbg.judge.script``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ FAILED = "_failed"
 
 
 def main(argv: list[str]) -> int:
-    """Judge the repro at ``argv[0]``; the rest of ``argv`` are arguments of the judge, after ``--options DICT`` if it is given."""
+    """Judge the repro at ``argv[0]``; the rest of ``argv`` are arguments of the judge, after
+    ``--options DICT`` if it is given."""
     path = os.path.abspath(argv[0])
     options = argv[2] if argv[1:2] == ["--options"] else ""
     gc.disable()  # what is imported stays: to look for garbage there, now and at the exit, takes a third of the time
@@ -69,7 +70,8 @@ def clean_stdout() -> Iterator[Callable[[str], object]]:
 
 
 def script_of(definitions: dict[str, Any], path: str, options: str = "") -> ExecutedScript:
-    """The executed script, with ``options`` beside those of its header. Raises OSError, and MALFORMED for an unreadable header."""
+    """The executed script, with ``options`` beside those of its header. Raises OSError, and
+    MALFORMED for an unreadable header."""
     from minidbg.judge.script import ExecutedScript
 
     command = (__file__, path, *(("--options", options) if options else ()))
@@ -102,7 +104,8 @@ def spec_with_options(path: str, options: str) -> RunSpec:
 def definitions_of(path: str) -> dict[str, Any]:
     """What the script at ``path`` defines, executed in a module of its own as if from its own folder.
 
-    Each statement by itself: another backend can be asked where the script's own is not here. ``FAILED`` lists what was raised.
+    Each statement by itself: another backend can be asked where the script's own is not here.
+    ``FAILED`` lists what was raised.
     """
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [os.path.dirname(path), *(folder for folder in sys.path if folder != here)]

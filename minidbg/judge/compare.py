@@ -1,22 +1,26 @@
 """Does a compiled graph give what eager gives? ``Comparison`` says it, for cases, scripts and calls of a program.
 
-The rule, for each element: it is wrong when it lies farther from float64 than eager's own error allows; and eager's own error is
-what eager, float64 and a few eager runs with other rounding show at elements like it: of the same leaf, with errors of the same
-order. In steps, each taken only where the one before has not explained the difference:
+The rule, for each element: it is wrong when it lies farther from float64 than eager's own error
+allows; and eager's own error is what eager, float64 and a few eager runs with other rounding show
+at elements like it: of the same leaf, with errors of the same order. In steps, each taken only
+where the one before has not explained the difference:
 
-1. What differs from eager by no more than ``torch.testing.assert_close`` allows is right. The absolute tolerance there is for
-   values of size 1: it shrinks with the largest value of the leaf. What other leaves hold says nothing, but where no float64 run
-   stands beside the leaf, or the leaf is zero: then the largest of all outputs (or all gradients) stands in.
-2. ``Tag.FLOAT64``: the program in float64. Eager's distance from it is eager's own error, and the compiled result may be ten times
-   as far at one element, two or three times as far in the root mean square. An element whose own error is a thousand times smaller
-   excuses nothing and is excused by nothing: a mask of -1e9 has rounding errors of 64.
-3. ``Tag.NOISE``: eager with other rounding, since one run may be exact by luck, and a float64 program has no wider one. How far
-   these runs are from eager is its own error as well.
-4. Where the own error is as large as no rounding error alone is, rounding has decided (which of two near values is the largest).
-   It allows that element so much, and no other.
+1. What differs from eager by no more than ``torch.testing.assert_close`` allows is right. The
+   absolute tolerance there is for values of size 1: it shrinks with the largest value of the leaf.
+   What other leaves hold says nothing, but where no float64 run stands beside the leaf, or the leaf
+   is zero: then the largest of all outputs (or all gradients) stands in.
+2. ``Tag.FLOAT64``: the program in float64. Eager's distance from it is eager's own error, and the
+   compiled result may be ten times as far at one element, two or three times as far in the root
+   mean square. An element whose own error is a thousand times smaller excuses nothing and is
+   excused by nothing: a mask of -1e9 has rounding errors of 64.
+3. ``Tag.NOISE``: eager with other rounding, since one run may be exact by luck, and a float64
+   program has no wider one. How far these runs are from eager is its own error as well.
+4. Where the own error is as large as no rounding error alone is, rounding has decided (which of two
+   near values is the largest). It allows that element so much, and no other.
 
-Integers and bools are exact, but at the elements where these runs of eager disagree. NaN and inf are in the places of eager's, or
-of one of these runs. What torch leaves undefined (``Tag.UNDEFINED``) and what eager gives differently each time is not judged.
+Integers and bools are exact, but at the elements where these runs of eager disagree. NaN and inf
+are in the places of eager's, or of one of these runs. What torch leaves undefined
+(``Tag.UNDEFINED``) and what eager gives differently each time is not judged.
 """
 
 from __future__ import annotations
@@ -49,8 +53,8 @@ from minidbg.judge.legal import (
     with_other_rounding,
 )
 
-# Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative tolerance against
-# float64: a float32 sum of ten million numbers in another order is off by 2e-5.
+# Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative
+# tolerance against float64: a float32 sum of ten million numbers in another order is off by 2e-5.
 TOLERANCES = {
     torch.float64: (1e-7, 1e-7, 1e-7),
     torch.float32: (1.3e-6, 1e-5, 3e-5),
@@ -118,16 +122,18 @@ def mismatch(
 ) -> Difference | None:
     """The first difference that counts between a compiled run (``actual``) and eager's (``expected``), or None.
 
-    Form and values of all leaves come first, in eager's order; then requires_grad and aliasing of outputs. Strides are not compared.
-    ``eager_runs`` has the other legal runs of eager, which are made only where a difference is to be explained. What they leave
-    out (``Tag`` says why) is a sentence in ``notes``. Of ``spec`` count the tolerances, which replace those of TOLERANCES, and
+    Form and values of all leaves come first, in eager's order; then requires_grad and aliasing of
+    outputs. Strides are not compared. ``eager_runs`` has the other legal runs of eager, which are
+    made only where a difference is to be explained. What they leave out (``Tag`` says why) is a
+    sentence in ``notes``. Of ``spec`` count the tolerances, which replace those of TOLERANCES, and
     the margin: above 1 it demands a difference so many times larger.
 
-    The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf, integer, bool, float,
-    requires_grad, aliasing), ``signature`` (its stable part) and ``message``; for values also ``index``,
-    ``actual``, ``expected``, ``wrong`` of ``elements``, ``excess`` (the largest margin at which it still counts),
-    ``max_abs``, ``max_rel``, ``allowed``, ``rmse_compiled`` and ``rmse_eager``.
-    Raises CannotCompare when a leaf cannot be judged and nothing else differs.
+    The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf, integer,
+    bool, float, requires_grad, aliasing), ``signature`` (its stable part) and ``message``; for
+    values also ``index``, ``actual``, ``expected``, ``wrong`` of ``elements``, ``excess`` (the
+    largest margin at which it still counts), ``max_abs``, ``max_rel``, ``allowed``,
+    ``rmse_compiled`` and ``rmse_eager``. Raises CannotCompare when a leaf cannot be judged and
+    nothing else differs.
     """
     judge = _Judge(expected, eager_runs or EagerRuns(), spec)
     refusal = None
@@ -170,7 +176,8 @@ def form_difference(actual: Leaves, expected: Leaves) -> Difference | None:
 
 
 def is_never_excused(difference: Difference) -> bool:
-    """Whether chance and rounding cannot explain it: they change values and sizes, but no dtype and no number of dimensions."""
+    """Whether chance and rounding cannot explain it: they change values and sizes, but no dtype and
+    no number of dimensions."""
     if difference["category"] == "shape":
         got, wanted = difference["actual"], difference["expected"]
         return (got.count(","), got == "[]") != (wanted.count(","), wanted == "[]")

@@ -1,7 +1,9 @@
-"""What the end of a process says that judged a case: the Outcome that it printed, else what its death shows. Needs no torch.
+"""What the end of a process says that judged a case: the Outcome that it printed, else what its
+death shows. Needs no torch.
 
-A process that judges says in which phase it is (``compile forward``, ``runtime backward``): by a note that outlives it, or on stdout
-as ``phase compile forward``. What ends it in eager is no failure of the backend.
+A process that judges says in which phase it is (``compile forward``, ``runtime backward``): by a
+note that outlives it, or on stdout as ``phase compile forward``. What ends it in eager is no
+failure of the backend.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ EXIT = "exit status"
 
 
 def outcome_of_run(ended: Ended, spec: RunSpec, *, limit_s: float, tells_phases: bool = False) -> Outcome:
-    """The outcome of a script's run with a time limit of ``limit_s``: what it printed, else what its end shows, with a reason.
+    """The outcome of a script's run with a time limit of ``limit_s``: what it printed, else what
+    its end shows, with a reason.
 
     ``tells_phases``: it was asked to, so that one which has named none has not come to eager.
     """

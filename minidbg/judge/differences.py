@@ -27,7 +27,8 @@ class Elements(NamedTuple):
     decided: int
     """How many differ and are not judged: in eager too, rounding decides about them."""
     may_be_luck: bool = False
-    """Whether other elements of the tensor are as far off in eager as the wrong ones are: more runs may show these to be, too."""
+    """Whether other elements of the tensor are as far off in eager as the wrong ones are: more runs
+    may show these to be, too."""
 
 
 def wrong_elements(
@@ -41,9 +42,10 @@ def wrong_elements(
 ) -> Elements:
     """Which elements are farther from float64 than eager's own error allows; ``compare`` has the rule.
 
-    ``reference`` is the result in float64, ``runs`` are what eager gives with other rounding. ``excess`` in the answer says
-    how many times more than allowed the worst element is off; wrong are elements with more than ``margin``. Rounding decides
-    about an element where these runs differ by more than ``decided_from``, in units of the element and of the tensor.
+    ``reference`` is the result in float64, ``runs`` are what eager gives with other rounding.
+    ``excess`` in the answer says how many times more than allowed the worst element is off; wrong
+    are elements with more than ``margin``. Rounding decides about an element where these runs
+    differ by more than ``decided_from``, in units of the element and of the tensor.
     """
     relative, absolute, rounding = tolerance
     usual = _rms(expected) if _has_floats(expected) else 0.0
@@ -118,8 +120,9 @@ def wrong_elements(
 class _OwnError:
     """Eager's own error at each element: how far float64 and other roundings are from it, at the most.
 
-    ``add`` sees all chunks first; ``allowed`` then says of an element the largest own error at elements like it: those whose own
-    error is at most ``LIKE`` times larger. Those that rounding decides about (``decided_from``) stand for themselves alone.
+    ``add`` sees all chunks first; ``allowed`` then says of an element the largest own error at
+    elements like it: those whose own error is at most ``LIKE`` times larger. Those that rounding
+    decides about (``decided_from``) stand for themselves alone.
     """
 
     def __init__(self, decided_from: float, usual: float) -> None:
@@ -188,7 +191,8 @@ def _exponents(error: torch.Tensor) -> torch.Tensor:
 
 
 class _Count:
-    """How many elements exceed the margin, the most that one exceeds it, and which one is farthest beyond what is allowed."""
+    """How many elements exceed the margin, the most that one exceeds it, and which one is farthest
+    beyond what is allowed."""
 
     def __init__(self) -> None:
         self.number, self.most = 0, 0.0
@@ -241,7 +245,8 @@ def error_of(value: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def is_noise(one: torch.Tensor, two: torch.Tensor, error: float = 0.0) -> bool:
-    """Whether two runs of eager differ by no more than rounding: floats by the root of their dtype's precision, or ``error``.
+    """Whether two runs of eager differ by no more than rounding: floats by the root of their
+    dtype's precision, or ``error``.
 
     ``error`` is relative: that of one run, where it is known, which autocast makes larger than the dtype tells.
     """
@@ -327,7 +332,8 @@ def _ratio(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _differ(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Where two tensors have other NaN or inf; the finite part of a complex number that is not finite may be off by ``BETTER``."""
+    """Where two tensors have other NaN or inf; the finite part of a complex number that is not
+    finite may be off by ``BETTER``."""
     one, two = (torch.where(z.isfinite().unsqueeze(-1), 0.0, _real_parts(z).double()) for z in (x, y))
     return ~torch.isclose(one, two, BETTER, BETTER, equal_nan=True).all(-1)
 

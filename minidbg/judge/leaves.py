@@ -76,7 +76,8 @@ def _leaf(role: str, value: Any) -> Leaf:
 
 
 def _are_plain(a: Any, e: Any) -> bool:
-    """Whether both are dense tensors with values, of one shape. Lazily conjugated and negated ones are: arithmetic reads them."""
+    """Whether both are dense tensors with values, of one shape. Lazily conjugated and negated ones
+    are: arithmetic reads them."""
     dense = all(type(x) is torch.Tensor and x.layout is torch.strided for x in (a, e))
     if not dense or any(x.is_quantized or x.is_nested or is_wrapped(x) for x in (a, e)):
         return False
@@ -84,7 +85,8 @@ def _are_plain(a: Any, e: Any) -> bool:
 
 
 def _can_stand_for(value: Any, like: torch.Tensor) -> bool:
-    """Whether ``value`` is the same leaf of another run: of the same shape, and as ``like`` a float, complex or neither."""
+    """Whether ``value`` is the same leaf of another run: of the same shape, and as ``like`` a
+    float, complex or neither."""
     if not _are_plain(value, like):
         return False
     return (value.is_floating_point(), value.is_complex()) == (like.is_floating_point(), like.is_complex())

@@ -1,7 +1,7 @@
 """The legal runs of eager: what else torch may give for one program on one set of inputs.
 
-A compiled result is wrong only where none of them explains it. What was seen is never unseen: a member that fails itself explains
-nothing, and the difference is reported with that note.
+A compiled result is wrong only where none of them explains it. What was seen is never unseen: a
+member that fails itself explains nothing, and the difference is reported with that note.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ STEPS_THAT_DECIDE = (
 )
 
 Eager = Callable[..., dict[str, Any]]
-"""``eager(change, seed=)``: what one more run leaves behind, of a changed program with changed inputs, or with another seed."""
+"""``eager(change, seed=)``: what one more run leaves behind, of a changed program with changed
+inputs, or with another seed."""
 
 
 class Tag(StrEnum):
@@ -70,7 +71,8 @@ class Sensitivity:
     """What torch does not define, in words."""
 
     def decided_from(self, dtype: torch.dtype) -> float:
-        """How far rounding errors alone do not move an element: by more than that, in units of it, it was decided by them."""
+        """How far rounding errors alone do not move an element: by more than that, in units of it,
+        it was decided by them."""
         own = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
         return math.sqrt(STEPS_THAT_DECIDE * max(own, self.coarsest))
 
@@ -118,7 +120,8 @@ class EagerRuns:
 def eager_runs_of(eager: Eager, expected: Leaves) -> EagerRuns:
     """The eager_runs of a program that left ``expected`` behind.
 
-    The iterators share no object with the eager_runs but ``sensitivity``: a cycle would hold on to the tensors of all runs.
+    The iterators share no object with the eager_runs but ``sensitivity``: a cycle would hold on to
+    the tensors of all runs.
     """
     sensitivity = Sensitivity()
     return EagerRuns(
@@ -186,7 +189,8 @@ def in_float64(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
 def with_other_answers(eager: Eager, expected: Leaves, sensitivity: Sensitivity) -> Iterator[Leaves]:
     """Eager runs with other answers where torch leaves them open.
 
-    They differ from ``expected`` only where another answer shows: kernels that such a run takes for others have other rounding errors.
+    They differ from ``expected`` only where another answer shows: kernels that such a run takes for
+    others have other rounding errors.
     """
     usual = None
     for number in range(MOST_ANSWERS if sensitivity.is_open else 0):
@@ -200,7 +204,8 @@ def with_other_answers(eager: Eager, expected: Leaves, sensitivity: Sensitivity)
 def with_other_rounding(eager: Eager) -> Iterator[Leaves]:
     """Eager runs with other rounding errors, in backward too: one run of eager may be exact by luck.
 
-    It shows above all where large numbers cancel: the gradient of a bias that a normalization takes away again is rounding alone.
+    It shows above all where large numbers cancel: the gradient of a bias that a normalization takes
+    away again is rounding alone.
     """
     for number in range(MOST_ANSWERS):
         with RoundingNoise(number) as noise:
@@ -222,7 +227,8 @@ def changed_run(eager: Eager, *change: Any, **seed: int) -> Leaves | None:
 
 
 def run_of(eager: Eager, *change: Any, **seed: int) -> Leaves:
-    """What eager leaves behind. Raises CannotCompare where memory does not suffice: what was not run can explain nothing."""
+    """What eager leaves behind. Raises CannotCompare where memory does not suffice: what was not
+    run can explain nothing."""
     with preserving_thread_state():  # also what a frame of the failed run had held open
         try:
             return left_by(eager(*change, **seed))
@@ -234,7 +240,8 @@ def run_of(eager: Eager, *change: Any, **seed: int) -> Leaves:
 
 
 def what_moved(run: Leaves, base: Leaves, expected: Leaves, bound: float) -> Leaves:
-    """``run`` with the expected values where it is not far from ``base``: off by less than ``bound``, in units of value and tensor."""
+    """``run`` with the expected values where it is not far from ``base``: off by less than
+    ``bound``, in units of value and tensor."""
     return {
         where: substitute_where_far(leaf, base.get(where), expected.get(where), bound)
         for where, leaf in run.items()

@@ -28,11 +28,12 @@ class NoFloat64(TypeError):
 def to_float64(value: Any) -> Any:
     """A copy for a run in float64: of a module, of a function, or of a tuple of inputs.
 
-    Floats in inputs, parameters, buffers and tensor attributes become float64 and complex numbers complex128;
-    dtypes that the program names are replaced while it runs. Inputs keep their strides, their aliasing among
-    themselves and requires_grad. The run raises NoFloat64 where float64 would be another program (the bits of a
-    float are read), and what torch raises where an op has no float64. What is cast to a float of eight bits has its values there
-    too: no backend may leave that step out.
+    Floats in inputs, parameters, buffers and tensor attributes become float64 and complex numbers
+    complex128; dtypes that the program names are replaced while it runs. Inputs keep their strides,
+    their aliasing among themselves and requires_grad. The run raises NoFloat64 where float64 would
+    be another program (the bits of a float are read), and what torch raises where an op has no
+    float64. What is cast to a float of eight bits has its values there too: no backend may leave
+    that step out.
     """
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
@@ -124,11 +125,12 @@ NO_ARITHMETIC = ("set", "resize", "requires_grad", "rename")
 class RoundingNoise(PerturbedEager):
     """While active, last bits are rounded at random (Monte Carlo arithmetic), as those of another compiler are.
 
-    What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a
-    threshold one lies. Zeros and inputs stay exact, what is only moved or chosen too (``EXACT``), and so do small integers, except
-    where an op may have rounded to one: ``log2`` of 8 is 2.9999998 elsewhere. Attention runs by its parts, since a fused kernel would
-    round at its end only. Sums, and products of matrices, are as far off as adding their terms one by one in float32, or float64, makes
-    them: eager adds in double precision or in a tree.
+    What moves much more than that was decided by rounding: which of two nearly equal values is the
+    largest, on which side of a threshold one lies. Zeros and inputs stay exact, what is only moved
+    or chosen too (``EXACT``), and so do small integers, except where an op may have rounded to one:
+    ``log2`` of 8 is 2.9999998 elsewhere. Attention runs by its parts, since a fused kernel would
+    round at its end only. Sums, and products of matrices, are as far off as adding their terms one
+    by one in float32, or float64, makes them: eager adds in double precision or in a tree.
     """
 
     def __init__(self, number: int) -> None:
@@ -283,7 +285,8 @@ CASTS_OF_ATEN = ("to_copy", "copy", "convert_element_type")
 
 
 def has_few_bits(argument: Any) -> bool:
-    """Whether the numbers in an argument use at most half of the mantissa, so that products and short sums of them are exact."""
+    """Whether the numbers in an argument use at most half of the mantissa, so that products and
+    short sums of them are exact."""
     if isinstance(argument, float):
         argument = torch.tensor(argument)
     plain = in_memory(argument) if isinstance(argument, torch.Tensor) else None

@@ -3,8 +3,9 @@
 Eager and a backend draw different numbers, so what depends on them cannot be compared. A graph that is fed its numbers
 can: a model with dropout gives no false alarm, and a real bug beside the dropout is still found.
 
-The numbers are those that eager drew, or the backend's own: most backends draw the same ones again when they compile the
-drawing calls alone (``draws_alone``), since each call's numbers depend on the generator's state and the call's turn only.
+The numbers are those that eager drew, or the backend's own: most backends draw the same ones again
+when they compile the drawing calls alone (``draws_alone``), since each call's numbers depend on the
+generator's state and the call's turn only.
 """
 
 from __future__ import annotations
@@ -129,10 +130,11 @@ def _may_draw(node: fx.Node) -> bool:
 def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
     """``gm`` with its draws turned into inputs, which hold what one eager run on clones of ``inputs`` drew.
 
-    A dropout becomes a product with its mask, so that gradients pass; attention takes its mask. Ops that hide what they
-    draw (recurrent ones) have it switched off. Everything else becomes the value that it gave, a constant to autograd.
-    What is drawn in loops, branches and vmap is left. ``gm``, ``inputs`` and the random state are left as they were.
-    Raises what the graph raises in eager.
+    A dropout becomes a product with its mask, so that gradients pass; attention takes its mask. Ops
+    that hide what they draw (recurrent ones) have it switched off. Everything else becomes the
+    value that it gave, a constant to autograd. What is drawn in loops, branches and vmap is left.
+    ``gm``, ``inputs`` and the random state are left as they were. Raises what the graph raises in
+    eager.
     """
     recorder = _Recorder(gm)
     with (
@@ -358,8 +360,8 @@ def attention_that_shows_its_mask(
 ) -> tuple[DrawingCall, None, Callable[[Tensor], Tensor]]:
     """A call of attention whose result tells which weights it drops, and the reading of it, as parts of a ``Drawn``.
 
-    An accelerator's fused kernel draws for itself, by the place of each weight. Zeros as queries and keys make all weights
-    equal, and the identity as values hands out each by itself.
+    An accelerator's fused kernel draws for itself, by the place of each weight. Zeros as queries
+    and keys make all weights equal, and the identity as values hands out each by itself.
     """
     keys = mask.shape[-1]
     width = -(-keys // ALIGNED) * ALIGNED

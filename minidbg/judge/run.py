@@ -1,6 +1,7 @@
 """Runs a model in eager, then through a backend, and says what happened. How is a ``RunSpec``; the answer an ``Outcome``.
 
-Stands on torch, the standard library and ``core``: other interpreters judge with it that have a torch and nothing of ours.
+Stands on torch, the standard library and ``core``: other interpreters judge with it that have a
+torch and nothing of ours.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ def judge(
 ) -> Outcome:
     """Run the model in eager, then through the backend. Never raises what the model or the backend raises.
 
-    Results are compared where wrong ones are expected, or ``any_failure`` is looked for. ``note`` hears which part is
-    about to run, to know what a death was due to. ``witness`` sees what the backend raised, with its traceback.
+    Results are compared where wrong ones are expected, or ``any_failure`` is looked for. ``note``
+    hears which part is about to run, to know what a death was due to. ``witness`` sees what the
+    backend raised, with its traceback.
     """
     spec = runnable.spec
     compares = any_failure or spec.expected.kind.traits.compares
@@ -214,7 +216,8 @@ def eight_numbers(device: Any) -> tuple[torch.Tensor]:
 
 
 def compiles_one_op(compiler: Any, spec: RunSpec, inputs: tuple[Any, ...]) -> bool:
-    """Whether the backend makes something of its own of one of ``ONE_OP``; asked without dynamo where it takes one so, for speed."""
+    """Whether the backend makes something of its own of one of ``ONE_OP``; asked without dynamo
+    where it takes one so, for speed."""
     device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), "cpu")
     plain, taken = RunSpec(spec.backend, level=spec.level, dynamic=None), 0
     handed_back: list[str] = []
@@ -233,7 +236,8 @@ def compiles_one_op(compiler: Any, spec: RunSpec, inputs: tuple[Any, ...]) -> bo
 
 
 def is_handed_back(compiled_fn: Any, given: Any, before: list[str]) -> bool:
-    """Whether a backend gave the graph back with the texts of ``before``: eager runs it, which is no success of the backend."""
+    """Whether a backend gave the graph back with the texts of ``before``: eager runs it, which is
+    no success of the backend."""
     return getattr(compiled_fn, "__self__", compiled_fn) is given and graph_texts(given) == before
 
 
@@ -285,7 +289,8 @@ def left_by_run(
 ) -> dict[str, Any]:
     """Call ``function``, which is ``model`` in some form; outputs, inputs and buffers afterwards, gradients.
 
-    No gradients where ``goes_on`` is false of what the forward left behind; None where ``may_refuse`` and their backward fails.
+    No gradients where ``goes_on`` is false of what the forward left behind; None where
+    ``may_refuse`` and their backward fails.
     """
     sources = gradient_sources(model, inputs) if backward else {}
     outputs = function(*inputs)
@@ -310,7 +315,8 @@ def left_behind(
 
 
 def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
-    """What gradients are asked for, taken before a run: of what the run writes to, the gradient is that of the value before.
+    """What gradients are asked for, taken before a run: of what the run writes to, the gradient is
+    that of the value before.
 
     Afterwards the tensor stands for its new value: in eager that has a gradient, in a graph of AOTAutograd it is outside.
     """
@@ -326,7 +332,8 @@ def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
 def gradients_of(
     outputs: Any, sources: dict[str, Any], goes_on: Callable[[], bool] = lambda: True
 ) -> dict[str, Any]:
-    """Gradients of ``sources``, for cotangents that are the same in each run, whatever that run draws; none unless it ``goes_on``."""
+    """Gradients of ``sources``, for cotangents that are the same in each run, whatever that run
+    draws; none unless it ``goes_on``."""
     roots = [(index, root) for index, root in enumerate(leaves_of(outputs)) if needs_gradient(root)]
     if not (roots and sources):
         return {}

@@ -78,9 +78,11 @@ def judge_here(
 
 
 def judged_on_one_op(script: ExecutedScript, device: str | None) -> Outcome:
-    """Whether its backend handles any op at all: the outcome on the first of ``ONE_OP`` that is as in eager, else on the first of all.
+    """Whether its backend handles any op at all: the outcome on the first of ``ONE_OP`` that is as
+    in eager, else on the first of all.
 
-    Each may be the very bug of a repro. Of the script's settings only backend and level are used: the rest is about its failure.
+    Each may be the very bug of a repro. Of the script's settings only backend and level are used:
+    the rest is about its failure.
     """
     spec = RunSpec(script.spec.backend, level=script.spec.level, dynamic=None)
     outcomes: list[Outcome] = []
@@ -123,7 +125,8 @@ def find_backend(definitions: Mapping[str, Any], reference: BackendRef, wanted: 
 
 
 def evaluated(wanted: str, paths: tuple[str, ...]) -> Any:
-    """What ``module:expression`` gives: ``train:make(level=2)``, where ``paths`` join the folders that are searched. Raises Unavailable."""
+    """What ``module:expression`` gives: ``train:make(level=2)``, where ``paths`` join the folders
+    that are searched. Raises Unavailable."""
     module, _, expression = wanted.partition(":")
     sys.path += paths
     try:

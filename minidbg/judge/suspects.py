@@ -1,4 +1,5 @@
-"""What the frames of a failure say about its cause: the graph's nodes that their local variables, or generated lines, name."""
+"""What the frames of a failure say about its cause: the graph's nodes that their local variables,
+or generated lines, name."""
 
 from __future__ import annotations
 
@@ -76,8 +77,9 @@ def renamed(suspects: Suspects, names: Mapping[str, str]) -> Suspects:
 def of_generated_line(file: str, line: int, known: Mapping[str, torch_internals.GivenCall]) -> list[Set[str]]:
     """The nodes that a line of a file that inductor generated runs, the likeliest group first.
 
-    Those in the comment above it. The call of a C++ kernel has no comment: there, the nodes between those of the comments before
-    and after it, and first those whose op occurs in no C++ kernel that ran before.
+    Those in the comment above it. The call of a C++ kernel has no comment: there, the nodes between
+    those of the comments before and after it, and first those whose op occurs in no C++ kernel that
+    ran before.
     """
     try:
         lines = Path(file).read_text(errors="replace").splitlines()

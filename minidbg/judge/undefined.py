@@ -10,7 +10,8 @@ import torch
 from minidbg.torch_internals.operators import run_in_parts
 from minidbg.torch_internals.tensors import TorchDispatchMode
 
-# What a subclass answers itself, where it does; most are no ops that the dispatcher knows, and an error in one ends the process.
+# What a subclass answers itself, where it does; most are no ops that the dispatcher knows, and an
+# error in one ends the process.
 METADATA = """
 size sym_size stride sym_stride storage_offset sym_storage_offset numel sym_numel dim is_contiguous sym_is_contiguous
 is_strides_like_format is_non_overlapping_and_dense device layout
@@ -32,8 +33,9 @@ def within(mode: Callable[[], Any], function: Any) -> Any:
 class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops.
 
-    Afterwards ``decides`` says whether any op took a decision by a float, which rounding may turn, ``may_draw`` whether any may
-    draw random numbers, and ``coarsest`` is the largest rounding step, relative, of the dtypes of results.
+    Afterwards ``decides`` says whether any op took a decision by a float, which rounding may turn,
+    ``may_draw`` whether any may draw random numbers, and ``coarsest`` is the largest rounding step,
+    relative, of the dtypes of results.
     """
 
     supports_higher_order_operators = True
@@ -85,7 +87,8 @@ EMPTY = "empty empty_like empty_strided empty_permuted new_empty new_empty_strid
 
 
 class ZeroFilled(PerturbedEager):  # type: ignore[no-untyped-call]
-    """Eager itself, with zeros for memory that nobody wrote, whose garbage may be of any size: what ``UndefinedResults`` is compared with."""
+    """Eager itself, with zeros for memory that nobody wrote, whose garbage may be of any size: what
+    ``UndefinedResults`` is compared with."""
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         result = super().called(func, name, args, kwargs)
@@ -103,8 +106,9 @@ STEPS = frozenset(NAMED_STEPS.split())
 class UndefinedResults(PerturbedEager):
     """While active, an op whose result torch does not define for its arguments gives another result that it may give.
 
-    ``number`` selects the answers: extremes and reversed orders first, then random ones. ``met`` says afterwards what the
-    program left open. Each answer is legal, so what depends on one differs legally too, gradients included.
+    ``number`` selects the answers: extremes and reversed orders first, then random ones. ``met``
+    says afterwards what the program left open. Each answer is legal, so what depends on one differs
+    legally too, gradients included.
     """
 
     def __init__(self, number: int = 0) -> None:

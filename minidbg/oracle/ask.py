@@ -1,8 +1,9 @@
 """One run in a child: what kills the child, or never comes back, is an Outcome like any other.
 
-How long such a call may take when the case is a hang is derived from what a healthy call takes with the same backend. A hang is
-only known by its length, and each question that shows it costs all of the limit. So the limit must be short, and still so long
-that a healthy call on a busy machine stays far below it.
+How long such a call may take when the case is a hang is derived from what a healthy call takes with
+the same backend. A hang is only known by its length, and each question that shows it costs all of
+the limit. So the limit must be short, and still so long that a healthy call on a busy machine stays
+far below it.
 """
 
 from __future__ import annotations
@@ -47,14 +48,17 @@ def ask(
     bisection: str = "",
     submit: Submit = workers.submit,
 ) -> Outcome:
-    """Have a child run ``execute(case)``, a fork of this process's forkserver where the backend answers in one, and wait for its outcome.
+    """Have a child run ``execute(case)``, a fork of this process's forkserver where the backend
+    answers in one, and wait for its outcome.
 
-    A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
-    kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
-    calls are much shorter; and what may be only slow gets more. ``to_the_end`` is ``execute``'s. Nothing that is waited for
-    passes the ``deadline``: a question that it cuts off looks like a hang. ``bisection``: the folder in which torch's bisector keeps its
-    state. Raises OSError when no process can be made, and BackendUnreachable where the child could not unpickle the case's backend, or
-    died of it: that is no answer.
+    A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is
+    free), is an outcome of kind crash or hang. One that does so in eager is invalid. A hang is not
+    waited for to the end of ``seconds`` when healthy calls are much shorter; and what may be only
+    slow gets more. ``to_the_end`` is ``execute``'s. Nothing that is waited for passes the
+    ``deadline``: a question that it cuts off looks like a hang. ``bisection``: the folder in which
+    torch's bisector keeps its state. Raises OSError when no process can be made, and
+    BackendUnreachable where the child could not unpickle the case's backend, or died of it: that is
+    no answer.
     """
     memory_bytes = memory_bytes or memory_limit()
 
@@ -219,8 +223,9 @@ def unless_the_machine_failed(
 ) -> Outcome:
     """The outcome of ``ask()``, which is called again where the machine failed and not the backend.
 
-    Where the machine goes on failing, or the ``deadline`` is over, the outcome is invalid and says why. A failure that is ``expected`` is the answer,
-    whatever it looks like. Raises OSError when no process can be made.
+    Where the machine goes on failing, or the ``deadline`` is over, the outcome is invalid and says
+    why. A failure that is ``expected`` is the answer, whatever it looks like. Raises OSError when
+    no process can be made.
     """
     for seconds in (*PAUSES_S, None):
         try:

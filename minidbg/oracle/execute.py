@@ -51,7 +51,8 @@ BEFORE_INDUCTORS_KERNELS = (
 
 
 def without_needless_stages(case: Case, *, wanted: bool) -> AbstractContextManager[list[str]]:
-    """Stop inductor after the last stage in which the expected failure can happen: a graph that comes through it has passed.
+    """Stop inductor after the last stage in which the expected failure can happen: a graph that
+    comes through it has passed.
 
     The list gets an item when that happened; what was raised then means nothing.
     """
@@ -83,10 +84,11 @@ ANOTHER_GRAPH = "dynamo handed another graph to the backend"
 def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = True) -> Outcome:
     """Run ``case`` once in eager and once through its backend, here; judged against the case's signature.
 
-    Made for a child process: a crash or a hang is the caller's. RNG state, graph and inputs are afterwards what
-    they were. ``note`` hears which part begins: ``eager``, ``compile forward``, ``runtime backward``.
-    Only KeyboardInterrupt passes through. ``to_the_end`` False: a backend that is known (inductor) may stop once the
-    case can no longer fail as expected; the outcome is then ``gone``, whatever the later stages would have said.
+    Made for a child process: a crash or a hang is the caller's. RNG state, graph and inputs are
+    afterwards what they were. ``note`` hears which part begins: ``eager``, ``compile forward``,
+    ``runtime backward``. Only KeyboardInterrupt passes through. ``to_the_end`` False: a backend
+    that is known (inductor) may stop once the case can no longer fail as expected; the outcome is
+    then ``gone``, whatever the later stages would have said.
     """
     if case.spec.level is Level.ATEN and case.spec.call is not CallPath.DIRECT:
         return Outcome(Verdict.INVALID, reason="a compiler for aot_autograd is called directly only")

@@ -1,7 +1,8 @@
-"""The way of a case to a child of the forkserver and back: plain values in the question, and a file for each storage, which is mapped there.
+"""The way of a case to a child of the forkserver and back: plain values in the question, and a file
+for each storage, which is mapped there.
 
-To somewhere else a case goes as two files. On a worker of a cluster run as a plain script, ``packing.py CASE TO_THE_END``: prints
-each phase, then the outcome as JSON.
+To somewhere else a case goes as two files. On a worker of a cluster run as a plain script,
+``packing.py CASE TO_THE_END``: prints each phase, then the outcome as JSON.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ ANSWER = "minidbg.oracle.parcel:answer"
 
 
 def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
-    """In the child: ``execute`` the case, and return its outcome; or why its backend, which was pickled, cannot be had back."""
+    """In the child: ``execute`` the case, and return its outcome; or why its backend, which was
+    pickled, cannot be had back."""
     try:
         case = unpacked(argument["case"])
     except BackendUnreachable as refusal:
@@ -57,7 +59,8 @@ def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[s
 
 
 def warmup_for(case: Case) -> workers.Warmup:
-    """What the server does before its children find ``case``'s backend set up; nothing that may end or hang it, as it does them."""
+    """What the server does before its children find ``case``'s backend set up; nothing that may end
+    or hang it, as it does them."""
     if case.spec.traits.dies:
         return workers.Warmup(warm="imports")
     warm = "inductor" if case.backend.name == "inductor" else "imports"
@@ -68,8 +71,9 @@ def warmup_for(case: Case) -> workers.Warmup:
 def packed(case: Case, *, share: float = 1.0, machine: Machine = HERE) -> Iterator[dict[str, Any]]:
     """``case`` as plain values, for ``unpacked`` in a child of the forkserver that lives no longer than the block.
 
-    The files with its values stay for the next question, which mostly has the same. Of what is free they take ``share`` at
-    most; what does not fit is ``left_out_bytes``. Raises CannotWrite, and OSError where there is no room.
+    The files with its values stay for the next question, which mostly has the same. Of what is free
+    they take ``share`` at most; what does not fit is ``left_out_bytes``. Raises CannotWrite, and
+    OSError where there is no room.
     """
     parcel = transport.pack(
         case, room_bytes=transport.NO_SIZE_LIMIT if share == 1.0 else room_bytes(share, machine)
@@ -117,7 +121,8 @@ def unpacked(package: Mapping[str, Any]) -> Case:
 
 
 def save(case: Case, path: Path) -> None:
-    """Write ``case`` to ``path``, with all of its values in a file of safetensors beside it. Raises CannotWrite and OSError."""
+    """Write ``case`` to ``path``, with all of its values in a file of safetensors beside it. Raises
+    CannotWrite and OSError."""
     parcel = transport.pack(case)
     # paths stay readable: on another machine the code lies elsewhere, and they are changed
     path.write_text(json.dumps(parcel.table, ensure_ascii=False), "utf-8", "backslashreplace")
@@ -132,7 +137,8 @@ def read(path: Path) -> Case:
 
 
 def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
-    """Import the backend of a parcel, then make its case: the backend may define the operators of the graph, or make its process group."""
+    """Import the backend of a parcel, then make its case: the backend may define the operators of
+    the graph, or make its process group."""
     compiler = backends.resolve(RunSpec.from_literal(table["spec"]).backend)
     return replace(transport.unpack(table, stored), compiler=compiler)
 
@@ -146,8 +152,9 @@ def file_of(owner: Tensor) -> Path | None:
 def remember(owner: Tensor | None, path: Path) -> None:
     """Keep that the file at ``path`` has the bytes of ``owner``, for as long as it lives: they are not hashed again.
 
-    In processes of our own alone: a program writes to its tensors in ways that torch does not count (``x.data``, NumPy), and we
-    never write to the values of a case. An inference tensor has no version to tell.
+    In processes of our own alone: a program writes to its tensors in ways that torch does not count
+    (``x.data``, NumPy), and we never write to the values of a case. An inference tensor has no
+    version to tell.
     """
     if owner is not None and environment.is_judging() and not owner.is_inference():
         SENT[owner] = storage_state(owner), path
@@ -171,10 +178,12 @@ def marked_in_use(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pickled_for_children(case: Case) -> Iterator[Case]:
-    """A block with ``case`` as children of the forkserver may have it: its live backend in a file, where a person would have to fill it in.
+    """A block with ``case`` as children of the forkserver may have it: its live backend in a file,
+    where a person would have to fill it in.
 
-    Each child that loads the case unpickles it, and the server never does. Any other case is as it was. Raises BackendUnreachable
-    for what cannot be pickled, and OSError where no server can be started.
+    Each child that loads the case unpickles it, and the server never does. Any other case is as it
+    was. Raises BackendUnreachable for what cannot be pickled, and OSError where no server can be
+    started.
     """
     if not case.backend.missing_backend or case.compiler is None:
         yield case
@@ -202,7 +211,8 @@ def write_once(path: Path, data: Any) -> None:
 
 @contextlib.contextmanager
 def folder_for(size: int, share: float, machine: Machine) -> Iterator[Path]:
-    """The forkserver's folder, where ``share`` of what is free is enough for ``size`` bytes; else one on disk, which goes when the block ends."""
+    """The forkserver's folder, where ``share`` of what is free is enough for ``size`` bytes; else
+    one on disk, which goes when the block ends."""
     folder = workers.start_server().folder
     if machine.disk_free(folder) * share < size + SPARE_BYTES:
         with TIDYING:
@@ -217,6 +227,7 @@ def folder_for(size: int, share: float, machine: Machine) -> Iterator[Path]:
 
 
 def room_bytes(share: float, machine: Machine) -> int:
-    """How large values may be that take ``share`` of what is free: in the forkserver's folder, which may be memory, or on disk."""
+    """How large values may be that take ``share`` of what is free: in the forkserver's folder,
+    which may be memory, or on disk."""
     folders = workers.start_server().folder, Path(tempfile.gettempdir())
     return int(max(map(machine.disk_free, folders)) * share) - SPARE_BYTES

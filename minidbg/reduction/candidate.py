@@ -116,7 +116,8 @@ class Candidate:
 
     @cached_property
     def key(self) -> str:
-        """Equal for equal candidates. Of small ones the names of the nodes do not count; of large ones cut out that would take long."""
+        """Equal for equal candidates. Of small ones the names of the nodes do not count; of large
+        ones cut out that would take long."""
         if self.variant is None or len(self.graph_module.graph.nodes) <= SMALL:
             return fingerprint(self.graph_module, self.tokens)
         return f"{self.epoch} {self.variant} {structure(self.graph_module)}"
@@ -129,7 +130,8 @@ class Candidate:
 
     @cached_property
     def size(self) -> tuple[int, ...]:
-        """What a reduction makes smaller, most important first: calls, inputs and tensors of its own, outputs, what nested graphs take and give."""
+        """What a reduction makes smaller, most important first: calls, inputs and tensors of its
+        own, outputs, what nested graphs take and give."""
         nodes = list(self.graph_module.graph.nodes)
         nested = sum(_calls_within(node) for node in nodes)
         returned = nodes[-1].args[0] if nodes else ()

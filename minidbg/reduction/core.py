@@ -50,7 +50,8 @@ class Minimized:
     is_out_of_budget: bool = False
     """Whether a spent budget ended it: what it has is certified or not, and perhaps not as plain as it may be."""
     whole_passed: bool = False
-    """Whether the whole, said to fail, did not when it was asked, or dynamo took nothing that was as it is: there was nothing to reduce."""
+    """Whether the whole, said to fail, did not when it was asked, or dynamo took nothing that was
+    as it is: there was nothing to reduce."""
 
 
 Passes: TypeAlias = tuple[tuple[str, Pass], ...]
@@ -79,7 +80,8 @@ POLISHING: Passes = (
 ALONG_A_CHAIN: Passes = tuple(
     sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 4.5)
 )
-"""The same where values go wrong at one op and are noticed at another: a call between them can be bypassed, and seldom left out."""
+"""The same where values go wrong at one op and are noticed at another: a call between them can be
+bypassed, and seldom left out."""
 
 AT_FIRST: Passes = (*SIMPLIFYING[:2], ("all at once", simplify_inputs_at_once), *SIMPLIFYING[2:])
 """What a graph owns becomes inputs, and these are made plain all at once."""
@@ -96,10 +98,11 @@ def reduce_graph(
 ) -> Minimized:
     """The smallest graph cut out of ``graph_module`` that ``ask`` finds interesting.
 
-    ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to. ``simplify`` adds the edits beyond nodes,
-    inputs and outputs. ``how`` are fields of ``ReductionProblem``. Ctrl-C and a spent budget end it with the best so far. Raises
-    what ``ask`` raises, and NotReproduced when the whole had to be asked and did not fail; where it was said to be known,
-    ``whole_passed`` says so instead.
+    ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to.
+    ``simplify`` adds the edits beyond nodes, inputs and outputs. ``how`` are fields of
+    ``ReductionProblem``. Ctrl-C and a spent budget end it with the best so far. Raises what ``ask``
+    raises, and NotReproduced when the whole had to be asked and did not fail; where it was said to
+    be known, ``whole_passed`` says so instead.
     """
     tokens = tuple(
         ("value", "", node.name, 0, ()) for node in graph_module.graph.nodes if node.op == "placeholder"
@@ -234,8 +237,9 @@ def asked_after(
 ) -> list[Candidate]:
     """At most ``most`` questions that the passes ``coming()`` ask after ``question`` if it and they all pass.
 
-    A pass is deterministic, so it is run beforehand, on a copy of the problem. What it has asked already, of a larger ``best``, it
-    asks there anew: that comes before ``question``, and does not count.
+    A pass is deterministic, so it is run beforehand, on a copy of the problem. What it has asked
+    already, of a larger ``best``, it asks there anew: that comes before ``question``, and does not
+    count.
     """
     found: dict[str, Candidate] = {}
     is_reached = False
@@ -275,11 +279,12 @@ def minimize(
 ) -> Minimized:
     """The smallest part of ``gm`` for which ``fails(gm, inputs)`` is still true.
 
-    ``fails`` runs in this process and gets copies of its own, which it may change. ``simplify`` goes on with plainer arguments,
-    smaller shapes and plain tensors, and merges the inputs of a single call. ``max_calls`` and ``seconds``
-    are looked at between calls. ``gm`` and ``inputs`` are only read; ``gm`` runs in eager, in the current
-    grad mode, to find the values inside it. Raises NotReproduced when ``fails`` is false for the whole of it,
-    MinidbgError when ``inputs`` do not fit the graph, and what ``fails`` raises.
+    ``fails`` runs in this process and gets copies of its own, which it may change. ``simplify``
+    goes on with plainer arguments, smaller shapes and plain tensors, and merges the inputs of a
+    single call. ``max_calls`` and ``seconds`` are looked at between calls. ``gm`` and ``inputs``
+    are only read; ``gm`` runs in eager, in the current grad mode, to find the values inside it.
+    Raises NotReproduced when ``fails`` is false for the whole of it, MinidbgError when ``inputs``
+    do not fit the graph, and what ``fails`` raises.
     """
     placeholders = sum(node.op == "placeholder" for node in gm.graph.nodes)
     if placeholders != len(inputs):

@@ -13,7 +13,8 @@ SMALL_WINDOW = 48
 MOST_OVERLAP = 8
 """Units by which the halves of a large window reach beyond its middle: a cause of neighbours then lies in one of them."""
 SLICE = 4
-"""Units before the last needed one that are tried by themselves: a cause is often neighbours, which single removals thin out."""
+"""Units before the last needed one that are tried by themselves: a cause is often neighbours, which
+single removals thin out."""
 CHUNKS = 6
 
 
@@ -28,8 +29,9 @@ def try_islands(problem: ReductionProblem) -> None:
 def narrow_window(problem: ReductionProblem) -> None:
     """Halve the window of nodes that fails, about one call for each halving, until it is small.
 
-    When one half passes, the other is presumed to fail and a half of that is asked next. What was presumed is asked at the
-    end; where it passes, ``best`` becomes the smallest presumed window that fails.
+    When one half passes, the other is presumed to fail and a half of that is asked next. What was
+    presumed is asked at the end; where it passes, ``best`` becomes the smallest presumed window
+    that fails.
     """
     subsets, presumed = Subsets(problem), list[tuple[int, int]]()
     low, high = 0, len(subsets)
@@ -48,14 +50,16 @@ def narrow_window(problem: ReductionProblem) -> None:
 
 
 def halves(low: int, high: int, presumed: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The half to ask and the other one. After a presumption the other side comes first: a cause at an end needs no confirmation."""
+    """The half to ask and the other one. After a presumption the other side comes first: a cause at
+    an end needs no confirmation."""
     middle, overlap = (low + high) // 2, min(MOST_OVERLAP, (high - low) // 32)
     lower, upper = (low, middle + overlap), (middle - overlap, high)
     return (upper, lower) if presumed % 2 else (lower, upper)
 
 
 def keep_needed(problem: ReductionProblem) -> None:
-    """Find the last unit that the failure needs, then the last before it, and so on, with steps as wide as the gaps met so far let expect.
+    """Find the last unit that the failure needs, then the last before it, and so on, with steps as
+    wide as the gaps met so far let expect.
 
     Neighbours of the last one, where they are all that is needed, are left to single removals.
     """

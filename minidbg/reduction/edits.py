@@ -19,7 +19,8 @@ from minidbg.reduction.problem import ReductionProblem
 
 
 def drop_modes(problem: ReductionProblem) -> None:
-    """Try without autocast and grad-mode changes, then without each. Cost: one call for all, one for each if there are more."""
+    """Try without autocast and grad-mode changes, then without each. Cost: one call for all, one
+    for each if there are more."""
     if problem.consider(_without_modes(problem, _mode_changes(problem))):
         return
     for name in [node.name for node in _mode_changes(problem)]:
@@ -60,8 +61,9 @@ FEW_NODES = 5
 def drop_nodes(problem: ReductionProblem) -> None:
     """Try to put each node's recorded value in its place, from both ends inwards. Cost: one call for each node.
 
-    What was cut out of a larger graph has more at its ends than it needs, and each success asks anew what was asked before it.
-    First of all go parts of results that nothing needs, which came along with the others.
+    What was cut out of a larger graph has more at its ends than it needs, and each success asks
+    anew what was asked before it. First of all go parts of results that nothing needs, which came
+    along with the others.
     """
     calls = [node.name for node in reversed(problem.best.calls) if mode_of(node) is Mode.NONE]
     parts = [node.name for node in problem.best.calls if is_unpacking(node, problem.recording.facts)]
@@ -146,7 +148,8 @@ def drop_elements(problem: ReductionProblem) -> None:
 
 
 def merge_alike_inputs(problem: ReductionProblem) -> None:
-    """Try with one input for all of the same shape and dtype, where one call is left. Cost: one call, none where no two are alike.
+    """Try with one input for all of the same shape and dtype, where one call is left. Cost: one
+    call, none where no two are alike.
 
     In a larger graph, equal inputs could become the cause, and the calls that had been it could go.
     """
@@ -198,7 +201,8 @@ def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> C
 def drop_nested_nodes(problem: ReductionProblem) -> None:
     """Try to put a same-shaped value in the place of each node of a nested graph, last first.
 
-    First without its settings of grad mode. Cost: one call for each such value, and one. A nested graph cannot get new inputs, so only values inside it will do.
+    First without its settings of grad mode. Cost: one call for each such value, and one. A nested
+    graph cannot get new inputs, so only values inside it will do.
     """
     for route in _routes(problem)[1:]:
         if branch := nested.nested_graph_at(problem.best.graph_module, route):
@@ -251,7 +255,8 @@ def _runs_by_itself(problem: ReductionProblem, route: nested.Route, inner: fx.Gr
 
 
 def _recording_at(problem: ReductionProblem, route: nested.Route) -> Recording | None:
-    """The values inside the nested graph at ``route``, in the first call that runs it; None where they cannot be known."""
+    """The values inside the nested graph at ``route``, in the first call that runs it; None where
+    they cannot be known."""
     recording = problem.recording
     for path in route:
         runs_it = (
@@ -266,7 +271,8 @@ def _recording_at(problem: ReductionProblem, route: nested.Route) -> Recording |
 
 
 def drop_carried(problem: ReductionProblem) -> None:
-    """Try each loop without all that it carries and nothing needs, else without each value: operand, inputs of its graphs and result at once.
+    """Try each loop without all that it carries and nothing needs, else without each value:
+    operand, inputs of its graphs and result at once.
 
     Cost: one call for each value, and one for each loop.
     """

@@ -44,7 +44,8 @@ MOST_BYTES_AHEAD = 256 << 20
 """Of a question's inputs: two at the same time take twice the memory."""
 
 TELLING = ("nodes", "bypass", "inputs", "outputs")
-"""Phases whose candidates lack one node or input of ``best``: what a passing one of them lacks says most about a failure first."""
+"""Phases whose candidates lack one node or input of ``best``: what a passing one of them lacks says
+most about a failure first."""
 
 
 def _text(value: Any) -> str:
@@ -66,16 +67,18 @@ class ReductionProblem:
 
     Writing a pass:
 
-    - Look at ``problem.best`` (or at ``problem.recording``, the values inside it) and build a smaller ``Candidate``, most
-      often with ``fx.edit.extract``. Then call ``problem.consider(candidate)``. If it returns True, the candidate
-      fails in the same way, and it is ``problem.best`` now when it is smaller: read ``problem.best`` again, since the
-      nodes you hold belong to the one before. Names of nodes stay.
-    - ``consider`` judges, remembers and counts. A candidate seen before, one that cannot run in eager and one without
-      any call cost nothing, so a pass need not avoid them. Whether a candidate makes progress is decided by its ``size``.
+    - Look at ``problem.best`` (or at ``problem.recording``, the values inside it) and build a
+      smaller ``Candidate``, most often with ``fx.edit.extract``. Then call
+      ``problem.consider(candidate)``. If it returns True, the candidate fails in the same way, and
+      it is ``problem.best`` now when it is smaller: read ``problem.best`` again, since the nodes
+      you hold belong to the one before. Names of nodes stay.
+    - ``consider`` judges, remembers and counts. A candidate seen before, one that cannot run in
+      eager and one without any call cost nothing, so a pass need not avoid them. Whether a
+      candidate makes progress is decided by its ``size``.
     - A pass need not run to a fixed point: the driver repeats the passes until none of them changes ``best``.
     - A pass must be deterministic and must not catch ``BudgetSpent`` or ``KeyboardInterrupt``.
-    - ``presumed_passing`` says that a set of nodes has probably no chance, because a larger one passed. That is a reason
-      to look elsewhere first, never a proof: only ``consider`` proves.
+    - ``presumed_passing`` says that a set of nodes has probably no chance, because a larger one
+      passed. That is a reason to look elsewhere first, never a proof: only ``consider`` proves.
     """
 
     best: Candidate
@@ -87,7 +90,8 @@ class ReductionProblem:
     around: ModeContext = nullcontext
     """The modes in which the graph runs in eager."""
     is_deadly: bool = False
-    """Whether the failure ends its process: where in memory a read is deadly is chance, so no size is searched for exactly."""
+    """Whether the failure ends its process: where in memory a read is deadly is chance, so no size
+    is searched for exactly."""
     fails_when_it_runs: bool = False
     """Whether what was compiled raises: the cause is in what the op that raises was computed from."""
     fails_in_inputs: bool = False
@@ -205,8 +209,9 @@ class ReductionProblem:
     def ask_ahead(self, candidates: Iterable[Candidate | None]) -> None:
         """Have the next questions answered together, where several workers are there.
 
-        ``candidates`` are what the pass will ask one after the other as long as each passes. Answers are only remembered: what the
-        pass does with them, and so the result, is the same with one worker and with many.
+        ``candidates`` are what the pass will ask one after the other as long as each passes.
+        Answers are only remembered: what the pass does with them, and so the result, is the same
+        with one worker and with many.
         """
         if not self._may_ask_together(self.best):
             return
@@ -231,7 +236,8 @@ class ReductionProblem:
             self._ahead[candidate.key] = answer, seconds
 
     def _ask_oracle(self, candidate: Candidate) -> tuple[OracleAnswer, float]:
-        """Ask the oracle: its answer, and the seconds that it took. What will be asked next is asked with it, where that saves time and costs little memory."""
+        """Ask the oracle: its answer, and the seconds that it took. What will be asked next is
+        asked with it, where that saves time and costs little memory."""
         began = time.monotonic()
         if self._may_look_ahead(candidate):
             assert self.foresee is not None
@@ -263,7 +269,8 @@ class ReductionProblem:
     def is_valid(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` runs in eager; costs no run.
 
-        On an accelerator the oracle finds out: an index out of range there would leave the device in error for this process.
+        On an accelerator the oracle finds out: an index out of range there would leave the device
+        in error for this process.
         """
         if not self.keeps_contracts(candidate):
             return False
@@ -274,13 +281,15 @@ class ReductionProblem:
     def keeps_contracts(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` breaks no contract of a higher-order op or a level that the program's own graph keeps.
 
-        Compilers refuse such a graph, in words that may be those of the failure; a body that returns what it carries may
-        be a loop without end; and a level that is entered and not left is in the way of whatever runs next, dynamo included.
+        Compilers refuse such a graph, in words that may be those of the failure; a body that
+        returns what it carries may be a loop without end; and a level that is entered and not left
+        is in the way of whatever runs next, dynamo included.
         """
         return broken_contracts(candidate.graph_module) <= self._broken
 
     def is_as_full(self, candidate: Candidate) -> bool:
-        """Whether no call of ``candidate`` gives nothing, or no finite numbers, where it does in ``best``. Nobody looks at a large graph."""
+        """Whether no call of ``candidate`` gives nothing, or no finite numbers, where it does in
+        ``best``. Nobody looks at a large graph."""
         if devices_of(candidate.inputs) or len(candidate.calls) > FEW_CALLS:
             return True
         again = Recording(candidate.graph_module, candidate.inputs, around=self.around)
@@ -292,7 +301,8 @@ class ReductionProblem:
         return self.plainness(candidate) < self.plainness(self.best)
 
     def _judge(self, candidate: Candidate, key: str) -> OracleAnswer:
-        """INVALID where eager refuses the candidate; else ask the oracle, where its answer did not come ahead, and count the call."""
+        """INVALID where eager refuses the candidate; else ask the oracle, where its answer did not
+        come ahead, and count the call."""
         if not self.is_valid(candidate):
             return OracleAnswer.INVALID
         if self._answer_to is not None:

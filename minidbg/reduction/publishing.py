@@ -70,7 +70,8 @@ class ScriptForm:
 def publish_first_that_fails(
     original: Case, found: Reduced, folder: Path, session: Session
 ) -> ReductionResult:
-    """Write and ``verify`` one form of script after the other, from short to faithful; publish the first that fails the same way.
+    """Write and ``verify`` one form of script after the other, from short to faithful; publish the
+    first that fails the same way.
 
     Where the budget ends first, nothing is announced: the smallest case stays, unverified.
     """
@@ -180,7 +181,8 @@ def ended_early(found: Reduced) -> str:
 
 
 def repro_message(case: Case, original: Case, found: Reduced, session: Session) -> str:
-    """What the backend says of the smallest case, whose sizes and figures are its own; else what it said of the original."""
+    """What the backend says of the smallest case, whose sizes and figures are its own; else what it
+    said of the original."""
     said, before = session.last_shown, original.provenance.message
     expected = original.signature
     says_one_thing = not original.spec.traits.dies and not (expected and expected.others)
@@ -213,11 +215,13 @@ def verify(
 ) -> tuple[Outcome, Path | None]:
     """Write a draft of the case's script and run it in fresh interpreters: judged by the installed judge, then by itself.
 
-    The draft, to be published or discarded, when both say that the failure reproduces; else None. Further runs follow
-    where the two disagree, or the search has met other failures: a script that sometimes passes, or fails otherwise, is ``flaky``. Where a few lines do not show
-    the failure, the script says why, only shows it, and ends with 125. A pickled backend is left out of the draft once both have
-    said so, and it must then end so as well. ``seconds`` is the limit of one run; all of them together end by the
-    session's deadline. Raises CannotWrite, and BudgetSpent where that comes first.
+    The draft, to be published or discarded, when both say that the failure reproduces; else None.
+    Further runs follow where the two disagree, or the search has met other failures: a script that
+    sometimes passes, or fails otherwise, is ``flaky``. Where a few lines do not show the failure,
+    the script says why, only shows it, and ends with 125. A pickled backend is left out of the
+    draft once both have said so, and it must then end so as well. ``seconds`` is the limit of one
+    run; all of them together end by the session's deadline. Raises CannotWrite, and BudgetSpent
+    where that comes first.
     """
     draft = repro.drafts(folder) / "draft.py"
     try:
@@ -293,7 +297,8 @@ def run_both_ways(
 
 
 OF_THE_MACHINE = ("CC", "CXX", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""Variables without which a script finds another compiler or another card: they stay as they are, and no script sets them."""
+"""Variables without which a script finds another compiler or another card: they stay as they are,
+and no script sets them."""
 
 
 def variables_to_try(case: Case) -> tuple[str, ...]:
@@ -340,7 +345,8 @@ def run_alone_meanwhile(
     ahead: workers.Standby | None,
     by_itself: Callable[..., workers.Ended],
 ) -> Iterator[Callable[[], workers.Ended]]:
-    """How the draft ends by itself: a function that waits for it. It runs beside the block where the machine has room for both."""
+    """How the draft ends by itself: a function that waits for it. It runs beside the block where
+    the machine has room for both."""
     if ahead is None:
         yield lambda: by_itself(seconds=limit())
         return
@@ -363,7 +369,8 @@ def judge_draft(
     *,
     submit: workers.Submit,
 ) -> Outcome:
-    """Run the installed judge on the script of ``case`` at ``draft``, in a fresh interpreter or a ``fork`` of the forkserver."""
+    """Run the installed judge on the script of ``case`` at ``draft``, in a fresh interpreter or a
+    ``fork`` of the forkserver."""
     deadline = Deadline.after(seconds)
     return oracle.unless_the_machine_failed(
         lambda: repro.run(draft, seconds=deadline.left(), fork=fork, submit=submit),
@@ -373,7 +380,8 @@ def judge_draft(
 
 
 def write_draft(write: Callable[..., Path], case: Case, why: str = "", remark: str = "") -> str:
-    """Write the draft of ``case``: short, or one that only shows it where there is a reason ``why``. Returns the reason."""
+    """Write the draft of ``case``: short, or one that only shows it where there is a reason
+    ``why``. Returns the reason."""
     try:
         if not why:
             write(case, remark=remark)
@@ -402,7 +410,8 @@ def how_it_ended(ended: workers.Ended) -> str:
 def result_of(
     path: Path | None, case: Case, original: Case, last: Outcome, session: Session
 ) -> ReductionResult:
-    """The result of a reduction that has published ``case`` at ``path``; None: nothing, since the ``last`` run did not show the failure."""
+    """The result of a reduction that has published ``case`` at ``path``; None: nothing, since the
+    ``last`` run did not show the failure."""
     notes = case.provenance.notes if path else (*case.provenance.notes, why_not(last, case.signature))
     if last.verdict is Verdict.FLAKY and last.runs and last.reproduced != last.runs:
         notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")
@@ -421,7 +430,8 @@ def result_of(
 
 
 def why_not(last: Outcome, expected: Signature | None) -> str:
-    """What the last run in a fresh interpreter showed instead of the failure: its reason, another failure, or what it printed."""
+    """What the last run in a fresh interpreter showed instead of the failure: its reason, another
+    failure, or what it printed."""
     if last.reason:
         return last.reason
     if expected is not None and last.signature is not None:
@@ -432,7 +442,8 @@ def why_not(last: Outcome, expected: Signature | None) -> str:
 
 
 def what_is_missing(smallest: Case, neighbour: Case) -> str:
-    """What ``neighbour``, which passes, is without: ``passes without torch.relu``, or how many inputs; empty where it has them all."""
+    """What ``neighbour``, which passes, is without: ``passes without torch.relu``, or how many
+    inputs; empty where it has them all."""
     gone = Counter(call_targets(smallest.graph_module)) - Counter(call_targets(neighbour.graph_module))
     if gone:
         return f"passes without {' and '.join(gone)}"

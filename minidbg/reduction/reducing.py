@@ -1,7 +1,8 @@
 """From a failing case to a verified repro script: reduce, simplify what is around the graph, write, run, publish.
 
-Runs in a process of its own where it can (``wrapper.handle`` and the command line see to that): each run
-is a child of this process. Nothing is announced that was not run in a fresh interpreter and failed there.
+Runs in a process of its own where it can (``wrapper.handle`` and the command line see to that):
+each run is a child of this process. Nothing is announced that was not run in a fresh interpreter
+and failed there.
 """
 
 from __future__ import annotations
@@ -80,11 +81,12 @@ def reduce_and_publish(
 ) -> ReductionResult:
     """Reduce ``case`` and leave a verified repro in ``folder``.
 
-    Where a reduction of the same case was ended before its end, this one begins from the best of that. Several processes may
-    reduce the same case at once: one does, and the others take its result.
-    ``just_seen``: the whole case failed a moment ago, so it is not asked again unless nothing smaller fails.
-    Ctrl-C ends the search, and what was found is published; a second one raises KeyboardInterrupt.
-    Raises NotReproduced when the whole case does not show its failure here.
+    Where a reduction of the same case was ended before its end, this one begins from the best of
+    that. Several processes may reduce the same case at once: one does, and the others take its
+    result. ``just_seen``: the whole case failed a moment ago, so it is not asked again unless
+    nothing smaller fails. Ctrl-C ends the search, and what was found is published; a second one
+    raises KeyboardInterrupt. Raises NotReproduced when the whole case does not show its failure
+    here.
     """
     limits = limits.begun()
     with workers.own_kernel_cache() as kernels, locked_folder(case, folder, limits, listener) as own_folder:
@@ -122,7 +124,8 @@ def locked_folder(case: Case, folder: Path, limits: Limits, listener: Listener) 
 
 
 def earlier_result(own_folder: Path, deadline: Deadline, submit: workers.Submit) -> ReductionResult | None:
-    """The result of an earlier reduction of this very case, when its repro is there, certified, and fails now, before ``deadline``."""
+    """The result of an earlier reduction of this very case, when its repro is there, certified, and
+    fails now, before ``deadline``."""
     try:
         written = ReductionResult.from_json(json.loads(read_regular(own_folder / DONE_FILE, LOG_LIMIT_BYTES)))
     except (OSError, KeyError, TypeError, ValueError, RecursionError):
@@ -139,7 +142,8 @@ def earlier_result(own_folder: Path, deadline: Deadline, submit: workers.Submit)
 
 
 def search_and_publish(case: Case, folder: Path, session: Session, *, just_seen: bool) -> ReductionResult:
-    """Search, from the best of a search that was ended where there is one, and publish; the first Ctrl-C ends the search alone.
+    """Search, from the best of a search that was ended where there is one, and publish; the first
+    Ctrl-C ends the search alone.
 
     Other failures that the search met become captures. Raises Interrupted and NotReproduced.
     """
@@ -166,7 +170,8 @@ def search_and_publish(case: Case, folder: Path, session: Session, *, just_seen:
 
 
 def reduce_from_best(case: Case, session: Session) -> Reduced | None:
-    """``reduce_case`` from the best of a reduction of ``case`` that was ended; None where there is none that still fails."""
+    """``reduce_case`` from the best of a reduction of ``case`` that was ended; None where there is
+    none that still fails."""
     path = session.folder / BEST_FILE if session.folder is not None else None
     if path is None or not path.is_file():
         return None
@@ -205,12 +210,15 @@ SMALL_WHOLE = 50
 
 
 def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
-    """Search for the smallest case that fails as ``case`` does; ``case`` itself where the budget ends before any is found.
+    """Search for the smallest case that fails as ``case`` does; ``case`` itself where the budget
+    ends before any is found.
 
-    A large whole is taken at its word: it was captured because it failed, and compiling it again may take longer than all that
-    follows. When nothing smaller fails on the way through torch.compile, the whole is asked, and the other call path tried.
-    One that left its device in error is asked first: nobody could see whether eager would have done the same. So is a hang,
-    which a busy machine makes of a slow compile: each question about anything smaller would take the whole time limit.
+    A large whole is taken at its word: it was captured because it failed, and compiling it again
+    may take longer than all that follows. When nothing smaller fails on the way through
+    torch.compile, the whole is asked, and the other call path tried. One that left its device in
+    error is asked first: nobody could see whether eager would have done the same. So is a hang,
+    which a busy machine makes of a slow compile: each question about anything smaller would take
+    the whole time limit.
 
     Raises NotReproduced.
     """
@@ -264,7 +272,8 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool) -> Reduced:
 
 
 def made_sure(case: Case, reduced: core.Minimized, session: Session) -> tuple[core.Minimized, Reliability]:
-    """How often what ``reduced`` ends in fails. Where chance decides, it is reduced again: what passed on the way may have passed by chance."""
+    """How often what ``reduced`` ends in fails. Where chance decides, it is reduced again: what
+    passed on the way may have passed by chance."""
     session.begin("reliability")
     smallest = case.with_graph(*reduced.steps[-1])
     known = measured(smallest, session, failed=1, runs=1, more=runs_worth_having(case))
@@ -332,7 +341,8 @@ def with_the_programs_threads(case: Case) -> Case | None:
 RUNS_WITH_THREADS = 3
 """Of a case that no run with one thread has shown: that all of these do is no chance."""
 STRAYS = 3
-"""Questions that dynamo did not hand to the backend as they were, before any failed, after which a whole that was believed is asked itself."""
+"""Questions that dynamo did not hand to the backend as they were, before any failed, after which a
+whole that was believed is asked itself."""
 
 
 def reduce_graph_of(case: Case, session: Session, *, believed: bool = False) -> core.Minimized:
@@ -469,8 +479,8 @@ def reduce_path(
     """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
 
     ``backend`` is for a script whose own is to be filled in, and refused for others: BadSetting.
-    Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, BackendUnreachable, and whatever
-    loading the script's backend raises.
+    Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced,
+    BackendUnreachable, and whatever loading the script's backend raises.
     """
     case = repro.load(path)
     if case.backend.lacks_backend:

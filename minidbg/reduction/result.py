@@ -36,7 +36,8 @@ class Limits:
     jobs: int = min(2, HERE.processors())
     """Runs at the same time, where they do not depend on each other. The result is the same with one."""
     due: float | None = None
-    """When ``seconds`` are over, by ``time.monotonic``, where somebody has waited for the answer since before the reduction began."""
+    """When ``seconds`` are over, by ``time.monotonic``, where somebody has waited for the answer
+    since before the reduction began."""
 
     def begun(self) -> Self:
         """The same, with ``seconds`` that began now unless they had before."""
@@ -51,8 +52,8 @@ class ReductionResult:
     """What became of a case: the verified repro, or why there is none."""
 
     path: Path | None
-    """The verified repro at the top of the folder, or the script that is ``lacking`` its backend; None when no form of the case failed in
-    a fresh interpreter."""
+    """The verified repro at the top of the folder, or the script that is ``lacking`` its backend;
+    None when no form of the case failed in a fresh interpreter."""
     nodes_before: int
     nodes_after: int
     oracle_calls: int
@@ -177,7 +178,8 @@ def on_stream(stream: TextIO) -> AbstractContextManager[Listener]:
 
 
 def cut_off_first(text: str) -> ProgressColumn:
-    """A column of a bar for words: where the terminal is narrow it is cut off, so that the figures beside it are whole."""
+    """A column of a bar for words: where the terminal is narrow it is cut off, so that the figures
+    beside it are whole."""
     from rich.progress import Task, TextColumn
     from rich.table import Column
     from rich.text import Text
@@ -209,7 +211,8 @@ def bar_or_lines(
     *,
     every_s: float,
 ) -> Iterator[Callable[[Timed], None]]:
-    """A block with a listener: on a terminal a bar, gone when the block ends; else lines, ``every_s`` of an event's clock at most.
+    """A block with a listener: on a terminal a bar, gone when the block ends; else lines,
+    ``every_s`` of an event's clock at most.
 
     The bar has ``first`` and then what is ``shown`` of an event as fields of its ``columns``.
     """

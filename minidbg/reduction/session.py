@@ -27,7 +27,8 @@ from minidbg.torch_internals.devices import devices_of
 
 BEST_FILE = "best.py"
 BEST_EVERY_S = 10.0
-"""A search that ends sooner writes no script but its result; what goes on after a kill begins from the last one written."""
+"""A search that ends sooner writes no script but its result; what goes on after a kill begins from
+the last one written."""
 FOR_VERIFICATION_S = 15.0
 """Of the budget, at most its half: to write the script and to run it by itself."""
 LARGE = 100
@@ -51,7 +52,8 @@ ANSWERS: Mapping[Verdict, OracleAnswer] = {
 
 
 def is_another(seen: Signature | None, expected: Signature | None) -> bool:
-    """Whether ``seen`` is more than ``expected`` under another label: what is written to an input may be an output as well."""
+    """Whether ``seen`` is more than ``expected`` under another label: what is written to an input
+    may be an output as well."""
     labels = [one.message.partition(":")[::2] if one else ("", "") for one in (seen, expected)]
     is_one_memory = {label for label, _ in labels} == {"input", "output"} and labels[0][1] == labels[1][1]
     return seen is not None and not is_one_memory
@@ -304,7 +306,8 @@ class Reliability:
 
 
 def may_run_together(case: Case) -> bool:
-    """Whether two runs at the same time say what each says alone: not where a time limit is the answer, or both would fill the memory."""
+    """Whether two runs at the same time say what each says alone: not where a time limit is the
+    answer, or both would fill the memory."""
     is_small = bytes_of(tensors_in(case.inputs)) <= MOST_BYTES_AHEAD
     return not case.spec.traits.endless and not devices_of(case.inputs) and is_small
 
@@ -328,8 +331,8 @@ def measured(case: Case, session: Session, *, failed: int, runs: int, more: int)
 def runs_worth_having(case: Case) -> int:
     """Further runs of a small case that tell whether its failure is flaky: none where that is next to impossible.
 
-    A compiler that fails on a graph does so each time; each run of a hang costs its whole time limit. Both are run once
-    more with the values of the script, and again in a fresh interpreter.
+    A compiler that fails on a graph does so each time; each run of a hang costs its whole time
+    limit. Both are run once more with the values of the script, and again in a fresh interpreter.
     """
     traits = case.spec.traits
     return RUNS_OF_SMALL if traits.compiles and not traits.endless else 0

@@ -29,7 +29,8 @@ def with_inputs(
     how: Hashable,
     graph_module: fx.GraphModule | None = None,
 ) -> Candidate:
-    """``best`` with other values for the inputs at these indices; ``how`` tells what was done from other ways to do it."""
+    """``best`` with other values for the inputs at these indices; ``how`` tells what was done from
+    other ways to do it."""
     best = problem.best
     inputs = tuple(changes.get(index, value) for index, value in enumerate(best.inputs))
     prefix = how if isinstance(how, tuple) else (how,)
@@ -89,7 +90,8 @@ def _try_all_then_each(problem: ReductionProblem, changes: Mapping[int, Any], ho
 
 
 def lift_attributes(problem: ReductionProblem) -> None:
-    """Try inputs in the place of tensors that the graph owns, of all of them or of each. Cost: one call where that does not matter.
+    """Try inputs in the place of tensors that the graph owns, of all of them or of each. Cost: one
+    call where that does not matter.
 
     An input may be made plainer, and is made by one line; what the failure needs as an attribute stays one.
     """
@@ -149,7 +151,8 @@ VANISHED = (OracleAnswer.NOT, OracleAnswer.OTHER)
 
 
 def is_another_cause(problem: ReductionProblem) -> bool:
-    """Whether a plainer argument has become the cause: the failure vanishes with the originals of all, or of one where all do not fit by now.
+    """Whether a plainer argument has become the cause: the failure vanishes with the originals of
+    all, or of one where all do not fit by now.
 
     Cost: one call where any was rewritten, and one for each if need be.
     """
@@ -199,7 +202,8 @@ def shrink_sizes(problem: ReductionProblem) -> None:
 
 
 def _size_between(low: int, high: int, least_gain: float) -> int | None:
-    """The size to try when ``low`` passes and ``high`` fails; None when ``high`` is as small as it gets, or ``least_gain`` times ``low`` at most.
+    """The size to try when ``low`` passes and ``high`` fails; None when ``high`` is as small as it
+    gets, or ``least_gain`` times ``low`` at most.
 
     Powers of two first, and the one above: thresholds of kernels and vector units lie there.
     """
@@ -218,7 +222,8 @@ def _sizes(problem: ReductionProblem) -> set[int]:
 
 
 def _resized(problem: ReductionProblem, old: int, new: int) -> Candidate | None:
-    """Every size that is ``old`` becomes ``new``, and every int argument where that can be; multiples of it shrink alike if need be, and indices."""
+    """Every size that is ``old`` becomes ``new``, and every int argument where that can be;
+    multiples of it shrink alike if need be, and indices."""
     for among_arguments, scaled, with_indices in itertools.product(
         (True, False), (False, True), (False, True)
     ):
@@ -264,7 +269,8 @@ def _with_arguments(problem: ReductionProblem, change: Callable[[Any], Any]) -> 
 
 
 def _start_of_window(problem: ReductionProblem, old: int, new: int) -> int:
-    """Where a window of ``new`` of ``old`` begins: at the first, or so that it holds an infinity or NaN among plain numbers."""
+    """Where a window of ``new`` of ``old`` begins: at the first, or so that it holds an infinity or
+    NaN among plain numbers."""
     for _, value in _tensors(problem):
         odd = _not_finite(value) if old in value.shape else None
         if odd is not None:
@@ -366,7 +372,8 @@ def _is_plainly_laid(value: Tensor) -> bool:
 
 
 def plainness(candidate: Candidate) -> tuple[float, ...]:
-    """What these passes make smaller, most important first: attributes, subclasses, arguments, elements, odd kinds of tensors, constants."""
+    """What these passes make smaller, most important first: attributes, subclasses, arguments,
+    elements, odd kinds of tensors, constants."""
     tensors = [value for value in candidate.inputs if isinstance(value, Tensor)]
     modules = sum(
         len(list(graph_attribute(node).modules())) for node in candidate.calls if node.op == "call_module"

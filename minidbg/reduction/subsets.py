@@ -103,7 +103,8 @@ def units_of(recording: Recording) -> list[Unit]:
 def neighbourhood(
     subsets: Subsets, numbers: Sequence[int], distance: int, *, both_ways: bool = True
 ) -> list[int]:
-    """``numbers`` and the units at most ``distance`` dependency steps from them, in order; a backward slice unless ``both_ways``."""
+    """``numbers`` and the units at most ``distance`` dependency steps from them, in order; a
+    backward slice unless ``both_ways``."""
     linked, found, edge = subsets.links(both_ways=both_ways), set(numbers), set(numbers)
     for _ in range(distance):
         edge = {other for number in edge for other in linked[number]} - found
@@ -124,7 +125,8 @@ DISTANCES = (0, 1, 2, 4)
 SLICES = (4, 16, 64)
 """Dependency steps back from an op that fails when it runs: what it was given may have gone wrong long before."""
 FEW_SUSPECTS = 3
-"""Suspects up to which every distance is tried: many are a sign that words of the error only happen to be names of ops."""
+"""Suspects up to which every distance is tried: many are a sign that words of the error only happen
+to be names of ops."""
 GROUPS = 3
 """Frames whose nodes are tried by themselves."""
 FEW_SUBSET_CALLS = 4
@@ -134,7 +136,8 @@ MOST_MAKERS = 8
 
 
 def follow_frames(problem: ReductionProblem) -> None:
-    """``try_frames`` with what the frames of the failure of ``best`` held, as long as it is not small and they name anything new."""
+    """``try_frames`` with what the frames of the failure of ``best`` held, as long as it is not
+    small and they name anything new."""
     phase, before = problem.phase, None
     while problem.best is not before and len(problem.best.calls) > FEW_SUBSET_CALLS:
         before, groups = problem.best, problem.frames()
@@ -147,9 +150,11 @@ def follow_frames(problem: ReductionProblem) -> None:
 
 
 def try_frames(problem: ReductionProblem, groups: Sequence[Sequence[str]]) -> None:
-    """Ask what each frame names, innermost first, what the text names, then more and more around a frame's. Cost: at most eleven calls.
+    """Ask what each frame names, innermost first, what the text names, then more and more around a
+    frame's. Cost: at most eleven calls.
 
-    Of a failure at run time the frame names the op that noticed. What runs after it cannot be the cause: there, the backward slice.
+    Of a failure at run time the frame names the op that noticed. What runs after it cannot be the
+    cause: there, the backward slice.
     """
     subsets = Subsets(problem)
     named = [units for names in groups if (units := units_called(subsets, names))]
@@ -192,7 +197,8 @@ def frames_to_ask(subsets: Subsets, named: Sequence[Sequence[int]], words: Set[s
 
 
 def of_two_frames(subsets: Subsets, named: Sequence[Sequence[int]]) -> list[int]:
-    """The innermost frame's units and the fewest that another frame names apart from them: two ops that a compiler wants to join."""
+    """The innermost frame's units and the fewest that another frame names apart from them: two ops
+    that a compiler wants to join."""
     apart = [units for units in named if not set(units) & set(named[0])]
     return with_makers(subsets, sorted({*named[0], *min(apart, key=len)})) if apart else []
 
@@ -209,7 +215,8 @@ def units_called(subsets: Subsets, names: Iterable[str]) -> list[int]:
 def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
     """``numbers``, with the calls that make what they take out of nothing, and the writes to it.
 
-    A compiler folds a constant and reorders a write; recorded as inputs they are plain tensors. Unchanged where that is much.
+    A compiler folds a constant and reorders a write; recorded as inputs they are plain tensors.
+    Unchanged where that is much.
     """
     recording = subsets.recording
     unit_of = {node: number for number, unit in enumerate(subsets.units) for node in unit}
@@ -228,7 +235,8 @@ def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
 
 
 def try_suspects(problem: ReductionProblem) -> None:
-    """Ask what the text names, then more and more of what it takes and gives. Cost: at most one call per distance, and one before them."""
+    """Ask what the text names, then more and more of what it takes and gives. Cost: at most one
+    call per distance, and one before them."""
     subsets = Subsets(problem)
     if subsets.fails(only_ones(subsets, problem.hints)):
         return

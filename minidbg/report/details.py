@@ -1,4 +1,5 @@
-"""What is known about a repro, from its header, its text and the files around it, and that as text. Nothing of it is executed."""
+"""What is known about a repro, from its header, its text and the files around it, and that as text.
+Nothing of it is executed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A repro as a bug report: it is run first, and that it did not fail as the repro does is said.
 
 The report, in Markdown, has the sections of PyTorch's own template for torch.compile,
-``.github/ISSUE_TEMPLATE/pt2-bug-report.yml``: Describe the bug (with the ablation and the minimal reproducer it asks for),
-Error logs, Versions.
+``.github/ISSUE_TEMPLATE/pt2-bug-report.yml``: Describe the bug (with the ablation and the minimal
+reproducer it asks for), Error logs, Versions.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def issue(
 ) -> Issue:
     """The bug report for ``details``.
 
-    ``run`` runs the script and, where nobody has asked for them, the stages of compiling: a fresh process each.
-    ``keep_private`` leaves paths and names as they are. ``versions`` runs ``torch.utils.collect_env``. ``note`` hears what is run.
+    ``run`` runs the script and, where nobody has asked for them, the stages of compiling: a fresh
+    process each. ``keep_private`` leaves paths and names as they are. ``versions`` runs
+    ``torch.utils.collect_env``. ``note`` hears what is run.
     """
     logs, ran = logs_of(details, run=run)
     header, title = details.header, title_of(details)

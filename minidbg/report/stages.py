@@ -1,8 +1,8 @@
 """Which stage of compiling a repro's failure belongs to, what it passes with, and where the answer lies.
 
-The same graph goes through torch.compile with one stage more each time; for inductor, torch's own bisector then; and with
-changes that a program could make. It is asked for (``minidbg stages``, or a bug report): no announced script is changed, the
-answer lies in ``.minidbg/stages``.
+The same graph goes through torch.compile with one stage more each time; for inductor, torch's own
+bisector then; and with changes that a program could make. It is asked for (``minidbg stages``, or a
+bug report): no announced script is changed, the answer lies in ``.minidbg/stages``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class StageReport:
     """Stage -> verdict, in the order of compiling; the last one is the repro's own backend."""
     backend: str
     passes: tuple[str, ...] = ()
-    """What the failure is gone with: a step of inductor skipped, then changes of the program (```epilogue_fusion=False```, ``one thread``)."""
+    """What the failure is gone with: a step of inductor skipped, then changes of the program
+    (```epilogue_fusion=False```, ``one thread``)."""
     notes: tuple[str, ...] = ()
     """Why something could not be found out."""
     seconds: float = 0.0
@@ -137,11 +138,12 @@ def find_stages(
     note: Callable[[str], object] = str,
     submit: workers.Submit = workers.submit,
 ) -> StageReport:
-    """Run the repro's graph through each stage, in child processes, for at most about ``seconds``, its own backend in any case.
+    """Run the repro's graph through each stage, in child processes, for at most about ``seconds``,
+    its own backend in any case.
 
-    ``note`` hears what is run next.
-    Runs the script's code. Raises UnreadableRepro, NotReproduced for a graph that reaches no torch.compile (one of
-    AOTAutograd's, for a compiler alone), and whatever loading the script's backend raises.
+    ``note`` hears what is run next. Runs the script's code. Raises UnreadableRepro, NotReproduced
+    for a graph that reaches no torch.compile (one of AOTAutograd's, for a compiler alone), and
+    whatever loading the script's backend raises.
     """
     until, case = Deadline.after(seconds), repro.load(path)
     if case.spec.level is Level.ATEN:

@@ -1,8 +1,8 @@
 """Crash records: what a process wrote down before a step of a backend that it may not survive.
 
-A record is a repro script like any other, in ``.minidbg/crash_records/`` of the repro folder, with the tensors that must keep
-their values beside it. Its name says whose it is and what was going on; a change of that is a renaming, so that a
-record costs one write. Nothing here runs a record.
+A record is a repro script like any other, in ``.minidbg/crash_records/`` of the repro folder, with
+the tensors that must keep their values beside it. Its name says whose it is and what was going on;
+a change of that is a renaming, so that a record costs one write. Nothing here runs a record.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def modified(path: Path) -> float:
 def as_capture(path: Path) -> Path:
     """Move a record to the captures of its repro folder; the new path. The same graph gives the same file.
 
-    Nothing is run: whether it shows a crash or a hang is for the judge to find out. Raises OSError, and
-    FileNotFoundError when another process was faster.
+    Nothing is run: whether it shows a crash or a hang is for the judge to find out. Raises OSError,
+    and FileNotFoundError when another process was faster.
     """
     target = capture_of(path)
     with contextlib.suppress(FileNotFoundError):
@@ -192,7 +192,8 @@ def capture_of(path: Path) -> Path:
 
 
 def reduced_crash(folder: Path | str) -> Mapping[str, Any] | None:
-    """What the newest crash in ``folder``'s captures was reduced to, as ``reduce`` wrote it down; None where no repro of one is there."""
+    """What the newest crash in ``folder``'s captures was reduced to, as ``reduce`` wrote it down;
+    None where no repro of one is there."""
     for note in sorted(
         glob(Path(folder) / HIDDEN / "captures", "crash_*.reduced"), key=modified, reverse=True
     ):

@@ -1,4 +1,5 @@
-"""The repro folder: verified repros at its top and nothing else, all the rest in ``.minidbg``; each script is written whole or not at all."""
+"""The repro folder: verified repros at its top and nothing else, all the rest in ``.minidbg``; each
+script is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -37,8 +38,9 @@ SHARED, PRIVATE = 0o775, 0o700
 def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     """Move the verified script ``draft`` of ``case`` to the top of ``folder``; the same failure gives the same file.
 
-    A readable repro of the same failure stays as it is: it was verified then, and somebody may have edited it or
-    marked it as fixed. Several processes may publish into one folder at once. What lacks its backend goes among the hidden files.
+    A readable repro of the same failure stays as it is: it was verified then, and somebody may have
+    edited it or marked it as fixed. Several processes may publish into one folder at once. What
+    lacks its backend goes among the hidden files.
     """
     place = hidden(folder, "missing_backend") if case.backend.missing_backend else Path(folder)
 
@@ -90,7 +92,8 @@ def is_readable(path: Path) -> bool:
 
 
 def hidden(folder: Path | str, *parts: str) -> Path:
-    """A folder inside ``.minidbg`` of the repro folder; made when missing, for its owner alone: captures hold values of inputs.
+    """A folder inside ``.minidbg`` of the repro folder; made when missing, for its owner alone:
+    captures hold values of inputs.
 
     Raises OSError.
     """
@@ -191,7 +194,8 @@ def move_script(source: Path, target: Path) -> None:
 
 
 def write_script(script: Script, path: Path, *, private: bool = False) -> Path:
-    """Write a rendered script, ``private`` for its owner alone. A reader sees the old one or the new one, never a part."""
+    """Write a rendered script, ``private`` for its owner alone. A reader sees the old one or the
+    new one, never a part."""
     make_folder(path.parent)
     beside = tensors_of(path)
     if script.tensors:
@@ -207,7 +211,8 @@ def tensors_of(path: Path) -> Path:
 
 
 def as_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """The file's bytes; equal for equal tensors, which may share their memory: it is copied, since safetensors refuses that."""
+    """The file's bytes; equal for equal tensors, which may share their memory: it is copied, since
+    safetensors refuses that."""
     return save({key: tensors[key].clone() for key in sorted(tensors)})
 
 

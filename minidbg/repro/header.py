@@ -35,7 +35,8 @@ from minidbg.repro import near
 class Header:
     path: Path
     spec: RunSpec
-    """How the script is run and what it must show; its backend without an expression, which stands at the top of the script."""
+    """How the script is run and what it must show; its backend without an expression, which stands
+    at the top of the script."""
     expect: str = "reproduces"
     """``reproduces``, or ``gone`` once fixed: a regression test from then on."""
     nodes: int = 0
@@ -88,7 +89,8 @@ def dependencies(case: Case, *, has_tensors: bool) -> tuple[str, ...]:
 
 
 def torch_requirement(version: str) -> str:
-    """``torch==2.13.0`` for ``2.13.0+cpu``; plain ``torch`` for nightlies and builds of one's own, which no index keeps."""
+    """``torch==2.13.0`` for ``2.13.0+cpu``; plain ``torch`` for nightlies and builds of one's own,
+    which no index keeps."""
     try:
         parsed = Version(version)
     except InvalidVersion:

@@ -1,4 +1,5 @@
-"""A script back into the case it was written from: its parts by their syntax, then its ``inputs()`` and its backend, which are run."""
+"""A script back into the case it was written from: its parts by their syntax, then its ``inputs()``
+and its backend, which are run."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _module_numbers = itertools.count(1)
 
 @contextlib.contextmanager
 def stored_tensors(path: Path) -> Iterator[None]:
-    """A block in which the script at ``path`` may read its tensors. Raises UnreadableRepro, which names their file, where they are damaged."""
+    """A block in which the script at ``path`` may read its tensors. Raises UnreadableRepro, which
+    names their file, where they are damaged."""
     beside = tensors_of(path)
     try:
         with contextlib.suppress(FileNotFoundError), open_regular(beside):
@@ -54,8 +56,8 @@ def stored_tensors(path: Path) -> Iterator[None]:
 def load(path: Path | str) -> Case:
     """The case of the script at ``path``, written by us or edited by a person.
 
-    What the script's backend needs is imported, and stays imported. Raises UnreadableRepro, and whatever the script's own
-    code raises: a module that is not here, above all.
+    What the script's backend needs is imported, and stays imported. Raises UnreadableRepro, and
+    whatever the script's own code raises: a module that is not here, above all.
     """
     path = Path(path).absolute()
     text = script_text(path)
@@ -138,7 +140,8 @@ class Parts:
 
 
 def read_parts(text: str, header: Header) -> Parts:
-    """The parts of the script ``text``. Raises UnreadableRepro for a script that Python or minidbg does not understand."""
+    """The parts of the script ``text``. Raises UnreadableRepro for a script that Python or minidbg
+    does not understand."""
     try:
         nodes = ast.parse(text).body
     except MALFORMED as error:

@@ -1,7 +1,8 @@
 """Where the backend's own code lies, as a script says it that may be moved, or read on another machine.
 
-In memory a ``BackendRef`` has absolute paths. What lies in the tree around the repro folder is written from there: in the header
-relative to that folder, and in the code as what to look for in the folders above the script, since drafts and captures lie deeper.
+In memory a ``BackendRef`` has absolute paths. What lies in the tree around the repro folder is
+written from there: in the header relative to that folder, and in the code as what to look for in
+the folders above the script, since drafts and captures lie deeper.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ def shared_folder(path: str, folder: str) -> str:
 
 
 def for_header(backend: BackendRef, folder: str) -> BackendRef:
-    """``backend`` with the paths as a header of a script in the repro ``folder`` has them; ``run_spec.table_of`` reads them back."""
+    """``backend`` with the paths as a header of a script in the repro ``folder`` has them;
+    ``run_spec.table_of`` reads them back."""
     near = (os.path.relpath(one, folder) if shared_folder(one, folder) else one for one in backend.paths)
     return replace(backend, paths=tuple(near))
 
 
 def path_lines(backend: BackendRef, folder: str | None) -> Iterator[str]:
-    """Statements that put the folders of the backend's modules at the end of ``sys.path``, for a script in the repro ``folder``."""
+    """Statements that put the folders of the backend's modules at the end of ``sys.path``, for a
+    script in the repro ``folder``."""
     for path in backend.paths:
         try:
             names = {name.partition(".")[0]: name for name in sorted(os.listdir(path), reverse=True)}

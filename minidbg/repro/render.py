@@ -90,11 +90,11 @@ def render(
 ) -> Script:
     """The script of ``case``; ``raw``: nobody reads it, and its inputs are stored without a look, or drawn.
 
-    ``kind`` is the one to expect of a case that has not failed yet; ``remark`` is one more sentence for the docstring.
-    ``folder`` is the repro folder that the script is for:
-    what lies around it is not named by absolute paths.
-    Raises CannotWrite naming the part of the case that has no form in a script, or values beyond ``value_limit_bytes``,
-    and NoShortForm for a case that a short script cannot show.
+    ``kind`` is the one to expect of a case that has not failed yet; ``remark`` is one more sentence
+    for the docstring. ``folder`` is the repro folder that the script is for: what lies around it is
+    not named by absolute paths. Raises CannotWrite naming the part of the case that has no form in
+    a script, or values beyond ``value_limit_bytes``, and NoShortForm for a case that a short script
+    cannot show.
     """
     check_size(case, exactness, value_limit_bytes)
     kind = case.kind or kind or case.spec.kind_if_unseen
@@ -158,7 +158,8 @@ def check_size(case: Case, exactness: Exactness, limit_bytes: int) -> None:
 
 
 def message_to_keep(case: Case) -> str:
-    """What the header of a published script holds of the failure's message: the first lines, where the failure is recognised by them."""
+    """What the header of a published script holds of the failure's message: the first lines, where
+    the failure is recognised by them."""
     message, kept = case_message(case), "\n".join(message_lines(case, unchanged=True))
     return kept if selfcheck.text_pattern(kept) == selfcheck.text_pattern(message) else message
 

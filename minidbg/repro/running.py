@@ -32,11 +32,13 @@ def run(
 ) -> Outcome:
     """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
 
-    ``fork``: in a fork of this process's forkserver, prepared so, which saves the time that importing torch takes.
-    ``options``, a dict as text, are added to the backend's options in the script.
-    ``tolerances``, relative and absolute or the name of a precision, replace those of the script for wrong results.
+    ``fork``: in a fork of this process's forkserver, prepared so, which saves the time that
+    importing torch takes. ``options``, a dict as text, are added to the backend's options in the
+    script. ``tolerances``, relative and absolute or the name of a precision, replace those of the
+    script for wrong results.
 
-    A run that dies or does not come back is an Outcome too, judged against what the script expects. Raises UnreadableRepro.
+    A run that dies or does not come back is an Outcome too, judged against what the script expects.
+    Raises UnreadableRepro.
     """
     header = read_header(path)
     argv = [JUDGE_SCRIPT, str(header.path.absolute()), *(["--options", options] if options else [])]
@@ -70,7 +72,8 @@ def run_alone(
 
 
 def standby_plan(backend: str, without: Iterable[str] = ()) -> workers.StandbyPlan:
-    """What an interpreter imports while a search runs, whose script for ``backend`` (its name) will then be run by itself, and its variables.
+    """What an interpreter imports while a search runs, whose script for ``backend`` (its name) will
+    then be run by itself, and its variables.
 
     ``without`` are variables of this process that it does not get, since the script may not need them.
     """

@@ -1,8 +1,9 @@
 """The few lines by which a repro script judges itself: its model in eager first, then through the backend.
 
-A failure is compared by exception type and a text pattern; wrong results by tolerances, against eager and against eager in
-float64. ``minidbg.judge`` compares more. A script is announced only when both say that the failure reproduces; for a case
-that these lines cannot judge, ``lines_for`` raises NoShortForm, and a script is written that only shows it.
+A failure is compared by exception type and a text pattern; wrong results by tolerances, against
+eager and against eager in float64. ``minidbg.judge`` compares more. A script is announced only when
+both say that the failure reproduces; for a case that these lines cannot judge, ``lines_for`` raises
+NoShortForm, and a script is written that only shows it.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def lines_for(
 
 
 def lines_that_show(header: Header, *, model: str, expression: str) -> dict[str, Any]:
-    """The variables of ``shows.py.j2``: one run in eager and one through the backend; none where that would end the process."""
+    """The variables of ``shows.py.j2``: one run in eager and one through the backend; none where
+    that would end the process."""
     case = _ScriptJudge(header, model, expression, has_numbers=True)
     if case.kind.traits.dies:
         return {"functions": [], "shown": []}
@@ -200,7 +202,8 @@ class _ScriptJudge:
         return ", ".join(texts)
 
     def test(self) -> str:
-        """The body of ``test_repro(device)``, which raises while the failure is there; crash and hang have a template part."""
+        """The body of ``test_repro(device)``, which raises while the failure is there; crash and
+        hang have a template part."""
         lines = [self.judging(self.compiled_model())]
         if self.attempts != 1:
             often = f"for _ in range({self.attempts}):  # it fails in some runs only"
@@ -241,7 +244,8 @@ class _ScriptJudge:
 
     @property
     def searched(self) -> str:
-        """The expression in which the pattern is searched; its spaces are single, but for a pattern that the user has given."""
+        """The expression in which the pattern is searched; its spaces are single, but for a pattern
+        that the user has given."""
         is_own = self.leaf or self.kind.traits.dies or self.is_about_guards or self.spec.match
         return "_said" if is_own else '" ".join(_said.split())'
 
@@ -277,9 +281,11 @@ def split_phrases(context: Context) -> tuple[list[str], list[str]]:
 
 
 def text_pattern(message: str) -> str:
-    """A regular expression for the first telling line of ``message``, wild where runs, machines, graphs and locales differ.
+    """A regular expression for the first telling line of ``message``, wild where runs, machines,
+    graphs and locales differ.
 
-    g++ quotes names by other characters in each locale, so quotes are wild, and so is all else that is neither ASCII nor a letter.
+    g++ quotes names by other characters in each locale, so quotes are wild, and so is all else that
+    is neither ASCII nor a letter.
     """
     lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     telling = meaningful_lines(message)

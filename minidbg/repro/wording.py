@@ -72,7 +72,8 @@ MOST_OPS = 4
 
 
 def ops_phrase(case: Case) -> str:
-    """``cumsum``, ``full and cumsum``; of many operators those that the error names, those that run nested graphs, and how many others."""
+    """``cumsum``, ``full and cumsum``; of many operators those that the error names, those that run
+    nested graphs, and how many others."""
     names = list(op_names(case.graph_module))
     if len(names) > MOST_OPS:
         of_nested = (node.target for _, graph in all_graphs(case.graph_module) for node in holders(graph))
@@ -148,7 +149,8 @@ OF_ONE_PROCESS = (
     (r"\b0x[0-9a-fA-F]{9,}\b", "0x..."),
     (r"<?\bminidbg_source_\d+\b>?", "this script"),
 )
-"""What a message has of the process that it was raised in, and nobody else can look up: addresses, files that minidbg made, and lines in them."""
+"""What a message has of the process that it was raised in, and nobody else can look up: addresses,
+files that minidbg made, and lines in them."""
 
 
 def _provenance_lines(case: Case, values: str) -> Iterator[str]:

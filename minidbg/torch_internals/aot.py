@@ -60,7 +60,8 @@ NEAR = 4
 
 @private_or(lambda *_: [])
 def aot_backward_classes(tensors: Sequence[torch.Tensor], since: int) -> list[Any]:
-    """The autograd.Functions that AOTAutograd made for the graphs that ``tensors`` came out of, numbered from ``since``."""
+    """The autograd.Functions that AOTAutograd made for the graphs that ``tensors`` came out of,
+    numbered from ``since``."""
     found: dict[int, Any] = {}
     level = [tensor.grad_fn for tensor in tensors]
     for _ in range(NEAR):
@@ -86,8 +87,9 @@ def guard_backward(
 
     Each run is inside of ``around()``.
 
-    The backward is compiled when it first runs, inside ``loss.backward()``, where no wrapper of the forward sees
-    it. ``_backward_impl`` is looked up on the class at each call. Dynamo would trace ours where a compiled frame asks for gradients.
+    The backward is compiled when it first runs, inside ``loss.backward()``, where no wrapper of the
+    forward sees it. ``_backward_impl`` is looked up on the class at each call. Dynamo would trace
+    ours where a compiled frame asks for gradients.
     """
     implementation = function_class._backward_impl
 
@@ -108,8 +110,9 @@ def guard_backward(
 def backward_phase(error: Exception) -> str | None:
     """``compile`` or ``runtime`` for what a compiled backward raised, by its stack; None for AOTAutograd's own checks.
 
-    A second backward without ``retain_graph``, or one that donated buffers forbid, is the program's error.
-    torch 2.11 has no ``get_or_compile``: ``_backward_impl`` itself compiles once it has a ``metrics_context``.
+    A second backward without ``retain_graph``, or one that donated buffers forbid, is the program's
+    error. torch 2.11 has no ``get_or_compile``: ``_backward_impl`` itself compiles once it has a
+    ``metrics_context``.
     """
     phases = {"get_or_compile": "compile", "call_func_at_runtime_with_args": "runtime"}
     for frame, _ in traceback.walk_tb(error.__traceback__):

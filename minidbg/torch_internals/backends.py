@@ -1,4 +1,5 @@
-"""Backends as torch.compile knows, configures and calls them; of inductor its stages, its bisector, and the fx nodes behind its objects."""
+"""Backends as torch.compile knows, configures and calls them; of inductor its stages, its bisector,
+and the fx nodes behind its objects."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def known_backends() -> list[str]:
 def backend_alone(
     backend: str | Callable[..., Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
-    """The backend where torch does not say how it would call it: a callable as it is, for a name eager, since nothing leads to it."""
+    """The backend where torch does not say how it would call it: a callable as it is, for a name
+    eager, since nothing leads to it."""
     return backend if callable(backend) else lambda gm, example_inputs: gm.forward
 
 
@@ -41,8 +43,8 @@ def configured_backend(
 ) -> Callable[..., Any]:
     """``backend`` as ``torch.compile(backend=, options=, mode=)`` would call it: ``(gm, example_inputs)``.
 
-    Inductor by name takes them as config patches, every other backend as keyword arguments and only when given.
-    Raises RuntimeError for an option or mode that inductor does not know.
+    Inductor by name takes them as config patches, every other backend as keyword arguments and only
+    when given. Raises RuntimeError for an option or mode that inductor does not know.
     """
     if backend == "inductor":
         # dynamic only ever selected among modes in versions before those supported
@@ -78,8 +80,8 @@ def inductor_modes() -> list[str]:
 def replace_backends(eval_frame: Any, replaced: Callable[[Any], Any]) -> None:
     """Have ``replaced(backend)`` used for each backend that a program asks for, in whatever way it asks.
 
-    ``eval_frame`` is ``torch._dynamo.eval_frame``. ``torch.compile``, ``Module.compile`` and ``torch._dynamo.optimize``
-    all call its ``get_compiler_fn``.
+    ``eval_frame`` is ``torch._dynamo.eval_frame``. ``torch.compile``, ``Module.compile`` and
+    ``torch._dynamo.optimize`` all call its ``get_compiler_fn``.
     """
     original = eval_frame.get_compiler_fn
 
@@ -118,7 +120,8 @@ OVERRIDES = ("debug_backend_override", "debug_inductor_config_override", "debug_
 
 @contextlib.contextmanager
 def without_overrides() -> Iterator[None]:
-    """A block in which a graph is compiled by the backend and with the options that are asked for, whatever torch's override variables say."""
+    """A block in which a graph is compiled by the backend and with the options that are asked for,
+    whatever torch's override variables say."""
     config: Any = torch._dynamo.config
     with config.patch({name: "" for name in OVERRIDES if getattr(config, name, "")}):
         yield
@@ -156,8 +159,8 @@ def changed_config(module_name: str) -> dict[str, Any]:
     module = sys.modules.get(module_name)
     if module is None:
         return {}
-    # Deprecated options warn when they are read as attributes; this way of reading does not. It also gives options
-    # that were patched for a while and are back at their default.
+    # Deprecated options warn when they are read as attributes; this way of reading does not. It
+    # also gives options that were patched for a while and are back at their default.
     changed = module._get_dict(skip_default=True)
     return {name: value for name, value in changed.items() if value != module._config[name].default}
 
@@ -189,8 +192,10 @@ def in_bisection(folder: str) -> Iterator[None]:
 def bisect_inductor(fails: Callable[[str], bool]) -> tuple[str, str | None, int | None, str] | None:
     """Backend, subsystem, number and detail that torch's CompilerBisector names; None when it finds nothing at fault.
 
-    ``fails(folder)`` runs a program with ``torch.compile`` once, elsewhere, within ``in_bisection(folder)``: the bisector keeps its
-    state in files. It is known to fail with inductor and to pass in the stages before. Raises RuntimeError when the answers contradict each other.
+    ``fails(folder)`` runs a program with ``torch.compile`` once, elsewhere, within
+    ``in_bisection(folder)``: the bisector keeps its state in files. It is known to fail with
+    inductor and to pass in the stages before. Raises RuntimeError when the answers contradict each
+    other.
     """
     from torch._inductor.compiler_bisector import CompilerBisector
 
@@ -247,8 +252,8 @@ def inductor_stopped_after(stage: InductorStage) -> Iterator[list[str]]:
 def fx_nodes_behind(value: object) -> Iterator[torch.fx.Node]:
     """The fx nodes that an object in a frame of a compiler stands for, none for most objects.
 
-    A node stands for itself, inductor's IR for its ``origins``, its scheduler nodes and buffers for those of their IR, a match
-    of its pattern matcher for ``nodes``.
+    A node stands for itself, inductor's IR for its ``origins``, its scheduler nodes and buffers for
+    those of their IR, a match of its pattern matcher for ``nodes``.
     """
     if isinstance(value, torch.fx.Node):
         yield value

@@ -1,4 +1,5 @@
-"""What differs between the kinds of devices, as data: one row for each kind, a default for those that nobody here has heard of.
+"""What differs between the kinds of devices, as data: one row for each kind, a default for those
+that nobody here has heard of.
 
 A kind is what ``torch.device("cuda", 1).type`` says. Its module, ``torch.cuda``, is looked up when it is needed.
 """
@@ -80,7 +81,8 @@ def in_use() -> str | None:
 
 
 def present() -> list[str]:
-    """The kinds of accelerators that are here and that no fork survives; asking may be their first use (see ``workers.forkserver``)."""
+    """The kinds of accelerators that are here and that no fork survives; asking may be their first
+    use (see ``workers.forkserver``)."""
     return [
         name
         for name in kinds_here()
@@ -152,7 +154,8 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def generator_states(values: Iterable[Any]) -> tuple[tuple[str, Tensor], ...]:
-    """Device and state of the default generators: of the CPU, of the devices of ``values``, of all of the accelerator's kind in use."""
+    """Device and state of the default generators: of the CPU, of the devices of ``values``, of all
+    of the accelerator's kind in use."""
     devices = {str(device) for device in devices_of(values)}
     if (kind := in_use()) is not None:  # ``torch.manual_seed`` seeds each of them
         devices |= {f"{kind}:{index}" for index in range(module_of(kind).device_count())}
@@ -198,10 +201,11 @@ def set_generator_state(device: str, state: Tensor) -> None:
 
 @contextlib.contextmanager
 def restoring_random_numbers(values: Iterable[Any] = ()) -> Iterator[None]:
-    """A block of ours that the program's random numbers do not show: those of Python, of NumPy, and of each device that is in use.
+    """A block of ours that the program's random numbers do not show: those of Python, of NumPy, and
+    of each device that is in use.
 
-    Imports belong inside it too, since modules draw (rich does, while it is imported). A seed that waits for an
-    accelerator's first use keeps waiting.
+    Imports belong inside it too, since modules draw (rich does, while it is imported). A seed that
+    waits for an accelerator's first use keeps waiting.
     """
     python = random.getstate()
     numpy: Any = sys.modules.get("numpy.random")

@@ -68,7 +68,8 @@ def compile_as_aot_autograd_does(
 
 
 def has_loops(graph_module: Any) -> bool:
-    """Whether a loop is in the graph or one nested in it: backends count its rounds by a symbol, and fail without a ShapeEnv."""
+    """Whether a loop is in the graph or one nested in it: backends count its rounds by a symbol,
+    and fail without a ShapeEnv."""
     return any(getattr(node.target, "__name__", "") in LOOPS for node in all_nodes(graph_module))
 
 
@@ -81,8 +82,9 @@ def with_symbolic_sizes(
 ) -> tuple[Any, list[Any]]:
     """Fake inputs whose dynamic dimensions are symbols, one symbol for equal sizes; plain ints too, with ``numbers``.
 
-    Without dynamo, backends take real inputs for static ones, and a bug that needs symbols would be gone. Whether a loop
-    may count its rounds is the program's setting, as it is for a ``torch.compile`` that may break the graph.
+    Without dynamo, backends take real inputs for static ones, and a bug that needs symbols would be
+    gone. Whether a loop may count its rounds is the program's setting, as it is for a
+    ``torch.compile`` that may break the graph.
     """
     from torch._dynamo.source import LocalSource
     from torch._subclasses import FakeTensorMode

@@ -1,4 +1,5 @@
-"""What dynamo does with a backend's answer: its exceptions, what it stores, the graphs that it hands out, the guards that it builds after."""
+"""What dynamo does with a backend's answer: its exceptions, what it stores, the graphs that it
+hands out, the guards that it builds after."""
 
 from __future__ import annotations
 
@@ -45,8 +46,9 @@ def compiling_alone() -> Iterator[dict[str, Counter[str]]]:
 def dropping_compile_stacks() -> Iterator[None]:
     """A block of which torch's metrics keep no stack.
 
-    They keep that of each compile for good. Ours run within a call of the program's compiled function: with the stack its code would
-    stay alive, with that dynamo's global for the function, and with that the backend.
+    They keep that of each compile for good. Ours run within a call of the program's compiled
+    function: with the stack its code would stay alive, with that dynamo's global for the function,
+    and with that the backend.
     """
     from torch._dynamo.utils import get_metrics_context
 
@@ -90,8 +92,8 @@ def count_after_all(counted: dict[str, Counter[str]]) -> None:
 def is_control_flow(error: BaseException) -> bool:
     """Whether dynamo takes this exception of a backend as a message to itself, not as a failure.
 
-    Restart of the analysis, skipping of the frame, and the FakeTensor exceptions that become a graph break.
-    ``InductorError``, ``BackendCompilerFailed`` and ``IndexError`` are none of these.
+    Restart of the analysis, skipping of the frame, and the FakeTensor exceptions that become a
+    graph break. ``InductorError``, ``BackendCompilerFailed`` and ``IndexError`` are none of these.
     """
     from torch._dynamo import exc
 
@@ -123,7 +125,8 @@ def backend_compiler_failed(backend: object, error: Exception, first_useful_fram
 def without_lazy_recompile(compiled_fn: Any) -> Any:
     """``compiled_fn``, or the compiled forward behind it when it is a lazily compiled GraphModule's.
 
-    Dynamo does the same to what a backend returns (torch's name for it is ``_LazyGraphModule.force_recompile``), and cannot once it is wrapped.
+    Dynamo does the same to what a backend returns (torch's name for it is
+    ``_LazyGraphModule.force_recompile``), and cannot once it is wrapped.
     """
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
@@ -208,7 +211,8 @@ def calls_that_count(gm: torch.fx.GraphModule) -> list[GivenCall]:
 
 @private
 def replace_run_repro(record: Callable[..., NoReturn]) -> None:
-    """In this process, for good: a file that torch's minifier wrote calls ``record(level, mod, load_args, **options)`` at its end."""
+    """In this process, for good: a file that torch's minifier wrote calls ``record(level, mod,
+    load_args, **options)`` at its end."""
     from torch._dynamo.repro import after_aot, after_dynamo
 
     for module, level in ((after_dynamo, Level.DYNAMO), (after_aot, Level.ATEN)):
@@ -230,9 +234,10 @@ def input_reader(save_dir: str | None) -> Any:
 class GuardState:
     """What dynamo will build the guards of the graph in hand from: its ShapeEnv and the example inputs.
 
-    Made before a backend is called. A backend that traces the graph once more may leave symbols in the ShapeEnv that no
-    input has, and one that works in place may reshape an input; dynamo then fails after the backend has returned.
-    ``produce_guards_verbose``, ``tracked_fakes`` and the counters were seen in 2.11 to 2.15; without them nothing is found.
+    Made before a backend is called. A backend that traces the graph once more may leave symbols in
+    the ShapeEnv that no input has, and one that works in place may reshape an input; dynamo then
+    fails after the backend has returned. ``produce_guards_verbose``, ``tracked_fakes`` and the
+    counters were seen in 2.11 to 2.15; without them nothing is found.
     """
 
     def __init__(self, example_inputs: Sequence[Any] = ()) -> None:

@@ -1,11 +1,14 @@
 """The backward that AOTAutograd compiles when it first runs: runs of ours leave that first time to the program.
 
-The first backward decides for good how the backward is compiled. Where it keeps the graph (``retain_graph``, ``create_graph``), no saved tensor
-is donated to it; else they are, its memory is reused, and a later backward that keeps the graph is refused. Were a run of ours the
-first one, a program that keeps its graph would be refused in its first backward, or would go on without donations and with more memory.
+The first backward decides for good how the backward is compiled. Where it keeps the graph
+(``retain_graph``, ``create_graph``), no saved tensor is donated to it; else they are, its memory is
+reused, and a later backward that keeps the graph is refused. Were a run of ours the first one, a
+program that keeps its graph would be refused in its first backward, or would go on without
+donations and with more memory.
 
-So the autograd nodes of our runs get an autograd.Function of their own, with a copy of what AOTAutograd sets when it compiles. What was
-compiled for us is handed to the program when it asks for the same; when it keeps the graph, its backward is compiled as it would be without us.
+So the autograd nodes of our runs get an autograd.Function of their own, with a copy of what
+AOTAutograd sets when it compiles. What was compiled for us is handed to the program when it asks
+for the same; when it keeps the graph, its backward is compiled as it would be without us.
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ def _closing_over(function: Callable[..., Any], **values: Any) -> staticmethod[.
 
 
 def _own_function(made: Any, implementation: Callable[..., Any], compiler: Any) -> Any:
-    """The autograd.Function ``made`` for a node of ours: what its backward sets, it sets in this one and in ``compiler``."""
+    """The autograd.Function ``made`` for a node of ours: what its backward sets, it sets in this
+    one and in ``compiler``."""
     own: Any = type(made.__name__, (made,), {})
     own._backward_impl = _closing_over(implementation, CompiledFunction=own, backward_compiler=compiler)
     own.backward = _closing_over(made.backward, CompiledFunction=own)

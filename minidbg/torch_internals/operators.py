@@ -85,7 +85,8 @@ def operator_schemas(path: str) -> tuple[Any, ...]:
 
 
 def tags_of_operators(name: str) -> set[torch.Tag] | None:
-    """What torch says of all overloads of ``torch.ops.aten.NAME``, or of ``NAME_``; None where there is no such operator."""
+    """What torch says of all overloads of ``torch.ops.aten.NAME``, or of ``NAME_``; None where
+    there is no such operator."""
     packets = [getattr(torch.ops.aten, one, None) for one in (name, name.strip("_"), f"{name.strip('_')}_")]
     overloads = [getattr(packet, one) for packet in packets if packet for one in packet.overloads()]
     return {tag for overload in overloads for tag in overload.tags} if overloads else None
@@ -95,7 +96,8 @@ def tags_of_operators(name: str) -> set[torch.Tag] | None:
 def run_in_parts(func: Any, args: Any, kwargs: Any) -> Any:
     """The result of an operator that eager itself makes of others; NotImplemented where it has a kernel of its own.
 
-    ``func.decompose()`` prefers torch's Python decomposition, where there is one: the compilers use that too, and its bugs are theirs.
+    ``func.decompose()`` prefers torch's Python decomposition, where there is one: the compilers use
+    that too, and its bugs are theirs.
     """
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
@@ -130,7 +132,8 @@ def operator_name(target: object) -> str | None:
 
 @private
 def operator_functions(name: str) -> list[Callable[..., Any]]:
-    """The Python functions of operator ``ns::name`` that ``torch.library.custom_op`` and its methods were given; of others empty."""
+    """The Python functions of operator ``ns::name`` that ``torch.library.custom_op`` and its
+    methods were given; of others empty."""
     found = operator_definition(name)
     if found is None:
         return []
@@ -211,7 +214,8 @@ def has_kernel_launch(gm: fx.GraphModule) -> bool:
 
 
 def kernel_and_constants(node: fx.Node) -> tuple[Any, dict[str, Any]]:
-    """The kernel of a launch and the arguments that are no part of the graph. Raises CannotWrite after the table was emptied."""
+    """The kernel of a launch and the arguments that are no part of the graph. Raises CannotWrite
+    after the table was emptied."""
     table = table_of_kernels()
     try:
         constants = table.get_constant_args(node.kwargs["constant_args_idx"])

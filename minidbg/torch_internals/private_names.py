@@ -25,8 +25,9 @@ def private_or(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Mark a function that looks up private names of torch when it is called.
 
-    Where torch does not have one, ``otherwise`` is called in its place, after a warning where torch is ``since`` or later;
-    without it the function raises TorchNameMissing, which nobody takes for a failure of a backend.
+    Where torch does not have one, ``otherwise`` is called in its place, after a warning where torch
+    is ``since`` or later; without it the function raises TorchNameMissing, which nobody takes for a
+    failure of a backend.
     """
 
     def marked(function: Callable[P, R]) -> Callable[P, R]:

@@ -42,7 +42,8 @@ os.register_at_fork(after_in_child=silence_lock._at_fork_reinit)  # type: ignore
 def in_silence() -> Iterator[None]:
     """A block without warnings and anomaly detection. What torch warns of once, it can warn of afterwards.
 
-    All are the process's, and threads may be in such blocks at once: the first in changes them, the last out puts them back.
+    All are the process's, and threads may be in such blocks at once: the first in changes them, the
+    last out puts them back.
     """
     global silent_blocks
     with silence_lock:
@@ -64,10 +65,11 @@ def in_silence() -> Iterator[None]:
 def forks_survive_autograd(drivers: Iterable[str] = DRIVERS) -> bool:
     """Whether children that are forked after autograd has run in this process can use it too.
 
-    Autograd's engine starts a thread for each device when it first runs, and no child forked after that may run it. A CUDA
-    build on a machine without a GPU has eight devices as soon as dynamo has made its first FakeTensorMode
-    (``_ensureCUDADeviceGuardSet``), none before: so the engine is started here, before, where there is no device. A backend that
-    registers a device of its own has it from its import on.
+    Autograd's engine starts a thread for each device when it first runs, and no child forked after
+    that may run it. A CUDA build on a machine without a GPU has eight devices as soon as dynamo has
+    made its first FakeTensorMode (``_ensureCUDADeviceGuardSet``), none before: so the engine is
+    started here, before, where there is no device. A backend that registers a device of its own has
+    it from its import on.
     """
     if torch._C._get_privateuse1_backend_name() != "privateuseone":
         return False
@@ -97,15 +99,17 @@ def remember_usual_threads() -> None:
 
 
 def use_usual_threads() -> None:
-    """In a child of a server that has never had more than one thread: it may start as many as a script of a person's would."""
+    """In a child of a server that has never had more than one thread: it may start as many as a
+    script of a person's would."""
     torch.set_num_threads(PROGRAM_THREADS[0])
 
 
 def warm_up_compiling(*, inductor: bool) -> None:
     """Compile a little here, so that processes forked from this one have every import and lazy table already.
 
-    One thread only: a child hangs where its parent had more. No autograd where children could not use it after that. No graph
-    cache: a graph found there warms nothing up. Whatever a broken backend raises is left for the children to meet.
+    One thread only: a child hangs where its parent had more. No autograd where children could not
+    use it after that. No graph cache: a graph found there warms nothing up. Whatever a broken
+    backend raises is left for the children to meet.
 
     Imports alone where an accelerator is: dynamo asks it for its generator's state, and no child could use it after that.
     """
@@ -155,10 +159,12 @@ def without_graph_caches() -> Iterator[None]:
 
 @private
 def leave_out_measurements() -> None:
-    """Have dynamo in this process leave out what only its logs want: a third of a small graph's compile in a forked child.
+    """Have dynamo in this process leave out what only its logs want: a third of a small graph's
+    compile in a forked child.
 
-    Each compile otherwise flushes the processor's caches to time its guards, and tokenizes the whole file of the traced
-    function for the name in a log line. Both are private; where torch does not have them, nothing happens.
+    Each compile otherwise flushes the processor's caches to time its guards, and tokenizes the
+    whole file of the traced function for the name in a log line. Both are private; where torch does
+    not have them, nothing happens.
     """
     guards, names = (sys.modules.get(f"torch._dynamo.{name}") for name in ("guards", "funcname_cache"))
     if hasattr(guards, "profile_guard_manager"):
@@ -171,8 +177,9 @@ def leave_out_measurements() -> None:
 def one_thread_after_fork() -> None:
     """The first act of a forked child: OpenMP's and inductor's worker threads stayed with the parent.
 
-    A child that asks for a second thread waits for ever at its first matmul, and at its first compile where a thread of the
-    parent was compiling: that thread holds dynamo's lock. ``compile_threads`` is private.
+    A child that asks for a second thread waits for ever at its first matmul, and at its first
+    compile where a thread of the parent was compiling: that thread holds dynamo's lock.
+    ``compile_threads`` is private.
     """
     torch.set_num_threads(1)
     if "torch._dynamo.convert_frame" in sys.modules:

@@ -26,9 +26,10 @@ preserving_thread_state, without_autocast = (
 def has_plain_memory(value: Any) -> bool:
     """Whether the elements of ``value`` lie in a storage as they are, so that bits, strides and storage say something.
 
-    Not those of a ZeroTensor (forward-mode differentiation makes them; a look at their bits ends the process), of a storage that
-    was freed (likewise), of a lazily conjugated or negated view, a wrapper of functorch or of functionalization, a fake, meta, sparse,
-    nested or quantized tensor, or one of a subclass.
+    Not those of a ZeroTensor (forward-mode differentiation makes them; a look at their bits ends
+    the process), of a storage that was freed (likewise), of a lazily conjugated or negated view, a
+    wrapper of functorch or of functionalization, a fake, meta, sparse, nested or quantized tensor,
+    or one of a subclass.
     """
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
         return False
@@ -103,8 +104,9 @@ def append_node(
 ) -> torch.fx.Node:
     """A node like ``like`` at the end of ``graph``: its op, target, type, meta, and its name where that is free.
 
-    ``Graph.create_node`` without its walk over the arguments in Python, which takes most of its time, and without
-    asking whether a name that a graph has is one: on dynamo's long names that takes most of the rest.
+    ``Graph.create_node`` without its walk over the arguments in Python, which takes most of its
+    time, and without asking whether a name that a graph has is one: on dynamo's long names that
+    takes most of the rest.
     """
     name, used = like.name, graph._graph_namespace._used_names
     if name in used:
@@ -143,10 +145,12 @@ def hint(value: Any) -> Any:
 @contextlib.contextmanager
 @private
 def outside_tracing() -> Iterator[None]:
-    """A block without tracing context, compiled autograd, the program's modes (a default device stays) and saved-tensor hooks.
+    """A block without tracing context, compiled autograd, the program's modes (a default device
+    stays) and saved-tensor hooks.
 
-    Work of ours inside a backend's call would overwrite dynamo's live context; dynamo's graph has what function modes do;
-    the hooks of ``checkpoint`` count what is saved; compiled autograd would hand each backward of ours to the program's compiler.
+    Work of ours inside a backend's call would overwrite dynamo's live context; dynamo's graph has
+    what function modes do; the hooks of ``checkpoint`` count what is saved; compiled autograd would
+    hand each backward of ours to the program's compiler.
     """
     from torch._C import _len_torch_function_stack
     from torch.overrides import _pop_mode, _push_mode
@@ -178,7 +182,8 @@ def outside_tracing() -> Iterator[None]:
 def deferring_first_call() -> contextlib.AbstractContextManager[Any]:
     """A block in which a compiled function may be called while its first call is still to come.
 
-    AOTAutograd checks custom operators in the first call, by a dispatch mode: what that raises or warns of is the program's.
+    AOTAutograd checks custom operators in the first call, by a dispatch mode: what that raises or
+    warns of is the program's.
     """
     config: Any = sys.modules.get("torch._functorch.config")
     checks = hasattr(config, "check_custom_op_aliasing")
@@ -187,7 +192,8 @@ def deferring_first_call() -> contextlib.AbstractContextManager[Any]:
 
 @private_or(lambda error: False)
 def is_of_a_saved_tensor_hook(error: Exception) -> bool:
-    """Whether the program's own hook raised ``error``: that of ``checkpoint`` does, once it has recomputed what it needs."""
+    """Whether the program's own hook raised ``error``: that of ``checkpoint`` does, once it has
+    recomputed what it needs."""
     pair = torch._C._autograd._top_saved_tensors_default_hooks(True)
     code = getattr(pair and pair[0], "__code__", None)
     return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -284,7 +290,8 @@ def load_exported(path: os.PathLike[str]) -> torch.export.ExportedProgram:
 
 @private_or(lambda name: None, since=(2, 13))
 def ranks_of_group(name: str) -> list[int] | None:
-    """The ranks of the process group called ``name``; None for the group of all ranks, and where no group has that name."""
+    """The ranks of the process group called ``name``; None for the group of all ranks, and where no
+    group has that name."""
     try:
         group: Any = torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]  # private
     except (RuntimeError, ValueError):

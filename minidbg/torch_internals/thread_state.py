@@ -1,7 +1,7 @@
 """What a run may leave behind in its thread, put back: levels of vmap and grad, modes, grad mode, autocast.
 
-A graph holds the calls that open and close them. One that raises in between (in float64, in a mode that changes its answers)
-leaves them open for whatever runs next, the user's program included.
+A graph holds the calls that open and close them. One that raises in between (in float64, in a mode
+that changes its answers) leaves them open for whatever runs next, the user's program included.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 
 @contextlib.contextmanager
 def preserving_thread_state() -> Iterator[None]:
-    """A block after which torch's state of this thread is what it was: what the block opened is closed, what it set is set back."""
+    """A block after which torch's state of this thread is what it was: what the block opened is
+    closed, what it set is set back."""
     put_back = thread_state()
     try:
         yield
@@ -37,7 +38,8 @@ def thread_state() -> Callable[[], None]:
 
 
 def function_modes() -> Callable[[], None]:
-    """Modes above torch's functions; that of a default device goes below the others, so the stack is compared as a whole."""
+    """Modes above torch's functions; that of a default device goes below the others, so the stack
+    is compared as a whole."""
     from torch.utils import _device
 
     stack: Any = torch.overrides
@@ -67,7 +69,8 @@ def dispatch_modes() -> Callable[[], None]:
 
 
 def functorch_levels() -> Callable[[], None]:
-    """Levels of vmap, grad, jvp and functionalize; one at a time: the function of 2.11 that takes away several takes two in each step."""
+    """Levels of vmap, grad, jvp and functionalize; one at a time: the function of 2.11 that takes
+    away several takes two in each step."""
     functorch = torch._C._functorch
     depth = functorch.get_dynamic_layer_stack_depth()
 
@@ -100,7 +103,8 @@ def dual_level() -> Callable[[], None]:
 
 
 def autocast() -> Callable[[], None]:
-    """Autocast of each device that knows it, its cache, and how deep its blocks are nested: casts are kept until the outermost ends."""
+    """Autocast of each device that knows it, its cache, and how deep its blocks are nested: casts
+    are kept until the outermost ends."""
     devices = [name for name in AUTOCAST_DEVICES if torch.amp.is_autocast_available(name)]
     before = [(name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in devices]
     cached, depth = torch.is_autocast_cache_enabled(), nesting()
@@ -135,7 +139,8 @@ def nesting() -> int:
 
 
 def settings() -> Callable[[], None]:
-    """Single values: hooks on saved tensors, attention's kernels, requires_grad_ in a level, tangents, grad mode, default dtype."""
+    """Single values: hooks on saved tensors, attention's kernels, requires_grad_ in a level,
+    tangents, grad mode, default dtype."""
     from torch.nn import attention
 
     core, functorch = torch._C, torch._C._functorch

@@ -57,8 +57,9 @@ def bisect_revisions(
 ) -> Culprit:
     """Find the commit between two revisions of the backend's repository at which the repro ``path`` flipped.
 
-    ``build`` runs in ``build_folder``, in the worktree the same place below its root. ``options`` of the backend, a Python dict
-    as text, are added to the repro's own. Raises MinidbgError, saying what stands in the way and what to do.
+    ``build`` runs in ``build_folder``, in the worktree the same place below its root. ``options``
+    of the backend, a Python dict as text, are added to the repro's own. Raises MinidbgError, saying
+    what stands in the way and what to do.
     """
     repro = read_repro(path, str(path))
     if repro is None or repro.damage:
@@ -130,7 +131,8 @@ def bisect_revisions(
 
 @contextlib.contextmanager
 def worktree(repository: Path, commit: str) -> Iterator[Path]:
-    """A checkout of the repository in a temporary folder, which is gone afterwards, bisection and all; those of killed searches go first."""
+    """A checkout of the repository in a temporary folder, which is gone afterwards, bisection and
+    all; those of killed searches go first."""
     folder = leftovers.make_temporary_folder("bisect")
     try:
         git(repository, "worktree", "prune")

@@ -1,4 +1,5 @@
-"""The daemon: one loop over one inbox, which hears of files, runs, builds, keys and signals, and lets sweeps begin and end.
+"""The daemon: one loop over one inbox, which hears of files, runs, builds, keys and signals, and
+lets sweeps begin and end.
 
 After each message ``step`` asks what there is to do now; nothing else begins a sweep or a build.
 """
@@ -97,7 +98,8 @@ class Daemon:
         file_events: FileEvents,
         make_pool: Callable[[Path], Pool],
     ) -> None:
-        """Takes the lock and opens the history. Pool, runs and file events put messages into the inbox. Raises MinidbgError."""
+        """Takes the lock and opens the history. Pool, runs and file events put messages into the
+        inbox. Raises MinidbgError."""
         self.paths = [path.absolute() for path in paths]
         self.settings, self.announce, self.inbox = settings, announce, inbox
         self.home = home_of(self.paths)
@@ -249,7 +251,8 @@ class Daemon:
         threading.Thread(target=lambda: self.inbox.put(job()), daemon=True).start()
 
     def jobs_of(self, names: set[str]) -> tuple[list[Job], list[Decision]]:
-        """The jobs of these repros, and the decisions on those that are damaged. Once is said which devices are not here."""
+        """The jobs of these repros, and the decisions on those that are damaged. Once is said which
+        devices are not here."""
         jobs: list[Job] = []
         unable: list[Decision] = []
         absent: Counter[str] = Counter()
@@ -271,7 +274,8 @@ class Daemon:
     # Its runs
 
     def fill(self, sweep: Sweep) -> None:
-        """Start what has a slot; where that fails all are to run again: others may wait for the run in vain, if it is a canary."""
+        """Start what has a slot; where that fails all are to run again: others may wait for the run
+        in vain, if it is a canary."""
         while (run := sweep.next_run(self.runner.under_way.values())) is not None:
             try:
                 self.runner.submit(run, sweep.repros[run.job.repro], self.states.get(run.job))
@@ -288,8 +292,8 @@ class Daemon:
     def run_ended(self, end: Future[Ended]) -> None:
         """A run has ended. It counts only if its script and what it has loaded are still what the sweep began with.
 
-        Else it is stored as stale, but for a canary. An edited script runs again by itself; other changes supersede the sweep, all of
-        which runs again.
+        Else it is stored as stale, but for a canary. An edited script runs again by itself; other
+        changes supersede the sweep, all of which runs again.
         """
         run, sweep = self.runner.under_way.pop(end, None), self.sweep
         if run is None or sweep is None or end.cancelled():
@@ -338,7 +342,8 @@ class Daemon:
         self.publish(sweep, sweep.saw_canary(run, seen.verdict))
 
     def publish(self, sweep: Sweep, found: Sequence[Decision | events.Unconfirmed]) -> None:
-        """Announce what is to be confirmed. Decisions are stored and then told; a flip rather twice than never, when we are killed in between."""
+        """Announce what is to be confirmed. Decisions are stored and then told; a flip rather twice
+        than never, when we are killed in between."""
         for one in found:
             if isinstance(one, events.Unconfirmed):
                 self.announce(one)
@@ -389,7 +394,8 @@ class Daemon:
             self.status = 125
 
     def status_of_once(self, decisions: Iterable[Decision]) -> int:
-        """What ``--once`` exits with; with ``--fail-on unexpected`` 1 when a header is contradicted, and by what is said."""
+        """What ``--once`` exits with; with ``--fail-on unexpected`` 1 when a header is
+        contradicted, and by what is said."""
         states = [one.state for one in decisions if one.state and one.transition not in INCONCLUSIVE]
         verdicts = {state.verdict for state in states}
         if not verdicts:

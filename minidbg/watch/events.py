@@ -1,8 +1,11 @@
-"""What the daemon announces: each event as a value, with its JSON for programs, its words for people, and what it changes in the matrix.
+"""What the daemon announces: each event as a value, with its JSON for programs, its words for
+people, and what it changes in the matrix.
 
-To add one, write a class here, and announce it where it happens, in ``daemon.py`` mostly: ``self.announce(Class(...))``. No view has to
-know of it. Its ``name`` and its fields, in this order, are the JSON object that ``minidbg watch --json`` prints; ``WORDS`` or ``core`` is
-the line that people read; ``update`` changes what the terminal and the page draw, which without one do not show it.
+To add one, write a class here, and announce it where it happens, in ``daemon.py`` mostly:
+``self.announce(Class(...))``. No view has to know of it. Its ``name`` and its fields, in this
+order, are the JSON object that ``minidbg watch --json`` prints; ``WORDS`` or ``core`` is the line
+that people read; ``update`` changes what the terminal and the page draw, which without one do not
+show it.
 """
 
 from __future__ import annotations
@@ -263,7 +266,8 @@ def flip_event(history: History, flip: Flip, home: Path) -> Flipped:
 
 
 def revision_text(revisions: Mapping[str, Revision]) -> str:
-    """``1a2b3c4d5e+0f1e2d3c`` for one repository, a commit and a digest of what was not committed; of several, with their names."""
+    """``1a2b3c4d5e+0f1e2d3c`` for one repository, a commit and a digest of what was not committed;
+    of several, with their names."""
     if len(revisions) == 1:
         return str(next(iter(revisions.values())))
     return ", ".join(f"{Path(root).name} {revision}" for root, revision in sorted(revisions.items()))

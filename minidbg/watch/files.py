@@ -1,5 +1,5 @@
-"""What the watched files hold. A snapshot knows each by the hash of its content: a file that was only touched, or written again as it
-was, has not changed.
+"""What the watched files hold. A snapshot knows each by the hash of its content: a file that was
+only touched, or written again as it was, has not changed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def digest_of_all(snapshot: Snapshot, paths: Iterable[str] | None = None) -> str
 
 
 def digest_of(path: str) -> str | None:
-    """Of what the file holds now; None where there is none. It is read only when it may have changed since it was read last."""
+    """Of what the file holds now; None where there is none. It is read only when it may have
+    changed since it was read last."""
     try:
         status, now_ns = os.stat(path), time.time_ns()
         if not stat.S_ISREG(status.st_mode):

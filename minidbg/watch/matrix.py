@@ -30,7 +30,8 @@ class Cell:
 class Matrix:
     home: str = ""
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
-    """By repro and device; in this order rows are shown. They stay where they are once one has flipped: rows that jump cannot be read."""
+    """By repro and device; in this order rows are shown. They stay where they are once one has
+    flipped: rows that jump cannot be read."""
     flips: deque[Flipped] = field(default_factory=deque)
     """The newest first."""
     notices: deque[Event] = field(default_factory=lambda: deque(maxlen=4))

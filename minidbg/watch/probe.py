@@ -1,6 +1,7 @@
 """What devices there are: ``probe.py devices [--no-torch]``, a plain script in a worker, since the daemon holds no torch.
 
-It prints one line of JSON: ``{"devices": {name: {"name", "driver"}}, "torch", "machine"}``. With ``--no-torch`` only the processor is looked at.
+It prints one line of JSON: ``{"devices": {name: {"name", "driver"}}, "torch", "machine"}``. With
+``--no-torch`` only the processor is looked at.
 """
 
 from __future__ import annotations

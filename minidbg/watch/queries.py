@@ -1,4 +1,5 @@
-"""What people ask of a repro folder beside the daemon or without one: list, status, history. Nothing here writes or runs anything."""
+"""What people ask of a repro folder beside the daemon or without one: list, status, history.
+Nothing here writes or runs anything."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def history_in(folder: Path) -> contextlib.AbstractContextManager[History | None
 
 
 def rows_of(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
-    """One row for each repro, or those of these ``kinds``, and device; a repro that was never run has one without a verdict."""
+    """One row for each repro, or those of these ``kinds``, and device; a repro that was never run
+    has one without a verdict."""
     home = home_of([folder])
     seen: dict[str, list[State | None]] = {}
     with history_in(home) as found:
@@ -122,7 +124,8 @@ PastRows = tuple[list[Flipped], list[Observation]]
 
 
 def history_of(path: Path, limit: int) -> PastRows:
-    """What has flipped in a folder, or of one repro, and then its runs too. Raises MinidbgError where there is no history."""
+    """What has flipped in a folder, or of one repro, and then its runs too. Raises MinidbgError
+    where there is no history."""
     home = home_of([path])
     name = None if path.is_dir() else repro_name(path, home)
     with history_in(home) as found:

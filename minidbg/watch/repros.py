@@ -1,7 +1,7 @@
 """The repros that are watched: found, read without running them, told apart when they change; and who watches them.
 
-The header is read here with the standard library alone, since the daemon holds no torch; ``minidbg.repro.read_header``
-reads the same block in full.
+The header is read here with the standard library alone, since the daemon holds no torch;
+``minidbg.repro.read_header`` reads the same block in full.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Repro:
 
     @property
     def backend_modules(self) -> tuple[str, ...]:
-        """Top-level modules that hold the backend's code: those the header names, and those that the script imports for it."""
+        """Top-level modules that hold the backend's code: those the header names, and those that
+        the script imports for it."""
         return tuple(dict.fromkeys([*self.spec.backend.modules, *imported_in(self.backend_source)]))
 
     @property
@@ -129,7 +130,8 @@ def contents_of(path: Path) -> tuple[str | None, ...]:
 
 
 def read_repro(path: Path, name: str, *, parsed: bool = True) -> Repro | None:
-    """The repro at ``path``, or None when it has just gone. Nothing in it is run; not ``parsed``, which is most of the work, its header alone is read."""
+    """The repro at ``path``, or None when it has just gone. Nothing in it is run; not ``parsed``,
+    which is most of the work, its header alone is read."""
     now = contents_of(path)  # before reading: a change in between is seen at the next rescan
     digest = ""
     try:
@@ -152,7 +154,8 @@ def read_repro(path: Path, name: str, *, parsed: bool = True) -> Repro | None:
 
 
 def backend_source(text: str) -> str:
-    """The script down to what it binds ``backend`` to, without its docstring: imports, what was copied, ``backend = EXPR``."""
+    """The script down to what it binds ``backend`` to, without its docstring: imports, what was
+    copied, ``backend = EXPR``."""
     nodes = [node for node in ast.parse(text).body if not isinstance(node, ast.Expr)]
     bound = [[node, *getattr(node, "targets", ())] for node in nodes]
     names = [{getattr(one, "name", getattr(one, "id", "")) for one in found} for found in bound]
@@ -248,7 +251,8 @@ def hidden_folder(folder: Path) -> Path:
 
 
 def living_holder(folder: Path) -> Mapping[str, Any]:
-    """The daemon that watches the folder now, and whether its process is ``stopped`` (Ctrl-Z, SIGSTOP); empty when there is none.
+    """The daemon that watches the folder now, and whether its process is ``stopped`` (Ctrl-Z,
+    SIGSTOP); empty when there is none.
 
     A process that has begun since has its number by chance. Of another machine's processes nobody knows anything.
     """

@@ -1,4 +1,5 @@
-"""How a repro is run: by which command, in which mode, how long; and what the end of a run says of it. And how a build is run."""
+"""How a repro is run: by which command, in which mode, how long; and what the end of a run says of
+it. And how a build is run."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ LONG_NICE = 5
 HANG_START_SECONDS = 10.0
 """For an interpreter of its own to start before the hang begins."""
 LEAST_HANG_SECONDS = 10.0
-"""A repro of the kind hang gets at least this long in a warm worker, and ``TIME_LIMIT_FACTOR`` times what other repros need."""
+"""A repro of the kind hang gets at least this long in a warm worker, and ``TIME_LIMIT_FACTOR``
+times what other repros need."""
 
 
 @dataclass(slots=True)
@@ -92,8 +94,8 @@ def judge_arguments(
 ) -> tuple[str, ...]:
     """The command that judges a repro on a device and prints the outcome as JSON: the only way in which we do.
 
-    A repro of a crash or hang runs its dangerous part in a process of its own, which is slow to start; in a worker, which is
-    such a process already, it is asked to do without (``--child``).
+    A repro of a crash or hang runs its dangerous part in a process of its own, which is slow to
+    start; in a worker, which is such a process already, it is asked to do without (``--child``).
     """
     more = ("--options", options) if options else ()
     how = ("--child",) if in_worker and repro.spec.expected.kind.traits.dies else ()
@@ -136,7 +138,8 @@ ERROR = re.compile(r"\b(error|fatal|failed|undefined reference|no such file)\b|E
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A build has ended. ``output``: its last lines; ``error``: of one that failed the first line that tells of an error."""
+    """A build has ended. ``output``: its last lines; ``error``: of one that failed the first line
+    that tells of an error."""
 
     status: int
     seconds: float

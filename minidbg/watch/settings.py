@@ -1,4 +1,5 @@
-"""What a person may set of watch, in ``[tool.minidbg.watch]`` of pyproject.toml, then the command line; and the devices of this machine."""
+"""What a person may set of watch, in ``[tool.minidbg.watch]`` of pyproject.toml, then the command
+line; and the devices of this machine."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ WATCH_CONVERTERS = {
 
 
 def load_watch_settings(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSettings:
-    """``[tool.minidbg.watch]`` of the nearest pyproject.toml, overridden by the arguments that are given. Raises BadSetting."""
+    """``[tool.minidbg.watch]`` of the nearest pyproject.toml, overridden by the arguments that are
+    given. Raises BadSetting."""
     start = folder or Path.cwd()
     project, table = base.project_table(start)
     found = {origin.name: origin.value for origin in load_watch_with_origins(arguments, folder=start)}
@@ -151,7 +153,8 @@ def parse_devices(text: str | None) -> tuple[str, ...] | None:
 
 
 def chosen_devices(own: str, wanted: Sequence[str] | None, here: Devices) -> tuple[str, ...]:
-    """The devices that a repro is to run on: those wanted, else its ``own``, on each other machine if there are any. Missing ones are among them."""
+    """The devices that a repro is to run on: those wanted, else its ``own``, on each other machine
+    if there are any. Missing ones are among them."""
     names = [name for name in here.environments if name.endswith(f"/{own}")] or [own]
     if wanted is not None:
         names = [name for one in wanted for name in (here.present() if one == "all" else (one,))]

@@ -69,8 +69,8 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[st
 def module_roots(name: str, paths: Sequence[str]) -> list[str]:
     """The trees of a top-level module: a package's folders, a module's file; links followed, so edits are seen.
 
-    Editable installs are found by their import hooks or ``.pth`` files, as Python itself finds them. ``paths`` are
-    looked in when that finds nothing.
+    Editable installs are found by their import hooks or ``.pth`` files, as Python itself finds
+    them. ``paths`` are looked in when that finds nothing.
     """
     spec = find_spec(name) or PathFinder.find_spec(name, [str(path) for path in paths])
     if spec is None:
@@ -96,8 +96,9 @@ CODE = re.compile(r"\.(py|so|pyd|dylib)$|\.so\.")
 def worth_watching(files: Iterable[str], roots: Sequence[str], left_out: tuple[str, ...]) -> Iterator[str]:
     """Of the files that a run had loaded or read, those whose change could change a verdict, whatever git says of them.
 
-    Code anywhere: extensions built in place, modules that no header names, other installed packages; data inside ``roots``.
-    Not the standard library, and not what compilers write into caches (``left_out``).
+    Code anywhere: extensions built in place, modules that no header names, other installed
+    packages; data inside ``roots``. Not the standard library, and not what compilers write into
+    caches (``left_out``).
     """
     inside = tuple(root.rstrip(os.sep) + os.sep for root in roots)
     for path in files:

@@ -5,8 +5,9 @@ Everything here is a pure function of what was seen. The rules, in order:
 - A run that could not judge (skipped, invalid) changes nothing.
 - The first run of a repro, of an edited repro, or on another machine is where its history begins: no flip.
 - A flaky repro is taken to be fixed only after so many quiet runs that luck is ruled out.
-- A verdict unlike the last one is asked again in fresh interpreters before it counts: once (``after_difference``). Although no watched
-  file has changed, ``SAME_CODE_RUNS`` times, or none that it loads, twice: something that is not watched may have changed.
+- A verdict unlike the last one is asked again in fresh interpreters before it counts: once
+  (``after_difference``). Although no watched file has changed, ``SAME_CODE_RUNS`` times, or none
+  that it loads, twice: something that is not watched may have changed.
 - A repro is flaky when the fresh runs of one sweep are neither all like the first run nor all like the last verdict.
 - What ``MOST_RUNS`` runs of one sweep cannot confirm changes nothing.
 """
@@ -92,8 +93,8 @@ def decide(
 ) -> Decision | None:
     """What ``runs`` of one job mean after ``before``; the first is the job's own, the others confirm it.
 
-    None: it must run once more in a fresh interpreter before anything can be said. ``expect`` is the header's expectation:
-    a history that begins with anything else is asked twice.
+    None: it must run once more in a fresh interpreter before anything can be said. ``expect`` is
+    the header's expectation: a history that begins with anything else is asked twice.
     """
     first, judged = runs[0], [run for run in runs if run.verdict in CONCLUSIVE]
     update: StateUpdate | None

@@ -1,8 +1,9 @@
 """One sweep as a machine without clock or process: it says what to run next, and hears what runs have shown.
 
-The order is that of ``Sweep.in_order``: what a save is likely to concern comes first. Whoever waits gets a free slot by ``ORDER`` and by
-what its ``Lane`` says (``Sweep.next_run``). Jobs run beside their canary; what they show is held until it has passed, and then
-``states.decide`` says what it means.
+The order is that of ``Sweep.in_order``: what a save is likely to concern comes first. Whoever waits
+gets a free slot by ``ORDER`` and by what its ``Lane`` says (``Sweep.next_run``). Jobs run beside
+their canary; what they show is held until it has passed, and then ``states.decide`` says what it
+means.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class Sweep:
             self.waiting[lane, False].append(Run(Purpose.RUN, job, lane is Lane.FRESH, lane))
 
     def in_order(self) -> list[Job]:
-        """All jobs, what the change is likely to concern first; among equals the quickest, so that a verdict is there soon."""
+        """All jobs, what the change is likely to concern first; among equals the quickest, so that
+        a verdict is there soon."""
         changed = frozenset(self.changed)
         dotted = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in changed]
 

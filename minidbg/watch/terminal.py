@@ -1,8 +1,9 @@
-"""The live view: which row is selected, what each key does, how all of it is drawn in the lines and columns there are, and a terminal.
+"""The live view: which row is selected, what each key does, how all of it is drawn in the lines and
+columns there are, and a terminal.
 
-To add a key, write its row of ``HELP`` and its case in ``Screen.press``; of what the terminal is needed for in ``Terminal.read_keys``.
-What the daemon is to do is a message: return one that there is, or add one to ``Message`` in ``daemon.py``, and its case in
-``Daemon.dispatch``.
+To add a key, write its row of ``HELP`` and its case in ``Screen.press``; of what the terminal is
+needed for in ``Terminal.read_keys``. What the daemon is to do is a message: return one that there
+is, or add one to ``Message`` in ``daemon.py``, and its case in ``Daemon.dispatch``.
 """
 
 from __future__ import annotations

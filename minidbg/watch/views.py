@@ -83,7 +83,8 @@ class Announcer:
 
 
 class PlainLines(View):
-    """One line for each thing worth knowing. What still reproduces or is still gone is only counted, unless ``every_result``."""
+    """One line for each thing worth knowing. What still reproduces or is still gone is only
+    counted, unless ``every_result``."""
 
     def __init__(self, stream: TextIO, *, every_result: bool = False) -> None:
         self.stream, self.every_result = stream, every_result
@@ -97,7 +98,8 @@ class PlainLines(View):
 
 
 class FlipCommands(View):
-    """Gathers flips and gives them to each command when the sweep has ended, beside us: one line a flip, the event as ``--json`` has it.
+    """Gathers flips and gives them to each command when the sweep has ended, beside us: one line a
+    flip, the event as ``--json`` has it.
 
     A command that fails or takes too long is said by ``tell``, with its last line on stderr, and ends nothing.
     """

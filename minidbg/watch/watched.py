@@ -1,8 +1,10 @@
-"""What is watched, when it is looked at, and what of it no sweep has judged yet: source trees, files that runs load, and the repros.
+"""What is watched, when it is looked at, and what of it no sweep has judged yet: source trees,
+files that runs load, and the repros.
 
-An event of the operating system says "rescan", no more: once it is quiet (``FileEvents``), and not too soon after the last one
-(``Watched.rescan``). A rescan is always a whole scan, and there is one every few seconds without any event: so nothing is lost where no
-events come, where some were dropped, or where a folder was replaced.
+An event of the operating system says "rescan", no more: once it is quiet (``FileEvents``), and not
+too soon after the last one (``Watched.rescan``). A rescan is always a whole scan, and there is one
+every few seconds without any event: so nothing is lost where no events come, where some were
+dropped, or where a folder was replaced.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from minidbg.watch.settings import WatchSettings
 from minidbg.watch.views import Announcer
 
 QUIET_S, QUIET_BEFORE_BUILD_S = 0.03, 0.2
-"""The debounce: so long nothing is written any more. A save may be of several files: what comes later supersedes the sweep, but
-nothing supersedes what a build writes."""
+"""The debounce: so long nothing is written any more. A save may be of several files: what comes
+later supersedes the sweep, but nothing supersedes what a build writes."""
 RESCAN_S, RESCAN_FACTOR = 5.0, 3.0
-"""How long after a rescan the next one comes although no event says so; and how many times as long as a rescan it waits at least, since
-events may never end."""
+"""How long after a rescan the next one comes although no event says so; and how many times as long
+as a rescan it waits at least, since events may never end."""
 WRITES: list[type[fs.FileSystemEvent]] = [
     fs.FileCreatedEvent, fs.FileModifiedEvent, fs.FileClosedEvent, fs.FileMovedEvent,
     fs.FileDeletedEvent, fs.DirCreatedEvent, fs.DirMovedEvent, fs.DirDeletedEvent,
@@ -40,14 +42,16 @@ WRITES: list[type[fs.FileSystemEvent]] = [
 
 
 class FileEvents(fs.FileSystemEventHandler):
-    """Calls ``changed``, in a thread of watchdog's, once it is quiet after something was written. Tests have scripted ones."""
+    """Calls ``changed``, in a thread of watchdog's, once it is quiet after something was written.
+    Tests have scripted ones."""
 
     def __init__(self, changed: Callable[[], None], *, before_build: bool = False) -> None:
         quiet_s = QUIET_BEFORE_BUILD_S if before_build else QUIET_S
         self.debouncer = EventDebouncer(quiet_s, lambda events: changed())
         self.observer: BaseObserver | None = None
         self.folders: Mapping[str, tuple[bool, int]] = {}
-        """That are watched: whether with all below, and the inode, since a watch stays with a folder that was moved away."""
+        """That are watched: whether with all below, and the inode, since a watch stays with a
+        folder that was moved away."""
 
     def watch(self, roots: Iterable[str], shallow: Iterable[str]) -> None:
         """Watch exactly these roots, and the files of ``shallow`` folders. Raises OSError at a limit of the system."""
@@ -96,7 +100,8 @@ class Watched:
     announce: Announcer
     repros: dict[str, Repro] = field(default_factory=dict)
     roots: list[str] = field(default_factory=list)
-    """The folders and single files that are looked at. Each is taken to have been at all times what it was at the first scan."""
+    """The folders and single files that are looked at. Each is taken to have been at all times what
+    it was at the first scan."""
     loaded: set[str] = field(default_factory=set)
     """Those of them that runs have loaded: from elsewhere, or ignored by git as build outputs are."""
     snapshot: Snapshot = field(default_factory=dict)
@@ -109,7 +114,8 @@ class Watched:
     """... the last build ended; None when there was none, or when another one is asked for."""
     build_failed: bool = False
     to_run_again: set[str] = field(default_factory=set)
-    """The repros that are to run although no code has changed: they were edited, a person asked, or a sweep was superseded."""
+    """The repros that are to run although no code has changed: they were edited, a person asked, or
+    a sweep was superseded."""
     soonest_rescan: float = 0.0
     """When the next one may be, where something has changed since the last."""
     next_rescan: float = 0.0
@@ -131,7 +137,8 @@ class Watched:
 
     @property
     def wants_sweep(self) -> bool:
-        """Whether there is a reason for a sweep; none before a rescan that is due, nor while the code is what the last build failed on."""
+        """Whether there is a reason for a sweep; none before a rescan that is due, nor while the
+        code is what the last build failed on."""
         wanted, look_is_due = self.runs_all or bool(self.to_run), self.next_rescan <= self.soonest_rescan
         return not look_is_due and (self.needs_build or (wanted and not self.build_failed))
 

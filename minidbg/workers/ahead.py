@@ -1,7 +1,9 @@
-"""An interpreter that imports while something else goes on, for one script: ``python script``, without the wait for its imports.
+"""An interpreter that imports while something else goes on, for one script: ``python script``,
+without the wait for its imports.
 
-It is an interpreter of its own, with a hash seed of its own: what follows from the order of a set, or from what else was imported, is
-otherwise there than in the forks that were asked before. A server starts it, and a fork of that server may use it.
+It is an interpreter of its own, with a hash seed of its own: what follows from the order of a set,
+or from what else was imported, is otherwise there than in the forks that were asked before. A
+server starts it, and a fork of that server may use it.
 """
 
 from __future__ import annotations

@@ -244,7 +244,8 @@ def end_of(file: BinaryIO, most: int = TAIL_BYTES) -> str:
 
 
 def stand_alone(*, stdout: int, stderr: int, parent: int) -> None:
-    """Own streams, default signals, no core file, and death with ``parent``: the first acts of a forked child that leads a group."""
+    """Own streams, default signals, no core file, and death with ``parent``: the first acts of a
+    forked child that leads a group."""
     signal.set_wakeup_fd(-1)
     for number in (
         signal.SIGABRT, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM
@@ -258,7 +259,8 @@ def stand_alone(*, stdout: int, stderr: int, parent: int) -> None:
 
 
 def die_with_parent(number: int, parent: int) -> None:
-    """Have the kernel send signal ``number`` when process ``parent`` ends; only Linux can, elsewhere nothing happens later."""
+    """Have the kernel send signal ``number`` when process ``parent`` ends; only Linux can,
+    elsewhere nothing happens later."""
     prctl(PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(ORPHANED)  # it had ended before

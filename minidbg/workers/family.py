@@ -1,6 +1,7 @@
 """Who belongs to a process: all that it has started, and what they hold, as the kernel's ``/proc`` says.
 
-Where there is no ``/proc``, nobody is known but a process itself, and its memory is not: its process group is all that can be ended.
+Where there is no ``/proc``, nobody is known but a process itself, and its memory is not: its
+process group is all that can be ended.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ def children_of(pid: int) -> list[int]:
 
 
 def started_at(pid: int) -> int | None:
-    """When a process began, in ticks since the machine started; None for none. With it a number is told from the same one given anew."""
+    """When a process began, in ticks since the machine started; None for none. With it a number is
+    told from the same one given anew."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])  # a name may have spaces, and parentheses
     return None
 
 
 def own_bytes(pid: int) -> int:
-    """Resident bytes of a process without the files it has mapped: a child of ours maps hundreds of megabytes of torch anew."""
+    """Resident bytes of a process without the files it has mapped: a child of ours maps hundreds of
+    megabytes of torch anew."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status") as status:
         lines = (line.split() for line in status)
         return sum(int(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssShmem:"))

@@ -1,8 +1,9 @@
 """A question asked in a fork of this process, which the question may kill, hang or fill without harm to us.
 
-The child has all that this process has, closures and live tensors included, without copying or writing anything.
-It is the leader of its own session and process group and ends as such, however it ends; it dies with its parent, flushes
-nothing of the parent's, runs no atexit hook and leaves no core file.
+The child has all that this process has, closures and live tensors included, without copying or
+writing anything. It is the leader of its own session and process group and ends as such, however it
+ends; it dies with its parent, flushes nothing of the parent's, runs no atexit hook and leaves no
+core file.
 """
 
 from __future__ import annotations
@@ -57,14 +58,16 @@ def call_in_fork(
 ) -> Ended:
     """Run ``fn`` in a forked child with a time limit and a memory limit.
 
-    ``asker``: whatever arrives there, its end included, is a KeyboardInterrupt. ``program``: ``fn`` becomes a program, whose stdout is
-    told apart, whose logging is its own, and which inherits no file of ours; it says how many threads torch has.
+    ``asker``: whatever arrives there, its end included, is a KeyboardInterrupt. ``program``: ``fn``
+    becomes a program, whose stdout is told apart, whose logging is its own, and which inherits no
+    file of ours; it says how many threads torch has.
 
-    A KeyboardInterrupt here ends the child; with ``on_interrupt`` the first one is passed on to the child (which must let
-    SIGINT in) after a call of it, and only the second one ends it.
+    A KeyboardInterrupt here ends the child; with ``on_interrupt`` the first one is passed on to the
+    child (which must let SIGINT in) after a call of it, and only the second one ends it.
 
-    ``memory_bytes`` is what the child and all that it starts may hold beyond what this process holds now.
-    ``note`` may be written to by ``fn``; its last text is in the result. Raises OSError when no process can be made.
+    ``memory_bytes`` is what the child and all that it starts may hold beyond what this process
+    holds now. ``note`` may be written to by ``fn``; its last text is in the result. Raises OSError
+    when no process can be made.
     """
     began = time.monotonic()
     limit_bytes = None if memory_bytes is None else memory_bytes + own_bytes(os.getpid())
@@ -123,7 +126,8 @@ def answer_in(received: bytes) -> dict[str, Any]:
 
 
 def be_the_child(fn: Callable[[], JsonValue], answer: int, stdout: int, stderr: int, parent: int) -> NoReturn:
-    """The child's whole life: it leaves by ``os._exit``, whatever happens. It is a program where its stdout is not its stderr."""
+    """The child's whole life: it leaves by ``os._exit``, whatever happens. It is a program where
+    its stdout is not its stderr."""
     status = 70
     try:
         leave_the_parents_world(stdout, stderr, parent)

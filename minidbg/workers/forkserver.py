@@ -1,11 +1,13 @@
 """The forkserver: a clean interpreter whose forks answer what is asked, so that the user's process is never forked.
 
-A program that uses torch has threads (OpenMP, autograd, a backend's own pool, a driver), and what a fork of it does is
-chance. The server is started once, imports torch and what its questions need, and then does nothing but fork: it runs no
-thread and uses no accelerator, so that each child may. A child costs milliseconds, and its crash or hang costs the server
-nothing. It is asked a function by its name and an argument of plain values.
+A program that uses torch has threads (OpenMP, autograd, a backend's own pool, a driver), and what a
+fork of it does is chance. The server is started once, imports torch and what its questions need,
+and then does nothing but fork: it runs no thread and uses no accelerator, so that each child may. A
+child costs milliseconds, and its crash or hang costs the server nothing. It is asked a function by
+its name and an argument of plain values.
 
-How a question is put and answered is told in ``serving``; here is who asks, and what a server has and does before it forks.
+How a question is put and answered is told in ``serving``; here is who asks, and what a server has
+and does before it forks.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def surroundings(call: str, warmup: Warmup) -> dict[str, Any]:
 
 
 def prepare(call: str, warmup: Warmup) -> None:
-    """Have the server of this process prepare itself, and do not wait for it. Raises OSError when no process can be made."""
+    """Have the server of this process prepare itself, and do not wait for it. Raises OSError when
+    no process can be made."""
     server, ahead = start_server(), None
     if warmup.ahead is not None:
         ahead = {**asdict(warmup.ahead), "where": str(server.folder)}
@@ -70,8 +73,8 @@ def call_in_server(
 ) -> Ended:
     """How the request ends in a fork of this process's server, which is waited for in this thread.
 
-    ``stream`` is passed on: the argument's ``stream`` is its descriptor in the child. Interrupts are as in ``call_in_fork``.
-    Raises OSError when no process can be made.
+    ``stream`` is passed on: the argument's ``stream`` is its descriptor in the child. Interrupts
+    are as in ``call_in_fork``. Raises OSError when no process can be made.
     """
     with contextlib.ExitStack() as stack:
         call, argument, seconds, deadline = request.call, request.argument, request.seconds, request.deadline
@@ -149,7 +152,8 @@ def let_go_of_what_was_ahead() -> None:
 
 @atexit.register
 def end_server(server: ForkServer | None = None) -> None:
-    """End this process's server, if it has one, and whatever it is asked; only ``server``, where another thread may have replaced it."""
+    """End this process's server, if it has one, and whatever it is asked; only ``server``, where
+    another thread may have replaced it."""
     with STARTING:
         present = SERVERS.get(os.getpid())
         if server is None or server is present:
@@ -198,7 +202,8 @@ class ForkServer:
         deadline: float,
         on_interrupt: Callable[[], object] | None,
     ) -> dict[str, Any] | None:
-        """The parts of the result; None when the server has ended, or does not answer long after the question's time limit."""
+        """The parts of the result; None when the server has ended, or does not answer long after
+        the question's time limit."""
         with put(self.control, question, stream) as asked:
             self.under_way[asked] = False
             try:
@@ -267,7 +272,8 @@ def fork_server(control: int, folder: Path, stderr: int) -> int:
 
 
 def leave_to_others(keep: int) -> None:
-    """Close this process's pipes and sockets but ``keep``: somebody waits for their end. Drivers have files of their own."""
+    """Close this process's pipes and sockets but ``keep``: somebody waits for their end. Drivers
+    have files of their own."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if int(name) not in (0, 1, 2, keep) and os.readlink(f"/proc/self/fd/{name}").startswith(
@@ -323,7 +329,8 @@ def get_ready(question: Question) -> None:
 
 
 def starts_nothing(module: str) -> bool:
-    """Whether the import of ``module``, tried in a child, starts no thread and leaves accelerators to forks of the child."""
+    """Whether the import of ``module``, tried in a child, starts no thread and leaves accelerators
+    to forks of the child."""
 
     from minidbg.torch_internals import devices
 

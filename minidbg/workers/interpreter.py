@@ -29,10 +29,11 @@ def run_python(
     memory_bytes: int | None = None,
     begins_at: str = "",
 ) -> Ended:
-    """Run ``python *argv`` for at most ``seconds``; it ends with all that it started. ``env`` overrides variables; None unsets one.
+    """Run ``python *argv`` for at most ``seconds``; it ends with all that it started. ``env``
+    overrides variables; None unsets one.
 
-    ``memory_bytes`` is what it and all that it starts may hold. ``begins_at``: the seconds begin when the program has this text at the
-    start of its stdout; so far it has ``START_LIMIT_S``.
+    ``memory_bytes`` is what it and all that it starts may hold. ``begins_at``: the seconds begin
+    when the program has this text at the start of its stdout; so far it has ``START_LIMIT_S``.
 
     ``argv`` may begin with this interpreter's own path. Raises OSError when no process can be made.
     """

@@ -1,7 +1,8 @@
 """A kernel cache of minidbg's own for runs: a child that is killed may leave half a file behind.
 
-In the user's cache such a file would break the user's next run. Compiled kernels are keyed by their source and the
-compiler's flags, so keeping them from one reduction to the next hides nothing. Caches of graphs are off (``judge.run``).
+In the user's cache such a file would break the user's next run. Compiled kernels are keyed by their
+source and the compiler's flags, so keeping them from one reduction to the next hides nothing.
+Caches of graphs are off (``judge.run``).
 """
 
 from __future__ import annotations

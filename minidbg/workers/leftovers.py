@@ -1,7 +1,8 @@
-"""Folders of a process that may be killed: their names say whose they are, and the next process to make one removes those of the dead.
+"""Folders of a process that may be killed: their names say whose they are, and the next process to
+make one removes those of the dead.
 
-An owner is a process number with the time that it started, on one machine and in one process namespace: nothing of a
-living process is removed, nor of one that cannot be seen from here.
+An owner is a process number with the time that it started, on one machine and in one process
+namespace: nothing of a living process is removed, nor of one that cannot be seen from here.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def started_ms(pid: int) -> int:
 
 
 def has_ended(pid: int, started_ms: int, same_start_s: float = SAME_START_S) -> bool:
-    """Whether the process of this number that started then, here, has ended. Starts that differ by less than that are the same."""
+    """Whether the process of this number that started then, here, has ended. Starts that differ by
+    less than that are the same."""
     import psutil
 
     try:
@@ -56,7 +58,8 @@ def has_ended(pid: int, started_ms: int, same_start_s: float = SAME_START_S) -> 
 
 
 def make_temporary_folder(kind: str, parent: Path | None = None) -> Path:
-    """A new folder ``minidbg-KIND-...`` of this process in ``parent``, or among the temporary files; those of dead ones go. Raises OSError."""
+    """A new folder ``minidbg-KIND-...`` of this process in ``parent``, or among the temporary
+    files; those of dead ones go. Raises OSError."""
     parent = parent or Path(tempfile.gettempdir())
     remove_those_of_the_dead(kind, parent)
     pid = os.getpid()

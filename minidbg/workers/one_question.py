@@ -1,6 +1,8 @@
-"""``submit``; and a question in an interpreter of its own, for what does not answer in a fork: ``python -m minidbg.workers.one_question FUNCTION FILE``.
+"""``submit``; and a question in an interpreter of its own, for what does not answer in a fork:
+``python -m minidbg.workers.one_question FUNCTION FILE``.
 
-FILE holds the argument as JSON. Each text that the function notes is printed after ``phase``, the answer is the last line.
+FILE holds the argument as JSON. Each text that the function notes is printed after ``phase``, the
+answer is the last line.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from minidbg.workers.serving import function_named, import_path
 
 
 def submit(request: Request) -> Future[Ended]:
-    """Have a child of this process do it. It is waited for in this thread, so that the future that is returned is done."""
+    """Have a child of this process do it. It is waited for in this thread, so that the future that
+    is returned is done."""
     end: Future[Ended] = Future()
     ways = call_in_interpreter if request.call else run_in_interpreter
     end.set_result((call_in_server if request.fork is not None else ways)(request))

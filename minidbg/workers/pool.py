@@ -112,7 +112,8 @@ class ServerProcess:
     def __init__(
         self, preload: Warmup, scratch: Path, env: Mapping[str, str], fresh_env: Mapping[str, str | None]
     ) -> None:
-        """``env`` are all of its variables; ``fresh_env`` those that a run has as here, and it has not. Raises OSError."""
+        """``env`` are all of its variables; ``fresh_env`` those that a run has as here, and it has
+        not. Raises OSError."""
         self.fresh_env = {name: value for name, value in fresh_env.items() if value is not None}
         self.unset = tuple(name for name, value in fresh_env.items() if value is None)
         self.loaded: dict[str, list[int]] = {}
@@ -226,7 +227,8 @@ class OneByOne:
         self.pool = ServerPool(lambda message: None, preload, state=Path(self.folder.name))
 
     def run(self, request: Request) -> Ended:
-        """Run a script, and wait for its end; one whose server died under it runs once more, in an interpreter of its own."""
+        """Run a script, and wait for its end; one whose server died under it runs once more, in an
+        interpreter of its own."""
         ended = self.pool.submit(request).result()
         return self.pool.submit(replace(request, fork=None)).result() if ended.lost else ended
 

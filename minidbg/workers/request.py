@@ -1,4 +1,5 @@
-"""The seam between whoever wants something done and the child that does it: a ``Request`` in, a future of its ``Ended`` out."""
+"""The seam between whoever wants something done and the child that does it: a ``Request`` in, a
+future of its ``Ended`` out."""
 
 from __future__ import annotations
 
@@ -19,14 +20,16 @@ class Warmup:
     imports: tuple[str, ...] = ()
     """Modules that are imported where that starts no thread: those of a backend."""
     warm: str = ""
-    """``aot`` or ``inductor``: one small graph is compiled. ``imports``: what a compile imports, which is enough for a few questions."""
+    """``aot`` or ``inductor``: one small graph is compiled. ``imports``: what a compile imports,
+    which is enough for a few questions."""
     ahead: StandbyPlan | None = None
     """An interpreter for the script that the next question writes: it imports beside the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A program, ``python *argv``, in an empty folder; or a question, ``call`` (``module:function``) with an ``argument`` of plain values.
+    """A program, ``python *argv``, in an empty folder; or a question, ``call``
+    (``module:function``) with an ``argument`` of plain values.
 
     The function gets the argument and another function, which hears texts: the last one is the result's ``note``.
     """

@@ -1,10 +1,11 @@
-"""A script run as ``__main__`` in an interpreter that is already there. The standard library only, since it is started as a plain file too.
+"""A script run as ``__main__`` in an interpreter that is already there. The standard library only,
+since it is started as a plain file too.
 
     run_script.py --run FOLDER           the request in FOLDER/request.json, in a fresh interpreter
     run_script.py --ahead FIFO MODULE ...   import the modules, then wait for a script's name in the named pipe
 
-A line of JSON, ``{"argv": [script, ...], "cwd": folder}``, without ``cwd`` in the present one, then starts the script as
-``python script ...`` would; the end of the pipe ends the process.
+A line of JSON, ``{"argv": [script, ...], "cwd": folder}``, without ``cwd`` in the present one, then
+starts the script as ``python script ...`` would; the end of the pipe ends the process.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Base:
 
 
 def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
-    """Run the script, or ``-m`` a module, as ``__main__`` in this process; its exit status. Writes to ``folder`` which files it loaded."""
+    """Run the script, or ``-m`` a module, as ``__main__`` in this process; its exit status. Writes
+    to ``folder`` which files it loaded."""
     faulthandler.enable(file=sys.stderr, all_threads=True)
     compile_anew(request["recompiled"])
     # Folders may have changed within their time stamp's grain, and sources since the server read them.
@@ -90,7 +92,8 @@ def files_read() -> Callable[[], set[str]]:
 
 
 def compile_anew(paths: Sequence[str]) -> None:
-    """Have modules at or below ``paths`` compiled from their source: without these times Python neither reads nor writes bytecode."""
+    """Have modules at or below ``paths`` compiled from their source: without these times Python
+    neither reads nor writes bytecode."""
     files, folders = frozenset(paths), tuple(path.rstrip(os.sep) + os.sep for path in paths)
     stats_of = SourceFileLoader.path_stats
 
@@ -123,8 +126,8 @@ def exit_status(ended: SystemExit) -> int:
 def loaded_files(last_module: str = "") -> Iterator[str]:
     """Every file this process has loaded code from: modules, and shared libraries (Linux).
 
-    Of modules only those that came after ``last_module``: in a forked child, a look at each of the server's would copy
-    twenty megabytes of its memory.
+    Of modules only those that came after ``last_module``: in a forked child, a look at each of the
+    server's would copy twenty megabytes of its memory.
     """
     for name in [*itertools.takewhile(lambda name: name != last_module, reversed(sys.modules))]:
         path = getattr(sys.modules[name], "__file__", None)
@@ -139,7 +142,8 @@ def loaded_files(last_module: str = "") -> Iterator[str]:
 
 @contextlib.contextmanager
 def freezing_imports() -> Iterator[None]:
-    """No garbage collection within the block, and none ever of what is there at its end: a third of the time that imports and the exit take."""
+    """No garbage collection within the block, and none ever of what is there at its end: a third of
+    the time that imports and the exit take."""
     gc.disable()
     try:
         yield

@@ -1,8 +1,10 @@
 """A server whose questions are scripts: each runs in a forked child that already has torch, or in a fresh interpreter.
 
-Started by ``minidbg.workers.pool``, as ``main``; the loop is ``serving``'s. What it imports is chosen before it starts, and nothing of
-the code that is judged is in it, since that may change. The argument of ``run`` is the script as ``Request`` has it, with ``folder``,
-where the run writes, ``env`` and ``unset``, how its variables differ from the server's, and ``fresh``: in an interpreter of its own.
+Started by ``minidbg.workers.pool``, as ``main``; the loop is ``serving``'s. What it imports is
+chosen before it starts, and nothing of the code that is judged is in it, since that may change. The
+argument of ``run`` is the script as ``Request`` has it, with ``folder``, where the run writes,
+``env`` and ``unset``, how its variables differ from the server's, and ``fresh``: in an interpreter
+of its own.
 """
 
 from __future__ import annotations
@@ -125,7 +127,8 @@ def fingerprints(files: Sequence[str]) -> dict[str, list[int]]:
 def installed_in(folder: Path) -> bytes:
     """The names in a folder of packages, and what the interpreter read there when it started.
 
-    The folder's own time says less: it changes too when an interpreter makes a ``__pycache__``, and when what is there is installed again.
+    The folder's own time says less: it changes too when an interpreter makes a ``__pycache__``, and
+    when what is there is installed again.
     """
     names = sorted(set(os.listdir(folder)) - {"__pycache__"})
     paths = [(folder / name).read_bytes() for name in names if name.endswith(".pth")]
@@ -133,7 +136,8 @@ def installed_in(folder: Path) -> bytes:
 
 
 def main(root: str, text: str) -> None:
-    """Serve as the JSON ``text`` says. ``root``, on the path so that minidbg is found, is none of the scripts' business."""
+    """Serve as the JSON ``text`` says. ``root``, on the path so that minidbg is found, is none of
+    the scripts' business."""
     config = json.loads(text)
     began = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which tells us

@@ -1,8 +1,10 @@
-"""The one loop that forks: a server forks a supervisor for each question, and the supervisor runs it in a child and answers.
+"""The one loop that forks: a server forks a supervisor for each question, and the supervisor runs
+it in a child and answers.
 
-A question is a function by its name, with an argument of plain values and limits. The asker sends one end of a socket pair over the
-server's control socket and the question over the other; the answer, the parts of an ``Ended``, comes back on it. So several
-questions may be under way at once, from several threads. An asker who writes a byte, closes the socket or dies ends its question.
+A question is a function by its name, with an argument of plain values and limits. The asker sends
+one end of a socket pair over the server's control socket and the question over the other; the
+answer, the parts of an ``Ended``, comes back on it. So several questions may be under way at once,
+from several threads. An asker who writes a byte, closes the socket or dies ends its question.
 
 The server runs no thread. It ends with its control socket; what it runs ends with it, however it ends.
 """
@@ -29,9 +31,10 @@ from minidbg.workers.child import PR_SET_CHILD_SUBREAPER, Ended, die_with_parent
 from minidbg.workers.fork import Notes, call_in_fork, fork
 
 Question = Mapping[str, Any]
-"""``call`` (``module:function``), ``argument`` (None: nothing is run, and nothing answered), ``seconds``, ``memory_bytes``, ``interrupts``
-(a first byte of the asker interrupts the function, as Ctrl-C does), ``program`` (see ``call_in_fork``); and what the server's own ``prepare``
-wants to know."""
+"""``call`` (``module:function``), ``argument`` (None: nothing is run, and nothing answered),
+``seconds``, ``memory_bytes``, ``interrupts`` (a first byte of the asker interrupts the function, as
+Ctrl-C does), ``program`` (see ``call_in_fork``); and what the server's own ``prepare`` wants to
+know."""
 LAST_CHILDREN_S = 5.0
 GRACE_S = 2.0
 """For an orphan to end by itself: a server of the child's own removes its folder."""
@@ -52,7 +55,8 @@ def import_path() -> list[str]:
 
 
 def put(control: socket.socket, question: Question, stream: TextIO | None = None) -> socket.socket:
-    """Put a question to the server, with a stream for its child. Its answer comes on this socket: the end, if the server has ended."""
+    """Put a question to the server, with a stream for its child. Its answer comes on this socket:
+    the end, if the server has ended."""
     text = json.dumps(question).encode()
     ours, theirs = socket.socketpair()
     with theirs, contextlib.suppress(OSError):
@@ -101,7 +105,8 @@ def serve(
     prepare: Callable[[Question], object] = lambda question: None,
     forked: Callable[[], object] = lambda: None,
 ) -> None:
-    """Answer questions until the asker has gone. Before each fork the server ``prepare``s itself; after it, it lets go of what is the child's."""
+    """Answer questions until the asker has gone. Before each fork the server ``prepare``s itself;
+    after it, it lets go of what is the child's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asker, who tells the supervisors
     signal.signal(signal.SIGTERM, on_sigterm)
     try:
@@ -193,7 +198,8 @@ def supervise(question: Question, asker: socket.socket, server: int, stream: int
 
 
 def end_orphans() -> None:
-    """End what the question's child has left: where the kernel knows subreapers, orphans are given to this process, its supervisor."""
+    """End what the question's child has left: where the kernel knows subreapers, orphans are given
+    to this process, its supervisor."""
     began = time.monotonic()
     with contextlib.suppress(ChildProcessError):  # none left
         while (now := time.monotonic()) < began + LAST_CHILDREN_S:

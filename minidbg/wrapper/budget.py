@@ -30,8 +30,8 @@ class ReductionBudget:
     ) -> tuple[Settings, str]:
         """The settings under which this failure is answered, and why it is not reduced now (empty when it is).
 
-        ``reduce`` of the result is decided, ``seconds`` is what is left. A signature that was granted a
-        reduction gets no second one.
+        ``reduce`` of the result is decided, ``seconds`` is what is left. A signature that was
+        granted a reduction gets no second one.
         """
         with self.lock:
             why = self.refusal(signature, error, settings)

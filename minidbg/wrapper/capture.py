@@ -1,6 +1,7 @@
 """From a failure to a ``Case``: the untouched graph, the inputs as they were, the modes, and where it came from.
 
-Modes are read when the call fails, since inference mode is off while dynamo compiles and on again when the compiled function runs."""
+Modes are read when the call fails, since inference mode is off while dynamo compiles and on again
+when the compiled function runs."""
 
 from __future__ import annotations
 
@@ -102,7 +103,8 @@ def case_of_failure(failure: Failure, settings: Settings) -> Case:
 def case_of_call(
     link: Link, graph_module: fx.GraphModule, values: Sequence[Any], context: Context, settings: Settings
 ) -> Case:
-    """The call of ``graph_module`` with ``values`` through ``link``, of which no failure is known. Raises BackendUnreachable."""
+    """The call of ``graph_module`` with ``values`` through ``link``, of which no failure is known.
+    Raises BackendUnreachable."""
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     inputs = tuple(real_value(value, index) for index, value in enumerate(values))
     dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
@@ -131,7 +133,8 @@ def lost_note(failure: Failure) -> list[str]:
 
 
 def case_to_fill_in(failure: Failure, settings: Settings) -> Case:
-    """The failure as a case whose script leaves the backend to the person who knows how to get it: what was said of it is wrong."""
+    """The failure as a case whose script leaves the backend to the person who knows how to get it:
+    what was said of it is wrong."""
     link = failure.link
     link.references[settings] = backends.missing_backend(link.backend)
     try:
@@ -189,7 +192,8 @@ def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
 
 
 def suspects(failure: Failure) -> Suspects:
-    """The nodes that the frames of the failure name, that take the input which is wrong after the call, or the first with a wrong value.
+    """The nodes that the frames of the failure name, that take the input which is wrong after the
+    call, or the first with a wrong value.
 
     They are a hint: what cannot be found out is left out.
     """

@@ -34,7 +34,8 @@ class Link:
     compiler: CompilerFn = field(init=False)
     """``(gm, example_inputs) -> compiled_fn``, options included."""
     references: dict[Settings, BackendRef] = field(default_factory=dict, init=False, repr=False)
-    """How a fresh process gets it, where that was looked for: on the link itself, so that no table outlives the backend."""
+    """How a fresh process gets it, where that was looked for: on the link itself, so that no table
+    outlives the backend."""
 
     def __post_init__(self) -> None:
         found = backends.compiler_fn(self.backend, options=self.options, mode=self.mode)

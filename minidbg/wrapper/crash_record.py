@@ -1,8 +1,9 @@
 """Crash records: write each graph to disk before it is compiled, so that a process that dies leaves a record.
 
-Before a graph is compiled, its record is written: the graph, what its inputs look like, and the values of integers,
-booleans and small tensors. While nothing happens with the graph the record is renamed to say so, and when the graph
-has run well, backward included, it is removed. ``repro.crash_records`` finds what dead processes have left.
+Before a graph is compiled, its record is written: the graph, what its inputs look like, and the
+values of integers, booleans and small tensors. While nothing happens with the graph the record is
+renamed to say so, and when the graph has run well, backward included, it is removed.
+``repro.crash_records`` finds what dead processes have left.
 
 A process that is killed loses nothing that was written: the kernel has it. So nothing is flushed to the disk itself.
 """
@@ -66,7 +67,8 @@ class CrashRecord:
         return RecordedStep(self, Step.BACKWARD, self.link, ())
 
     def begin(self, step: Step, link: Link | None, values: Sequence[Any]) -> None:
-        """Have the record on disk under the name of ``step``. Raises what a handler of a signal does, and no other ordinary exception."""
+        """Have the record on disk under the name of ``step``. Raises what a handler of a signal
+        does, and no other ordinary exception."""
         try:
             if self.name is not None and self.name.pid != os.getpid():
                 return  # forked: it is our parent's

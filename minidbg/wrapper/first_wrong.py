@@ -1,6 +1,7 @@
 """The first node whose value the backend gets wrong: a hint for people and for the reduction.
 
-It is found by one run of the graph with each of its values as an output. What does not show with more outputs has no first node.
+It is found by one run of the graph with each of its values as an output. What does not show with
+more outputs has no first node.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ HINT_MEMORY_SHARE = 0.2
 
 
 def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) -> fx.Node | None:
-    """The first node on the way to ``where`` whose value differs when each of them is an output; None where memory may not suffice."""
+    """The first node on the way to ``where`` whose value differs when each of them is an output;
+    None where memory may not suffice."""
     try:
         way = {node.name for node in on_the_way(inside.graph, where)}
         tapped, nodes = with_taps(inside.graph, way)
@@ -87,7 +89,8 @@ def memory_of_node(node: fx.Node) -> set[object]:
 
 
 AS_FAR = 0.1
-"""Of a wrong value's error: what an earlier one on the way to it must be off by to be its cause. Rounding is far below."""
+"""Of a wrong value's error: what an earlier one on the way to it must be off by to be its cause.
+Rounding is far below."""
 
 
 def first_as_far_off(
@@ -95,7 +98,8 @@ def first_as_far_off(
 ) -> fx.Node | None:
     """The node of the output ``where``, or the first on the way to it whose error is about as large.
 
-    That may have passed for rounding: a run in float64 has other constants (0.1 is another number there), and rounds to other integers.
+    That may have passed for rounding: a run in float64 has other constants (0.1 is another number
+    there), and rounds to other integers.
     """
     node = nodes.get(where)
     if node is None:
@@ -118,7 +122,8 @@ def node_error(value: Tensor, exact: Tensor) -> float:
 
 
 def with_taps(graph: fx.GraphModule, way: Set[str]) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
-    """A copy of ``graph`` that returns every tensor it computes on the ``way`` and never writes to; and which output is which node's.
+    """A copy of ``graph`` that returns every tensor it computes on the ``way`` and never writes to;
+    and which output is which node's.
 
     A view of memory that is written to counts as written: it would show what a later node has done.
     """

@@ -1,7 +1,8 @@
-"""One graph of the user's program: compiled by the links of a chain until one works, run with care until it has run
-well, and then left alone.
+"""One graph of the user's program: compiled by the links of a chain until one works, run with care
+until it has run well, and then left alone.
 
-``GraphState`` is that for any graph; ``DynamoGraph`` adds what dynamo's need, ``wrapper.AtenGraph`` what AOTAutograd's need.
+``GraphState`` is that for any graph; ``DynamoGraph`` adds what dynamo's need, ``wrapper.AtenGraph``
+what AOTAutograd's need.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ class GraphState:
             return compiled_fn
 
     def is_put_off(self) -> bool:
-        """Whether the caller swallows a failure to compile now, and will compile the graph once more when it is needed."""
+        """Whether the caller swallows a failure to compile now, and will compile the graph once
+        more when it is needed."""
         return False
 
     def undo_compiling(self, kept: Kept) -> None:
@@ -169,7 +171,8 @@ class GraphState:
         return self.compiled_fn(args) if self.boxed else self.compiled_fn(*args)
 
     def careful_call(self, args: list[Any]) -> Any:
-        """A call of a graph that has not yet run well: keep what it writes to, run it, compare it with eager, report a failure."""
+        """A call of a graph that has not yet run well: keep what it writes to, run it, compare it
+        with eager, report a failure."""
         values = tuple(args)  # the callee may clear the list
         if handle.is_handling() or any(torch_internals.is_fake(value) for value in values):
             return self.call(args)  # our own work, or a tracer above us asks for shapes and nothing runs
@@ -238,7 +241,8 @@ class GraphState:
     def wrong_results(
         self, verification: verify.Verification, result: Any, args: tuple[Any, ...]
     ) -> Failure | None:
-        """The failure that ``Verification.judge`` sees in ``result``; not aliasing where AOTAutograd leaves that to its compilers."""
+        """The failure that ``Verification.judge`` sees in ``result``; not aliasing where
+        AOTAutograd leaves that to its compilers."""
         found = verification.judge(result, args)
         category = getattr(found and found.error, "category", "")
         if found is None or (self.level is Level.ATEN and category == "aliasing"):
@@ -295,7 +299,8 @@ class GraphState:
     def instead(
         self, error: Exception, args: tuple[Any, ...], kept: Kept | None, undeclared: str, *, begun: bool
     ) -> CompiledFn | None:
-        """What to call after a failure that is told about, or None. What the graph writes to may be as before the call."""
+        """What to call after a failure that is told about, or None. What the graph writes to may be
+        as before the call."""
         restored = self.put_back(kept)
         if is_waiting_in_vain(error, self.untouched, args):
             self.say_why_it_is_raised(error, Report(ABSENT_RANK))
@@ -352,7 +357,8 @@ class GraphState:
         return keep(values, self.mutated, self.held, limit_bytes=self.settings.value_limit_bytes)
 
     def report_on(self, failure: Failure) -> Report:
-        """``handle.handle`` the failure, and attach the report to its error; one that a wrapper below has attached stays."""
+        """``handle.handle`` the failure, and attach the report to its error; one that a wrapper
+        below has attached stays."""
         report = own_report(failure.error)
         if report is None:
             self.facts.failed = True
@@ -380,10 +386,12 @@ GUARDS = "the backend returned, and dynamo could build no guards from what it ha
 
 
 class DynamoGraph(GraphState):
-    """A graph that dynamo handed to a backend, with the guards that dynamo will build and the backward that is compiled late.
+    """A graph that dynamo handed to a backend, with the guards that dynamo will build and the
+    backward that is compiled late.
 
-    A failure in a compiled backward shows in the user's ``loss.backward()``, long after the wrapped call. The forward's inputs are remembered
-    by weak references, so that a healthy program keeps no tensor for longer than it would alone.
+    A failure in a compiled backward shows in the user's ``loss.backward()``, long after the wrapped
+    call. The forward's inputs are remembered by weak references, so that a healthy program keeps no
+    tensor for longer than it would alone.
     """
 
     guards: torch_internals.GuardState
@@ -432,8 +440,9 @@ class DynamoGraph(GraphState):
     def guard_backward(self, result: Any, args: tuple[Any, ...]) -> bool:
         """Answer what the compiled backward of this graph will raise; whether it has one.
 
-        Only backwards that AOTAutograd compiled since this graph came can be the backend's fault. Of what the graph has written to,
-        inputs have its backward too. The exception cannot be replaced by a result: only later calls can go on in eager.
+        Only backwards that AOTAutograd compiled since this graph came can be the backend's fault.
+        Of what the graph has written to, inputs have its backward too. The exception cannot be
+        replaced by a result: only later calls can go on in eager.
         """
 
         classes = torch_internals.aot_backward_classes(tensors_among([(result, args)]), self.aot_ids_from)

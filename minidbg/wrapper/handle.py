@@ -1,7 +1,8 @@
 """Capture a failure, have it reduced in another process, and attach the result to the user's exception.
 
-Nothing here may hide that exception. Whatever goes wrong on our side becomes a report that says so. Of a failure that no script can
-hold, a text is written with the graph, the inputs, the backend and the error.
+Nothing here may hide that exception. Whatever goes wrong on our side becomes a report that says so.
+Of a failure that no script can hold, a text is written with the graph, the inputs, the backend and
+the error.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def report_without_script(failure: Failure, refusal: Exception, settings: Settin
 
 @contextlib.contextmanager
 def handling(values: Sequence[Any]) -> Iterator[None]:
-    """A block of our own work on ``values``: no live tracing context, no wrapper that handles a failure, the program's random numbers as before."""
+    """A block of our own work on ``values``: no live tracing context, no wrapper that handles a
+    failure, the program's random numbers as before."""
     token = HANDLING.set(True)
     try:
         with torch_internals.restoring_random_numbers(values), torch_internals.outside_tracing():
@@ -132,7 +134,8 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
 def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Report:
     """Write the capture of ``case``; reduce it and publish a verified repro when the settings say now.
 
-    ``same_as`` is the repro that the same failure has already. Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
+    ``same_as`` is the repro that the same failure has already. Raises CannotWrite when the case has
+    no form in a script, and OSError when the folder cannot be written.
     """
     deadline = Deadline.after(settings.seconds)
     if settings.reduce is Reduce.NOW:  # torch is imported elsewhere while the capture is written
@@ -174,7 +177,8 @@ def reduced_or_why_not(
     same_as: Path | None = None,
     reduce: Reducer | None = None,
 ) -> Report:
-    """Send ``case`` to ``reduce_in_server``, unless the settings say later; the report, which says why where there is no repro."""
+    """Send ``case`` to ``reduce_in_server``, unless the settings say later; the report, which says
+    why where there is no repro."""
     shown = display_path(capture)
     if same_as is not None:
         line = f"same failure as {display_path(same_as)}; this graph is kept in {shown}"
@@ -244,7 +248,8 @@ def written_by(done: workers.Ended) -> ReductionResult:
 
 
 def write_what_is_known(failure: Failure, refusal: Exception, settings: Settings) -> Path | None:
-    """Write to the captures a script without its backend, or else a text; the path, None where the file system refuses that too.
+    """Write to the captures a script without its backend, or else a text; the path, None where the
+    file system refuses that too.
 
     The same failure gives the same file.
     """
@@ -285,7 +290,8 @@ def value_text(value: Any) -> str:
 
 
 def bug_of(case: Case, error: Exception) -> Signature | None:
-    """What is reduced once in a process. Wrong results have signatures that say little: the backend and the op count too."""
+    """What is reduced once in a process. Wrong results have signatures that say little: the backend
+    and the op count too."""
     if case.signature is None or not isinstance(error, AccuracyError):
         return case.signature
     return replace(case.signature, frames=(case.backend.name,), types=(error.op,))
@@ -294,9 +300,10 @@ def bug_of(case: Case, error: Exception) -> Signature | None:
 def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
     """Whether the graph fails in eager on the same inputs, so that the backend is not to blame.
 
-    The caller puts back what the graph writes. Gradients are on or off as in the failed call: autograd refuses to save an inference
-    tensor, and to write to a leaf. What has a history is copied, so that it keeps that one. Not asked (False) of compile-time failures, after memory has run
-    out, nor in a job of several ranks, where a collective would wait for the others.
+    The caller puts back what the graph writes. Gradients are on or off as in the failed call:
+    autograd refuses to save an inference tensor, and to write to a leaf. What has a history is
+    copied, so that it keeps that one. Not asked (False) of compile-time failures, after memory has
+    run out, nor in a job of several ranks, where a collective would wait for the others.
     """
     if not failure.kind.traits.raises_when_run or is_out_of_memory(failure.error) or several_ranks(environ):
         return False

@@ -110,7 +110,8 @@ PROCESS = Process()
 class Stats:
     """How many graphs this process gave to wrapped backends, and how many of them were compared with eager.
 
-    ``graphs`` is the sum of ``verified``, ``failed``, ``not_run`` and the values of ``not_verified`` and ``eager_raises``.
+    ``graphs`` is the sum of ``verified``, ``failed``, ``not_run`` and the values of
+    ``not_verified`` and ``eager_raises``.
     """
 
     graphs: int

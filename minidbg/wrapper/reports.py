@@ -18,7 +18,8 @@ class Report:
     """What became of a failure. A notebook and IPython show it with the script."""
 
     line: str
-    """The result for people, one line: ``812 -> 1 nodes, 14 runs, 3.2 s; run: python ...``; or why nothing was written."""
+    """The result for people, one line: ``812 -> 1 nodes, 14 runs, 3.2 s; run: python ...``; or why
+    nothing was written."""
     path: Path | None = None
     """The verified repro."""
     capture: Path | None = None
@@ -51,8 +52,8 @@ class Report:
 def report_of(error: BaseException | None) -> Report | None:
     """What minidbg wrote about ``error``, or about the exception that it wraps or was raised from; else None.
 
-    ``.path`` is the verified repro (None when there is none), ``.capture`` the unreduced capture, ``.line`` the result in
-    one line. As the last value of a notebook's cell it shows the script.
+    ``.path`` is the verified repro (None when there is none), ``.capture`` the unreduced capture,
+    ``.line`` the result in one line. As the last value of a notebook's cell it shows the script.
     """
     return next((report for one in chain_of(error) if (report := own_report(one)) is not None), None)
 

@@ -1,30 +1,43 @@
 """Save what a graph may write to, so that a failed call can be undone: tensors, and the RNG streams.
 
-A graph that fails half-way has applied some of its mutations. Running eager, or the next backend of a chain, on what
-it left would apply them twice.
+A graph that fails half-way has applied some of its mutations. Running eager, or the next backend of
+a chain, on what it left would apply them twice.
 
-Beside what a call changes, torch makes much of its state once, when something first runs, and a run of ours may be that first one.
-What a program can notice of it, and who leaves it to the program:
+Beside what a call changes, torch makes much of its state once, when something first runs, and a run
+of ours may be that first one. What a program can notice of it, and who leaves it to the program:
 
-- **The compiled backward**, and what is donated to it: ``torch_internals.lazy_backward``. What compiling it warns of and counts comes when the program's
-  own backward runs; AOTAutograd's entry on disk is written then, too. DDPOptimizer's count of compiled buckets does not see ours.
-- **Inductor's cache of graphs**: its key does not say what is donated, so an entry of ours has a tag. A graph that is compiled once more, to
-  find out what is wrong with it, is stored as any other, under the same key as the program's.
-- **Counters** (``torch._dynamo.utils.counters``): ``torch_internals.restoring_counters``, around each compile of ours. Not put back: inductor's ``metrics``, the
-  times that dynamo adds up, and AOTAutograd's number of the next graph, all of which only logs show.
-- **Stacks of compiles**, which torch's metrics keep for good: ``torch_internals.dropping_compile_stacks``, around the same and each comparison.
-- **Random numbers**, a seed that waits for an accelerator's first use, and imports that draw: ``torch_internals.devices``.
-- **Warnings given once**: ``torch_internals.in_silence``. Those of torch's C++ come again for the program; those that Python code of torch gives once by a
-  cache of its own do not, where only a run of ours meets them.
-- **AOTAutograd's check of custom operators**, in the first call of a compiled function: ``torch_internals.deferring_first_call``.
-- **Compiled autograd, saved-tensor hooks and modes** do not see runs of ours: ``torch_internals.outside_tracing``. Autocast keeps no cast of ours: ``verify.quiet``.
-- **Guards**: dynamo builds them from the state after the backend has returned; ``torch_internals.GuardState`` and ``DynamoGraph.undo_compiling`` put that back.
-- **Autotuning** (Triton, cuDNN's benchmark) is done by the first run on an accelerator, which is ours, on copies of the same shapes and
-  strides: the program gets the same choice, sooner. So are the warm-up of CUDA graphs, kernels that are loaded, and libraries' handles.
-- **Modules** that are imported late stay imported. **Threads** that autograd and inductor start are those that the program would start.
-- Not left to the program, since nobody was seen to notice: callbacks of ``torch._dynamo.callback`` hear of the backward twice; a profiler
-  shows runs of ours; on CUDA, the generators that AOTAutograd makes for a backward that draws anew (``_AutogradRngStateTracker``) have been
-  used once by us; config that is patched around the program's backward alone does not reach the code compiled for us.
+- **The compiled backward**, and what is donated to it: ``torch_internals.lazy_backward``. What
+  compiling it warns of and counts comes when the program's own backward runs; AOTAutograd's entry
+  on disk is written then, too. DDPOptimizer's count of compiled buckets does not see ours.
+- **Inductor's cache of graphs**: its key does not say what is donated, so an entry of ours has a
+  tag. A graph that is compiled once more, to find out what is wrong with it, is stored as any
+  other, under the same key as the program's.
+- **Counters** (``torch._dynamo.utils.counters``): ``torch_internals.restoring_counters``, around
+  each compile of ours. Not put back: inductor's ``metrics``, the times that dynamo adds up, and
+  AOTAutograd's number of the next graph, all of which only logs show.
+- **Stacks of compiles**, which torch's metrics keep for good:
+  ``torch_internals.dropping_compile_stacks``, around the same and each comparison.
+- **Random numbers**, a seed that waits for an accelerator's first use, and imports that draw:
+  ``torch_internals.devices``.
+- **Warnings given once**: ``torch_internals.in_silence``. Those of torch's C++ come again for the
+  program; those that Python code of torch gives once by a cache of its own do not, where only a run
+  of ours meets them.
+- **AOTAutograd's check of custom operators**, in the first call of a compiled function:
+  ``torch_internals.deferring_first_call``.
+- **Compiled autograd, saved-tensor hooks and modes** do not see runs of ours:
+  ``torch_internals.outside_tracing``. Autocast keeps no cast of ours: ``verify.quiet``.
+- **Guards**: dynamo builds them from the state after the backend has returned;
+  ``torch_internals.GuardState`` and ``DynamoGraph.undo_compiling`` put that back.
+- **Autotuning** (Triton, cuDNN's benchmark) is done by the first run on an accelerator, which is
+  ours, on copies of the same shapes and strides: the program gets the same choice, sooner. So are
+  the warm-up of CUDA graphs, kernels that are loaded, and libraries' handles.
+- **Modules** that are imported late stay imported. **Threads** that autograd and inductor start are
+  those that the program would start.
+- Not left to the program, since nobody was seen to notice: callbacks of ``torch._dynamo.callback``
+  hear of the backward twice; a profiler shows runs of ours; on CUDA, the generators that
+  AOTAutograd makes for a backward that draws anew (``_AutogradRngStateTracker``) have been used
+  once by us; config that is patched around the program's backward alone does not reach the code
+  compiled for us.
 """
 
 from __future__ import annotations
@@ -91,8 +104,8 @@ def keep(
 ) -> Kept:
     """What a graph may change that writes to ``values[index]`` for each ``index`` in ``mutated``, and to ``held``.
 
-    Above ``limit_bytes`` of tensor memory, while a device graph is being captured (copies would become part of it),
-    or where a tensor cannot be copied, nothing is kept and the result says so.
+    Above ``limit_bytes`` of tensor memory, while a device graph is being captured (copies would
+    become part of it), or where a tensor cannot be copied, nothing is kept and the result says so.
     """
     tensors = [*tensors_among(values[index] for index in sorted(mutated)), *held]
     written = [(tensor, memory_of(tensor)) for tensor in tensors]

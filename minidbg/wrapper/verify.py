@@ -1,8 +1,9 @@
 """Verification against eager: which calls of a graph are compared, and the comparison of one call.
 
-The compiled function runs once on the user's own inputs, and what it gives is judged. Eager runs afterwards, on copies
-taken before. Gradients come from another run of the compiled function, on copies too, *before* the user's own: a
-backend may hand out the same buffers in each run, and what the user holds must be what was written last.
+The compiled function runs once on the user's own inputs, and what it gives is judged. Eager runs
+afterwards, on copies taken before. Gradients come from another run of the compiled function, on
+copies too, *before* the user's own: a backend may hand out the same buffers in each run, and what
+the user holds must be what was written last.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class Verification:
         return RunSpec(BackendRef(self.link.name, "..."), tolerances=self.settings.allowed)
 
     def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
-        """``compare`` ``result``, which the compiled function gave for ``args``, with eager's; the failure, None where there is none.
+        """``compare`` ``result``, which the compiled function gave for ``args``, with eager's; the
+        failure, None where there is none.
 
         Whatever goes wrong on our side leaves the call unverified.
         """
@@ -105,7 +107,8 @@ class Verification:
         return None
 
     def compare(self, result: Any, args: Sequence[Any]) -> Failure | None:
-        """Run eager on the copies, and compare what the compiled function left behind; ``judge`` is the fence around it."""
+        """Run eager on the copies, and compare what the compiled function left behind; ``judge`` is
+        the fence around it."""
         inside = self.before
         drew_alike = same_states(self.after_forward, generator_states(args))
         expected, drew = self.eager()
@@ -122,7 +125,8 @@ class Verification:
                 return None
             if (found := runs.difference_of_form()) is not None:
                 return self.mismatch(found)
-            # equal outputs tell of equal numbers, unless another thread drew while the gradients were made, or a checkpoint draws again
+            # equal outputs tell of equal numbers, unless another thread drew while the gradients
+            # were made, or a checkpoint draws again
             drew_alike &= not any(any(nested_graphs(node)) for node in inside.graph.graph.nodes)
             if drew_alike and is_backward(own) and self.outputs_show_numbers(expected):
                 found = runs.difference_of_same_numbers()
@@ -150,7 +154,8 @@ class Verification:
     def eager(self) -> tuple[dict[str, Any], bool]:
         """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers.
 
-        Raises EagerRefuses where its forward fails. A generator that has moved may be another thread's doing, so the ops count too.
+        Raises EagerRefuses where its forward fails. A generator that has moved may be another
+        thread's doing, so the ops count too.
         """
         inside = self.before
         wants = self.gradients is not None or self.backward_error is not None
@@ -172,7 +177,8 @@ class Verification:
     # ---- random numbers
 
     def fed(self) -> Derandomized | None:
-        """The graph with its random numbers as inputs. None where they cannot be taken out: it is judged but for what others change."""
+        """The graph with its random numbers as inputs. None where they cannot be taken out: it is
+        judged but for what others change."""
         self.before.set_generators()
         try:
             return feed_recorded(self.before.graph, self.before.fresh())
@@ -193,7 +199,8 @@ class Verification:
             return None
 
     def difference_beside(self, numbers: Derandomized, actual: dict[str, Any]) -> Difference | None:
-        """How ``actual`` differs from what eager gives with these numbers: not at all where the graph is right and they are the backend's."""
+        """How ``actual`` differs from what eager gives with these numbers: not at all where the
+        graph is right and they are the backend's."""
         other = self.with_numbers(numbers)
         expected = other.before.eager(backward=bool(actual["gradients"]), may_refuse=True)
         for index in range(len(self.before.inputs), len(numbers.inputs)):
@@ -286,7 +293,8 @@ def begin(
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
 
-    Where gradients are needed, ``call`` of the compiled function and its backward have then run on copies; what ``kept`` holds is put back.
+    Where gradients are needed, ``call`` of the compiled function and its backward have then run on
+    copies; what ``kept`` holds is put back.
     """
     why = refusal(graph, args, mutated, settings) if kept.complete else "what it writes to cannot be copied"
     if why:
@@ -315,7 +323,8 @@ def run_backward(
 ) -> None:
     """Run the user's compiled function and its backward on copies, and keep the gradients, or what was raised.
 
-    Where the backward cannot run without being taken for the program's first one, the graph is compiled once more, for us alone.
+    Where the backward cannot run without being taken for the program's first one, the graph is
+    compiled once more, for us alone.
     """
     inside = verification.before
     inputs = inside.fresh(everything=True)
@@ -342,7 +351,8 @@ def run_backward(
             except Exception as error:  # judged when eager's backward has been seen
                 if is_out_of_memory(error) or is_of_a_signal_handler(error):
                     raise
-                # one that was compiled for us, outside of dynamo, may want what only dynamo has; the program's own will tell
+                # one that was compiled for us, outside of dynamo, may want what only dynamo has;
+                # the program's own will tell
                 if compiled_for_us or torch_internals.is_a_check_of_aot_autograd(error):
                     verification.facts.leave_out(GRADIENTS_REFUSED)
                 else:

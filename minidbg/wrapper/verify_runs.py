@@ -255,9 +255,11 @@ def too_large_in_float64(graph: fx.GraphModule, inputs: Sequence[Any]) -> str | 
 
 
 def declared_otherwise(graph: fx.GraphModule, args: Sequence[Any], written: frozenset[int]) -> str:
-    """What dynamo declared of an input of ``graph`` and did not keep to: no backend is to blame then. Empty where it kept to all.
+    """What dynamo declared of an input of ``graph`` and did not keep to: no backend is to blame
+    then. Empty where it kept to all.
 
-    An input that the graph writes to is left out: what dynamo declared has been written to as well. So is a symbolic size.
+    An input that the graph writes to is left out: what dynamo declared has been written to as well.
+    So is a symbolic size.
     """
     for index, (node, given) in enumerate(zip(graph.graph.find_nodes(op="placeholder"), args, strict=False)):
         declared = node.meta.get("example_value")

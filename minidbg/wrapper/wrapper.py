@@ -1,7 +1,8 @@
 """``minidbg.wrap`` and ``minidbg.wrap_compiler``: what they give behaves like what it wraps until that one fails.
 
-``wrap_compiler`` is for compilers of ``aot_autograd``, one level below ``wrap``: the graphs are AOTAutograd's (forward, backward,
-inference), the example inputs are fake, and the compiled function may take its inputs in one list that it clears.
+``wrap_compiler`` is for compilers of ``aot_autograd``, one level below ``wrap``: the graphs are
+AOTAutograd's (forward, backward, inference), the example inputs are fake, and the compiled function
+may take its inputs in one list that it clears.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class WrappedBackend:
         options: Mapping[str, Any],
         by_torch: bool,
     ) -> CompiledFn:
-        """Compile ``gm`` by the ``GraphState`` made for it; the exception that comes out of it gets the report's line as a note.
+        """Compile ``gm`` by the ``GraphState`` made for it; the exception that comes out of it gets
+        the report's line as a note.
 
         ``by_torch``: torch.compile calls, and will wrap what is raised.
         """
@@ -115,7 +117,8 @@ class WrappedBackend:
             raise outer from None
 
     def __getattr__(self, name: str) -> Any:
-        """Hooks that torch.compile looks for on a backend: ours has those of the wrapped one, and begins each link of a chain."""
+        """Hooks that torch.compile looks for on a backend: ours has those of the wrapped one, and
+        begins each link of a chain."""
         if name in torch_internals.BACKEND_HOOKS:
             links = self.links if name == torch_internals.BACKEND_INIT else self.links[:1]
             found = [hook for link in links if (hook := backends.hook(link.compiler, name)) is not None]
@@ -150,25 +153,29 @@ def wrap(
 ) -> CompilerFn:
     """``backend``, for ``torch.compile(backend=)``; when it fails, a verified minimal repro is left in ``repro_dir``.
 
-    ``backend`` is a name, a callable ``(gm, example_inputs) -> compiled_fn``, or a list of them: a chain, in which the
-    first that works is used and each failing link is captured; ``options`` and ``mode`` are then the first link's.
+    ``backend`` is a name, a callable ``(gm, example_inputs) -> compiled_fn``, or a list of them: a
+    chain, in which the first that works is used and each failing link is captured; ``options`` and
+    ``mode`` are then the first link's.
 
-    - ``verify``: ``"first"``, ``"always"``, ``"never"`` or a number: which calls of a compiled graph are compared with eager.
-    - ``rtol``, ``atol``, ``tolerances``: how far floats may be off; relative to the value, in units of the value, by dtype;
-      or by the precision that the backend computes float32 in by design: ``tolerances="bfloat16"``, ``"float16"``, ``"tf32"``.
+    - ``verify``: ``"first"``, ``"always"``, ``"never"`` or a number: which calls of a compiled
+      graph are compared with eager.
+    - ``rtol``, ``atol``, ``tolerances``: how far floats may be off; relative to the value, in units
+      of the value, by dtype; or by the precision that the backend computes float32 in by design:
+      ``tolerances="bfloat16"``, ``"float16"``, ``"tf32"``.
     - ``on_failure``: ``"raise"`` the backend's exception, or ``"fallback"`` to eager (or the next link) with a warning.
-    - ``reduce``: ``"now"``, or ``"later"``: write the capture only. ``seconds`` (of all reductions of this process) and
-      ``max_calls`` (runs of one) bound it.
-    - ``repro_dir``: the folder. ``value_limit_bytes``: most bytes of real tensor values that the files of one failure
-      hold, and that are copied to verify one call.
+    - ``reduce``: ``"now"``, or ``"later"``: write the capture only. ``seconds`` (of all reductions
+      of this process) and ``max_calls`` (runs of one) bound it.
+    - ``repro_dir``: the folder. ``value_limit_bytes``: most bytes of real tensor values that the
+      files of one failure hold, and that are copied to verify one call.
     - ``setup`` (statements) and ``reference`` (``"module:expression"``): how a fresh process gets the backend back.
-    - ``match``: a regular expression that a failure's text must contain to be reduced. ``reduce_oom``: reduce failures for
-      want of memory too. ``env``: names of variables that a repro needs. ``crash_records``: keep the case of a process
-      that dies on disk.
+    - ``match``: a regular expression that a failure's text must contain to be reduced.
+      ``reduce_oom``: reduce failures for want of memory too. ``env``: names of variables that a
+      repro needs. ``crash_records``: keep the case of a process that dies on disk.
 
-    What is not given (None) comes from ``MINIDBG_*`` variables, ``[tool.minidbg]`` of the nearest pyproject.toml and the
-    user's file; ``minidbg.core.settings.Settings`` has the defaults. The result compares equal to another one of the same
-    backend, options and settings, so that dynamo does not compile again.
+    What is not given (None) comes from ``MINIDBG_*`` variables, ``[tool.minidbg]`` of the nearest
+    pyproject.toml and the user's file; ``minidbg.core.settings.Settings`` has the defaults. The
+    result compares equal to another one of the same backend, options and settings, so that dynamo
+    does not compile again.
 
     In an interpreter that judges a repro, ``backend`` comes back as it is: its failure is not to be answered there.
 
@@ -340,9 +347,10 @@ class WrappedCompiler:
 def wrap_compiler(compiler: CompilerFn, **given: Unpack[CompilerSettings]) -> Any:
     """``compiler``, for ``aot_autograd(fw_compiler=, bw_compiler=, inference_compiler=)``.
 
-    When it fails on a graph, or what it compiled does, a verified minimal repro is left in ``repro_dir``: an ATen
-    graph and a call of the compiler. Forward and backward are each compared with AOTAutograd's own graph, never the gradients
-    with those of the program: ``minidbg.wrap`` does that. The settings are those of ``minidbg.wrap``. Raises BadSetting.
+    When it fails on a graph, or what it compiled does, a verified minimal repro is left in
+    ``repro_dir``: an ATen graph and a call of the compiler. Forward and backward are each compared
+    with AOTAutograd's own graph, never the gradients with those of the program: ``minidbg.wrap``
+    does that. The settings are those of ``minidbg.wrap``. Raises BadSetting.
     """
     if isinstance(compiler, str) or not callable(compiler):
         raise BadSetting(

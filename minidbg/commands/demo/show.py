@@ -1,4 +1,5 @@
-"""What ``minidbg demo`` prints around its program: the bug, the failure, the reduction, the script, its run, what next."""
+"""What ``minidbg demo`` prints around its program: the bug, the failure, the reduction, the script,
+its run, what next."""
 
 from __future__ import annotations
 

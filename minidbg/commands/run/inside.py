@@ -1,7 +1,7 @@
 """In the program: every way to ``torch.compile`` leads through a wrapped backend, as the orders of ``minidbg run`` say.
 
-Orders come in one variable, and each process answers by lines in one file. Nothing of minidbg but this file is imported before the
-program compiles something."""
+Orders come in one variable, and each process answers by lines in one file. Nothing of minidbg but
+this file is imported before the program compiles something."""
 
 from __future__ import annotations
 

@@ -135,7 +135,8 @@ def failure_lines(events: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def graph_lines(events: Iterable[dict[str, Any]], kinds: Collection[str] = ()) -> list[str]:
-    """What became of the graphs of all processes, and a line for each reason why one was not verified; none without graphs.
+    """What became of the graphs of all processes, and a line for each reason why one was not
+    verified; none without graphs.
 
     ``kinds`` are those of the failures.
     """
@@ -172,7 +173,8 @@ def nothing_failed(events: Sequence[dict[str, Any]], ending: Ending) -> str:
 def deaths_since(
     began: float, settings: Settings, ending: Ending, say: Callable[[str], object]
 ) -> Iterator[str]:
-    """A line for each process that has started since ``began`` and died, with the repro that was made of the case it left."""
+    """A line for each process that has started since ``began`` and died, with the repro that was
+    made of the case it left."""
     from minidbg.repro import crash_records  # late: torch is imported only where somebody has died
 
     folder = settings.repro_dir

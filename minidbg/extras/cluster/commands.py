@@ -17,7 +17,8 @@ CERTIFICATES = "set distributed.comm.tls in Dask's configuration ('minidbg help 
 
 
 def security_of(address: str) -> Any:
-    """Dask's ``Security`` for that scheduler. Raises BadSetting where anybody on the network could use it, MinidbgError without Dask."""
+    """Dask's ``Security`` for that scheduler. Raises BadSetting where anybody on the network could
+    use it, MinidbgError without Dask."""
     scheme, _, rest = address.partition("://")
     is_here = rest.rpartition(":")[0] in ("127.0.0.1", "[::1]", "localhost")
     if scheme != "tls" and not (scheme == "tcp" and is_here):
@@ -47,8 +48,8 @@ def security_of(address: str) -> Any:
 def worker(address: str, name: str, jobs: int) -> None:
     """Run repros here for 'minidbg watch --cluster'.
 
-    ADDRESS is that of a Dask scheduler ('dask scheduler' starts one): whoever reaches it runs code here as you. Ends
-    with Ctrl-C.
+    ADDRESS is that of a Dask scheduler ('dask scheduler' starts one): whoever reaches it runs code
+    here as you. Ends with Ctrl-C.
     """
     security = security_of(address)
     from minidbg.extras.cluster.worker import serve_scheduler

@@ -1,7 +1,8 @@
 """The machines of a Dask cluster, as watch sees them. A run is one task of Dask's with one resource, its device.
 
-Which worker runs it is decided by Dask, also when one dies under it. What is asked of a machine that is away ends as skipped, so that
-a sweep comes to its end; once the machine is back all is run again.
+Which worker runs it is decided by Dask, also when one dies under it. What is asked of a machine
+that is away ends as skipped, so that a sweep comes to its end; once the machine is back all is run
+again.
 """
 
 from __future__ import annotations

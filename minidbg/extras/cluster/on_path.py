@@ -1,4 +1,5 @@
-"""Run as a plain file, ``on_path.py FOLDERS SCRIPT ...``: the script, with these folders in front of ``sys.path``, and of its children's."""
+"""Run as a plain file, ``on_path.py FOLDERS SCRIPT ...``: the script, with these folders in front
+of ``sys.path``, and of its children's."""
 
 import os
 import runpy

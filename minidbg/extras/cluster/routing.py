@@ -1,4 +1,5 @@
-"""The pool of ``watch --cluster``: a device ``machine/device`` is asked for at that machine, one without a machine here. Needs no Dask.
+"""The pool of ``watch --cluster``: a device ``machine/device`` is asked for at that machine, one
+without a machine here. Needs no Dask.
 
 What a run elsewhere is to see goes with it: all that is watched, as one zip that is called by the digest of its content.
 """
@@ -65,7 +66,8 @@ class RoutingPool:
         return self.others.submit(device, request, self.code)
 
     def with_devices(self, asked: Future[Ended]) -> Future[Ended]:
-        """The answer about devices, with those elsewhere. While there are none the daemon waits: it has none here either."""
+        """The answer about devices, with those elsewhere. While there are none the daemon waits: it
+        has none here either."""
         both: Future[Ended] = Future()
 
         def add(end: Future[Ended]) -> None:

@@ -1,7 +1,9 @@
-"""A Dask worker that judges repros, in forks and children of the same warm interpreter that ``minidbg watch`` has on one machine.
+"""A Dask worker that judges repros, in forks and children of the same warm interpreter that
+``minidbg watch`` has on one machine.
 
-The judged code never runs in the worker itself: a task waits in a thread for the end of a run. What a run is to see lies in a folder
-that is called by the digest of its content, each file at its path on the sender's machine.
+The judged code never runs in the worker itself: a task waits in a thread for the end of a run. What
+a run is to see lies in a folder that is called by the digest of its content, each file at its path
+on the sender's machine.
 """
 
 from __future__ import annotations
@@ -94,7 +96,8 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
         return replace(ended, files=files, **texts)
 
     def unpack(self, digest: str, zipped: bytes) -> None:
-        """Make the folder of a content, which has its name once it is whole. What it cannot do the runs that need it will say."""
+        """Make the folder of a content, which has its name once it is whole. What it cannot do the
+        runs that need it will say."""
         if not (self.folder / digest).exists():
             try:
                 zipfile.ZipFile(io.BytesIO(zipped)).extractall(self.folder / "draft")

@@ -102,7 +102,8 @@ def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool
     Runs torch's operator samples. BACKEND is a registered name, package:name where the import of a package of another
     name registers it, or module:attribute. Each distinct failure ends as a verified repro.
 
-    Exit status 0: nothing fails; with --expected, nothing works worse than the file says. 3: something does. 125: cannot hunt.
+    Exit status 0: nothing fails; with --expected, nothing works worse than the file says. 3:
+    something does. 125: cannot hunt.
     """
     from minidbg.extras.hunt.hunting import Hunt
 
@@ -170,7 +171,8 @@ def print_table(table: Mapping[SampleCell, tuple[SampleResult, str]]) -> None:
 
 
 def is_worse(hunted: Hunt, expected: Path) -> bool:
-    """Whether something that was tried works worse than the file says; a file that is missing is written. Raises BadSetting."""
+    """Whether something that was tried works worse than the file says; a file that is missing is
+    written. Raises BadSetting."""
     from minidbg.extras.hunt.judging import SampleResult
 
     states = {cell: state for cell, (state, _) in sorted(hunted.table().items())}

@@ -1,4 +1,5 @@
-"""The hunt: batches of samples go to children of the forkserver, then each distinct failure is reduced to a verified repro.
+"""The hunt: batches of samples go to children of the forkserver, then each distinct failure is
+reduced to a verified repro.
 
 This process runs no backend. Batches and reductions are asked by threads; the main thread takes in what they bring.
 """

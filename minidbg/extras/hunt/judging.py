@@ -1,6 +1,8 @@
-"""In a child of the forkserver: samples are judged one after the other, and each outcome is on disk before the next begins.
+"""In a child of the forkserver: samples are judged one after the other, and each outcome is on disk
+before the next begins.
 
-A sample that kills the child, or does not end, has no line there. It is asked again by itself, where it may end in any way.
+A sample that kills the child, or does not end, has no line there. It is asked again by itself,
+where it may end in any way.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ def plan(ops: Sequence[str], dtypes: Sequence[str], devices: Sequence[str]) -> l
 
 
 def matching(patterns: Iterable[str], known: Iterable[str], what: str) -> list[str]:
-    """The known names that a pattern matches, or whose part before a dot does, in their own order. Raises BadSetting where none does."""
+    """The known names that a pattern matches, or whose part before a dot does, in their own order.
+    Raises BadSetting where none does."""
     names, wanted = list(known), set()
     for pattern in patterns:
         pattern = pattern.removeprefix("torch.")
@@ -95,7 +96,8 @@ def matching(patterns: Iterable[str], known: Iterable[str], what: str) -> list[s
 
 
 def case_of_sample(sample: Sample, backend: UsedBackend) -> Case | None:
-    """The graph that dynamo makes of the sample, as a case of which no failure is known; None past the cell's last sample.
+    """The graph that dynamo makes of the sample, as a case of which no failure is known; None past
+    the cell's last sample.
 
     Samples of even number that can train do. Raises whatever the operator's own sample function, eager or dynamo raises.
     """

@@ -1,7 +1,8 @@
-"""``minidbg watch --serve``: the page from a web server beside the daemon. It can be read, and nothing can be done with it.
+"""``minidbg watch --serve``: the page from a web server beside the daemon. It can be read, and
+nothing can be done with it.
 
-A server-sent event says that something changed, and the page fetches its part again. On the loopback whoever is on this machine
-may read; elsewhere a token in the address is needed.
+A server-sent event says that something changed, and the page fetches its part again. On the
+loopback whoever is on this machine may read; elsewhere a token in the address is needed.
 """
 
 from __future__ import annotations

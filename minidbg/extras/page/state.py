@@ -48,7 +48,8 @@ class Page(View):
             return filled(template, matrix=self.matrix, home=home, live=self.live)
 
     def details_page(self, name: str) -> str:
-        """The page of a repro: its failure, what was seen of it, and its script. Raises MinidbgError where none is so called."""
+        """The page of a repro: its failure, what was seen of it, and its script. Raises
+        MinidbgError where none is so called."""
         with self.lock:
             cells, home = self.matrix.of_repro(name), Path(self.matrix.home)
         path = home / name

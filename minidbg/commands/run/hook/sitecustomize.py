@@ -1,7 +1,8 @@
 """Imported by every Python process of a program under ``minidbg run``, before the program: this folder leads PYTHONPATH.
 
-So the program is started as it would be without us, and so are the Python processes that it starts. Nothing is done
-but to wait for torch's compiler to be imported. The ``sitecustomize`` that would be here without us is run as well.
+So the program is started as it would be without us, and so are the Python processes that it starts.
+Nothing is done but to wait for torch's compiler to be imported. The ``sitecustomize`` that would be
+here without us is run as well.
 """
 
 from __future__ import annotations
