@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 PACKAGE = TESTS.parent / "minidbg"
 FILE = Path(__file__).with_name("ratchets.txt")
 LINES = "lines of minidbg/"
+SHARED = "top-level names in more than one file"
+LONG = "lines of minidbg/ beyond 100 characters"
+VAGUE = ("found", "one", "given", "known", "said", "kept", "told")
 PATCHES = "patches of our own objects in "
 
 
@@ -23,6 +27,13 @@ def counted() -> dict[str, int]:
     """What ratchets.txt records, as it is now. A file of tests is there where it patches anything of ours."""
     sources = [path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".js")]
     found = {LINES: sum(path.read_text(encoding="utf-8").count("\n") for path in sources)}
+    modules = [path for path in sources if path.suffix == ".py"]
+    texts = [path.read_text(encoding="utf-8") for path in modules]
+    trees = [ast.parse(text) for text in texts]
+    found[SHARED] = len(shared_names(trees))
+    found[LONG] = sum(len(line) > 100 for text in texts for line in text.splitlines())
+    vague = Counter(name for tree in trees for name in vague_names(tree))
+    found |= {f"{name} as a name in minidbg/": vague[name] for name in VAGUE}
     for path in sorted(TESTS.rglob("*.py")):
         if number := sum(1 for _ in patches(ast.parse(path.read_text(encoding="utf-8")))):
             found[f"{PATCHES}{path.relative_to(TESTS)}"] = number
@@ -53,6 +64,38 @@ def patches(tree: ast.Module) -> Iterator[ast.Call]:
             case ast.Call(func=ast.Attribute(attr="setattr" | "delattr"), args=[target, *_]):
                 if not {one.id for one in ast.walk(target) if isinstance(one, ast.Name)} & others:
                     yield node
+
+
+def shared_names(trees: Iterable[ast.Module]) -> set[str]:
+    """Names that more than one file defines at its top level; imports, ``_`` and dunders do not count."""
+    files = Counter(name for tree in trees for name in set(defined_in(tree.body)))
+    return {name for name, times in files.items() if times > 1}
+
+
+def defined_in(body: list[ast.stmt]) -> Iterator[str]:
+    for statement in body:
+        targets: list[ast.expr] = []
+        match statement:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Assign():
+                targets = statement.targets
+            case ast.AnnAssign(target=target):
+                targets = [target]
+            case ast.If() | ast.Try():
+                yield from defined_in([*statement.body, *statement.orelse])
+        for node in (inner for target in targets for inner in ast.walk(target)):
+            is_bound = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            if is_bound and node.id.strip("_") and not node.id.startswith("__"):
+                yield node.id
+
+
+def vague_names(tree: ast.Module) -> Iterator[str]:
+    """Each identifier that is one of VAGUE, as often as it stands there: a name, an argument, an attribute."""
+    for node in ast.walk(tree):
+        for kind in ("id", "arg", "attr"):
+            if (name := getattr(node, kind, None)) in VAGUE:
+                yield str(name)
 
 
 def is_ours(name: str) -> bool:
