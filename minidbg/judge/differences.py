@@ -53,7 +53,7 @@ def wrong_elements(
     near = rounding, absolute + (rounding * usual if reference is None else 0.0)
     others = [run for run in (reference, *runs) if run is not None]
     values = actual, expected, expected if reference is None else reference, *others
-    own = _OwnError(decided_from, usual)
+    own = _OwnError(decided_from, usual, expected.dtype)
     for _, (a, e, r, *rest) in _chunks(*values):
         own.add(a, e, r, rest, near)
     errors = own.figures(_factor(expected.numel(), expected.dtype))
@@ -121,14 +121,18 @@ class _OwnError:
     """Eager's own error at each element: how far float64 and other roundings are from it, at the most.
 
     ``add`` sees all chunks first; ``allowed`` then says of an element the largest own error at
-    elements like it: those whose own error is at most ``LIKE`` times larger. Those that rounding
-    decides about (``decided_from``) stand for themselves alone.
+    elements like it: those whose own error is at most ``LIKE`` times larger. Where all elements are
+    off by little in units of their own, none is allowed more of its own, or than one rounding of a
+    usual element. Those that rounding decides about (``decided_from``) stand for themselves alone.
     """
 
-    def __init__(self, decided_from: float, usual: float) -> None:
+    def __init__(self, decided_from: float, usual: float, dtype: torch.dtype) -> None:
         self.decided_from, self.usual = decided_from, usual
+        self.one_rounding = usual * torch.finfo(dtype).eps if usual else 0.0
         self.peaks = torch.zeros(EXPONENTS, dtype=torch.float64)
         """The largest own error of each binary exponent; the first is for zeros."""
+        self.relative = 0.0
+        """The largest own error in units of its element."""
         self.compiled = self.eager = self.near = 0.0
         self.number = 0
         self.whole = self.largest = 0.0
@@ -160,6 +164,8 @@ class _OwnError:
         self.near = math.hypot(self.near, _norm(allowed))
         error = torch.where(known, error, 0.0).cpu()
         self.peaks.scatter_reduce_(0, _exponents(error), error, "amax")
+        size = _size(e, known).cpu()
+        self.relative = max(self.relative, float(torch.where(error > 0, error / size, 0.0).max()))
 
     def allowed(
         self, e: torch.Tensor, others: Sequence[torch.Tensor]
@@ -168,6 +174,8 @@ class _OwnError:
         error, decided = self.of(e, others)
         peaks = torch.cummax(self.peaks, 0).values
         like = peaks[(_exponents(error.cpu()) + LIKE).clamp(max=EXPONENTS - 1)].to(error.device)
+        size = _size(e, e.isfinite())
+        like = torch.minimum(like, (size * self.relative).clamp(min=self.one_rounding))
         return error, torch.where(decided, error, like), decided
 
     def figures(self, factor: float) -> dict[str, float]:
