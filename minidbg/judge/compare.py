@@ -12,8 +12,8 @@ where the one before has not explained the difference:
 2. ``Tag.FLOAT64``: the program in float64. Eager's distance from it is eager's own error, and the
    compiled result may be ten times as far at one element, two or three times as far in the root
    mean square. An element whose own error is a thousand times smaller excuses nothing and is
-   excused by nothing: a mask of -1e9 has rounding errors of 64. Where eager is off by at most a
-   hundredth of each element, a small one may not be off by a hundredth of the largest.
+   excused by nothing: a mask of -1e9 has rounding errors of 64. Where eager is off by
+   a few roundings of each element, a small one is not allowed those of a large one.
 3. ``Tag.NOISE``: eager with other rounding, since one run may be exact by luck, and a float64
    program has no wider one. How far these runs are from eager is its own error as well.
 4. Where the own error is as large as no rounding error alone is, rounding has decided (which of two

@@ -15,6 +15,7 @@ FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by 
 NOISY_BELOW, TINY = 1000, 10
 FACTOR_PEAK = 10.0  # each element against the worst one like it: a single wrong element is lost in a mean
 LIKE = 10  # binary orders by which the own errors of elements like each other differ: 1,024 times
+ROUNDINGS = 16  # of each element by itself, at most, as products have them and sums that cancel have not
 EXPONENTS = 2200  # more than float64 has binary exponents
 BETTER = 4e-2  # where only eager is NaN or inf, the compiled value may be off float64 by this, relative
 ABOUT_0 = 1e-3  # in units of the tensor: beside such a value a relative error says nothing
@@ -122,13 +123,13 @@ class _OwnError:
 
     ``add`` sees all chunks first; ``allowed`` then says of an element the largest own error at
     elements like it: those whose own error is at most ``LIKE`` times larger. Where all elements are
-    off by little in units of their own, none is allowed more of its own, or than one rounding of a
-    usual element. Those that rounding decides about (``decided_from``) stand for themselves alone.
+    off by a few roundings of their own, none is allowed more of its own, or than one of a usual
+    element. Those that rounding decides about (``decided_from``) stand for themselves alone.
     """
 
     def __init__(self, decided_from: float, usual: float, dtype: torch.dtype) -> None:
         self.decided_from, self.usual = decided_from, usual
-        self.one_rounding = usual * torch.finfo(dtype).eps if usual else 0.0
+        self.eps = torch.finfo(dtype).eps if usual else 0.0
         self.peaks = torch.zeros(EXPONENTS, dtype=torch.float64)
         """The largest own error of each binary exponent; the first is for zeros."""
         self.relative = 0.0
@@ -164,7 +165,7 @@ class _OwnError:
         self.near = math.hypot(self.near, _norm(allowed))
         error = torch.where(known, error, 0.0).cpu()
         self.peaks.scatter_reduce_(0, _exponents(error), error, "amax")
-        size = _size(e, known).cpu()
+        size = _size(e, e.isfinite()).cpu()
         self.relative = max(self.relative, float(torch.where(error > 0, error / size, 0.0).max()))
 
     def allowed(
@@ -174,8 +175,9 @@ class _OwnError:
         error, decided = self.of(e, others)
         peaks = torch.cummax(self.peaks, 0).values
         like = peaks[(_exponents(error.cpu()) + LIKE).clamp(max=EXPONENTS - 1)].to(error.device)
-        size = _size(e, e.isfinite())
-        like = torch.minimum(like, (size * self.relative).clamp(min=self.one_rounding))
+        if self.relative <= ROUNDINGS * self.eps:
+            size = _size(e, e.isfinite()) * self.relative
+            like = torch.minimum(like, size.clamp(min=self.usual * self.eps))
         return error, torch.where(decided, error, like), decided
 
     def figures(self, factor: float) -> dict[str, float]:

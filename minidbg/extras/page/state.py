@@ -63,7 +63,7 @@ class Page(View):
             script = f"# cannot be read: {error}"
         past = queries.history_text(queries.history_of(path, PAGE_HISTORY_ENTRIES))
         return filled(
-            "details.html.j2", cells=cells, repro=repro, details_page=provenance, script=script, past=past
+            "details.html.j2", cells=cells, repro=repro, provenance=provenance, script=script, past=past
         )
 
 
