@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import torch_internals
-from minidbg.codegen.kernels import Definitions
 from minidbg.codegen.names import is_plain_identifier, reference_to
+from minidbg.codegen.triton_kernels import Definitions
 from minidbg.core.errors import CannotWrite
 from minidbg.fx.ranks import shared_text
 

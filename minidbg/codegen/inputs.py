@@ -226,7 +226,7 @@ def write_inputs(
     Raises CannotWrite, naming the input, for a value that has no form in a script.
     """
     # A warning of torch's about a dtype, turned into an error by the user's filters, would take the place of the failure.
-    with torch.no_grad(), torch_internals.without_modes(), torch_internals.in_silence():
+    with torch.no_grad(), torch_internals.without_modes(), torch_internals.without_warnings():
         hints = [torch_internals.hint(value) for value in values]
         for on_cpu in (False, True):
             text = InputsText(exactness, main_device(hints), explicit, raw, on_cpu)
@@ -254,7 +254,7 @@ def write_constant(
     file is put into ``stored``.
     """
     faithful = Exactness.SMALL if exactness is Exactness.SEEDED else exactness
-    with torch.no_grad(), torch_internals.without_modes(), torch_internals.in_silence():
+    with torch.no_grad(), torch_internals.without_modes(), torch_internals.without_warnings():
         value = value.detach()
         if is_constructed(value) or not is_strided(value):
             raise CannotWrite(
@@ -396,7 +396,7 @@ def as_scripts_do() -> Iterator[None]:
     """torch as it is when a script begins: no mode, default dtype, the scripts' seed. What was
     before comes back after."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch_internals.in_silence())
+        stack.enter_context(torch_internals.without_warnings())
         stack.enter_context(torch_internals.without_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())

@@ -33,7 +33,8 @@ VERDICT_STYLE = {
 @click.option(
     "--backend",
     metavar=BACKEND,
-    help="Use this backend instead of the one in the script: a registered name or module:attribute, or a call of one.",
+    help="Use this backend instead of the one in the script: "
+    "a registered name, module:attribute, or a call, module:make(level=2).",
 )
 @OPTIONS
 @click.option("--rtol", type=click.FloatRange(min=0.0), help="Relative tolerance of results; needs --atol.")
@@ -42,9 +43,14 @@ VERDICT_STYLE = {
     "--tolerances",
     "precision",
     type=click.Choice(PRECISIONS),
-    help="Tolerances for a backend that computes float32 in this precision by design.",
+    help="Tolerances for a backend that computes float32 in this precision by design; "
+    "replaces --rtol and --atol.",
 )
-@click.option("--bisect", is_flag=True, help="For git bisect run: exit with 125 instead of 3.")
+@click.option(
+    "--bisect",
+    is_flag=True,
+    help="For git bisect run: exit with 125 instead of 3, so that git skips the commit.",
+)
 @click.option("--seconds", default=300.0, show_default=True, help="Time limit in seconds of each run.")
 def check(
     paths: tuple[Path, ...],
@@ -60,7 +66,7 @@ def check(
 ) -> None:
     """Run repros in fresh interpreters, and say which still fail.
 
-    PATHS are scripts, unique parts of their names in the repro folder, or folders of scripts. Exit status: the worst of 1 (still fails, also flaky), 3 (fails otherwise), 125 (cannot be judged here), 0 (gone).
+    PATHS are scripts, unique parts of their names in the repro folder, or folders of scripts. Exit status, the first that applies: 1 a repro still fails, at least in some runs; 3 one fails differently; 125 one cannot be judged here; 0 all are gone.
     """
     from minidbg import repro
 

@@ -72,7 +72,7 @@ def devices() -> Iterator[Finding]:
     )
     here = accelerators(torch)
     if not here:
-        yield fine("accelerator", "none; repros of other devices are skipped here")
+        yield fine("accelerator", "none; repros for accelerators are skipped here")
     for name, facts in here.items():
         if ":" in name:  # the current one goes by its kind alone too
             yield fine(name, facts["name"])
@@ -114,7 +114,7 @@ def forking() -> Iterator[Finding]:
         return
     if asked.answered:
         took = f"the first after {time.monotonic() - began:.1f} s, for imports"
-        yield fine("fork", f"questions are answered in forks of an interpreter of minidbg's own; {took}")
+        yield fine("fork", f"runs in forks of an interpreter of minidbg's own work; {took}")
         return
     why = (asked.error or asked.stderr_tail).strip().rpartition("\n")[2] or f"no answer in {QUESTION_S:.0f} s"
     yield missing(
@@ -158,7 +158,7 @@ def private_names() -> Iterator[Finding]:
     for name in lost:
         yield missing(name, "not in this torch", "what needs it is off, and says so")
     if not lost:
-        yield fine("torch's private names", f"all {len(private)} are here")
+        yield fine("torch's private names", f"all {len(private)} that minidbg uses are present")
 
 
 def is_here(name: str) -> bool:
@@ -173,7 +173,10 @@ def folder() -> Iterator[Finding]:
     """The repro folder, and what crashed processes have left in it."""
     place = settings.load().repro_dir
     scripts = plural(len(list(place.glob("*.py"))), "repro")
-    yield fine("repro folder", f"{place}, {scripts if place.exists() else 'made when needed'}")
+    yield fine(
+        "repro folder",
+        f"{place}, {scripts if place.exists() else 'not there yet; the first failure makes it'}",
+    )
     for line in crash_records.at_work(place):
         yield fine("at work", line)
     dead = crash_records.records_of_dead(place)

@@ -101,7 +101,7 @@ VERBOSE = click.Option(
 )
 
 
-def with_common_options(command: click.Command) -> click.Command:
+def with_verbosity_options(command: click.Command) -> click.Command:
     """``command`` with -q and -v, where it has no options of those names itself."""
     taken = {name for parameter in command.params for name in parameter.opts}
     for option in (QUIET, VERBOSE):

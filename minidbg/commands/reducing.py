@@ -39,16 +39,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("path", required=False, type=REPRO)
-@click.option("--last-crash", is_flag=True, help="Reduce the call during which the last process crashed.")
+@click.option(
+    "--last-crash",
+    is_flag=True,
+    help="Reduce the graph that the backend was working on when the last process died.",
+)
 @click.option(
     "--backend",
     metavar=BACKEND,
     help="Backend for a .pt2 file, torch's repro, or a script that lacks one: a registered name, module:attribute, "
-    "or for such a script a call, train:make(level=2).",
+    "or for a script that lacks its backend a call, train:make(level=2).",
 )
 @click.option("--seconds", default=300.0, show_default=True, help="Time limit in seconds.")
-@click.option("--max-calls", type=COUNT, help="Limit of runs.")
-@click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder of the repros.")
+@click.option("--max-calls", type=COUNT, help="Most runs of the backend.")
+@click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder to write repros to; default: minidbg_repros.")
 @click.option(
     "--jobs", "-j", type=COUNT, help="Runs at the same time; default: 2 where there are two cores, else 1."
 )
@@ -67,11 +71,10 @@ def reduce(
 ) -> None:
     """Reduce a capture, a repro, or all unreduced captures.
 
-    Writes verified repros. PATH may have been edited by hand. It may also be a .pt2 file of torch.export.save, or a script that torch's own minifier or tlparse wrote (minifier_launcher.py, repro.py, fx_graph_runnable), which is executed.
+    A capture is a recorded failure. Each repro is written once it has failed again in a fresh interpreter. PATH may have been edited by hand. It may also be a .pt2 file of torch.export.save, or a script that torch's own minifier or tlparse wrote (minifier_launcher.py, repro.py, fx_graph_runnable): such a script is executed, so pass only one that you trust.
 
     Ctrl-C ends the search; the best repro so far is verified and written. A second Ctrl-C ends at
-    once. A reduction that ended before it wrote a repro (also by kill -9 or power loss) continues
-    from the best graph on disk when started again.
+    once. One that was killed goes on from the smallest graph found when it is started again.
     """
     if path is not None and last_crash:
         raise click.UsageError("give either PATH or --last-crash")
@@ -289,7 +292,7 @@ OPTIONS_FIRST = {"allow_interspersed_args": False, "ignore_unknown_options": Tru
 )
 @click.option("--fallback", is_flag=True, help="Where a backend fails, run the graph in eager.")
 @click.option("--later", is_flag=True, help="Write captures only; reduce them with: minidbg reduce.")
-@click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder of the repros.")
+@click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder to write repros to; default: minidbg_repros.")
 @click.option("--seconds", type=float, help="Time limit in seconds of all reductions of a process.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="{PROGRAM|-m MODULE} [ARGS]...")
 def run(

@@ -19,7 +19,7 @@ from minidbg.commands.output import (
     VERBOSITY,
     colour,
     print_error,
-    with_common_options,
+    with_verbosity_options,
 )
 from minidbg.commands.table import COMMANDS, SECTIONS, imported
 from minidbg.core import environment
@@ -37,7 +37,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         found: click.Command = imported(COMMANDS[cmd_name])
-        return with_common_options(found)
+        return with_verbosity_options(found)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -65,19 +65,20 @@ class Commands(click.Group):
 @click.version_option(__version__)
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Shrink what breaks a torch.compile backend, keep it as a script, and watch it get fixed.
+    """Reduce a failure of a torch.compile backend to a small script, and watch it get fixed.
 
     Results are printed on stdout, messages on stderr.
 
-    Exit status of commands that run repros: 0 gone; 1 still fails (also flaky); 3 fails otherwise (another error,
-    a crash, a timeout); 125 cannot be judged here, or the command could not do what was asked.
+    Exit status of commands that run repros: 0 the failure is gone; 1 it is still there, at least in
+    some runs; 3 another failure (another error, a crash, a timeout); 125 cannot be judged here, or
+    the command could not do what was asked.
     """
     context.color = colour()
     if context.invoked_subcommand not in PROGRAMS:
         context.with_resource(environment.judging())
 
 
-with_common_options(cli)
+with_verbosity_options(cli)
 
 
 def main(argv: list[str] | None = None) -> Any:

@@ -67,15 +67,19 @@ KIND_OPTION = click.option(
     "sources",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Watch this folder too; may be repeated.",
+    help="Watch this source folder too; may be repeated. The backends' own are found.",
 )
 @click.option(
-    "--once", is_flag=True, help="Run everything once, then exit with 0, 1, 3 or 125 as 'minidbg check' does."
+    "--once",
+    is_flag=True,
+    help="Run each repro once; exit with 1 if any still fails, else 3 if any fails differently, "
+    "else 0; 125 if none could be judged.",
 )
 @click.option(
     "--fail-on",
     type=choice_of(FailOn),
-    help="With --once, exit with 1 for any failure, or only for what differs from the script's 'expect'.",
+    help="With --once: any (default) exits as above; "
+    "unexpected exits with 1 only where a verdict is not the script's 'expect', a fix included.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object per line.")
 @click.option(
@@ -95,27 +99,28 @@ KIND_OPTION = click.option(
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write that page to FILE after each sweep.",
+    help="Write the web page of --serve to FILE after each sweep.",
 )
 @click.option("--build", help="Shell command to run before a sweep, for example 'ninja -C build'.")
 @click.option(
     "--on-flip",
     multiple=True,
-    help="Shell command that reads the changed verdicts of a sweep as JSON Lines on stdin.",
+    help="Shell command that reads the changed verdicts of a sweep (FIXED, REGRESSED, changed) "
+    "as JSON Lines on stdin; may be repeated.",
 )
 @click.option(
     "-j",
     "--jobs",
     type=click.IntRange(min=1),
-    help="Runs at the same time; default: the number of cores, at most 8.",
+    help="Most runs at the same time, in all; default: the number of cores, at most 8.",
 )
 @click.option(
-    "--device-jobs", type=click.IntRange(min=1), help="Runs at the same time on one device; default: 1."
+    "--device-jobs", type=click.IntRange(min=1), help="Most runs at the same time on each device; default: 1."
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.1),
-    help="Time limit in seconds of each run; default: by how long it took before.",
+    help="Time limit in seconds of each run; default: chosen from its earlier runs.",
 )
 @click.option("--cluster", metavar="ADDRESS", help="Run on the workers of this Dask scheduler.")
 @click.option(
@@ -132,9 +137,9 @@ def watch(
     html: Path | None,
     **options: Any,
 ) -> None:
-    """Run the repros on each change of the code; say what changed.
+    """Run the repros whenever their backends change; say what changed.
 
-    The code is that of their backends. PATHS are folders of repros or single scripts; by default
+    PATHS are folders of repros or single scripts; by default
     the repro folder. Ends with Ctrl-C.
     """
     found = list(paths) or [repro_folder()]

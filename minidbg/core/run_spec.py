@@ -131,7 +131,7 @@ class BackendRef:
             name=table["backend"],
             expression="",
             paths=string_list(table.get("paths", ()), "paths"),
-            options=options_in(table.get("options", {})),
+            options=options_from_table(table.get("options", {})),
             mode=table.get("mode"),
             requirements=string_list(reference.get("requirements", ()), "requirements"),
             remarks=string_list(reference.get("remarks", ()), "remarks"),
@@ -163,7 +163,7 @@ def in_precision(name: str) -> dict[str, tuple[float, float]]:
     return dict.fromkeys(("float32", "complex64"), (PRECISIONS[name], PRECISIONS[name]))
 
 
-def options_in(value: str | Mapping[str, Any]) -> dict[str, Any]:
+def options_from_table(value: str | Mapping[str, Any]) -> dict[str, Any]:
     return mapping(read_literal(value) if isinstance(value, str) else value, "options")
 
 
@@ -227,7 +227,7 @@ class Context:
                 (str(device), str(dtype), bool(cached)) for device, dtype, cached in table.get("autocast", ())
             ),
             config={
-                module: options_in(options)
+                module: options_from_table(options)
                 for module, options in mapping(table.get("config", {}), "config").items()
             },
             threads=table.get("threads", origin.get("threads")),

@@ -35,6 +35,15 @@ import torch
 
 from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.judge.differences import Elements, are_close, far_apart, largest, wrong_elements
+from minidbg.judge.eager_runs import (
+    Eager,
+    EagerRuns,
+    Tag,
+    eager_runs_of,
+    left_by,
+    same_but_for_rounding,
+    with_other_rounding,
+)
 from minidbg.judge.leaves import (
     CannotCompare,
     Leaf,
@@ -43,15 +52,6 @@ from minidbg.judge.leaves import (
     _can_stand_for,
     _in_place_of,
     _short_name,
-)
-from minidbg.judge.legal import (
-    Eager,
-    EagerRuns,
-    Tag,
-    eager_runs_of,
-    left_by,
-    same_but_for_rounding,
-    with_other_rounding,
 )
 
 # Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative

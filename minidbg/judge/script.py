@@ -58,7 +58,7 @@ class Unavailable(Exception):
     """What the case needs is not here: a module, a device, the backend."""
 
 
-class Broken(Unavailable):
+class BackendCannotLoad(Unavailable):
     """The backend is here, and cannot be loaded."""
 
 
@@ -92,7 +92,7 @@ def judged_on_one_op(script: ExecutedScript, device: str | None) -> Outcome:
         try:
             outcomes.append(judge(one.runnable(device), any_failure=True))
         except Unavailable as missing:
-            verdict = Verdict.INVALID if isinstance(missing, Broken) else Verdict.SKIPPED
+            verdict = Verdict.INVALID if isinstance(missing, BackendCannotLoad) else Verdict.SKIPPED
             return Outcome(verdict, reason=str(missing))
         if outcomes[-1].verdict is Verdict.GONE:
             return outcomes[-1]
@@ -108,7 +108,7 @@ def find_backend(definitions: Mapping[str, Any], reference: BackendRef, wanted: 
             where = f"; put its folder on PYTHONPATH ({', '.join(reference.paths)}: not there)"
             where = where if reference.paths else ""
             raise Unavailable(f"the backend's modules are not all here: {brief(failed[0])}{where}")
-        raise Broken(f"the backend cannot be loaded: {brief(failed[0])}")
+        raise BackendCannotLoad(f"the backend cannot be loaded: {brief(failed[0])}")
     try:
         if wanted and ":" in wanted:
             return evaluated(wanted, reference.paths)

@@ -60,7 +60,7 @@ def without_needless_stages(case: Case, *, wanted: bool) -> AbstractContextManag
     return nullcontext([]) if stage is None else torch_internals.inductor_stopped_after(stage)
 
 
-def last_stage_needed(case: Case) -> torch_internals.InductorStage | None:
+def last_stage_needed(case: Case) -> torch_internals.InductorStop | None:
     """The last stage of inductor, short of all, in which the case's failure can happen."""
     signature = case.signature
     if signature is None or (signature.kind, signature.direction) != (Kind.COMPILE, Direction.FORWARD):
@@ -70,9 +70,9 @@ def last_stage_needed(case: Case) -> torch_internals.InductorStage | None:
     own = [frame for frame in signature.frames if frame.startswith("torch._inductor.")]
     innermost = signature.frames[0] if signature.frames else ""
     if LOWERING_ERROR in signature.types or innermost.startswith(BEFORE_INDUCTORS_CODEGEN):
-        return torch_internals.InductorStage.LOWERING
+        return torch_internals.InductorStop.LOWERING
     if own and own[0].startswith(BEFORE_INDUCTORS_KERNELS):
-        return torch_internals.InductorStage.CODEGEN
+        return torch_internals.InductorStop.CODEGEN
     return None
 
 

@@ -1,8 +1,5 @@
 """The way of a case to a child of the forkserver and back: plain values in the question, and a file
 for each storage, which is mapped there.
-
-To somewhere else a case goes as two files. On a worker of a cluster run as a plain script,
-``packing.py CASE TO_THE_END``: prints each phase, then the outcome as JSON.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def publish_first_that_fails(
     try:
         for form in forms(found, original):
             session.tell("verify", call_nodes(form.case.graph_module), start)
-            if form.exactness is not Exactness.EXACT and not seeded_values_suffice(form, session):
+            if form.exactness is not Exactness.EXACT and not script_values_suffice(form, session):
                 continue
             is_smallest = call_nodes(form.case.graph_module) == call_nodes(found.smallest.graph_module)
             for variant in (form, single_threaded(form)):
@@ -143,7 +143,7 @@ EXACTNESS_NOTES: Mapping[Exactness, str] = {
 }
 
 
-def seeded_values_suffice(form: ScriptForm, session: Session) -> bool:
+def script_values_suffice(form: ScriptForm, session: Session) -> bool:
     """Whether the case fails with the values that its script would make: cheaper to ask here than in a new process."""
     if next(tensors_in(form.case.inputs), None) is None:
         return True  # there are none

@@ -167,7 +167,7 @@ def message_to_keep(case: Case) -> str:
 def _lines_of(form: Form, case: Case, read: Header, model: str) -> dict[str, Any]:
     expression = case.backend.expression
     if form is Form.SHOWS:
-        shown = selfcheck.lines_that_show(read, model=model, expression=expression)
+        shown = selfcheck.lines_that_only_show(read, model=model, expression=expression)
         return {**shown, "not_judged": NOT_JUDGED_HERE}
     has_numbers = any(type(value) is int for value in case.inputs)
     for index in mutated_placeholders(case.graph_module) if case.spec.backward else ():
@@ -175,7 +175,7 @@ def _lines_of(form: Form, case: Case, read: Header, model: str) -> dict[str, Any
             raise selfcheck.NoShortForm(
                 "gradients of a value that the graph writes to are those from before the write"
             )
-    lines = selfcheck.lines_for(
+    lines = selfcheck.lines_that_judge(
         read,
         model=model,
         expression=expression,

@@ -2,7 +2,7 @@
 
 A failure is compared by exception type and a text pattern; wrong results by tolerances, against
 eager and against eager in float64. ``minidbg.judge`` compares more. A script is announced only when
-both say that the failure reproduces; for a case that these lines cannot judge, ``lines_for`` raises
+both say that the failure reproduces; for a case that these lines cannot judge, ``lines_that_judge`` raises
 NoShortForm, and a script is written that only shows it.
 """
 
@@ -50,7 +50,7 @@ class NoShortForm(MinidbgError):
     """The failure needs the whole judge; the message says why."""
 
 
-def lines_for(
+def lines_that_judge(
     header: Header, *, model: str, expression: str, has_numbers: bool = True, has_custom_layout: bool = False
 ) -> dict[str, Any]:
     """The variables of ``script.py.j2`` that judge; ``judge.py.j2`` has the text of the functions.
@@ -75,7 +75,7 @@ def lines_for(
     }
 
 
-def lines_that_show(header: Header, *, model: str, expression: str) -> dict[str, Any]:
+def lines_that_only_show(header: Header, *, model: str, expression: str) -> dict[str, Any]:
     """The variables of ``shows.py.j2``: one run in eager and one through the backend; none where
     that would end the process."""
     case = _ScriptJudge(header, model, expression, has_numbers=True)

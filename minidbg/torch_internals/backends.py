@@ -217,7 +217,7 @@ def bisect_inductor(fails: Callable[[str], bool]) -> tuple[str, str | None, int 
     return found.backend, found.subsystem, number, detail
 
 
-class InductorStage(enum.Enum):
+class InductorStop(enum.Enum):
     LOWERING = ("codegen", "codegen_with_cpp_wrapper")
     CODEGEN = ("_compile_to_module_lines",)
     """Scheduling and code generation; the kernels are compiled after it."""
@@ -229,7 +229,7 @@ class StoppedAfterStage(Exception):
 
 @contextlib.contextmanager
 @private
-def inductor_stopped_after(stage: InductorStage) -> Iterator[list[str]]:
+def inductor_stopped_after(stage: InductorStop) -> Iterator[list[str]]:
     """A block in which inductor stops after ``stage``; the list gets an item when it has."""
     from torch._inductor.graph import GraphLowering
 

@@ -39,7 +39,7 @@ os.register_at_fork(after_in_child=silence_lock._at_fork_reinit)  # type: ignore
 
 
 @contextlib.contextmanager
-def in_silence() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """A block without warnings and anomaly detection. What torch warns of once, it can warn of afterwards.
 
     All are the process's, and threads may be in such blocks at once: the first in changes them, the

@@ -150,7 +150,7 @@ class Daemon:
         ))  # fmt: skip
         for name, repro in repros.items():
             if repro.damage:
-                self.announce(events.ReproEvent("damaged", name, repro.damage))
+                self.announce(events.ReproFileChanged("damaged", name, repro.damage))
         for flip in reversed(self.history.flips(announced=False)):
             self.tell_flip(flip)  # we were killed before
 
@@ -497,9 +497,9 @@ def views_of(settings: WatchSettings, inbox: Inbox, more: Sequence[MakeView], *,
     if as_json:
         views.append(JsonLines(sys.stdout))
     elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
-        from minidbg.watch.terminal import Terminal
+        from minidbg.watch.terminal import TerminalView
 
-        views.append(Terminal(inbox))  # last: from here on errors would be written over
+        views.append(TerminalView(inbox))  # last: from here on errors would be written over
     else:
         views.append(PlainLines(sys.stdout, every_result=settings.once))
     return views

@@ -93,7 +93,7 @@ class Fault(Notice):
 
 
 @dataclass(frozen=True, slots=True)
-class ReproEvent(Event):
+class ReproFileChanged(Event):
     """A repro is new, has changed or has gone. ``change``: a key of ``CHANGES``."""
 
     name = "repro"

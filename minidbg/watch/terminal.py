@@ -2,7 +2,7 @@
 columns there are, and a terminal.
 
 To add a key, write its row of ``HELP`` and its case in ``Screen.press``; of what the terminal is
-needed for in ``Terminal.read_keys``. What the daemon is to do is a message: return one that there
+needed for in ``TerminalView.read_keys``. What the daemon is to do is a message: return one that there
 is, or add one to ``Message`` in ``daemon.py``, and its case in ``Daemon.dispatch``.
 """
 
@@ -154,7 +154,7 @@ class Screen:
         return Text(str(cell.verdict), style=STYLES.get(cell.verdict, ""))
 
 
-class Terminal(View):
+class TerminalView(View):
     """Shows the matrix until it is closed; then the terminal is as it was, with the flips below."""
 
     def __init__(self, inbox: Inbox) -> None:

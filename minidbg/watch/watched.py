@@ -22,7 +22,7 @@ from watchdog.observers.api import BaseObserver
 from watchdog.utils.event_debouncer import EventDebouncer
 
 from minidbg.watch import sources
-from minidbg.watch.events import Notice, ReproEvent
+from minidbg.watch.events import Notice, ReproFileChanged
 from minidbg.watch.files import JUNK_FOLDERS, Snapshot, scan
 from minidbg.watch.repros import Repro, read_repros
 from minidbg.watch.settings import WatchSettings
@@ -173,9 +173,9 @@ class Watched:
         for name in sorted(changed) if not is_first else ():
             damage = self.repros[name].damage
             change = "damaged" if damage else "edited" if name in before else "added"
-            self.announce(ReproEvent(change, name, damage))
+            self.announce(ReproFileChanged(change, name, damage))
         for name in sorted(before.keys() - self.repros.keys()):
-            self.announce(ReproEvent("removed", name))
+            self.announce(ReproFileChanged("removed", name))
         self.to_run_again |= changed
         if changed:
             roots = sources.source_roots(self.repros.values(), self.settings.sources)

@@ -1,6 +1,5 @@
 """Child processes that can be killed: what may crash, hang or fill the memory runs there. Nothing here imports torch."""
 
-from minidbg.workers.ahead import Standby, StandbyPlan
 from minidbg.workers.child import Ended, kill_group
 from minidbg.workers.fork import Notes, call_in_fork
 from minidbg.workers.forkserver import (
@@ -18,6 +17,7 @@ from minidbg.workers.interpreter import run_python
 from minidbg.workers.kernel_cache import own_kernel_cache, remove_unfinished, where_kernels_go
 from minidbg.workers.one_question import submit
 from minidbg.workers.request import Request, Submit, Warmup
+from minidbg.workers.standby import Standby, StandbyPlan
 
 __all__ = [
     "Ended",

@@ -31,12 +31,12 @@ from typing import Any, TextIO
 
 from minidbg.core import environment
 from minidbg.core.machine import HERE
-from minidbg.workers.ahead import Standby, StandbyPlan
 from minidbg.workers.child import Ended, end_of, kill_group, process_has_ended
 from minidbg.workers.fork import call_in_fork, fork
 from minidbg.workers.request import Request, Warmup
 from minidbg.workers.run_script import freezing_imports
 from minidbg.workers.serving import Question, import_path, put, put_to_itself, received, serve
+from minidbg.workers.standby import Standby, StandbyPlan
 
 MEMORY = Path("/dev/shm")
 """A folder that is memory, where there is one."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from minidbg.core.deadline import NEVER, Deadline
-from minidbg.workers.ahead import StandbyPlan
 from minidbg.workers.child import Ended, JsonValue
+from minidbg.workers.standby import StandbyPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ of ours may be that first one. What a program can notice of it, and who leaves i
   ``torch_internals.dropping_compile_stacks``, around the same and each comparison.
 - **Random numbers**, a seed that waits for an accelerator's first use, and imports that draw:
   ``torch_internals.devices``.
-- **Warnings given once**: ``torch_internals.in_silence``. Those of torch's C++ come again for the
+- **Warnings given once**: ``torch_internals.without_warnings``. Those of torch's C++ come again for the
   program; those that Python code of torch gives once by a cache of its own do not, where only a run
   of ours meets them.
 - **AOTAutograd's check of custom operators**, in the first call of a compiled function:

@@ -27,8 +27,8 @@ from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.core.settings import Settings, Verify
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.judge.compare import Comparison, Difference
+from minidbg.judge.eager_runs import OTHER_SEED, left_by
 from minidbg.judge.leaves import CannotCompare
-from minidbg.judge.legal import OTHER_SEED, left_by
 from minidbg.judge.randomness import Derandomized, feed_recorded, may_draw
 from minidbg.judge.run import gradient_sources, gradients_of
 from minidbg.torch_internals.devices import generator_states
@@ -402,7 +402,7 @@ def quiet() -> Iterator[None]:
     try:
         with (
             torch_internals.outside_tracing(),
-            torch_internals.in_silence(),
+            torch_internals.without_warnings(),
             torch_internals.dropping_compile_stacks(),
             torch_internals.preserving_thread_state(),
         ):

@@ -128,7 +128,7 @@ def comparison_with(
 
 
 def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) -> Before:
-    written = frozenset(sharing_memory(args, mutated))
+    written = frozenset(indices_sharing_memory(args, mutated))
     copied = written
     if bytes_of(tensors_among(args)) <= SMALL_BYTES:
         copied = frozenset(range(len(args)))
@@ -232,7 +232,7 @@ def refusal(
 def too_large(
     graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], settings: Settings
 ) -> str | None:
-    copies = bytes_of(tensors_among(args[index] for index in sharing_memory(args, mutated)))
+    copies = bytes_of(tensors_among(args[index] for index in indices_sharing_memory(args, mutated)))
     if copies > settings.value_limit_bytes:
         return (
             f"copies of what it writes to would take {copies / 1e6:.0f} MB, "
@@ -283,7 +283,7 @@ def declarable(value: Tensor) -> Iterator[tuple[str, Any]]:
     yield from (("stride ", step) for step in (value.stride() if value.layout is torch.strided else ()))
 
 
-def sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> list[int]:
+def indices_sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> list[int]:
     storages = {storage_key(one) for index in chosen for one in tensors_among([values[index]])}
     return [
         index

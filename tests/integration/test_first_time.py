@@ -252,7 +252,7 @@ import torch
 from minidbg import torch_internals
 
 cube = torch.ones(2, 2, 2)
-with torch_internals.in_silence():
+with torch_internals.without_warnings():
     cube.T
     cube.T
 assert not torch.is_warn_always_enabled()

@@ -25,7 +25,7 @@ from minidbg.core.errors import MinidbgError
 
 def found(backend, **given):
     try:
-        return with_graph(backends.find(backend, **given))
+        return with_graph(backends.find_reference(backend, **given))
     except MinidbgError as error:
         return {"refused": f"{type(error).__name__}: {error}"}
 
@@ -618,7 +618,7 @@ def model(x):
 CAPTURED = """
 graphs = []
 torch.compile(model, backend=lambda gm, inputs: graphs.append(gm) or gm.forward, fullgraph=True)(torch.ones(2))
-write(with_graph(backends.find("eager"), *graphs))
+write(with_graph(backends.find_reference("eager"), *graphs))
 """
 
 
@@ -694,7 +694,7 @@ graph = torch.fx.Graph()
 x = graph.placeholder("x")
 graph.output(graph.call_function(torch.ops.from_nowhere.op.default, (x,)))
 gm = torch.fx.GraphModule(torch.nn.Module(), graph)
-ref = backends.find("eager")
+ref = backends.find_reference("eager")
 try:
     backends.with_operators(ref, gm)
 except MinidbgError as error:

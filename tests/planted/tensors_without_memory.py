@@ -18,8 +18,8 @@ from minidbg.core.errors import MinidbgError
 from minidbg.fx import copying, effects
 from minidbg.fx.runs import StorageSerials
 from minidbg.judge import compare, differences, precision, undefined
+from minidbg.judge.eager_runs import EagerRuns, Tag
 from minidbg.judge.leaves import CannotCompare, _are_plain, collect_leaves
-from minidbg.judge.legal import EagerRuns, Tag
 from minidbg.wrapper import rollback
 from minidbg.wrapper.capture import real_value
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidbg.judge.compare import DEFAULT_SPEC, mismatch
+from minidbg.judge.eager_runs import EagerRuns, Tag
 from minidbg.judge.leaves import Leaf, collect_leaves
-from minidbg.judge.legal import EagerRuns, Tag
 
 settings.register_profile("compare", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("compare")

@@ -72,7 +72,7 @@ def what_next(console: Console, repro: Path) -> None:
     needs = "" if importlib.util.find_spec("pytest") else "; first: pip install pytest"
     console.rule("what next")
     for command, what in (
-        (f"minidbg show {repro.stem}", "what is known of the failure, and the nearest graph that passes"),
+        (f"minidbg show {repro.stem}", "what is known of the failure"),
         (f"pytest {display_path(repro)}", f"the script is a test too{needs}"),
         (
             "minidbg run YOUR_PROGRAM.py",

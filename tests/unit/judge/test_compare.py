@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from minidbg.judge.compare import DEFAULT_SPEC, mismatch
+from minidbg.judge.eager_runs import EagerRuns, Tag
 from minidbg.judge.leaves import CannotCompare, Leaf, collect_leaves
-from minidbg.judge.legal import EagerRuns, Tag
 
 Snapshot = dict[str, Leaf]
 ONES = torch.ones(3)

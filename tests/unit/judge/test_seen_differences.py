@@ -12,8 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidbg import torch_internals
 from minidbg.judge.compare import DEFAULT_SPEC, Comparison, mismatch
+from minidbg.judge.eager_runs import EagerRuns, Tag
 from minidbg.judge.leaves import CannotCompare, collect_leaves
-from minidbg.judge.legal import EagerRuns, Tag
 from minidbg.judge.precision import to_float64
 from minidbg.judge.undefined import ZeroFilled
 

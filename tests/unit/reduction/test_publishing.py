@@ -28,7 +28,7 @@ from minidbg.reduction.publishing import (
     in_time,
     limit_of_a_run,
     result_of,
-    seeded_values_suffice,
+    script_values_suffice,
     single_threaded,
     what_is_missing,
     why_not,
@@ -94,10 +94,10 @@ def test_values_that_a_script_makes_are_asked_for_where_there_are_tensors(
     asked: list[Case] = []
     monkeypatch.setattr(Session, "fails_the_same", lambda self, case: asked.append(case) or False)
     form = publishing.ScriptForm(case_of(relu, torch.linspace(3, 5, 7)), Exactness.SEEDED)
-    assert not seeded_values_suffice(form, a_session())
+    assert not script_values_suffice(form, a_session())
     assert not torch.equal(asked[0].inputs[0], form.case.inputs[0])
     without = publishing.ScriptForm(case_of(lambda n: n + 1, 3), Exactness.SEEDED)
-    assert seeded_values_suffice(without, a_session())
+    assert script_values_suffice(without, a_session())
     assert len(asked) == 1
 
 

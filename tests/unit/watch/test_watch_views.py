@@ -215,7 +215,7 @@ def test_what_is_over_is_shown_no_more() -> None:
     over = [broken(), events.BackendBack("toy", "cpu"), events.BuildStarted("make", at=NOW)]
     over += [events.BuildFailed(1, 1.0, "", "too few", at=NOW), events.BuildFinished(1.0, at=NOW)]
     over += [unconfirmed("a.py", "reproduces", "gone"), result("a.py", "gone"), result("b.py", "gone")]
-    text = as_text(heard(*over, events.ReproEvent("removed", "b.py")))
+    text = as_text(heard(*over, events.ReproFileChanged("removed", "b.py")))
     assert [word for word in ("broken", "failed", "too few", "gone?", "b.py") if word in text] == []
 
 
@@ -245,7 +245,7 @@ OLD_ROWS: dict[str, tuple[list[Event], set[str]]] = {
     "after a save that broke the backend": ([*JUDGED, sweep_started(2), broken(), sweep_finished(2)], {"a.py", "b.py"}),
     "some are run again on the same code": ([*JUDGED, SAME_CODE, result("a.py", "gone"), sweep_finished(2)], set()),
     "a save cut the sweep short": ([*JUDGED[:3], replace(FINISHED, end="superseded")], {"a.py", "b.py"}),
-    "an edited repro": ([*JUDGED, events.ReproEvent("edited", "a.py")], {"a.py"}),
+    "an edited repro": ([*JUDGED, events.ReproFileChanged("edited", "a.py")], {"a.py"}),
     "during a build": ([*JUDGED, events.BuildStarted("make", at=NOW)], {"a.py", "b.py"}),
     "after a build": ([*JUDGED, events.BuildStarted("make", at=NOW), events.BuildFinished(1.0, at=NOW)], set()),
     "a flip that an earlier session did not tell": ([FORGOTTEN], {"a.py"}),

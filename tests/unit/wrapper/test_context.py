@@ -86,7 +86,7 @@ def test_threads_in_silence_at_once_leave_warnings_and_anomaly_detection_as_they
     """The second is in when the first goes, as it comes with two threads that verify graphs of theirs."""
     filters = list(warnings.filters)
     with torch.autograd.set_detect_anomaly(True, check_nan=False):
-        first, second = torch_internals.in_silence(), torch_internals.in_silence()
+        first, second = torch_internals.without_warnings(), torch_internals.without_warnings()
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)

@@ -18,7 +18,7 @@ from minidbg.core.deadline import Deadline
 from minidbg.core.foreign import chain_of
 from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
-from minidbg.judge import legal
+from minidbg.judge import eager_runs
 from minidbg.wrapper import Report, capture, crash_record, handle, stats, verify_runs
 from minidbg.wrapper.process import PROCESS, write_stats
 
@@ -126,7 +126,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
     ours: dict[str, tuple[Any, str]] = {
         "recording": (crash_record.CrashRecord, "write"),
         "comparing": (verify_runs.Before, "eager"),
-        "explaining": (legal, "left_by"),
+        "explaining": (eager_runs, "left_by"),
         "handling": (handle, "capture_and_reduce"),
         "suspecting": (capture, "suspects_of"),
         "capturing": (handle, "captured"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from minidbg import workers
-from minidbg.workers.ahead import Standby, StandbyPlan
+from minidbg.workers.standby import Standby, StandbyPlan
 
 HASHES = "print(hash('a word'), list({'one', 'two', 'three', 'four', 'five', 'six'}))"
 
