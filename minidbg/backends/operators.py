@@ -8,6 +8,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -146,12 +147,14 @@ def with_operators(
     """
     builder = RefBuilder(ref)
     names = operators_of(gm)
-    of_script = [name for name in names if statements_of_operator(name)]
-    defined = [name for name in of_script if modules_of_operator(name)[0] == "__main__"]
-    extended = [name for name in of_script if name not in defined]
+    stated = [name for name in names if statements_of_operator(name)]
+    defined = [name for name in stated if modules_of_operator(name)[0] == "__main__"]
+    extended = [name for name in stated if name not in defined]
+    extend = partial(_operators_of_script, extends=True)
+    of_script = ((_operators_of_script, defined), (extend, extended))
     parts: list[tuple[str, Callable[[Any, RefBuilder], None], Any]] = [
         *((f"the operator {name}", _operator, name) for name in names),
-        *((f"the operator {some[0]}", _operators_of_script, some) for some in (defined, extended) if some),
+        *((f"the operator {some[0]}", add, some) for add, some in of_script if some),
         *((f"the function {one.__qualname__}", _function, one) for one in functions_of(gm)),
     ]
     for what, add, part in parts:
@@ -197,12 +200,11 @@ def _operator(name: str, builder: RefBuilder) -> None:
         _native(name, builder)
 
 
-def _operators_of_script(names: Sequence[str], builder: RefBuilder) -> None:
-    """Copy the statements that define or extend operators in ``__main__``, those of all at once:
-    they may share a Library."""
+def _operators_of_script(names: Sequence[str], builder: RefBuilder, *, extends: bool = False) -> None:
+    """Copy the statements of ``__main__`` for operators, of all at once: they may share a Library."""
     statements = {found.line: found for name in names for found in statements_of_operator(name)}
-    ordered, owner = [statements[line] for line in sorted(statements)], modules_of_operator(names[0])[0]
-    builder.copy_of_main().add_operators(names[0], ordered, extends=owner != "__main__")
+    ordered = [statements[line] for line in sorted(statements)]
+    builder.copy_of_main().add_operators(names[0], ordered, extends=extends)
 
 
 def _native(name: str, builder: RefBuilder) -> None:

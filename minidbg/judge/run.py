@@ -188,7 +188,7 @@ def noting_passthrough(compiler: Any, notes: list[str]) -> Any:
     def call_backend_and_look(graph_module: Any, *args: Any, **kwargs: Any) -> Any:
         before = graph_texts(graph_module)
         compiled_fn = called(graph_module, *args, **kwargs)
-        if is_handed_back(compiled_fn, graph_module, before):
+        if is_handed_back(compiled_fn, graph_module, lambda: before):
             notes.append(HANDED_BACK)
         return compiled_fn
 
@@ -235,10 +235,9 @@ def compiles_one_op(compiler: Any, spec: RunSpec, inputs: tuple[Any, ...]) -> bo
     return taken > len(handed_back)
 
 
-def is_handed_back(compiled_fn: Any, given: Any, before: list[str]) -> bool:
-    """Whether a backend gave the graph back with the texts of ``before``: eager runs it, which is
-    no success of the backend."""
-    return getattr(compiled_fn, "__self__", compiled_fn) is given and graph_texts(given) == before
+def is_handed_back(compiled_fn: Any, given: Any, before: Callable[[], list[str]]) -> bool:
+    """Whether a backend gave the graph back with the texts of ``before()``, so that eager runs it."""
+    return getattr(compiled_fn, "__self__", compiled_fn) is given and graph_texts(given) == before()
 
 
 def graph_texts(graph_module: Any) -> list[str]:

@@ -1,6 +1,5 @@
 """The way of a case to a child of the forkserver and back: plain values in the question, and a file
-for each storage, which is mapped there.
-"""
+for each storage, which is mapped there."""
 
 from __future__ import annotations
 

@@ -107,8 +107,9 @@ class GraphState:
                 self.warn(failure, report)
                 gm = copy_graph_module(self.untouched)
             else:
-                before = graph_texts(self.untouched)
-                if self.level is Level.DYNAMO and is_handed_back(compiled_fn, gm, before):
+                if self.level is Level.DYNAMO and is_handed_back(
+                    compiled_fn, gm, lambda: graph_texts(self.untouched)
+                ):
                     self.facts.handed_back = f"{link.name} gave it back unchanged, so eager runs it"
                 return self.called_as(compiled_fn)
         return self.called_as_eager()
@@ -444,7 +445,6 @@ class DynamoGraph(GraphState):
         Of what the graph has written to, inputs have its backward too. The exception cannot be
         replaced by a result: only later calls can go on in eager.
         """
-
         classes = torch_internals.aot_backward_classes(tensors_among([(result, args)]), self.aot_ids_from)
         if not classes:
             return False

@@ -23,7 +23,7 @@ from minidbg.core.errors import AccuracyError
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction
-from minidbg.core.run_spec import BackendRef, RunSpec
+from minidbg.core.run_spec import BackendRef, Level, RunSpec
 from minidbg.core.settings import Settings, Verify
 from minidbg.fx.effects import nested_graphs, op_name
 from minidbg.judge.compare import Comparison, Difference
@@ -117,6 +117,8 @@ class Verification:
             return self.failure(self.backward_error, Kind(phase or "runtime"), Direction.BACKWARD)
         if expected["gradients"] is None:
             self.facts.leave_out(GRADIENTS_REFUSED)
+        if self.spec.level is Level.DYNAMO and isinstance(result, (tuple, list)):
+            result = result[: len(expected["outputs"])]  # dynamo takes no more
         runs = comparison_with(inside, self.spec, inside.left(result, args, self.gradients), expected)
         if (suspect_nodes := inside.spoilt_unseen(args)) is not None:
             return self.mismatch(suspect_nodes)
@@ -240,10 +242,8 @@ class Verification:
         runs = comparison_with(inside, self.spec, actual, expected)
         found = found or self.difference(runs)
         if found is None and self.gradients:
-            self.facts.left_out = (
-                *self.facts.left_out,
-                NUMBERS_OF_BACKWARD,
-            )  # of healthy training nobody is told
+            # of healthy training nobody is told
+            self.facts.left_out = (*self.facts.left_out, NUMBERS_OF_BACKWARD)
         return self.mismatch(found, (RECORDED,)) if found else None
 
     # ---- failures

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import signal
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +23,7 @@ from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
 from minidbg.reduction import context_passes
 from minidbg.wrapper import wrap
+from minidbg.wrapper.process import PROCESS
 
 
 def forward_works(gm: fx.GraphModule, example_inputs: Any) -> Any:
@@ -93,6 +97,50 @@ def test_the_backward_of_another_compiled_graph_is_not_taken_for_ours(cases: lis
     with pytest.raises(RuntimeError, match="backward kernel"):
         loss.backward()
     assert not cases
+
+
+class TimeIsUp(Exception):
+    """The program's own limit."""
+
+
+@pytest.mark.parametrize(("raised", "arrives"), [(ZeroDivisionError, RuntimeError), (TimeIsUp, TimeIsUp)])
+def test_what_is_raised_while_a_backward_is_answered(
+    raised: type[Exception], arrives: type[Exception]
+) -> None:
+    """A bug of ours leaves the backward's own exception; what a signal handler raises reaches the program."""
+
+    def out_of_time(*_: object) -> None:
+        raise TimeIsUp
+
+    def respond(*_: object, **__: object) -> Any:
+        if raised is TimeIsUp:
+            signal.raise_signal(signal.SIGUSR1)
+        raise raised
+
+    PROCESS.responder = respond
+    loss = torch.compile(lambda x: x.sin(), backend=wrap(BROKEN, verify="never"))(
+        torch.randn(3, requires_grad=True)
+    ).sum()
+    before = signal.signal(signal.SIGUSR1, out_of_time)
+    try:
+        with pytest.raises(arrives, match="backward kernel" if arrives is RuntimeError else None):
+            loss.backward()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_backward_that_is_awaited_keeps_no_input_alive(cases: list[Case]) -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3)
+    loss = torch.compile(lambda x, y: x.sin() + y, backend=wrap(BROKEN, verify="never"))(x, y).sum()
+    freed = weakref.ref(y)
+    del y
+    gc.collect()
+    assert freed() is None
+    with pytest.raises(RuntimeError, match="backward kernel"):
+        loss.backward()
+    (case,) = cases
+    assert case.inputs[0] is x
+    assert case.inputs[1].shape == (3,)
 
 
 def test_the_next_number_of_aot_autograd_is_read_without_taking_it() -> None:
