@@ -38,8 +38,12 @@ HEADER = """
 # {story}
 # ///
 
-raise SystemExit("nothing may run this script")
+if __name__ == "__main__":
+    raise SystemExit("nothing may run this script")
 """
+
+GUARD = 'raise SystemExit("nothing may run this script")'
+"""In place of a script's own last line: what only reads a script does not end with it."""
 
 BACKEND = """
 def no_relu(gm, example_inputs):

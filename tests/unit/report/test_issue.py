@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.lying_repro import lay
+from support.lying_repro import GUARD, lay
 
 from minidbg import commands
 from minidbg.core.outcome import Verdict
@@ -52,6 +52,7 @@ def test_a_report_tells_what_other_stages_do(repro: Path) -> None:
 def test_a_report_is_run_asks_other_backends_and_has_the_versions(
     repro: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    edited(repro, GUARD, "torch.compile(Repro(), backend=backend, fullgraph=True)(*inputs())")
     with pytest.raises(SystemExit):
         commands.main(["report", str(repro), "--json"])
     told = json.loads(capsys.readouterr().out)
