@@ -27,7 +27,9 @@ LONG = ("diffusers_loop", "hf_trainer", "lightning_fit", "lora", "timm_training"
 
 
 def each_program() -> Iterator[object]:
-    for name in sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem != "results"):
+    for name in sorted(
+        path.stem for path in PROGRAMS.glob("*.py") if path.stem not in ("results", "field_models")
+    ):
         yield pytest.param(name, marks=[pytest.mark.exhaustive] if name in LONG else [])
 
 

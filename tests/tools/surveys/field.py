@@ -2,14 +2,13 @@
 
     python tests/tools/surveys/field.py --backends aot_eager --json field.jsonl
     python tests/tools/surveys/field.py --models GPT2LMHeadModel timm/resnet18 --modes train --jobs 2
-    python tests/tools/surveys/field.py --backends aot_eager --plant          # each with a bug in its backend that must be found
     python tests/tools/surveys/field.py --device cuda --jobs 8                # on a GPU
 
 Each trial is a model, a mode and a backend, in processes of their own with a time limit: one runs the bare backend, one the wrapped backend, each
 with empty inductor caches (``--kernels FOLDER``: compiled kernels are kept there for all trials, which leaves first calls out of the table and much
 time of a C++ compiler out of the trial). Compared are all results (outputs, gradients, parameters, buffers, the RNG state), bit by bit, the processor seconds of the
 first call and of later ones, and the most memory that the first call took, the device's too. ``--json`` names a file to which each row is appended; trials that it holds
-already are not made again, so that an interrupted trial goes on where it was. Exit status 1 when a trial was not silent or a planted bug was missed.
+already are not made again, so that an interrupted trial goes on where it was. Exit status 1 when a trial was not silent.
 
 Modes: ``eval`` (no gradients), ``train`` (three steps of SGD), ``amp`` (the same in bfloat16 autocast), ``dynamic`` (the same with symbolic
 shapes and two batch sizes). A backend may be followed by a mode of torch.compile: ``inductor:reduce-overhead``.
@@ -44,21 +43,16 @@ os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRA
 
 import psutil
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-sys.path.insert(0, str(Path(__file__).parent))
-from field_models import ENTRIES, library_is_here
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from programs.field_models import ENTRIES, library_is_here
 
 MODES = ("eval", "train", "amp", "dynamic")
 STEPS = 3
 LATER_CALLS = 12
-KINDS = ("value", "nan", "dtype", "gradient")
-"""What a planted bug does: wrong values of an op, a NaN, an output of another dtype, a wrong gradient of an op."""
-GOOD = ("silent", "found", "no visible bug")
-"""In the one warning that other strides with equal values are worth."""
-PLACES = 6
-"""Places tried for a bug until its effect shows in the results of the bare backend."""
+GOOD = ("silent", "bare backend fails")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +60,6 @@ class Trial:
     model: str
     mode: str
     backend: str
-    plant: str | None = None
     device: str = "cpu"
     kernels: str | None = None
     """A folder of compiled kernels that bare and wrapped share; None when each starts with empty caches."""
@@ -77,7 +70,7 @@ class Trial:
 
     def __str__(self) -> str:
         device = None if self.device == "cpu" else self.device
-        return " ".join(filter(None, (self.model, self.mode, self.backend, device, self.plant)))
+        return " ".join(filter(None, (self.model, self.mode, self.backend, device)))
 
 
 # ---- the program
@@ -168,7 +161,6 @@ def run_program(trial: Trial, backend: Any, folder: Path, tool: str) -> dict[str
         found["later_cpu_s"], found["later_median_cpu_s"] = min(times), statistics.median(times)
     except Exception as error:  # noqa: BLE001 - whatever the program raises is what the trial is about
         found["error"] = f"{type(error).__name__}: {error}"[:2000]
-        found["reported"] = hasattr(error, "minidbg_report")
         traceback.print_exc()
     found["graphs"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     return found
@@ -192,79 +184,11 @@ def forget_peak_memory() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-# ---- planted bugs
-
-
-def wrong_value(x: Tensor) -> Tensor:
-    """Every other element is off by a quarter of the largest."""
-    every_other = (torch.arange(x.numel(), device=x.device).reshape(x.shape) + 1) % 2
-    return x + every_other.to(x.dtype) * (x.detach().abs().amax() + 1e-3) / 4
-
-
-def one_nan(x: Tensor) -> Tensor:
-    return torch.where(x == x.amax(), float("nan"), x)
-
-
-def other_dtype(x: Tensor) -> Tensor:
-    return x.float() if x.dtype != torch.float32 else x.double()
-
-
-def doubled_gradient(x: Tensor) -> Tensor:
-    return x + (x - x.detach())
-
-
-class Planted:
-    """``backend``, which gets one op of each graph wrong."""
-
-    def __init__(self, backend: str, kind: str, place: int) -> None:
-        self.backend, self.kind, self.place = backend, kind, place
-        self.__name__ = f"{backend}_with_wrong_{kind}"
-        self.nodes: list[str] = []
-
-    def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        self.plant(graph_module)
-        name, _, mode = self.backend.partition(":")
-        given = {"mode": mode} if mode else {}
-        return torch._dynamo.lookup_backend(name)(graph_module, example_inputs, **given)
-
-    def plant(self, graph_module: fx.GraphModule) -> None:
-        graph = graph_module.graph
-        output = graph.output_node()
-        wrong = {"value": wrong_value, "nan": one_nan, "dtype": other_dtype, "gradient": doubled_gradient}[
-            self.kind
-        ]
-        returned = output.all_input_nodes
-        found = [node for node in (returned if self.kind == "dtype" else graph.nodes) if is_float(node)]
-        if self.kind == "gradient":
-            found = [node for node in found if node.meta["example_value"].requires_grad]
-        if not found:
-            return
-        node = found[self.place * max(1, len(found) // PLACES) % len(found)]
-        with graph.inserting_after(node):
-            new = graph.call_function(wrong, (node,))
-        users = (lambda user: user is output) if self.kind == "dtype" else (lambda user: user is not new)
-        node.replace_all_uses_with(new, delete_user_cb=users)
-        graph_module.recompile()
-        self.nodes.append(node.name)
-
-
-def is_float(node: fx.Node) -> bool:
-    value = node.meta.get("example_value")
-    return (
-        node.op.startswith("call")
-        and isinstance(value, Tensor)
-        and value.is_floating_point()
-        and bool(node.users)
-    )
-
-
 # ---- one trial
 
 
 def measured(trial: Trial, folder: Path, limit_s: float) -> dict[str, Any]:
     """The row of one trial."""
-    if trial.plant is not None:
-        return planted(trial, folder, limit_s)
     tools = ["bare", "wrapped"]
     if sum(map(ord, str(trial))) % 2:  # the second finds files in memory: neither tool always comes second
         tools.reverse()
@@ -280,30 +204,7 @@ def measured(trial: Trial, folder: Path, limit_s: float) -> dict[str, Any]:
     return row
 
 
-def planted(trial: Trial, folder: Path, limit_s: float) -> dict[str, Any]:
-    """The row of one planted bug: the first whose effect shows when nobody verifies."""
-    in_a_process(lambda: run_as(trial, "bare", folder), folder / "bare.txt", limit_s)
-    for place in range(PLACES):
-        in_a_process(
-            lambda place=place: run_as(trial, "broken", folder, place), folder / "broken.txt", limit_s
-        )
-        broken = outcome(folder, "broken")
-        shows = "error" in broken or clearly_different(folder)
-        if shows:
-            in_a_process(
-                lambda place=place: run_as(trial, "wrapped", folder, place), folder / "wrapped.txt", limit_s
-            )
-            return {
-                "bare": outcome(folder, "bare"),
-                "broken": broken,
-                "wrapped": outcome(folder, "wrapped"),
-                "place": place,
-            }
-        (folder / "broken.json").unlink(missing_ok=True)
-    return {"bare": outcome(folder, "bare"), "broken": None, "wrapped": None}
-
-
-def run_as(trial: Trial, tool: str, folder: Path, place: int = 0) -> None:
+def run_as(trial: Trial, tool: str, folder: Path) -> None:
     """In a process of its own: run the program with the bare or the wrapped backend, and write what happened."""
     torch.set_num_threads(1)
     own = folder / f"{tool}_folder"
@@ -318,22 +219,17 @@ def run_as(trial: Trial, tool: str, folder: Path, place: int = 0) -> None:
     for handler in (heard, again):
         logging.getLogger("minidbg").addHandler(handler)
     logging.getLogger("minidbg").setLevel(logging.DEBUG)
-    bug = (
-        Planted(trial.backend, str(trial.plant), place)
-        if tool in ("broken", "wrapped") and trial.plant
-        else None
-    )
     name, _, mode = trial.backend.partition(":")
-    backend: Any = bug or name
+    backend: Any = name
     if tool == "wrapped":
         import minidbg
 
-        backend = minidbg.wrap(backend, mode=mode or None, reduce="later", repro_dir=own / "repros")
+        backend = minidbg.wrap(name, mode=mode or None, reduce="later", repro_dir=own / "repros")
     warnings.simplefilter("ignore")
     found = run_program(trial, backend, folder, tool)
     if tool == "wrapped":
         found["stats"] = asdict(minidbg.stats())
-    found |= {"said": heard.said, "compiled_again": again.times, "planted": bug.nodes if bug else []}
+    found |= {"said": heard.said, "compiled_again": again.times}
     (folder / f"{tool}.json").write_text(json.dumps(found))
 
 
@@ -389,20 +285,6 @@ def difference(one: Tensor | None, other: Tensor | None) -> str:
     if one.stride() != other.stride():
         return f"strides {one.stride()} and {other.stride()}"
     return f"by {(one.double() - other.double()).abs().max():.1e} of {one.double().abs().max():.1e}"
-
-
-def clearly_different(folder: Path) -> bool:
-    """Whether results of the broken backend cannot be taken for those of the healthy one."""
-    left, right = (torch.load(folder / f"{name}.pt") for name in ("bare", "broken"))
-    for name, one in left.items():
-        other = right.get(name)
-        if other is None or one.dtype != other.dtype or one.isnan().any() != other.isnan().any():
-            return True
-        if one.is_floating_point() and one.shape == other.shape and not name.startswith("RNG state"):
-            gap = (one.double() - other.double()).abs().max() if one.numel() else 0.0
-            if gap > 0.02 * one.double().abs().max() + 1e-6:
-                return True
-    return False
 
 
 # ---- processes
@@ -494,14 +376,6 @@ def verdict(row: dict[str, Any]) -> str:
     if "trouble" in row:
         return "the trial itself failed"
     bare, wrapped = row["bare"], row["wrapped"]
-    if row["plant"]:
-        if wrapped is None:
-            return "no visible bug"
-        return (
-            "found"
-            if wrapped.get("reported") or any("wrong results" in one for one in wrapped["said"])
-            else "MISSED"
-        )
     if "error" in bare:
         return "bare backend fails" if "error" in wrapped else "only the bare backend fails"
     if "error" in wrapped:
@@ -517,7 +391,7 @@ def verdict(row: dict[str, Any]) -> str:
 
 def ratio(row: dict[str, Any], name: str) -> float | None:
     """Of the wrapped backend to the bare one."""
-    if row.get("plant") or "trouble" in row:
+    if "trouble" in row:
         return None
     if name.startswith("first") and row.get("kernels"):
         return None  # one of the two found the other's kernels
@@ -581,10 +455,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def chosen_trials(options: argparse.Namespace) -> Iterator[Trial]:
     for backend in options.backends.split(","):
         for mode in options.modes.split(","):
-            for number, model in enumerate(options.models):
-                kinds = KINDS[: 3 if mode == "eval" else 4]
-                plant = kinds[number % len(kinds)] if options.plant else None
-                yield Trial(model, mode, backend, plant, options.device, options.kernels)
+            for model in options.models:
+                yield Trial(model, mode, backend, options.device, options.kernels)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -595,9 +467,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--backends", default="inductor,aot_eager")
     parser.add_argument("--device", default="cpu", help="where models and inputs are")
-    parser.add_argument(
-        "--plant", action="store_true", help="plant a bug into each and look whether it is found"
-    )
     parser.add_argument(
         "--kernels",
         type=lambda folder: str(Path(folder).absolute()),
@@ -639,7 +508,7 @@ def main(argv: list[str] | None = None) -> int:
                 file.write(json.dumps(row) + "\n")
     rows = [known[trial] for trial in trials if trial in known]
     print("\n".join(summary(rows)))
-    return int(any(verdict(row) not in (*GOOD, "bare backend fails") for row in rows))
+    return int(any(verdict(row) not in GOOD for row in rows))
 
 
 def import_what_forks_need(models: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""The models of the field trial: tiny configurations with random weights of what people run. Nothing is downloaded.
+"""The models of the field trial (no program of its own): tiny configurations with random weights of what people run. Nothing is downloaded.
 
 Each entry makes a model and a function ``inputs(batch)`` that gives its keyword arguments; sizes other than the batch are fixed.
 """
@@ -427,3 +427,10 @@ class Words(torch.nn.Module):
 torch_model("TransformerEncoder", encoder, sequence)
 torch_model("convolutions", convolutions, partial(pixels, name="input"))
 torch_model("Words", Words, text)
+
+DOZEN = [
+    "GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM", "Gemma2ForCausalLM", "MambaForCausalLM",
+    "BertForMaskedLM", "DebertaV2Model", "T5ForConditionalGeneration", "ViTForImageClassification", "SwinModel",
+    "Wav2Vec2Model", "ResNetForImageClassification",
+]  # fmt: skip
+"""What the field trial and the planted elements begin with: one of each architecture."""
