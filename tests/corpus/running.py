@@ -40,7 +40,7 @@ from torch.nn import functional as F
 CONSTRUCT = """\
 import torch
 import minidbg
-from support.constructs import CONSTRUCTS
+from constructs import CONSTRUCTS
 
 (one,) = (one for one in CONSTRUCTS if one.name == {name!r})
 with one.around():

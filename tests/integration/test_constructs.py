@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from constructs import CONSTRUCTS, MIXED, TRACED_ONCE, Construct, sandwich
 from fails_on import name_of, raises_on
 from support.command_line import python
-from support.constructs import CONSTRUCTS, MIXED, TRACED_ONCE, Construct, sandwich
 from support.graphs_to_write import assert_round_trip
 from support.new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from support.quick_path import failing_program, take_the_quick_path

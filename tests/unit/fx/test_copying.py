@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.constructs import square, views_and_writes
+from constructs import square, views_and_writes
 from support.graphs_to_write import graph_of
 from torch import Tensor, fx, nn
 
