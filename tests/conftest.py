@@ -15,7 +15,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-from support.rotating import leave_for_later
+from support.rotating import leave_for_another_day
 
 # An environment that switches it off costs each worker the rewriting of all tests, and each child the compiling of torch.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in files:
             item.add_marker("quarantined")
-    leave_for_later([item for item in items if item.path not in files])
+    leave_for_another_day([item for item in items if item.path not in files])
 
 
 SHARED = (

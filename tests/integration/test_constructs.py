@@ -28,29 +28,19 @@ from minidbg.fx.copying import capture_by_dynamo
 QUICK = {
     "dynamic_not_needed", "checkpoint", "write_through_a_view",
 }  # fmt: skip
-LATER = {
-    "item", "in_a_branch", "graph_break", "conjugated", "float8_e5m2",
-    "all_dynamic", "alone_in_a_branch", "in_a_map", "in_an_autocast_block", "grad_mode_block", "aliased_inputs", "no_leaf", "expanded",
-    "several_outputs", "uint64", "no_grad_around", "tied_weights",
-}  # fmt: skip
-"""With ``QUICK`` at least one of each kind; the others are as quick, but there are many."""
-
-EXHAUSTIVE = (pytest.mark.slow, pytest.mark.exhaustive)
 
 
-def each(chosen: Any, by_default: Any, slow: Any = lambda one: False) -> Any:
-    """The constructs that are ``chosen``; those that are neither run ``by_default`` nor ``slow`` are exhaustive tests."""
+def each(chosen: Any, by_default: Any) -> Any:
+    """The constructs that are ``chosen``; those that are not run ``by_default`` are slow tests."""
     rows = [
-        pytest.param(
-            one, id=one.name, marks=() if by_default(one) else pytest.mark.slow if slow(one) else EXHAUSTIVE
-        )
+        pytest.param(one, id=one.name, marks=() if by_default(one) else pytest.mark.slow)
         for one in CONSTRUCTS
         if chosen(one)
     ]
     return pytest.mark.parametrize("construct", rows)
 
 
-@each(lambda one: one.backend, by_default=lambda one: one.name in QUICK, slow=lambda one: one.name in LATER)
+@each(lambda one: one.backend, by_default=lambda one: one.name in QUICK)
 def test_what_fails_is_reduced_to_just_that(
     construct: Construct, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,8 +65,7 @@ def assert_smallest(construct: Construct, folder: Path) -> None:
 
 @each(
     lambda one: one.name != "graph_break",
-    by_default=lambda one: one.name in QUICK | LATER,
-    slow=lambda one: True,
+    by_default=lambda one: one.name in QUICK,
 )
 def test_its_graph_is_the_same_where_it_is_read_from_source_and_in_the_child(construct: Construct) -> None:
     dynamic = construct.given.get("dynamic")

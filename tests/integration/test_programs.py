@@ -22,15 +22,10 @@ NEEDED = {
     "weight_only": ("torchao",),
 }
 """Libraries that are no dependency of the tests; ``pip install -e ".[field]"`` brings them."""
-LONG = ("diffusers_loop", "hf_trainer", "lightning_fit", "lora", "timm_training")
-"""Programs of much compiling; the others run in CI's slow step, where the libraries that they need are installed."""
 
 
 def each_program() -> Iterator[object]:
-    for name in sorted(
-        path.stem for path in PROGRAMS.glob("*.py") if path.stem not in ("results", "field_models")
-    ):
-        yield pytest.param(name, marks=[pytest.mark.exhaustive] if name in LONG else [])
+    yield from sorted({path.stem for path in PROGRAMS.glob("*.py")} - {"results", "field_models"})
 
 
 def ended(folder: Path, program: str, *start: str) -> tuple[list[str], str]:

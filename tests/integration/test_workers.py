@@ -110,7 +110,6 @@ def test_failure_in_gpt2_is_the_same_in_one_op() -> None:
     assert large.matches(small)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.timeout(1100)
 def test_runtime_failure_in_densenet_is_the_same_in_one_op() -> None:
     large = asked(*from_file("runtime_190272_densenet121_fractional_pool")).signature
@@ -127,7 +126,6 @@ def test_generated_kernel_that_reads_too_far_is_a_crash() -> None:
     assert outcome.signature.frames[0].endswith(":call")
 
 
-@pytest.mark.exhaustive
 def test_hundred_mixed_calls_leave_memory_processes_and_files_as_they_were() -> None:
     import planted_backends as planted
     import psutil

@@ -18,7 +18,7 @@ from torch import nn
 import minidbg
 from minidbg.core.outcome import Kind
 
-pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = pytest.mark.slow
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.device, needs_gpu])]

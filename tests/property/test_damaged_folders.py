@@ -194,9 +194,9 @@ def test_some_hundred_damaged_folders_are_read_by_every_reading_command(tmp_path
 @pytest.mark.parametrize("part", range(2))
 def test_more_damaged_folders_are_read_by_every_reading_command(part: int, tmp_path: Path) -> None:
     half = MANY_FILES // 2
-    from support.rotating import commits  # not where this file runs as the program of a trial
+    from support.rotating import day  # not where this file runs as the program of a trial
 
-    run_trials(FILES + commits() * MANY_FILES + part * half, half, tmp_path)
+    run_trials(FILES + day() * MANY_FILES + part * half, half, tmp_path)
 
 
 if __name__ == "__main__":

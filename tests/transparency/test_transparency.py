@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from support.command_line import python
-from support.rotating import commits
 
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -29,8 +28,6 @@ WARM_AS_COLD = {
     "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"
 }  # fmt: skip
 """The second program finds the kernels of the first, and is to be left in the same state."""
-IN_CI = ("aot_eager", "inductor", "wrong")
-"""CI's slow step asks each program with one of these, with another at the next commit; the rest is one of many of its kind."""
 REALLY_WRONG = {
     "other_generators-inductor": "numbers of Python's generator that are drawn in a compiled function come as garbage",
     "negative_views-inductor": "the bit of an input that says that its elements are negated is not seen",
@@ -62,12 +59,9 @@ def each(seconds: tuple[str, ...]) -> list[Any]:
     """Programs with each backend or plant, marked as the tables above say."""
     found = []
     for second in seconds:
-        for number, program in enumerate(programs()):
+        for program in programs():
             name = f"{program.partition(':')[2]}-{second}"
-            asked = second == IN_CI[(number + commits()) % len(IN_CI)]
-            marks = [] if asked else [pytest.mark.exhaustive]
-            if name in FAILS:
-                marks.append(pytest.mark.xfail(strict=True, reason=FAILS[name]))
+            marks = [pytest.mark.xfail(strict=True, reason=FAILS[name])] if name in FAILS else []
             found.append(pytest.param(program, second, marks=marks, id=name))
     return found
 
