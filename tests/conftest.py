@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -28,27 +27,9 @@ if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
 
 
-TESTS = Path(__file__).parent
-QUARANTINED = """
-unit/reduction:  candidate deadline publishing reducing result session whole_cases
-unit/workers:    ahead server
-"""
-"""Tests of rooms that are written anew: each takes a room apart by its inner names, and what it claims is asked again from outside, by
-integration, property, peers, journeys or the corpus. They are run by hand (``-m quarantined``), never mended, and go with their room."""
-
-
-def quarantined() -> set[Path]:
-    rows = (line.partition(":") for line in QUARANTINED.strip().splitlines())
-    return {TESTS / folder / f"test_{name}.py" for folder, _, names in rows for name in names.split()}
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    files = quarantined()
-    for item in items:
-        if item.path in files:
-            item.add_marker("quarantined")
-    leave_for_another_day([item for item in items if item.path not in files])
+    leave_for_another_day(items)
 
 
 SHARED = (
