@@ -3,6 +3,7 @@ reduce``, and their like."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,9 @@ from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import capture_by_dynamo, copy_graph_module
 from minidbg.reduction import publishing, reducing
+from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.result import Limits, Listener, ReductionResult, silent
+from minidbg.reduction.session import Session
 from minidbg.repro.cases import UsedBackend, case_of
 
 StrPath = str | os.PathLike[str]
@@ -117,7 +120,7 @@ def save_repro(
 
     A GraphModule is taken as it is; a module or function is captured by dynamo as one graph. The
     modes that are on around this call (no_grad, autocast, ...) are part of the repro. ``path`` is
-    the script to write, by default a name in the repro folder; ``seconds`` bounds each of the two
+    the script to write, by default a name in the repro folder; ``seconds`` bounds the
     runs. Reduce it with ``minidbg.reduce(path)``.
 
     Raises NotReproduced when the backend does not fail here, or the script does not in a fresh interpreter.
@@ -142,16 +145,16 @@ def save_repro(
 def saved(case: Case, path: Path | None, seconds: float) -> Path:
     chosen = settings.load()
     folder = path.parent if path is not None else chosen.repro_dir
-    last = Outcome(Verdict.INVALID, reason="not run")
-    for exactness in repro.Exactness:
-        last, draft = publishing.verify(
-            case, exactness, folder, seconds=seconds, value_limit_bytes=chosen.value_limit_bytes
-        )
-        if draft is None:
-            continue
-        if path is None:
-            return repro.publish(case, draft, folder)
-        repro.move_script(draft, path)
-        repro.discard(draft)
-        return path
+    last = Outcome(Verdict.INVALID, reason=f"{seconds:.3g} s were over")
+    session = Session(Limits(seconds=seconds, value_limit_bytes=chosen.value_limit_bytes))
+    with contextlib.suppress(BudgetSpent):
+        for exactness in repro.Exactness:
+            last, draft = publishing.verify(case, exactness, folder, session)
+            if draft is None:
+                continue
+            if path is None:
+                return repro.publish(case, draft, folder)
+            repro.move_script(draft, path)
+            repro.discard(draft)
+            return path
     raise NotReproduced(f"the failure shows here and not in a fresh interpreter: {last.in_words}", last)

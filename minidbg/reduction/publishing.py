@@ -88,8 +88,7 @@ def publish_first_that_fails(
                 case = with_provenance(
                     variant, original, found, session, certified=found.certified and is_smallest
                 )
-                limit = session.limits.value_limit_bytes
-                last, draft = verify(case, form.exactness, folder, session=session, value_limit_bytes=limit)
+                last, draft = verify(case, form.exactness, folder, session)
                 if draft is not None:
                     path = repro.publish(case, draft, folder)
                     return replace(result_of(path, case, original, last, session), ended_by=found.ended_by)
@@ -204,94 +203,149 @@ def with_failure(case: Case, outcome: Outcome) -> Case:
     return replace(case.with_spec(signature=outcome.signature), provenance=provenance)
 
 
-def verify(
-    case: Case,
-    exactness: Exactness,
-    folder: Path,
-    *,
-    session: Session | None = None,
-    seconds: float = VERIFY_SECONDS,
-    value_limit_bytes: int,
-) -> tuple[Outcome, Path | None]:
-    """Write a draft of the case's script and run it in fresh interpreters: judged by the installed judge, then by itself.
-
-    The draft, to be published or discarded, when both say that the failure reproduces; else None.
-    Further runs follow where the two disagree, or the search has met other failures: a script that
-    sometimes passes, or fails otherwise, is ``flaky``. Where a few lines do not show the failure,
-    the script says why, only shows it, and ends with 125. A pickled backend is left out of the
-    draft once both have said so, and it must then end so as well. ``seconds`` is the limit of one
-    run; all of them together end by the session's deadline. Raises CannotWrite, and BudgetSpent
-    where that comes first.
+def verify(case: Case, exactness: Exactness, folder: Path, session: Session) -> tuple[Outcome, Path | None]:
+    """Write a draft of the case's script and ``prove`` it. The draft, to be published or discarded,
+    where the failure shows; else None. Raises CannotWrite, and BudgetSpent where that comes first.
     """
-    draft = repro.drafts(folder) / "draft.py"
+    proof = Proof(case, exactness, repro.drafts(folder) / "draft.py", session)
     try:
-        write = partial(repro.write, path=draft, exactness=exactness, value_limit_bytes=value_limit_bytes)
-        outcome, ended = run_both_ways(case, draft, write, session, seconds)
+        outcome, ended = prove(proof)
     except BaseException:
-        repro.discard(draft)
+        repro.discard(proof.draft)
         raise
     if ended is not None and shows_it(ended):
-        return outcome, draft
-    repro.discard(draft)
+        return outcome, proof.draft
+    repro.discard(proof.draft)
     if ended is not None:
         reason = f"the judge says {outcome.verdict}, and the script by itself: {how_it_ended(ended)}"
         outcome = replace(outcome, verdict=Verdict.INVALID, reason=reason)
     return outcome, None
 
 
-def run_both_ways(
-    case: Case, draft: Path, write: Callable[..., Path], session: Session | None, seconds: float
-) -> tuple[Outcome, workers.Ended | None]:
-    """Write the script of ``case`` at ``draft``, and run it: what the judge says, and how ``python draft`` ends.
+@dataclass(slots=True)
+class Proof:
+    """The script of ``case`` at ``draft``, which is run by the installed judge, and by itself: ``python draft``."""
 
-    None for the second where the judge does not see the failure.
+    case: Case
+    exactness: Exactness
+    draft: Path
+    session: Session
+    why: str = ""
+    """Why a few lines cannot judge it: then it only shows the failure, and ends with 125."""
+
+    def write(self, why: str = "", remark: str = "", case: Case | None = None) -> None:
+        """Write it: short, or one that only shows it where there is a reason ``why``."""
+        write = partial(
+            repro.write,
+            case or self.case,
+            self.draft,
+            exactness=self.exactness,
+            value_limit_bytes=self.session.limits.value_limit_bytes,
+        )
+        self.why = why
+        try:
+            if not why:
+                write(remark=remark)
+        except repro.NoShortForm as refusal:
+            self.why = str(refusal)
+        if self.why:
+            log.info("short_form_refused: %s", self.why)
+            says = f"A few lines cannot judge it, so it only shows it, and `minidbg check` judges it: {self.why}."
+            write(form=repro.Form.SHOWS, remark=f"{remark}\n{says}".lstrip("\n"))
+
+    def limit(self) -> float:
+        """Seconds that one run may take. Raises BudgetSpent where none are left."""
+        if self.session.deadline.is_over:
+            raise BudgetSpent
+        return self.session.deadline.left(VERIFY_SECONDS)
+
+    def judged(self, fork: workers.Warmup | None = None) -> Outcome:
+        """What the installed judge says, in a fresh interpreter or a ``fork`` of the forkserver."""
+        session, deadline = self.session, Deadline.after(self.limit())
+        outcome = oracle.unless_the_machine_failed(
+            lambda: repro.run(self.draft, seconds=deadline.left(), fork=fork, submit=session.submit),
+            expected=self.case.signature,
+            deadline=deadline,
+        )
+        if session.was_cut_off(outcome, session.deadline):  # that is no answer, and no hang
+            raise BudgetSpent
+        return outcome
+
+    def alone(self) -> workers.Ended:
+        """How ``python draft`` ends, without the variables of the program that it may not need."""
+        without = variables_to_try(self.case)
+        return repro.run_alone(self.draft, seconds=self.limit(), without=without, submit=self.session.submit)
+
+    @contextlib.contextmanager
+    def alone_meanwhile(self) -> Iterator[Callable[[], workers.Ended]]:
+        """``alone`` in the interpreter that waits for it: a function that waits for its end. It runs
+        beside the block where the machine has room for both."""
+        ahead = self.session.ahead.take() if self.session.ahead else None
+        if ahead is None:
+            yield self.alone
+            return
+        start = partial(ahead.start, [str(self.draft.absolute())])
+        inputs = self.case.inputs
+        has_room = not devices_of(inputs) and bytes_of(tensors_in(inputs)) <= ROOM_BYTES
+        begun = start(seconds=self.limit()) if has_room else None
+        try:
+            yield lambda: (begun or start(seconds=self.limit()))() or self.alone()
+        finally:
+            ahead.cancel()  # where nobody has waited for it
+
+
+def prove(proof: Proof) -> tuple[Outcome, workers.Ended | None]:
+    """What the judge says of the script, and how ``python draft`` ends; None for the second where the
+    judge does not see the failure.
+
+    - The judge runs in a fork, and where that shows nothing in a fresh interpreter: a fork may lack
+      an accelerator. Once more where the search has met other failures.
+    - Alone it runs without the program's variables; with them in it where it passes without, if that helps.
+    - Where the two disagree, or judgements do, further runs follow: a script that sometimes passes,
+      or fails otherwise, is ``flaky``.
+    - Where a few lines still do not show it, the script says why, only shows it, and must end with 125.
+    - A pickled backend is left out once all is shown, and the script must then end with 125.
     """
-    limit = partial(limit_of_a_run, session, seconds)
-    submit = session.submit if session else workers.submit
-    by_itself = partial(repro.run_alone, draft, without=variables_to_try(case), submit=submit)
-    judged = partial(judge_draft, case, draft, submit=submit)
-    why = write_draft(write, case)
-    alone = session.ahead.take() if session and session.ahead else None
-    fork = oracle.warmup_for(case) if session and oracle.answers_in_forks(case) else None
-    with run_alone_meanwhile(case, draft, limit, alone, by_itself) as how_alone:
-        outcomes = [in_time(judged(limit(), fork), session)]
+    case, session = proof.case, proof.session
+    proof.write()
+    fork = oracle.warmup_for(case) if oracle.answers_in_forks(case) else None
+    with proof.alone_meanwhile() as alone:
+        outcomes = [proof.judged(fork)]
         if outcomes[0].verdict not in SHOWN and fork is not None:
-            # a fork may lack what the failure needs: an accelerator
-            outcomes = [in_time(judged(limit()), session)]
+            outcomes = [proof.judged()]
         if outcomes[0].verdict not in SHOWN:
             return outcomes[0], None
-        if session is not None and session.others and not case.spec.traits.endless and session.remaining():
-            outcomes.append(in_time(judged(limit(), fork), session))
-        ended = how_alone()
+        if session.others and not case.spec.traits.endless and session.remaining():
+            outcomes.append(proof.judged(fork))
+        ended = alone()
     if ended.exit_status in (0, 3) and variables_to_try(case):
-        needing = with_variables(case)
-        why = write_draft(write, needing)
-        again = by_itself(seconds=limit())
+        proof.case = with_variables(case)
+        proof.write()
+        again = proof.alone()
         if again.exit_status == 1:
-            case, ended = needing, again
+            ended = again
         else:
-            why = write_draft(write, case)
+            proof.case = case
+            proof.write()
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
     if others_shown or ended.exit_status in (0, 3):
-        outcomes += [in_time(judged(limit()), session) for _ in range(RUNS_IN_DOUBT)]
+        outcomes += [proof.judged() for _ in range(RUNS_IN_DOUBT)]
     outcome = of_several_runs(outcomes)
     if outcome.verdict is Verdict.FLAKY:
         for _ in range(RUNS_IN_DOUBT):
             if ended.exit_status != 1:
-                ended = by_itself(seconds=limit())
-    if ended.exit_status != 1 and not why:
-        limit()  # what the deadline has cut off says nothing about the script
+                ended = proof.alone()
+    if ended.exit_status != 1 and not proof.why:
+        proof.limit()  # what the deadline has cut off says nothing about the script
         judged_as = outcome.message.partition("\n")[0][:SAID_CHARACTERS] or outcome.in_words
-        why = (
-            f"by a few lines of its own it ends with {how_it_ended(ended)}; minidbg's judge saw: {judged_as}"
-        )
-        write_draft(write, case, why)
-        ended = by_itself(seconds=limit())
+        how = how_it_ended(ended)
+        proof.write(f"by a few lines of its own it ends with {how}; minidbg's judge saw: {judged_as}")
+        ended = proof.alone()
     if not shows_it(ended):
-        limit()
+        proof.limit()
     elif backends.is_pickled(case.backend):
-        write_draft(write, repro.case_to_keep(case), why, lacks_its_backend(case))
-        unfilled = by_itself(seconds=limit())
+        proof.write(proof.why, lacks_its_backend(case), repro.case_to_keep(proof.case))
+        unfilled = proof.alone()
         ended = ended if unfilled.exit_status == Verdict.SKIPPED.exit_status else unfilled
     return outcome, ended
 
@@ -319,79 +373,6 @@ def lacks_its_backend(case: Case) -> str:
         f"{lacks[0].upper()}{lacks[1:]}. Verified in a fresh interpreter with the program's own, pickled; "
         "not with what is filled in."
     )
-
-
-def limit_of_a_run(session: Session | None, seconds: float) -> float:
-    """Seconds that one run may take. Raises BudgetSpent where none are left."""
-    if session is None:
-        return seconds
-    if session.deadline.is_over:
-        raise BudgetSpent
-    return session.deadline.left(seconds)
-
-
-def in_time(outcome: Outcome, session: Session | None) -> Outcome:
-    """``outcome``. Raises BudgetSpent where the deadline has ended the run: that is no answer, and no hang."""
-    if session is not None and session.was_cut_off(outcome, session.deadline):
-        raise BudgetSpent
-    return outcome
-
-
-@contextlib.contextmanager
-def run_alone_meanwhile(
-    case: Case,
-    draft: Path,
-    limit: Callable[[], float],
-    ahead: workers.Standby | None,
-    by_itself: Callable[..., workers.Ended],
-) -> Iterator[Callable[[], workers.Ended]]:
-    """How the draft ends by itself: a function that waits for it. It runs beside the block where
-    the machine has room for both."""
-    if ahead is None:
-        yield lambda: by_itself(seconds=limit())
-        return
-    start = partial(ahead.start, [str(draft.absolute())])
-    if devices_of(case.inputs) or bytes_of(tensors_in(case.inputs)) > ROOM_BYTES:
-        yield lambda: start(seconds=limit())() or by_itself(seconds=limit())
-        return
-    end = start(seconds=limit())
-    try:
-        yield lambda: end() or by_itself(seconds=limit())
-    finally:
-        ahead.cancel()  # where nobody has waited for it
-
-
-def judge_draft(
-    case: Case,
-    draft: Path,
-    seconds: float,
-    fork: workers.Warmup | None = None,
-    *,
-    submit: workers.Submit,
-) -> Outcome:
-    """Run the installed judge on the script of ``case`` at ``draft``, in a fresh interpreter or a
-    ``fork`` of the forkserver."""
-    deadline = Deadline.after(seconds)
-    return oracle.unless_the_machine_failed(
-        lambda: repro.run(draft, seconds=deadline.left(), fork=fork, submit=submit),
-        expected=case.signature,
-        deadline=deadline,
-    )
-
-
-def write_draft(write: Callable[..., Path], case: Case, why: str = "", remark: str = "") -> str:
-    """Write the draft of ``case``: short, or one that only shows it where there is a reason
-    ``why``. Returns the reason."""
-    try:
-        if not why:
-            write(case, remark=remark)
-    except repro.NoShortForm as refusal:
-        why = str(refusal)
-    if why:
-        log.info("short_form_refused: %s", why)
-        says = f"A few lines cannot judge it, so it only shows it, and `minidbg check` judges it: {why}."
-        write(case, form=repro.Form.SHOWS, remark=f"{remark}\n{says}".lstrip("\n"))
-    return why
 
 
 def shows_it(ended: workers.Ended) -> bool:

@@ -14,6 +14,8 @@ from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction import publishing
+from minidbg.reduction.result import Limits
+from minidbg.reduction.session import Session
 from minidbg.repro import NoShortForm, render, run
 
 ADDS_ONE = """\
@@ -35,9 +37,8 @@ def of_another_structure() -> Case:
 def test_it_is_published_where_the_short_form_is_refused_and_only_shows_the_results(tmp_path: Path) -> None:
     with pytest.raises(NoShortForm, match="structure"):
         render(of_another_structure())
-    outcome, draft = publishing.verify(
-        of_another_structure(), publishing.Exactness.SEEDED, tmp_path, value_limit_bytes=1 << 20
-    )
+    session = Session(Limits(value_limit_bytes=1 << 20))
+    outcome, draft = publishing.verify(of_another_structure(), publishing.Exactness.SEEDED, tmp_path, session)
     assert (outcome.verdict, draft is not None) == (Verdict.REPRODUCES, True)
     assert draft is not None
     lines = draft.read_text().splitlines()
