@@ -3,9 +3,11 @@ the place of the exception."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -64,3 +66,18 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
     frames = (frame for one in chain_of(error) for frame, _ in traceback.walk_tb(one.__traceback__))
     return any(frame.f_code in handlers for frame in frames)
+
+
+@contextlib.contextmanager
+def fence(what: str, hears: Callable[[Exception], object] = lambda trouble: None) -> Iterator[None]:
+    """A block of ours that the program must not notice: what goes wrong in it ends it, and is logged.
+
+    It is logged as ``what``, and ``hears`` is told of it. What a handler of a signal raises passes.
+    """
+    try:
+        yield
+    except Exception as trouble:
+        if is_of_a_signal_handler(trouble):
+            raise
+        hears(trouble)
+        logging.getLogger("minidbg").debug(what, exc_info=True)

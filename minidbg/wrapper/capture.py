@@ -6,7 +6,6 @@ when the compiled function runs."""
 from __future__ import annotations
 
 import hashlib
-import logging
 import platform
 import re
 import sys
@@ -23,7 +22,7 @@ from minidbg.codegen.names import readable_name
 from minidbg.codegen.origins import user_line
 from minidbg.codegen.size import call_nodes, canonical_text
 from minidbg.core.errors import AccuracyError, NothingLeadsThere
-from minidbg.core.foreign import is_of_a_signal_handler
+from minidbg.core.foreign import fence
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction, Signature
 from minidbg.core.run_spec import (
@@ -47,7 +46,6 @@ from minidbg.judge.suspects import Suspects, suspects_of, telling
 from minidbg.torch_internals import devices
 from minidbg.wrapper.chain import Link, is_symbolic_number
 
-log = logging.getLogger("minidbg")
 MESSAGE_LINES, MESSAGE_CHARACTERS = 20, 4000
 INPUT = re.compile(r"\binput (?P<place>\d+)\b")
 AFTER_THE_CALL = " after the call"
@@ -202,15 +200,10 @@ def suspects(failure: Failure) -> Suspects:
         if suspect_nodes := failure.error.suspect_nodes:
             return (suspect_nodes,)
         return takers_of_input(failure.graph_module, failure.error.where)
-    try:
-        return suspects_of(
-            failure.error, [torch_internals.GivenCall.of(node) for node in nodes if is_call(node)]
-        )
-    except Exception as trouble:  # foreign objects in foreign frames
-        if is_of_a_signal_handler(trouble):
-            raise
-        log.debug("no_suspects", exc_info=True)
-        return ()
+    with fence("no_suspects"):  # foreign objects in foreign frames
+        calls = [torch_internals.GivenCall.of(node) for node in nodes if is_call(node)]
+        return suspects_of(failure.error, calls)
+    return ()
 
 
 def index_of_input(where: str) -> int | None:

@@ -6,7 +6,6 @@ more outputs has no first node.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Set
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from minidbg.codegen.size import call_nodes
-from minidbg.core.foreign import is_of_a_signal_handler
+from minidbg.core.foreign import fence
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import is_call, nodes_in
@@ -32,7 +31,6 @@ from minidbg.wrapper.verify_runs import (
     run_compiled_anew,
 )
 
-log = logging.getLogger("minidbg")
 MOST_TAPPED = 500
 """Calls of a graph that is compiled once more for this; a larger one is left to the reduction."""
 HINT_MEMORY_SHARE = 0.2
@@ -41,7 +39,7 @@ HINT_MEMORY_SHARE = 0.2
 def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) -> fx.Node | None:
     """The first node on the way to ``where`` whose value differs when each of them is an output;
     None where memory may not suffice."""
-    try:
+    with fence("no_hint"):  # often the backend's, for another graph
         way = {node.name for node in on_the_way(inside.graph, where)}
         tapped, nodes = with_taps(inside.graph, way)
         sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in inside.graph.graph.nodes)
@@ -53,11 +51,7 @@ def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) 
         runs = comparison_with(part, spec, actual, part.eager(backward=False))
         found = runs.difference([])
         return first_as_far_off(nodes, found["where"], runs.actual, runs.expected) if found else None
-    except Exception as error:  # often the backend's, for another graph
-        if is_of_a_signal_handler(error):
-            raise
-        log.debug("no_hint", exc_info=True)
-        return None
+    return None
 
 
 def on_the_way(graph: fx.GraphModule, where: str) -> list[fx.Node]:

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.core.foreign import is_of_a_signal_handler
+from minidbg.core.foreign import fence, is_of_a_signal_handler
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction
 from minidbg.core.run_spec import CompiledFn, Level
@@ -454,7 +454,7 @@ class DynamoGraph(GraphState):
         context = current_context(args, further_env=self.settings.env)
 
         def on_failure(error: Exception) -> None:
-            try:
+            with fence("answering_failed"):  # a fault of ours must not replace what the backward raises
                 phase = torch_internals.backward_phase(error)
                 if phase is None or own_report(error) is not None or handle.is_handling():
                     return
@@ -470,10 +470,6 @@ class DynamoGraph(GraphState):
                 if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
                     handle.warn_going_on(failure, report, "eager in later calls")
                     self.called_as_eager()
-            except Exception as trouble:  # a fault of ours must not replace what the backward raises
-                if is_of_a_signal_handler(trouble):
-                    raise
-                handle.log.debug("answering_failed", exc_info=True)
 
         for function_class in classes:
             torch_internals.guard_backward(function_class, on_failure, self.record.during_backward)
@@ -488,14 +484,12 @@ def state_of(make: Callable[[], G]) -> G | None:
 
     The backend is then called unwrapped: a bug of ours must not keep the user's program from compiling.
     """
-    try:
+    warning = "minidbg: a graph is not wrapped (%s: %s)"
+    with fence(
+        "wrapping_failed", lambda trouble: handle.log.warning(warning, type(trouble).__name__, trouble)
+    ):
         return None if handle.is_handling() else make()
-    except Exception as trouble:  # whatever it is, it is not the user's
-        if is_of_a_signal_handler(trouble):
-            raise
-        handle.log.warning("minidbg: a graph is not wrapped (%s: %s)", type(trouble).__name__, trouble)
-        handle.log.debug("wrapping_failed", exc_info=True)
-        return None
+    return None
 
 
 def synchronize_devices(args: Sequence[Any], result: Any = ()) -> None:

@@ -26,7 +26,7 @@ from minidbg.core import environment
 from minidbg.core.deadline import Deadline
 from minidbg.core.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
 from minidbg.core.files import replace_file
-from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
+from minidbg.core.foreign import fence, first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.core.outcome import Signature
 from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import Reduce, Settings
@@ -56,13 +56,9 @@ def is_handling() -> bool:
 def handle(failure: Failure, settings: Settings) -> Report:
     """Capture and reduce ``failure``, and tell the listeners; the report. Never raises an ordinary exception."""
     report = handle_quietly(failure, settings)
-    try:
+    with fence("listener_failed"):  # the user's exception must arrive
         for listener in PROCESS.listeners:
             listener(failure, report)
-    except Exception as trouble:  # the user's exception must arrive
-        if is_of_a_signal_handler(trouble):
-            raise
-        log.debug("listener_failed", exc_info=True)
     return report
 
 

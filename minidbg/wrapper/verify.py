@@ -20,7 +20,7 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.codegen.names import readable_name
 from minidbg.core.errors import AccuracyError
-from minidbg.core.foreign import first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
+from minidbg.core.foreign import fence, first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction
 from minidbg.core.run_spec import BackendRef, Level, RunSpec
@@ -86,9 +86,15 @@ class Verification:
 
         Whatever goes wrong on our side leaves the call unverified.
         """
-        try:
-            with alone(), handle.handling(args), quiet():
-                failure = self.compare(result, args)
+        with fence(
+            "verification_failed", lambda trouble: self.facts.not_verified(reason_of(trouble))
+        ):  # the user's result stands
+            try:
+                with alone(), handle.handling(args), quiet():
+                    failure = self.compare(result, args)
+            except EagerRefuses as refusal:
+                self.facts.refused_by_eager(f"{refusal}; {self.link.name} returned a result")
+                return None
             if failure is not None and self.undeclared:
                 raise CannotCompare(self.undeclared)
             if self.lacks_gradients:
@@ -97,13 +103,6 @@ class Verification:
             else:
                 self.facts.verified |= failure is None and not self.facts.handed_back
             return failure
-        except EagerRefuses as refusal:
-            self.facts.refused_by_eager(f"{refusal}; {self.link.name} returned a result")
-        except Exception as trouble:  # the user's result stands
-            if is_of_a_signal_handler(trouble):
-                raise
-            self.facts.not_verified(reason_of(trouble))
-            log.debug("verification_failed", exc_info=True)
         return None
 
     def compare(self, result: Any, args: Sequence[Any]) -> Failure | None:
@@ -182,23 +181,15 @@ class Verification:
         """The graph with its random numbers as inputs. None where they cannot be taken out: it is
         judged but for what others change."""
         self.before.set_generators()
-        try:
+        with fence("numbers_not_taken_out"):
             return feed_recorded(self.before.graph, self.before.fresh())
-        except Exception as error:
-            if is_of_a_signal_handler(error):
-                raise
-            log.debug("numbers_not_taken_out", exc_info=True)
-            return None
+        return None
 
     def numbers_of_the_backend(self, fed: Derandomized) -> Derandomized | None:
         """``fed`` with the numbers that the backend is likely to have drawn; None where there are none."""
-        try:
+        with fence("draws_alone_failed"):  # a small graph of ours, which the user never asked for
             return verify_runs.draws_by(self.link, self.before, fed)
-        except Exception as error:  # a small graph of ours, which the user never asked for
-            if is_of_a_signal_handler(error):
-                raise
-            log.debug("draws_alone_failed", exc_info=True)
-            return None
+        return None
 
     def difference_beside(self, numbers: Derandomized, actual: dict[str, Any]) -> Difference | None:
         """How ``actual`` differs from what eager gives with these numbers: not at all where the
@@ -300,7 +291,8 @@ def begin(
     if why:
         facts.not_verified(why)
         return None
-    try:
+    # a copy that cannot be made keeps nobody from his own call
+    with fence("verification_failed", lambda trouble: facts.not_verified(reason_of(trouble))):
         with torch_internals.outside_tracing():
             state = verify_runs.before(graph, args, mutated)
             verification = Verification(state, link, settings, facts)
@@ -309,13 +301,8 @@ def begin(
             others = alone() if may_draw(graph) else contextlib.nullcontext()
             with others, torch_internals.restoring_random_numbers(args):
                 run_backward(verification, call, kept)
-    except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
-        if is_of_a_signal_handler(trouble):
-            raise
-        facts.not_verified(reason_of(trouble))
-        log.debug("verification_failed", exc_info=True)
-        return None
-    return verification
+        return verification
+    return None
 
 
 def run_backward(
