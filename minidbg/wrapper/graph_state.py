@@ -1,8 +1,7 @@
 """One graph of the user's program: compiled by the links of a chain until one works, run with care
 until it has run well, and then left alone.
 
-``GraphState`` is that for any graph; ``DynamoGraph`` adds what dynamo's need, ``wrapper.AtenGraph``
-what AOTAutograd's need.
+``GraphState`` is that for dynamo's graphs; ``wrapper.AtenGraph`` for those of AOTAutograd.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ ABSENT_RANK = (
     "what that rank printed, or its record in .minidbg/crash_records, says why it did not come"
 )
 NOT_ASKED = "verify='never'"
+GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
 STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
 
 
@@ -82,53 +82,55 @@ class GraphState:
         self.settled = False
         self.comparing: set[int] = set()
         """The thread that compares a call with eager; other threads' calls go by meanwhile."""
+        self.has_backward = False
+        """Whether a backward that AOTAutograd compiled for it is listened to."""
+        self.aot_ids_from = torch_internals.next_aot_id()
+        """AOTAutograd's number for the first graph that this one's compilers make."""
 
     # ---- compiling
 
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         """Compile by the first link that works, and report the failures of those before it; what the caller is to call.
 
-        Raises what the last link raised, when no link works and eager is not wanted.
+        What keeps dynamo from building its guards is a failure of the link too. Raises what the
+        last link raised, or dynamo would have, when no link works and eager is not wanted.
         """
         kept = self.keep(example_inputs) if self.can_go_on() else NOTHING
+        is_dynamos = self.level is Level.DYNAMO
+        guards = torch_internals.GuardState(example_inputs) if is_dynamos else None
         for position, link in enumerate(self.links):
-            self.position = position
+            self.position, notes = position, tuple[str, ...]()
             try:
-                compiled_fn = self.compiled_by(link, gm, example_inputs)
+                with self.record.during(Step.COMPILE, link, example_inputs):
+                    compiled_fn = link.compiler(gm, example_inputs)
+                    if not callable(compiled_fn):
+                        raise AssertionError("compiler_fn did not return callable")  # as dynamo says it
+                if guards is not None and (guard_error := guards.error_of_guards()) is not None:
+                    notes = (GUARDS,)
+                    raise guard_error
             except Exception as error:
                 self.facts.restarted = torch_internals.is_control_flow(error)
                 if self.facts.restarted or self.is_put_off() or is_of_a_signal_handler(error):
                     raise
-                failure = self.failure(error, example_inputs, Kind.COMPILE)
+                failure = self.failure(error, example_inputs, Kind.COMPILE, notes)
                 report = self.report_on(failure)
                 if not self.can_go_on():
                     raise
-                self.undo_compiling(kept)
+                if guards is not None:
+                    guards.put_back()
+                self.put_back(kept)
                 self.warn(failure, report)
                 gm = copy_graph_module(self.untouched)
             else:
-                if self.level is Level.DYNAMO and is_handed_back(
-                    compiled_fn, gm, lambda: graph_texts(self.untouched)
-                ):
+                if is_dynamos and is_handed_back(compiled_fn, gm, lambda: graph_texts(self.untouched)):
                     self.facts.handed_back = f"{link.name} gave it back unchanged, so eager runs it"
                 return self.called_as(compiled_fn)
         return self.called_as_eager()
-
-    def compiled_by(self, link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        """What ``link`` returns for the very objects that it would get without us."""
-        with self.record.during(Step.COMPILE, link, example_inputs):
-            compiled_fn = link.compiler(gm, example_inputs)
-            if not callable(compiled_fn):
-                raise AssertionError("compiler_fn did not return callable")  # as dynamo says it
-            return compiled_fn
 
     def is_put_off(self) -> bool:
         """Whether the caller swallows a failure to compile now, and will compile the graph once
         more when it is needed."""
         return False
-
-    def undo_compiling(self, kept: Kept) -> None:
-        self.put_back(kept)
 
     def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
         """``compiled_fn`` behind the care that an unsettled graph takes, with its own calling convention."""
@@ -254,6 +256,10 @@ class GraphState:
         self.good_calls += 1
         most = verify.calls_compared(self.settings.verify)
         self.settled = most is not None and self.good_calls >= max(1, most)
+        if self.level is Level.DYNAMO and torch.is_grad_enabled() and not self.has_backward:
+            self.has_backward = self.guard_backward(result, args)
+        if self.settled and not self.has_backward:
+            self.record.close()  # after it, nothing of this graph can end the process
 
     def after_wrong_results(
         self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept
@@ -349,6 +355,46 @@ class GraphState:
         self.say_why_it_is_raised(error, own_report(error) or Report("no link of the chain works"))
         return None
 
+    def guard_backward(self, result: Any, args: tuple[Any, ...]) -> bool:
+        """Answer what the compiled backward of this graph will raise; whether it has one.
+
+        A failure in it shows in the user's ``loss.backward()``, long after the wrapped call. The
+        forward's inputs are remembered by weak references, so that a healthy program keeps no
+        tensor for longer than it would alone. Only backwards that AOTAutograd compiled since this
+        graph came can be the backend's fault. Of what the graph has written to, inputs have its
+        backward too. The exception cannot be replaced by a result: only later calls can go on in
+        eager.
+        """
+        classes = torch_internals.aot_backward_classes(tensors_among([(result, args)]), self.aot_ids_from)
+        if not classes:
+            return False
+        graph, link = self.untouched, self.links[self.position]
+        # no tensor is kept alive: the failure has the inputs that are still there
+        inputs = [weakref.ref(value) if isinstance(value, torch.Tensor) else value for value in args]
+        context = current_context(args, further_env=self.settings.env)
+
+        def on_failure(error: Exception) -> None:
+            with fence("answering_failed"):  # a fault of ours must not replace what the backward raises
+                phase = torch_internals.backward_phase(error)
+                if phase is None or own_report(error) is not None or handle.is_handling():
+                    return
+                alive = [value() if isinstance(value, weakref.ref) else value for value in inputs]
+                placeholders = graph.graph.find_nodes(op="placeholder")
+                values = [
+                    node.meta.get("example_value") if value is None else value
+                    for node, value in zip(placeholders, alive, strict=True)
+                ]
+                failure = Failure(graph, values, link, Kind(phase), error, (), Direction.BACKWARD, context)
+                report = self.report_on(failure)
+                add_line(error, report)
+                if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
+                    handle.warn_going_on(failure, report, "eager in later calls")
+                    self.called_as_eager()
+
+        for function_class in classes:
+            torch_internals.guard_backward(function_class, on_failure, self.record.during_backward)
+        return True
+
     # ---- handling
 
     def can_go_on(self) -> bool:
@@ -381,99 +427,6 @@ class GraphState:
     def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
         """Let ``error``, which the caller gets, say what became of it."""
         add_line(error, report)
-
-
-GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
-
-
-class DynamoGraph(GraphState):
-    """A graph that dynamo handed to a backend, with the guards that dynamo will build and the
-    backward that is compiled late.
-
-    A failure in a compiled backward shows in the user's ``loss.backward()``, long after the wrapped
-    call. The forward's inputs are remembered by weak references, so that a healthy program keeps no
-    tensor for longer than it would alone.
-    """
-
-    guards: torch_internals.GuardState
-    guard_error: Exception | None = None
-    has_backward = False
-    """Whether a backward that AOTAutograd compiled for it is listened to."""
-    aot_ids_from = 0
-    """AOTAutograd's number for the first graph that this one's compilers make."""
-
-    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        """As any graph; what keeps dynamo from building its guards is a failure of the backend too."""
-        self.guards = torch_internals.GuardState(example_inputs)
-        self.aot_ids_from = torch_internals.next_aot_id()
-        try:
-            return super().compile(gm, example_inputs)
-        finally:
-            self.guard_error = None
-            del self.guards  # it holds the inputs
-
-    def compiled_by(self, link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        """What ``link`` returns. Raises the error that dynamo would meet after it."""
-        compiled_fn = super().compiled_by(link, gm, example_inputs)
-        self.guard_error = self.guards.error_of_guards()
-        if self.guard_error is not None:
-            raise self.guard_error
-        return compiled_fn
-
-    def undo_compiling(self, kept: Kept) -> None:
-        self.guards.put_back()
-        super().undo_compiling(kept)
-
-    def failure(
-        self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
-    ) -> Failure:
-        """What failed; the capture says where it was only dynamo that would have."""
-        return super().failure(error, values, kind, (GUARDS,) if error is self.guard_error else notes)
-
-    def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
-        """One more good call: the graph may settle, and its backward is listened to."""
-        super().went_well(result, args)
-        if torch.is_grad_enabled() and not self.has_backward:
-            self.has_backward = self.guard_backward(result, args)
-        if self.settled and not self.has_backward:
-            self.record.close()  # after it, nothing of this graph can end the process
-
-    def guard_backward(self, result: Any, args: tuple[Any, ...]) -> bool:
-        """Answer what the compiled backward of this graph will raise; whether it has one.
-
-        Only backwards that AOTAutograd compiled since this graph came can be the backend's fault.
-        Of what the graph has written to, inputs have its backward too. The exception cannot be
-        replaced by a result: only later calls can go on in eager.
-        """
-        classes = torch_internals.aot_backward_classes(tensors_among([(result, args)]), self.aot_ids_from)
-        if not classes:
-            return False
-        graph, link = self.untouched, self.links[self.position]
-        # no tensor is kept alive: the failure has the inputs that are still there
-        inputs = [weakref.ref(value) if isinstance(value, torch.Tensor) else value for value in args]
-        context = current_context(args, further_env=self.settings.env)
-
-        def on_failure(error: Exception) -> None:
-            with fence("answering_failed"):  # a fault of ours must not replace what the backward raises
-                phase = torch_internals.backward_phase(error)
-                if phase is None or own_report(error) is not None or handle.is_handling():
-                    return
-                alive = [value() if isinstance(value, weakref.ref) else value for value in inputs]
-                placeholders = graph.graph.find_nodes(op="placeholder")
-                values = [
-                    node.meta.get("example_value") if value is None else value
-                    for node, value in zip(placeholders, alive, strict=True)
-                ]
-                failure = Failure(graph, values, link, Kind(phase), error, (), Direction.BACKWARD, context)
-                report = self.report_on(failure)
-                add_line(error, report)
-                if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
-                    handle.warn_going_on(failure, report, "eager in later calls")
-                    self.called_as_eager()
-
-        for function_class in classes:
-            torch_internals.guard_backward(function_class, on_failure, self.record.during_backward)
-        return True
 
 
 G = TypeVar("G", bound=GraphState)

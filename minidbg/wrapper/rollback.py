@@ -27,7 +27,7 @@ of ours may be that first one. What a program can notice of it, and who leaves i
 - **Compiled autograd, saved-tensor hooks and modes** do not see runs of ours:
   ``torch_internals.outside_tracing``. Autocast keeps no cast of ours: ``verify.quiet``.
 - **Guards**: dynamo builds them from the state after the backend has returned;
-  ``torch_internals.GuardState`` and ``DynamoGraph.undo_compiling`` put that back.
+  ``torch_internals.GuardState`` puts that back.
 - **Autotuning** (Triton, cuDNN's benchmark) is done by the first run on an accelerator, which is
   ours, on copies of the same shapes and strides: the program gets the same choice, sooner. So are
   the warm-up of CUDA graphs, kernels that are loaded, and libraries' handles.

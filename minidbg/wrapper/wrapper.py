@@ -23,7 +23,7 @@ from minidbg.core.run_spec import CompiledFn, CompilerFn, Level
 from minidbg.core.settings import CompilerSettings, Settings, WrapSettings
 from minidbg.judge.randomness import may_draw
 from minidbg.wrapper.chain import Backend, Link, backend_hash, link_name, merged_links, same_backend
-from minidbg.wrapper.graph_state import DynamoGraph, GraphState, state_of
+from minidbg.wrapper.graph_state import GraphState, state_of
 from minidbg.wrapper.reports import Report, add_line, own_report, set_report
 from minidbg.wrapper.verify import NUMBERS_OF_BACKWARD
 
@@ -91,7 +91,7 @@ class WrappedBackend:
         links = self.links
         if mode or options:
             links = self.links_with(*merged_links(self.options, self.mode, options, mode))
-        graph = state_of(lambda: DynamoGraph(gm, links, self.settings))
+        graph = state_of(lambda: GraphState(gm, links, self.settings))
         if graph is None:
             return links[0].compiler(gm, example_inputs)
         try:
