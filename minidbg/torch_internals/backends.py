@@ -12,7 +12,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 import torch
@@ -146,12 +145,6 @@ def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, st
     if type(given) is other:
         return given.compiler_fn, given.kwargs.get("options"), given.kwargs.get("mode")
     return backend, None, None
-
-
-def is_called_by_torch(frame: FrameType | None) -> bool:
-    """Whether the caller is torch.compile's machinery, so that exceptions are dynamo's to wrap."""
-    name = frame.f_globals.get("__name__", "") if frame is not None else ""
-    return name == "torch" or name.startswith("torch._dynamo.")
 
 
 @private_or(lambda _: {})

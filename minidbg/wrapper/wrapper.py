@@ -71,26 +71,9 @@ class WrappedBackend:
         options: Mapping[str, Any] | None = None,
     ) -> CompiledFn:
         """What the wrapped backend returns, behind a thin function; what it raises is raised, with a note."""
-        return self.compiled(
-            gm, example_inputs, mode, options or {}, torch_internals.is_called_by_torch(sys._getframe(1))
-        )
-
-    def compiled(
-        self,
-        gm: fx.GraphModule,
-        example_inputs: Sequence[Any],
-        mode: str | None,
-        options: Mapping[str, Any],
-        by_torch: bool,
-    ) -> CompiledFn:
-        """Compile ``gm`` by the ``GraphState`` made for it; the exception that comes out of it gets
-        the report's line as a note.
-
-        ``by_torch``: torch.compile calls, and will wrap what is raised.
-        """
         links = self.links
         if mode or options:
-            links = self.links_with(*merged_links(self.options, self.mode, options, mode))
+            links = self.links_with(*merged_links(self.options, self.mode, options or {}, mode))
         graph = state_of(lambda: GraphState(gm, links, self.settings))
         if graph is None:
             return links[0].compiler(gm, example_inputs)
@@ -100,7 +83,7 @@ class WrappedBackend:
             report = own_report(error)
             if report is None:
                 raise
-            if torch_internals.dynamo_keeps_type(error) or not by_torch:
+            if torch_internals.dynamo_keeps_type(error) or not is_called_by_torch():
                 add_line(error, report)
                 raise
             # dynamo would wrap it in this, and a note on the inner exception is never printed
@@ -142,6 +125,15 @@ class WrappedBackend:
 
     def __repr__(self) -> str:
         return f"<minidbg.wrap({', '.join(map(link_name, self.backends))})>"
+
+
+def is_called_by_torch() -> bool:
+    """Whether a backend of ours is called by torch.compile's machinery, so that exceptions are dynamo's to wrap."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    name = str(frame.f_globals.get("__name__", "")) if frame is not None else ""
+    return name == "torch" or name.startswith("torch._dynamo.")
 
 
 def wrap(
@@ -259,11 +251,7 @@ class EntryPoint:
         given = dict(options or {})
         if mode is not None and "mode" not in given:
             given["mode"] = mode
-        wrapped = self.wrapped(given)
-        if isinstance(wrapped, WrappedBackend):
-            by_torch = torch_internals.is_called_by_torch(sys._getframe(1))
-            return wrapped.compiled(gm, example_inputs, None, {}, by_torch)
-        return wrapped(gm, example_inputs)
+        return self.wrapped(given)(gm, example_inputs)
 
     def wrapped(self, given: dict[str, Any]) -> CompilerFn:
         for known, wrapper in self.made:
