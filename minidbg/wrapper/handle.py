@@ -55,30 +55,23 @@ def is_handling() -> bool:
 
 def handle(failure: Failure, settings: Settings) -> Report:
     """Capture and reduce ``failure``, and tell the listeners; the report. Never raises an ordinary exception."""
-    report = handle_quietly(failure, settings)
-    with fence("listener_failed"):  # the user's exception must arrive
+    try:
+        with handling(failure.inputs):
+            report = capture_and_reduce(failure, settings)
+    except MinidbgError as refusal:
+        report = report_without_script(failure, refusal, settings)
+    except Exception as trouble:  # the user's exception must arrive, whatever goes wrong here
+        if is_of_a_signal_handler(trouble):
+            raise
+        line = f"could not capture this failure ({first_line_of(trouble)}); that is a bug in minidbg"
+        if isinstance(trouble, OSError):
+            line = f"not captured, the file system refused: {trouble}; repro_dir= names another folder"
+        report = Report(line)
+        log.debug("answering_failed", exc_info=True)
+    with fence("listener_failed"):
         for listener in PROCESS.listeners:
             listener(failure, report)
     return report
-
-
-def handle_quietly(failure: Failure, settings: Settings) -> Report:
-    """``capture_and_reduce``, without listeners; whatever goes wrong in it becomes a report that says so."""
-    try:
-        with handling(failure.inputs):
-            return capture_and_reduce(failure, settings)
-    except MinidbgError as refusal:
-        return report_without_script(failure, refusal, settings)
-    except OSError as error:
-        if is_of_a_signal_handler(error):
-            raise
-        return Report(f"not captured, the file system refused: {error}; repro_dir= names another folder")
-    except Exception as trouble:
-        if is_of_a_signal_handler(trouble):
-            raise
-        # The user's exception must arrive, whatever goes wrong here.
-        log.debug("answering_failed", exc_info=True)
-        return Report(f"could not capture this failure ({first_line_of(trouble)}); that is a bug in minidbg")
 
 
 def report_without_script(failure: Failure, refusal: Exception, settings: Settings) -> Report:
@@ -115,11 +108,10 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
         provenance = replace(case.provenance, notes=(*case.provenance.notes, f"{NOT_AT_ONCE}: {why}"))
         case = replace(case, provenance=provenance)
     started, report = PROCESS.clock(), None
+    same_as = budget.repro_of(bug) if why else None
     try:
         with without_modes():
-            report = (PROCESS.responder or respond)(
-                case, granted, same_as=budget.repro_of(bug) if why else None
-            )
+            report = (PROCESS.responder or respond)(case, granted, same_as=same_as)
     finally:
         if granted.reduce is Reduce.NOW:
             budget.spend(PROCESS.clock() - started, bug, report.path if report else None)

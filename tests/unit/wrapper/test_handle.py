@@ -186,7 +186,7 @@ def test_what_the_file_system_refuses_becomes_a_report() -> None:
 
     handle.PROCESS.responder = raises
     line = r"not captured, the file system refused: .*full; repro_dir= names another"
-    assert re.match(line, handle.handle_quietly(failure(), Settings()).line)
+    assert re.match(line, handle.handle(failure(), Settings()).line)
 
 
 # ---- handling
