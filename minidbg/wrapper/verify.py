@@ -384,18 +384,14 @@ def quiet() -> Iterator[None]:
 
     They would hold on to copies until its own block ends.
     """
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        with (
-            torch_internals.outside_tracing(),
-            torch_internals.without_warnings(),
-            torch_internals.dropping_compile_stacks(),
-            torch_internals.preserving_thread_state(),
-        ):
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
+    with (
+        torch_internals.outside_tracing(),
+        torch_internals.without_warnings(),
+        torch_internals.dropping_compile_stacks(),
+        torch_internals.preserving_thread_state(),
+    ):
+        torch.set_autocast_cache_enabled(False)
+        yield
 
 
 def reason_of(trouble: Exception) -> str:
