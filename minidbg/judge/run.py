@@ -68,7 +68,18 @@ class Runnable:
     def eager(self, change: Change = unchanged, seed: int = SEED) -> dict[str, Any]:
         model, inputs = self.made(change)
         with entered_modes(self.spec.context):
-            return run_once(model, model, inputs, self.spec, seed)
+            torch.manual_seed(seed)
+            return left_by_run(model, model, inputs, backward=self.spec.backward)
+
+    def passes_in_eager(self) -> bool:
+        """Whether the program goes through dynamo without its backend."""
+        model, inputs = self.made()
+        plain = replace(self.spec, backend=replace(self.spec.backend, options={}, mode=None))
+        try:
+            compile_by_torch("eager", model, inputs, plain)(*inputs)
+        except Exception:  # noqa: BLE001 - the answer
+            return False
+        return True
 
 
 def judge(
@@ -102,21 +113,9 @@ def judge(
             result = Outcome(Verdict.INVALID, reason=reason, message=first_lines(error))
         else:
             model, inputs = runnable.made()
-
-            def passes_in_eager() -> bool:
-                model, inputs = runnable.made()
-                plain = replace(spec, backend=replace(spec.backend, options={}, mode=None))
-                try:
-                    compile_by_torch("eager", model, inputs, plain)(*inputs)
-                except Exception:  # noqa: BLE001 - the answer
-                    return False
-                return True
-
             try:
                 with judging(), entered_modes(spec.context):
-                    actual, result = run_compiled(
-                        model, inputs, runnable.compiler, spec, note, notes, passes_in_eager, witness
-                    )
+                    actual, result = run_compiled(runnable, model, inputs, note, notes, witness)
             except TorchNameMissing as lacks:  # ours to want, and no failure of the backend
                 actual, result = None, Outcome(Verdict.SKIPPED, reason=str(lacks))
             if actual is not None and compares:
@@ -130,43 +129,45 @@ def judge(
 
 
 def run_compiled(
+    runnable: Runnable,
     model: Any,
     inputs: tuple[Any, ...],
-    compiler: Any,
-    spec: RunSpec,
     note: Callable[[str], object],
     notes: list[str],
-    passes_in_eager: Callable[[], bool],
     witness: Callable[[BaseException], object],
 ) -> tuple[dict[str, Any] | None, Outcome]:
     """One run through the backend: what it left behind (None if it failed), and the outcome.
 
-    ``notes`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``passes_in_eager``
-    tells whose failure that is: the backend's when the same program goes through dynamo without it.
+    ``notes`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, that
+    is the backend's failure if the same program goes through dynamo without it.
     """
+    spec = runnable.spec
     doing, direction, direct = "compile", "forward", spec.call is CallPath.DIRECT
 
-    def now(what: str, way: str) -> None:
+    def now(what: str, way: str) -> bool:
         nonlocal doing, direction
         doing, direction = what, way
         note(f"{what} {way}")
+        return True
 
     try:
         now("compile", "forward")
-        compiler = noting_passthrough(compiler, notes)
+        compiler = noting_passthrough(runnable.compiler, notes)
         if direct:
             function = torch_internals.compile_directly(compiler, model, inputs, spec)
             now("runtime", "forward")
         else:
             function = compile_by_torch(compiler, model, inputs, spec)
-        left = run_once(function, model, inputs, spec, SEED, lambda: now("runtime", "backward"))
+        torch.manual_seed(SEED)
+        goes_on = lambda left: now("runtime", "backward")  # noqa: E731
+        left = left_by_run(function, model, inputs, backward=spec.backward, goes_on=goes_on)
     except (KeyboardInterrupt, TorchNameMissing):
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises, SystemExit too, is the answer
         witness(error)
         kind = doing if direct and direction == "forward" else phase_of(error, direction)
         if kind == "tracing":
-            if not (is_about_guards(error) and passes_in_eager()):
+            if not (is_about_guards(error) and runnable.passes_in_eager()):
                 reason = f"{NOT_CALLED}: {brief(error)}"
                 return None, Outcome(Verdict.INVALID, reason=reason, message=first_lines(error))
             kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or the inputs
@@ -260,22 +261,6 @@ def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], spec: R
     )
 
 
-def run_once(
-    function: Any,
-    model: Any,
-    inputs: tuple[Any, ...],
-    spec: RunSpec,
-    seed: int,
-    backward_begins: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
-    def goes_on(left: dict[str, Any]) -> bool:
-        backward_begins()
-        return True
-
-    torch.manual_seed(seed)
-    return left_by_run(function, model, inputs, backward=spec.backward, goes_on=goes_on)
-
-
 @preserving_thread_state()  # a run that raises inside vmap would leave its level to the next one
 def left_by_run(
     function: Any,
@@ -286,7 +271,7 @@ def left_by_run(
     goes_on: Callable[[dict[str, Any]], bool] = lambda left: True,
     may_refuse: bool = False,
 ) -> dict[str, Any]:
-    """Call ``function``, which is ``model`` in some form; outputs, inputs and buffers afterwards, gradients.
+    """What a call of ``function``, ``model`` in some form, leaves behind: outputs, inputs, gradients.
 
     No gradients where ``goes_on`` is false of what the forward left behind; None where
     ``may_refuse`` and their backward fails.
@@ -396,7 +381,17 @@ def plain_modes() -> Iterator[None]:
 @contextlib.contextmanager
 def entered_modes(context: Context) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        set_defaults(stack, context)
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.use_deterministic_algorithms(context.deterministic, warn_only=context.deterministic_warn_only)
+        torch.set_default_dtype(dtype_named(context.default_dtype))
+        torch.set_float32_matmul_precision(context.matmul_precision)
+        if context.threads_matter and context.threads is not None:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(context.threads)
         if context.default_device is not None:
             stack.enter_context(torch.device(context.default_device))
         stack.enter_context(torch.set_grad_enabled(context.grad))
@@ -422,20 +417,6 @@ def patched_config(given: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
             options = {**config.get(name, {}), **given.get(name, {})}
             stack.enter_context(module.patch({key: options[key] for key in options if hasattr(module, key)}))
         yield
-
-
-def set_defaults(stack: contextlib.ExitStack, context: Context) -> None:
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
-    stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-    stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-    torch.use_deterministic_algorithms(context.deterministic, warn_only=context.deterministic_warn_only)
-    torch.set_default_dtype(dtype_named(context.default_dtype))
-    torch.set_float32_matmul_precision(context.matmul_precision)
-    if context.threads_matter and context.threads is not None:
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(context.threads)
 
 
 def dtype_named(name: str) -> torch.dtype:

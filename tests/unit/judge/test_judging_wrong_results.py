@@ -127,7 +127,8 @@ def test_gradients_begin_with_the_same_cotangents_whatever_the_seed() -> None:
             return x.sin()
 
     x = torch.ones(3, requires_grad=True)
-    runs = [run.run_once(Sine(), Sine(), (x,), replace(ANY, backward=True), seed) for seed in (0, 1)]
+    program = run.Runnable(Sine, lambda: (x,), "eager", replace(ANY, backward=True))
+    runs = [program.eager(seed=seed) for seed in (0, 1)]
     assert torch.equal(*(run["gradients"]["input 0"] for run in runs))
 
 
