@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.fx.copying import pausing_gc, with_history
-from minidbg.fx.effects import Fact, FactType, is_call
+from minidbg.fx.effects import Fact, FactType, Mode, blocks, is_call, leaves_state, mode_of
 from minidbg.fx.pieces import (
     CannotExtract,
     Path,
@@ -29,14 +30,12 @@ from minidbg.fx.pieces import (
     copy_node,
     first_tensor,
     is_tensor,
+    is_unpacking,
     meta_of_part,
     part_of,
-    with_modes,
     without_arguments,
-    without_orphans,
 )
-from minidbg.fx.record import Recording
-from minidbg.fx.runs import EagerFailure
+from minidbg.fx.record import EagerFailure, Recording
 
 
 def extract(recording: Recording, keep: Set[fx.Node], **how: Any) -> Piece:
@@ -352,3 +351,68 @@ def _becomes_input(node: fx.Node, fact: Fact) -> bool:
     if fact.type is FactType.NUMBER:
         return isinstance(node.meta.get("example_value"), torch.SymInt | torch.SymFloat)
     return fact.type is FactType.TENSOR
+
+
+def without_orphans(
+    recording: Recording, keep: Set[fx.Node], stand_ins: Iterable[fx.Node], *, whole_tuples: bool
+) -> set[fx.Node]:
+    """``keep`` as it can stand: no part without its whole, no number or constant that nothing kept uses.
+
+    ``stand_ins`` are used though no kept node says so. Unless ``whole_tuples``, a tuple value none
+    of whose parts are kept gets back its first part that is a tensor.
+    """
+    facts, found, kept_for = recording.facts, set(), {*stand_ins, *recording.outputs}
+    for node in recording.nodes:
+        if node in keep and is_call(node) and node not in recording.mode_changes:
+            if is_unpacking(node, facts) and node.args[0] not in found:
+                continue
+            found.add(node)
+    for node in reversed([node for node in recording.nodes if node in found]):
+        fact = facts.get(node)
+        if fact is None or node in recording.writing or node in kept_for or not found.isdisjoint(node.users):
+            continue
+        if fact.type is FactType.TUPLE and not whole_tuples:
+            parts = (user for user in node.users if is_unpacking(user, facts))
+            found |= set(itertools.islice((part for part in parts if is_tensor(facts.get(part))), 1))
+        elif fact.type in (FactType.NUMBER, FactType.PLAIN) and len(found) > 1 and not _acts(node, fact):
+            found.discard(node)
+    return found
+
+
+def _acts(node: fx.Node, fact: Fact) -> bool:
+    """Whether the call matters though nothing uses what it gives: assertions, and what is called for an effect."""
+    gives_nothing = fact.type is FactType.PLAIN and fact.plain is None
+    return gives_nothing or leaves_state(node) or "assert" in str(node.target) or node.is_impure()
+
+
+def with_modes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) -> list[fx.Node]:
+    """``keep`` with the mode changes that are in force around its nodes, but for those of ``without``, in order."""
+    index = recording.index
+    needed = set(keep)
+    positions = sorted(index[node] for node in keep)
+    for enter, exit_ in blocks(recording.graph_module.graph):
+        first_inside = bisect_right(positions, index[enter])
+        holds = first_inside < len(positions) and positions[first_inside] < index[exit_]
+        if holds and enter not in without:
+            needed |= {enter, exit_}
+    needed |= _grad_changes(recording, needed, without)
+    return [node for node in recording.nodes if node in needed]
+
+
+def _grad_changes(recording: Recording, needed: Set[fx.Node], without: Set[fx.Node]) -> set[fx.Node]:
+    """The settings of grad mode that make a difference to a needed node, and one to end as the whole graph ends."""
+    settings = [node for node in recording.nodes if mode_of(node) is Mode.GRAD]
+    state = start = recording.grad
+    pending: fx.Node | None = None
+    changes: set[fx.Node] = set()
+    for node in recording.nodes if settings else ():
+        if mode_of(node) is Mode.GRAD and node not in without:
+            pending = node
+        elif node in needed and pending is not None:
+            if pending.args[0] is not state:
+                changes.add(pending)
+                state = bool(pending.args[0])
+            pending = None
+    if state is not start and settings[-1].args[0] is start:
+        changes.add(settings[-1])
+    return changes

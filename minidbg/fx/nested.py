@@ -11,7 +11,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -28,10 +28,7 @@ from minidbg.fx.effects import (
     op_name,
 )
 from minidbg.fx.pieces import is_tensor, is_unpacking, rewritten, with_graph_inlined, with_graphs
-from minidbg.fx.runs import EagerFailure
-
-if TYPE_CHECKING:
-    from minidbg.fx.record import Recording
+from minidbg.fx.record import EagerFailure, Recording
 
 
 def branches(node: fx.Node) -> list[tuple[str, fx.GraphModule]]:

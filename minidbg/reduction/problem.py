@@ -18,8 +18,7 @@ from minidbg.fx.effects import FactType, is_call, tensors_in
 from minidbg.fx.mutation import broken_contracts
 from minidbg.fx.nested import Arguments
 from minidbg.fx.pieces import CannotExtract
-from minidbg.fx.record import ModeContext, Recording, runs_in_eager
-from minidbg.fx.runs import EagerFailure
+from minidbg.fx.record import EagerFailure, ModeContext, Recording, runs_in_eager
 from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import (
     AskGraph,

@@ -16,7 +16,7 @@ from minidbg.codegen.inputs import materialise, write_inputs
 from minidbg.codegen.size import canonical_text
 from minidbg.core.errors import MinidbgError
 from minidbg.fx import copying, effects
-from minidbg.fx.runs import StorageSerials
+from minidbg.fx.record import StorageSerials
 from minidbg.judge import compare, differences, precision, undefined
 from minidbg.judge.eager_runs import EagerRuns, Tag
 from minidbg.judge.leaves import CannotCompare, _are_plain, collect_leaves

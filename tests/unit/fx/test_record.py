@@ -14,8 +14,7 @@ from torch import Tensor, fx
 from minidbg import torch_internals
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.fx.effects import FactType
-from minidbg.fx.record import Recording, runs_in_eager
-from minidbg.fx.runs import EagerFailure
+from minidbg.fx.record import EagerFailure, Recording, runs_in_eager
 
 
 def recording(function: Callable[..., Any], *inputs: Any) -> Recording:
