@@ -95,13 +95,25 @@ class _Extraction:
         return self.bypass or bool(self.stand_ins)
 
     def piece(self) -> Piece:
-        self._plan_nodes()
+        keep = without_orphans(
+            self.recording, self.keep, self.stand_ins.values(), whole_tuples=self.whole_tuples
+        )
+        self.kept = dict.fromkeys(with_modes(self.recording, keep, self.without_modes))
         self._plan_stand_ins()
-        self._plan_values()
+        for node in self.kept:
+            for source in self._sources(node):
+                if source not in self.kept:
+                    self._need(source, self._position(node))
         self._plan_outputs()
         self._plan_shape_symbols()
         graph_module = self._build()
-        values = self._recorded()
+        try:
+            whole = self.recording.values([(at, node) for (node, _, _), at in self.lifted.items()])
+        except EagerFailure as failure:
+            raise CannotExtract(str(failure)) from failure
+        values = [part_of(value, path) for value, (_, _, path) in zip(whole, self.lifted, strict=True)]
+        if self.recording.writing:
+            values = list(map(with_history, values))
         plain = [self.recording.input_of[node] for node in self.placeholders]
         origins: list[PieceKey] = [(node, 0, ()) for node in self.placeholders]
         holds = bool(self.attributes) or any(node.op == "call_module" for node in self.kept)
@@ -134,21 +146,7 @@ class _Extraction:
         targets = (target for node in self.kept for target in self.recording.writing.get(node, ()))
         return any(seen[storage] > 1 for target in targets for storage in storages.get(target, ()))
 
-    # --- what is kept ---
-
-    def _plan_nodes(self) -> None:
-        keep = without_orphans(
-            self.recording, self.keep, self.stand_ins.values(), whole_tuples=self.whole_tuples
-        )
-        self.kept = dict.fromkeys(with_modes(self.recording, keep, self.without_modes))
-
-    # --- what they take from elsewhere ---
-
-    def _plan_values(self) -> None:
-        for node in self.kept:
-            for source in self._sources(node):
-                if source not in self.kept:
-                    self._need(source, self.recording.index[node])
+    # --- what the kept nodes take from elsewhere ---
 
     def _sources(self, node: fx.Node) -> Iterable[fx.Node]:
         """What ``node`` takes in the new graph, by the names of the old one."""
@@ -242,17 +240,16 @@ class _Extraction:
 
         A write that is read stays inside, as in the whole: a compiler treats a returned value otherwise.
         """
-        if any(self.last_read.get(storage, -1) > self._position(node) for storage in self._written_by(node)):
+        storages = self.recording.storages
+        targets = self.recording.writing[node]
+        written = (storage for target in targets for storage in storages.get(target, ()))
+        if any(self.last_read.get(storage, -1) > self._position(node) for storage in written):
             return
         target = next((target for target in self.recording.writing[node] if target in self.kept), None)
         if is_tensor(fact) and (node.users or target is not None):
             self.returned.append(node)
         elif target is not None and target not in self.returned and is_tensor(self.facts.get(target)):
             self.returned.append(target)
-
-    def _written_by(self, node: fx.Node) -> set[int]:
-        storages = self.recording.storages
-        return {storage for target in self.recording.writing[node] for storage in storages.get(target, ())}
 
     def _reads(self) -> dict[int, int]:
         """Storages to the position of the last node that takes them, or of the output."""
@@ -334,17 +331,6 @@ class _Extraction:
             new = self.graph.call_function(operator.getitem, (new, index))
         new.meta = meta_of_part(node.meta, path)
         return new
-
-    # --- values ---
-
-    def _recorded(self) -> list[Any]:
-        moments = [(position, node) for (node, _, _), position in self.lifted.items()]
-        try:
-            whole = self.recording.values(moments)
-        except EagerFailure as failure:
-            raise CannotExtract(str(failure)) from failure
-        values = [part_of(value, path) for value, (_, _, path) in zip(whole, self.lifted, strict=True)]
-        return [with_history(value) for value in values] if self.recording.writing else values
 
 
 def _becomes_input(node: fx.Node, fact: Fact) -> bool:
