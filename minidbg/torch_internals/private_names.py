@@ -16,9 +16,6 @@ from minidbg.core.errors import TorchNameMissing
 P = ParamSpec("P")
 R = TypeVar("R")
 
-TAKEN_AWAY: set[str] = set()
-"""Functions that are to lack their names: tests of what happens without them."""
-
 
 def private_or(
     otherwise: Callable[..., Any] | None, *, since: tuple[int, int] = (2, 11)
@@ -31,13 +28,8 @@ def private_or(
     """
 
     def marked(function: Callable[P, R]) -> Callable[P, R]:
-        def begin() -> None:
-            if function.__name__ in TAKEN_AWAY:
-                raise ImportError(name=f"torch.{function.__name__}")
-
         def instead(error: ImportError | AttributeError) -> Callable[..., Any] | None:
-            is_taken = function.__name__ in TAKEN_AWAY
-            if (name := error.name if is_taken else missing_name(error, function)) is None:
+            if (name := missing_name(error, function)) is None:
                 return None
             refusal = TorchNameMissing(name, function.__name__, torch.__version__)
             if otherwise is None:
@@ -49,7 +41,6 @@ def private_or(
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                begin()
                 return function(*args, **kwargs)
             except (ImportError, AttributeError) as error:
                 if (other := instead(error)) is None:
@@ -59,7 +50,6 @@ def private_or(
         @functools.wraps(function)
         def generate(*args: P.args, **kwargs: P.kwargs) -> Any:
             try:
-                begin()
                 yield from cast(Any, function(*args, **kwargs))
                 return
             except (ImportError, AttributeError) as error:

@@ -144,8 +144,8 @@ def import_for_compiling(*, inductor: bool) -> None:
     leave_out_measurements()
 
 
-@private
 @contextlib.contextmanager
+@private
 def without_graph_caches() -> Iterator[None]:
     """A block whose compiles look for no graph of an earlier process, where this torch has such caches."""
     caches = {"torch._inductor.config": "fx_graph_cache", "torch._functorch.config": "enable_autograd_cache"}

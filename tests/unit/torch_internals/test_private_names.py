@@ -10,13 +10,13 @@ from typing import Any
 import planted_backends as planted
 import pytest
 import torch
+from support.lacking import MARKED, lacking
 
 import minidbg
 from minidbg import torch_internals
 from minidbg.core.errors import TorchNameMissing
 from minidbg.wrapper.process import PROCESS
 
-NAMES = sorted(name for name, one in vars(torch_internals).items() if hasattr(one, "__wrapped__"))
 ON_EVERY_WAY = {"registered_backend", "backend_compiler_failed", "is_fake"}
 """Used by each program that is wrapped."""
 
@@ -25,7 +25,6 @@ ON_EVERY_WAY = {"registered_backend", "backend_compiler_failed", "is_fake"}
 def _names_come_back() -> Iterator[None]:
     torch_internals.warn_once.cache_clear()
     yield
-    torch_internals.TAKEN_AWAY.clear()
     torch._dynamo.reset()
 
 
@@ -33,34 +32,31 @@ def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.relu(x @ weight).sum()
 
 
-def run(backend: Any, folder: Path) -> torch.Tensor:
-    """One step of training."""
-    taken = set(torch_internals.TAKEN_AWAY)
-    torch_internals.TAKEN_AWAY.clear()
+def run(backend: Any, folder: Path, name: str) -> torch.Tensor:
+    """One step of training, without the names of one function."""
     torch._dynamo.reset()
     PROCESS.__init__()
-    torch_internals.TAKEN_AWAY.update(taken)
     weight = torch.ones(3, 3, requires_grad=True)
-    compiled = torch.compile(program, backend=minidbg.wrap(backend, repro_dir=folder, reduce="later"))
-    compiled(torch.ones(3, 3), weight).backward()
+    with lacking(name):
+        compiled = torch.compile(program, backend=minidbg.wrap(backend, repro_dir=folder, reduce="later"))
+        compiled(torch.ones(3, 3), weight).backward()
     assert weight.grad is not None
     return weight.grad
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ON_EVERY_WAY else pytest.mark.slow) for name in NAMES],
+    [pytest.param(name, marks=() if name in ON_EVERY_WAY else pytest.mark.slow) for name in MARKED],
 )
 def test_without_the_names_of_one_function_programs_run_and_fail_as_they_would(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    torch_internals.TAKEN_AWAY.add(name)
     with caplog.at_level(logging.WARNING, "minidbg"):
-        assert torch.equal(run("aot_eager", tmp_path), torch.full((3, 3), 3.0))
+        assert torch.equal(run("aot_eager", tmp_path, name), torch.full((3, 3), 3.0))
         with pytest.raises(Exception, match="cannot lower relu"):
-            run(planted.raises_on_relu, tmp_path)
+            run(planted.raises_on_relu, tmp_path, name)
         try:
-            run(planted.adds_one_to_relu, tmp_path)
+            run(planted.adds_one_to_relu, tmp_path, name)
         except minidbg.AccuracyError:
             return
     # The wrong result was let through, so it must have been said why.
