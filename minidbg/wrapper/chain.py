@@ -87,12 +87,29 @@ def conflict(what: str, wrapped: object, given: object) -> ConflictingOptions:
 def compile_at_run_time(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
     """``graph`` compiled by ``link`` for real ``args``, outside dynamo.
 
-    A graph with symbolic sizes would be compiled for these sizes alone, so it is compiled anew for each shape.
+    A graph with symbolic sizes would be compiled for these sizes alone, so it is compiled
+    anew for each shape, and run in eager when the shapes become too many.
     """
     placeholders = graph.graph.find_nodes(op="placeholder")
-    if any(symbolic_dims(node) or is_symbolic_number(node) for node in placeholders):
-        return compiled_per_shape(link, graph, args)
-    return compile_here(link, graph, args)
+    if not any(symbolic_dims(node) or is_symbolic_number(node) for node in placeholders):
+        return compile_here(link, graph, args)
+    compiled: dict[tuple[Any, ...], CompiledFn] = {}
+
+    def compiled_for(args: Sequence[Any]) -> CompiledFn:
+        shape = tuple(
+            (tuple(arg.shape), arg.stride() if arg.layout is torch.strided else ())
+            if isinstance(arg, torch.Tensor)
+            else arg
+            for arg in args
+        )
+        if shape not in compiled:
+            if len(compiled) >= MOST_SHAPES:
+                return graph.forward
+            compiled[shape] = compile_here(link, graph, args)
+        return compiled[shape]
+
+    compiled_for(args)  # fail now, where the next link is tried
+    return lambda *args: compiled_for(args)(*args)
 
 
 def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
@@ -113,27 +130,6 @@ def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> Comp
 def is_symbolic_number(placeholder: fx.Node) -> bool:
     example = placeholder.meta.get("example_value")
     return isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
-
-
-def compiled_per_shape(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
-    """A dynamic graph, compiled for each shape that it is called with; eager when the shapes become too many."""
-    compiled: dict[tuple[Any, ...], CompiledFn] = {}
-
-    def compiled_for(args: Sequence[Any]) -> CompiledFn:
-        shape = tuple(
-            (tuple(arg.shape), arg.stride() if arg.layout is torch.strided else ())
-            if isinstance(arg, torch.Tensor)
-            else arg
-            for arg in args
-        )
-        if shape not in compiled:
-            if len(compiled) >= MOST_SHAPES:
-                return graph.forward
-            compiled[shape] = compile_here(link, graph, args)
-        return compiled[shape]
-
-    compiled_for(args)  # fail now, where the next link is tried
-    return lambda *args: compiled_for(args)(*args)
 
 
 def same_backend(one: Backend, other: Backend) -> bool:
