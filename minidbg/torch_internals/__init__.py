@@ -10,3 +10,4 @@ from minidbg.torch_internals.operators import *  # noqa: F403
 from minidbg.torch_internals.private_names import *  # noqa: F403
 from minidbg.torch_internals.process import *  # noqa: F403
 from minidbg.torch_internals.tensors import *  # noqa: F403
+from minidbg.torch_internals.thread_state import preserving_thread_state as preserving_thread_state

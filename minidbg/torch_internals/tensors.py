@@ -12,14 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-from minidbg.torch_internals import thread_state
 from minidbg.torch_internals.private_names import nothing_around, private, private_or
-
-state_of_thread = thread_state.thread_state
-preserving_thread_state, without_autocast = (
-    thread_state.preserving_thread_state,
-    thread_state.without_autocast,
-)
 
 
 @private

@@ -11,7 +11,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +29,7 @@ from minidbg.fx.ranks import is_waiting_in_vain, talks_to_others
 from minidbg.judge.run import graph_texts, is_handed_back
 from minidbg.repro.crash_records import Step
 from minidbg.torch_internals import devices
+from minidbg.torch_internals.thread_state import thread_state
 from minidbg.wrapper import crash_record, handle, verify
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link, compile_at_run_time
@@ -183,7 +183,7 @@ class GraphState:
         kept = self.keep(values)
         verification, collectives = None, self.collectives(values)
         undeclared = self.declared_otherwise(values)
-        put_state_back = torch_internals.state_of_thread()
+        put_state_back = thread_state()
         try:
             verification = self.verification(values, kept, undeclared)
             with (
@@ -193,7 +193,7 @@ class GraphState:
                 result = self.call(args)
                 synchronize_devices(values, result)
         except Exception as error:
-            as_left = torch_internals.state_of_thread()
+            as_left = thread_state()
             put_state_back()  # a level of vmap that it has left open would have a part in all that follows
             again = self.after_failure(
                 error,
@@ -207,7 +207,7 @@ class GraphState:
                 del kept, verification, values, collectives  # the traceback holds this frame
                 raise
         else:
-            failure = self.wrong_results(verification, result, values) if verification is not None else None
+            failure = verification.judge(result, values) if verification is not None else None
             if verification is None or failure is None:
                 self.went_well(result, values)
                 return result
@@ -227,8 +227,7 @@ class GraphState:
         return declared_otherwise(self.untouched, args, self.mutated) if self.level is Level.DYNAMO else ""
 
     def verification(self, args: tuple[Any, ...], kept: Kept, undeclared: str) -> verify.Verification | None:
-        most = verify.calls_compared(self.settings.verify)
-        if (most is not None and self.good_calls >= most) or self.position >= len(self.links):
+        if self.good_calls >= verify.calls_compared(self.settings.verify) or self.position >= len(self.links):
             self.facts.why_not = self.facts.why_not or NOT_ASKED
             return None
         if self.comparing:
@@ -238,24 +237,12 @@ class GraphState:
         with self.record.during(Step.RUN, link, args):
             begun = verify.begin(self.untouched, self.call, link, args, self.mutated, kept, own, self.facts)
         if begun is not None:
-            begun.undeclared = undeclared
+            begun.undeclared, begun.origin = undeclared, self.origin
         return begun
-
-    def wrong_results(
-        self, verification: verify.Verification, result: Any, args: tuple[Any, ...]
-    ) -> Failure | None:
-        """The failure that ``Verification.judge`` sees in ``result``; not aliasing where
-        AOTAutograd leaves that to its compilers."""
-        found = verification.judge(result, args)
-        category = getattr(found and found.error, "category", "")
-        if found is None or (self.level is Level.ATEN and category == "aliasing"):
-            return None
-        return replace(found, level=self.level, notes=(*found.notes, *self.origin))
 
     def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
         self.good_calls += 1
-        most = verify.calls_compared(self.settings.verify)
-        self.settled = most is not None and self.good_calls >= max(1, most)
+        self.settled = self.good_calls >= max(1, verify.calls_compared(self.settings.verify))
         if self.level is Level.DYNAMO and torch.is_grad_enabled() and not self.has_backward:
             self.has_backward = self.guard_backward(result, args)
         if self.settled and not self.has_backward:

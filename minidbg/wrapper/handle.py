@@ -111,7 +111,7 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     same_as = budget.repro_of(bug) if why else None
     try:
         with without_modes():
-            report = (PROCESS.responder or respond)(case, granted, same_as=same_as)
+            report = (PROCESS.responder or respond)(case, granted, same_as)
     finally:
         if granted.reduce is Reduce.NOW:
             budget.spend(PROCESS.clock() - started, bug, report.path if report else None)

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from minidbg.core.deadline import Clock
 from minidbg.core.settings import Settings
@@ -60,12 +59,6 @@ class GraphFacts:
         PROCESS.say(f"a part of a graph is not verified: {note}")
 
 
-class Responder(Protocol):
-    """What is done about a failure that has become a case: ``handle.respond``, which writes and reduces it."""
-
-    def __call__(self, case: Case, settings: Settings, same_as: Path | None = None) -> Report: ...
-
-
 @dataclass(slots=True)
 class Process:
     """What is remembered for as long as the process runs, and what stands at its seams. ``PROCESS`` is the one in use.
@@ -73,7 +66,8 @@ class Process:
     A test may empty it by ``__init__``, and hand in a responder and a clock of its own.
     """
 
-    responder: Responder | None = None
+    responder: Callable[[Case, Settings, Path | None], Report] | None = None
+    """In place of ``handle.respond``, which writes and reduces a failure that has become a case."""
     clock: Clock = time.monotonic
     budget: ReductionBudget = field(default_factory=ReductionBudget)
     reports: dict[Hashable, Report] = field(default_factory=dict)

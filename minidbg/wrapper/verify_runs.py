@@ -103,8 +103,10 @@ class Before:
 
         Its gradients are None where ``may_refuse`` and their backward fails; else it raises what that raises.
         """
-        if change is not unchanged and (why := too_large_in_float64(self.graph, self.inputs)):
-            raise MemoryError(why)
+        if change is not unchanged:
+            needed = 2 * (bytes_of(tensors_among(self.inputs)) + bytes_of_a_run(self.graph))
+            if why := lack_of_memory(needed, self.inputs):
+                raise MemoryError(why)
         self.set_generators()
         if seed is not None:
             torch.manual_seed(seed)
@@ -240,14 +242,11 @@ def too_large(
         )
     trained = [one for one in tensors_among(args) if one.requires_grad] if torch.is_grad_enabled() else []
     needed = 2 * copies + 2 * bytes_of(trained) + bytes_of_a_run(graph)
-    free = free_memory_bytes(tensors_among(args))
-    if needed > RUN_MEMORY_SHARE * free:
-        return f"eager beside it may need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-    return None
+    lack = lack_of_memory(needed, args)
+    return lack and f"eager beside {lack}"
 
 
-def too_large_in_float64(graph: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
-    needed = 2 * (bytes_of(tensors_among(inputs)) + bytes_of_a_run(graph))
+def lack_of_memory(needed: int, inputs: Sequence[Any]) -> str | None:
     free = free_memory_bytes(tensors_among(inputs))
     if needed > RUN_MEMORY_SHARE * free:
         return f"it may need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
