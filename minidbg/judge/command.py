@@ -35,23 +35,23 @@ def main(argv: list[str]) -> int:
     path = os.path.abspath(argv[0])
     options = argv[2] if argv[1:2] == ["--options"] else ""
     gc.disable()  # what is imported stays: to look for garbage there, now and at the exit, takes a third of the time
-    with clean_stdout():
+    with clean_stdout() as say:
         definitions = definitions_of(path)
-    gc.freeze()
-    gc.enable()
-    try:
-        from minidbg.judge import script
-    except ImportError as error:  # Python's own exit status would be 1, which means "reproduces"
-        print(f"the judge cannot be loaded with this torch: {error}", file=sys.stderr)
-        return 125
-    from minidbg.core.run_spec import MALFORMED
+        gc.freeze()
+        gc.enable()
+        try:
+            from minidbg.judge import script
+        except ImportError as error:  # Python's own exit status would be 1, which means "reproduces"
+            print(f"the judge cannot be loaded with this torch: {error}", file=sys.stderr)
+            return 125
+        from minidbg.core.run_spec import MALFORMED
 
-    try:
-        executed = script_of(definitions, path, options)
-    except (OSError, *MALFORMED) as error:
-        print(f"{path}: {error}", file=sys.stderr)
-        return 125
-    return script.main(executed, argv[3:] if options else argv[1:])
+        try:
+            executed = script_of(definitions, path, options)
+        except (OSError, *MALFORMED) as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            return 125
+        return script.main(executed, argv[3:] if options else argv[1:], say)
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Exec
     from minidbg.judge.script import ExecutedScript
 
     command = (__file__, path, *(("--options", options) if options else ()))
-    return ExecutedScript(path, definitions, spec_with_options(path, options), command)
+    return ExecutedScript(path, definitions, spec_with_options(path, options), command, definitions[FAILED])
 
 
 def spec_with_options(path: str, options: str) -> RunSpec:

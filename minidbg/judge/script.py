@@ -20,8 +20,7 @@ import torch
 
 from minidbg.core.machine import memory_limit
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.core.run_spec import PRECISIONS, BackendRef, Level, RunSpec, in_precision
-from minidbg.judge.command import FAILED, clean_stdout
+from minidbg.core.run_spec import PRECISIONS, Level, RunSpec, in_precision
 from minidbg.judge.death import outcome_of_death, printed
 from minidbg.judge.run import HANDED_BACK, ONE_OP, Runnable, brief, eight_numbers, judge, model_of
 from minidbg.workers import run_python
@@ -37,9 +36,11 @@ class ExecutedScript:
     spec: RunSpec
     command: tuple[str, ...] = ()
     """The arguments of a Python that judges it in a process of its own, without options of the judge."""
+    failed: Sequence[BaseException] = ()
+    """What its statements raised."""
 
     def runnable(self, device: str | None = None, backend: str | None = None) -> Runnable:
-        compiler = find_backend(self.definitions, self.spec.backend, backend)
+        compiler = self.compiler(backend)
         need_device(device or self.spec.device)
         if self.spec.level is Level.ATEN and isinstance(compiler, str):
             raise Unavailable(
@@ -52,6 +53,29 @@ class ExecutedScript:
             compiler,
             self.spec,
         )
+
+    def compiler(self, wanted: str | None) -> Any:
+        """The script's ``backend``, or ``--backend``: a registered name or ``module:expression``."""
+        definitions, reference, failed = self.definitions, self.spec.backend, self.failed
+        if failed and (wanted is None or "inputs" not in definitions):
+            if isinstance(failed[0], ImportError):
+                where = f"; put its folder on PYTHONPATH ({', '.join(reference.paths)}: not there)"
+                where = where if reference.paths else ""
+                raise Unavailable(f"the backend's modules are not all here: {brief(failed[0])}{where}")
+            raise BackendCannotLoad(f"the backend cannot be loaded: {brief(failed[0])}")
+        try:
+            if wanted and ":" in wanted:
+                return evaluated(wanted, reference.paths)
+            if wanted and wanted not in torch.compiler.list_backends(()):
+                importlib.import_module(wanted)  # a package often registers a backend of its name
+        except (ImportError, AttributeError) as error:
+            raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
+        compiler = wanted or definitions.get("backend", reference.name)
+        if compiler is ...:
+            raise Unavailable(reference.unfilled)
+        if isinstance(compiler, str) and compiler not in torch.compiler.list_backends(()):
+            raise Unavailable(f"no backend named {compiler!r} is registered here")
+        return compiler
 
 
 class Unavailable(Exception):
@@ -98,30 +122,6 @@ def judged_on_one_op(script: ExecutedScript, device: str | None) -> Outcome:
             return outcomes[-1]
     first = outcomes[0]
     return replace(first, reason=(first.message.partition("\n")[0] or first.reason)[:300])
-
-
-def find_backend(definitions: Mapping[str, Any], reference: BackendRef, wanted: str | None) -> Any:
-    """The script's ``backend``, or ``--backend``: a registered name or ``module:expression``."""
-    failed = definitions.get(FAILED, ())
-    if failed and (wanted is None or "inputs" not in definitions):
-        if isinstance(failed[0], ImportError):
-            where = f"; put its folder on PYTHONPATH ({', '.join(reference.paths)}: not there)"
-            where = where if reference.paths else ""
-            raise Unavailable(f"the backend's modules are not all here: {brief(failed[0])}{where}")
-        raise BackendCannotLoad(f"the backend cannot be loaded: {brief(failed[0])}")
-    try:
-        if wanted and ":" in wanted:
-            return evaluated(wanted, reference.paths)
-        if wanted and wanted not in torch.compiler.list_backends(()):
-            importlib.import_module(wanted)  # a package often registers a backend of its name
-    except (ImportError, AttributeError) as error:
-        raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
-    compiler = wanted or definitions.get("backend", reference.name)
-    if compiler is ...:
-        raise Unavailable(reference.unfilled)
-    if isinstance(compiler, str) and compiler not in torch.compiler.list_backends(()):
-        raise Unavailable(f"no backend named {compiler!r} is registered here")
-    return compiler
 
 
 def evaluated(wanted: str, paths: tuple[str, ...]) -> Any:
@@ -196,26 +196,25 @@ def shown_in(attempts: int, judge: Callable[[], Outcome]) -> Outcome:
     return replace(found, runs=attempts, reproduced=0) if attempts > 1 else found
 
 
-def main(script: ExecutedScript, argv: list[str] | None = None) -> int:
+def main(script: ExecutedScript, argv: list[str], say: Callable[[str], object]) -> int:
+    """Judge ``script`` as ``argv`` asks, ``say`` the outcome; the exit status."""
     options = parse_arguments(argv)
     if options.tolerances:
         script = replace(script, spec=replace(script.spec, tolerances=options.tolerances))
     try:
-        with clean_stdout() as say:
-            if options.one_op:
-                found = judged_on_one_op(script, options.device)
-            else:
-                found = outcome_of_script(
-                    script, options.device, options.backend, say if options.child else None
-                )
-            say(json.dumps(found.to_json(), default=str))
+        if options.one_op:
+            found = judged_on_one_op(script, options.device)
+        else:
+            tell = say if options.child else None
+            found = outcome_of_script(script, options.device, options.backend, tell)
+        say(json.dumps(found.to_json(), default=str))
     except Exception:  # noqa: BLE001 - as in outcome_of
         traceback.print_exc()
         return 125
     return found.verdict.exit_status
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> Any:
             self.exit(125, f"{self.prog}: {message}\n")  # argparse's own status is 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -64,12 +65,12 @@ def runs_but(wrong: tuple[str, ...]) -> object:
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        ({"backend": runs_but(())}, Verdict.GONE),
-        ({"backend": runs_but(("add", "relu"))}, Verdict.GONE),
-        ({"backend": runs_but(("",))}, Verdict.REPRODUCES),
-        ({"backend": lambda gm, inputs: 1 / 0}, Verdict.REPRODUCES),
-        ({"_failed": [ModuleNotFoundError("no module")]}, Verdict.SKIPPED),
-        ({"_failed": [SyntaxError("invalid syntax")]}, Verdict.INVALID),
+        ({"definitions": {"backend": runs_but(())}}, Verdict.GONE),
+        ({"definitions": {"backend": runs_but(("add", "relu"))}}, Verdict.GONE),
+        ({"definitions": {"backend": runs_but(("",))}}, Verdict.REPRODUCES),
+        ({"definitions": {"backend": lambda gm, inputs: 1 / 0}}, Verdict.REPRODUCES),
+        ({"failed": [ModuleNotFoundError("no module")]}, Verdict.SKIPPED),
+        ({"failed": [SyntaxError("invalid syntax")]}, Verdict.INVALID),
     ],
     ids=[
         "works",
@@ -81,8 +82,8 @@ def runs_but(wrong: tuple[str, ...]) -> object:
     ],
 )
 def test_a_backend_is_judged_by_the_first_op_that_it_handles(
-    parts: dict[str, object], expected: Verdict
+    parts: dict[str, Any], expected: Verdict
 ) -> None:
-    outcome = judged_on_one_op(replace(SCRIPT, definitions=parts), None)
+    outcome = judged_on_one_op(replace(SCRIPT, **parts), None)
     assert outcome.verdict is expected
     assert bool(outcome.reason) or expected is Verdict.GONE
