@@ -47,7 +47,7 @@ def current_context(inputs: Iterable[Any] = (), *, further_env: Iterable[str] = 
         deterministic=torch.are_deterministic_algorithms_enabled(),
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
         default_dtype=str(torch.get_default_dtype()),
-        default_device=default_device(),
+        default_device=None if (device := str(torch.get_default_device())) == "cpu" else device,
         matmul_precision=torch.get_float32_matmul_precision(),
         threads=torch.get_num_threads(),
         config={name: values for name in CONFIG_MODULES if (values := literal_config(name))},
@@ -66,12 +66,6 @@ def enabled_autocasts() -> tuple[tuple[str, str, bool], ...]:
         for device in devices
         if torch.is_autocast_enabled(device)
     )
-
-
-def default_device() -> str | None:
-    """Where factory functions put their tensors, when that is not the CPU."""
-    device = str(torch.get_default_device())
-    return None if device == "cpu" else device
 
 
 def literal_config(module_name: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from minidbg.fx.effects import (
     nested_graphs,
     nesting_levels,
     nodes_in,
+    op_name,
     tensors_in,
 )
 
@@ -294,12 +295,7 @@ _NUMBERS = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 
 
 def _op_name(node: fx.Node) -> str:
-    if node.op == "call_method":
-        return str(node.target)
-    path = torch_internals.operator_path(node.target)
-    if path is not None:
-        return path.split(".")[3]
-    return str(getattr(node.target, "__name__", ""))
+    return "" if node.op == "call_module" else op_name(node)
 
 
 def _schemas(node: fx.Node) -> tuple[Any, ...]:

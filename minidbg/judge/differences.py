@@ -249,11 +249,6 @@ def distance_between(one: torch.Tensor, two: torch.Tensor) -> float:
     return off / (size or 1.0)
 
 
-def error_of(value: torch.Tensor, exact: torch.Tensor) -> float:
-    """The root mean square error in units of that of ``exact``, infinite where a finite number has become inf."""
-    return math.inf if (value.isinf() & exact.isfinite()).any() else distance_between(value, exact)
-
-
 def is_noise(one: torch.Tensor, two: torch.Tensor, error: float = 0.0) -> bool:
     """Whether two runs of eager differ by no more than rounding: floats by the root of their
     dtype's precision, or ``error``.

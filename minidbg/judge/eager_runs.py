@@ -95,13 +95,10 @@ class EagerRuns:
     def members(self, tag: Tag) -> Iterator[Leaves]:
         """The members with this tag, until one fails. Raises CannotCompare where nothing can be judged."""
         yield from self._made[tag]
-        while (run := self._make(tag)) is not None:
-            self._made[tag].append(run)
-            yield run
-
-    def _make(self, tag: Tag) -> Leaves | None:
         try:
-            return next(self._to_make.get(tag, iter(())), None)
+            for run in self._to_make.get(tag, ()):
+                self._made[tag].append(run)
+                yield run
         except CannotCompare:
             raise
         except Exception as error:  # whatever an op says
@@ -109,7 +106,6 @@ class EagerRuns:
                 raise
             said = first_line_of(error)[:200]
             self.failed[tag] = f"{tag}, which might explain it, fails: {said}"
-            return None
 
     def leaf(self, tag: Tag, where: str, like: torch.Tensor | None = None) -> Any:
         run = next(self.members(tag), {})

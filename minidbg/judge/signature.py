@@ -24,6 +24,7 @@ CARRIERS = (
     "torch.nn.modules.module",
 )
 CALLS_BACKEND = ("call_user_compiler", "_call_user_compiler", "compile_directly", "call_backend_and_look")
+DYNAMO_WRAPS = ("torch._dynamo.exc.BackendCompilerFailed", "torch._dynamo.exc.Unsupported")
 COMPILE_WRAPPER = "_TorchDynamoContext"  # what torch.compile returns, in torch._dynamo.eval_frame
 CALLS_COMPILED = ("torch._dynamo.eval_frame", "DisableContext")  # dynamo's wrapping of a backend's result
 GUARD_FAILED = "Guard failed on the same frame it was created"  # dynamo's words
@@ -93,7 +94,7 @@ def exception_chain(error: BaseException | None) -> list[BaseException]:
     while error is not None and id(error) not in seen and len(seen) < 12:
         seen.add(id(error))
         inner = wrapped_by(error)
-        if inner is None or not is_dynamo_wrapping(error):
+        if inner is None or qualified_name(error) not in DYNAMO_WRAPS:
             chain.append(error)
         error = inner
     return chain
@@ -116,13 +117,6 @@ def error_text(error: BaseException) -> str:
     text = text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
     return "".join(
         one if one.isprintable() or one == "\n" else " " if one.isspace() else "\ufffd" for one in text
-    )
-
-
-def is_dynamo_wrapping(error: BaseException) -> bool:
-    return qualified_name(error) in (
-        "torch._dynamo.exc.BackendCompilerFailed",
-        "torch._dynamo.exc.Unsupported",
     )
 
 

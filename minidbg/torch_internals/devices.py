@@ -86,12 +86,9 @@ def present() -> list[str]:
     return [
         name
         for name in kinds_here()
-        if not DEVICE_TYPES.get(name, DEFAULT).survives_fork and is_available(name)
+        if not DEVICE_TYPES.get(name, DEFAULT).survives_fork
+        and getattr(module_of(name), "is_available", bool)()
     ]
-
-
-def is_available(kind: str) -> bool:
-    return bool(getattr(module_of(kind), "is_available", bool)())
 
 
 def kinds_here() -> Iterator[str]:

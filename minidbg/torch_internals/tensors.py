@@ -298,12 +298,6 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()  # type: ignore[no-untyped-call]
-
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True

@@ -152,11 +152,11 @@ def remove(number: int) -> None:
             crash_records.remove_record(path)
 
 
-class Collectives(torch_internals.DispatchMode):
+class Collectives(torch_internals.DispatchMode):  # type: ignore[no-untyped-call]
     """A run in which other ranks take part: the record says when this one waits for them."""
 
     def __init__(self, record: CrashRecord) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.record = record
         self.begun = False
         """Whether a collective has taken place, so that the call cannot be made again."""

@@ -6,6 +6,7 @@ more outputs has no first node.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Set
 from dataclasses import replace
@@ -19,7 +20,7 @@ from minidbg.core.run_spec import RunSpec
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import is_call, nodes_in
 from minidbg.fx.mutation import storages_of, written_arguments
-from minidbg.judge import differences
+from minidbg.judge.differences import distance_between
 from minidbg.wrapper.capture import index_of_input
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.rollback import tensors_among
@@ -111,8 +112,9 @@ def first_as_far_off(
 
 def node_error(value: Tensor, exact: Tensor) -> float:
     """How far off a result is, in units of eager's; nothing is said of one of another form, or with nothing to round."""
-    is_alike = (value.shape, value.dtype) == (exact.shape, exact.dtype)
-    return differences.error_of(value, exact) if is_alike and exact.is_floating_point() else 0.0
+    if (value.shape, value.dtype) != (exact.shape, exact.dtype) or not exact.is_floating_point():
+        return 0.0
+    return math.inf if (value.isinf() & exact.isfinite()).any() else distance_between(value, exact)
 
 
 def with_taps(graph: fx.GraphModule, way: Set[str]) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
