@@ -47,22 +47,18 @@ class Case:
         return replace(self, spec=replace(self.spec, **changes))
 
     def with_graph(self, graph_module: fx.GraphModule, inputs: tuple[Any, ...]) -> Case:
-        """This case over another graph, whose inputs are dynamic where theirs are known to be."""
-        dims = self._dims_of(graph_module, inputs) if self.spec.dynamic_dims else ()
-        spec = replace(self.spec, dynamic_dims=dims)
-        return replace(self, graph_module=graph_module, inputs=inputs, spec=spec)
-
-    def _dims_of(self, graph_module: fx.GraphModule, inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
-        """Per input of another graph its dynamic dimensions: by what its placeholder knows, else by its name here."""
-        own = (node for node in self.graph_module.graph.nodes if node.op == "placeholder")
+        """This case over another graph, whose inputs are dynamic where their placeholders, or those of their names here, are."""
+        own, placeholders = (
+            gm.graph.find_nodes(op="placeholder") for gm in (self.graph_module, graph_module)
+        )
         known = {node.name: dims for node, dims in zip(own, self.spec.dynamic_dims, strict=False)}
-        placeholders = (node for node in graph_module.graph.nodes if node.op == "placeholder")
-        found = []
-        for node, value in zip(placeholders, inputs, strict=True):
+        dynamic = []
+        for node, value in zip(placeholders, inputs, strict=True) if self.spec.dynamic_dims else ():
             dims = symbolic_dims(node) or known.get(node.name, ())
             rank = value.dim() if isinstance(value, torch.Tensor) else 0
-            found.append(tuple(dim for dim in dims if dim < rank))
-        return tuple(found)
+            dynamic.append(tuple(dim for dim in dims if dim < rank))
+        spec = replace(self.spec, dynamic_dims=tuple(dynamic))
+        return replace(self, graph_module=graph_module, inputs=inputs, spec=spec)
 
 
 def symbolic_dims(placeholder: fx.Node) -> tuple[int, ...]:

@@ -118,7 +118,7 @@ class _Cloner:
             mode: Any = torch.inference_mode if value.is_inference() else torch.no_grad
             with mode():
                 clone = self._on_new_storage(value)
-        if _is_parameter(value) and not _is_parameter(clone):
+        if isinstance(value, torch.nn.Parameter) and not isinstance(clone, torch.nn.Parameter):
             return torch.nn.Parameter(clone, requires_grad=value.requires_grad)
         if not value.requires_grad:
             return clone
@@ -154,22 +154,15 @@ class _Cloner:
             copied = leaf.clone()
             if copied.stride() == leaf.stride():
                 return copied
-            if not torch_internals.has_plain_memory(leaf) or _is_expanded(leaf.shape, leaf.stride()):
+            # where several elements are one, eager writes to none of them
+            expanded = any(
+                size > 1 and step == 0 for size, step in zip(leaf.shape, leaf.stride(), strict=True)
+            )
+            if expanded or not torch_internals.has_plain_memory(leaf):
                 return leaf.view_as(leaf)
             made = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
             memory: torch.UntypedStorage = leaf.untyped_storage().clone()  # type: ignore[no-untyped-call]
             return made.set_(memory, leaf.storage_offset(), leaf.size(), leaf.stride()).copy_(leaf)
-
-
-def _is_expanded(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether several elements are one, so that eager writes to none of them."""
-    return any(size > 1 and step == 0 for size, step in zip(shape, stride, strict=True))
-
-
-def _is_parameter(value: Tensor) -> bool:
-    """``isinstance``, which asks the metaclass and so takes longer than a small clone, for what is neither plain type."""
-    cls = type(value)
-    return cls is torch.nn.Parameter or (cls is not Tensor and isinstance(value, torch.nn.Parameter))
 
 
 def _clone_of_lazy(value: Tensor) -> Tensor:

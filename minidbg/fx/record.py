@@ -335,7 +335,9 @@ class Recording:
 
     def _execute(self, node: fx.Node, env: Env, modules: dict[str, torch.nn.Module]) -> Any:
         if node.op == "get_attr":
-            return self._attribute(node)
+            value = operator.attrgetter(str(node.target))(self.graph_module)
+            is_own = node.name in self._cloned and isinstance(value, Tensor)
+            return clone_values([value])[0] if is_own else value
         args: Any = fx.map_arg(node.args, env.__getitem__)
         kwargs = fx.map_arg(node.kwargs, env.__getitem__)
         try:
@@ -346,10 +348,6 @@ class Recording:
             return self._module(node, modules)(*args, **kwargs)
         except Exception as error:  # the graph is foreign code: its failure is an answer
             raise EagerFailure(node, error) from error
-
-    def _attribute(self, node: fx.Node) -> Any:
-        value = operator.attrgetter(str(node.target))(self.graph_module)
-        return clone_values([value])[0] if node.name in self._cloned and isinstance(value, Tensor) else value
 
     def _module(self, node: fx.Node, modules: dict[str, torch.nn.Module]) -> torch.nn.Module:
         """The submodule that ``node`` calls; a copy for this run when its buffers may change."""

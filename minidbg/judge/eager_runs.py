@@ -162,19 +162,15 @@ def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
     )
     if sensitivity.draws:
         first = left_by(eager(seed=OTHER_SEED)) if sensitivity.is_open else run
-        unknown = {
-            where: leaf._replace(value="any") for where, leaf in first.items() if may_agree_by_chance(leaf)
+        few = {
+            where: leaf._replace(value="any")  # two draws of few possible numbers are likely to be the same
+            for where, leaf in first.items()
+            if leaf.role == "output"
+            and not (isinstance(leaf.value, torch.Tensor) and leaf.value.numel() > FEW_ELEMENTS)
         }
-        yield {**first, **unknown}
+        yield {**first, **few}
     elif not sensitivity.is_open:
         yield run
-
-
-def may_agree_by_chance(leaf: Leaf) -> bool:
-    """Whether two draws of few possible numbers are likely to give the same leaf."""
-    value = leaf.value
-    few = value.numel() <= FEW_ELEMENTS if isinstance(value, torch.Tensor) else True
-    return few and leaf.role == "output"
 
 
 def in_float64(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:

@@ -41,7 +41,10 @@ class ExecutedScript:
 
     def runnable(self, device: str | None = None, backend: str | None = None) -> Runnable:
         compiler = self.compiler(backend)
-        need_device(device or self.spec.device)
+        try:
+            torch.empty(1, device=device or self.spec.device)
+        except Exception as error:  # noqa: BLE001 - a plugin's own error types, all mean: not here
+            raise Unavailable(f"no device {device or self.spec.device!r} here: {brief(error)}") from None
         if self.spec.level is Level.ATEN and isinstance(compiler, str):
             raise Unavailable(
                 f"a compiler for aot_autograd is needed (module:attribute), and {compiler!r} is a backend"
@@ -135,13 +138,6 @@ def evaluated(wanted: str, paths: tuple[str, ...]) -> Any:
         raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
 
 
-def need_device(device: str) -> None:
-    try:
-        torch.empty(1, device=device)
-    except Exception as error:  # noqa: BLE001 - a plugin's own error types, all mean: not here
-        raise Unavailable(f"no device {device!r} here: {brief(error)}") from None
-
-
 def outcome_of_script(
     script: ExecutedScript,
     device: str | None = None,
@@ -173,17 +169,13 @@ def judge_in_child(command: Sequence[str], spec: RunSpec, device: str | None, ba
     more = [*(["--device", device] if device else []), *(["--backend", backend] if backend else [])]
     done = run_python(
         [*command, "--child", *more],
-        seconds=time_limit(spec),
+        seconds=float(os.environ.get("MINIDBG_TIME_LIMIT_S") or spec.time_limit_s),
         memory_bytes=memory_limit(),
         begins_at=COMPILES,
     )
     sys.stderr.write(done.stderr_tail[-STDERR_SHOWN:])
     found = printed(done) or outcome_of_death(done, spec)
     return replace(found, seconds=round(done.seconds, 3), device=device or spec.device)
-
-
-def time_limit(spec: RunSpec) -> float:
-    return float(os.environ.get("MINIDBG_TIME_LIMIT_S") or spec.time_limit_s)
 
 
 def shown_in(attempts: int, judge: Callable[[], Outcome]) -> Outcome:

@@ -97,7 +97,11 @@ class CrashRecord:
                 kind=Kind.CRASH,
             )
         number = next(RECORD_NUMBERS)
-        folder = place_for_records(self.settings.repro_dir)
+        repro_dir = self.settings.repro_dir.absolute()
+        is_new = not repro_dir.exists()
+        folder = crash_records.make_record_folder(repro_dir)
+        if is_new:
+            PROCESS.folders[repro_dir] = os.getpid()
         self.name, self.link = crash_records.own_name(number, step), link
         self.path = folder / str(self.name)
         PROCESS.records[number] = self.path
@@ -228,15 +232,6 @@ NOTE = "the graph was recorded before the call, by a process that did not come b
 
 
 # ---- where records lie
-
-
-def place_for_records(repro_dir: Path) -> Path:
-    repro_dir = repro_dir.absolute()
-    is_new = not repro_dir.exists()
-    folder = crash_records.make_record_folder(repro_dir)
-    if is_new:
-        PROCESS.folders[repro_dir] = os.getpid()
-    return folder
 
 
 @atexit.register

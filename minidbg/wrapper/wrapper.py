@@ -187,24 +187,20 @@ def checked_backends(backend: object) -> tuple[Backend, ...]:
     links = tuple(backend) if isinstance(backend, list | tuple) else (backend,)
     if not links:
         raise BadSetting("backend=[]: a chain needs one backend at least")
-    return tuple(checked_backend(link) for link in links)
-
-
-def checked_backend(backend: object) -> Backend:
-    if isinstance(backend, str):
-        if backend == OWN_NAME:
+    for link in links:
+        if isinstance(link, str):
+            if link == OWN_NAME:
+                raise BadSetting(
+                    f"backend={link!r}: minidbg does not wrap itself; name the backend that is to be wrapped"
+                )
+            known = torch_internals.known_backends()
+            if link not in known:
+                raise UnknownBackend(link, [name for name in known if name != OWN_NAME])
+        elif not callable(link):
             raise BadSetting(
-                f"backend={backend!r}: minidbg does not wrap itself; name the backend that is to be wrapped"
+                f"backend={link!r}: must be a name, a callable (gm, example_inputs), or a list of them"
             )
-        known = torch_internals.known_backends()
-        if backend not in known:
-            raise UnknownBackend(backend, [name for name in known if name != OWN_NAME])
-        return backend
-    if not callable(backend):
-        raise BadSetting(
-            f"backend={backend!r}: must be a name, a callable (gm, example_inputs), or a list of them"
-        )
-    return backend
+    return links
 
 
 def check_options(backend: Backend, options: Mapping[str, Any], mode: str | None) -> None:
