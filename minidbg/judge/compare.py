@@ -110,7 +110,14 @@ class Comparison:
         return mismatch(left_by(self.actual), left_by(self.expected), eager_runs, self.spec)
 
     def difference_of_form(self) -> Difference | None:
-        return form_difference(left_by(self.actual), left_by(self.expected))
+        actual, expected = left_by(self.actual), left_by(self.expected)
+        for where, leaf in expected.items():
+            a, e = (run.value if run else None for run in (actual.get(where), leaf))
+            if isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor):
+                difference = _form(where, leaf.role, a, e)
+                if difference and is_never_excused(difference):
+                    return difference
+        return None
 
 
 def mismatch(
@@ -163,16 +170,6 @@ def mismatch(
             notes += judge.undefined()
     if refusal:
         raise refusal
-    return None
-
-
-def form_difference(actual: Leaves, expected: Leaves) -> Difference | None:
-    for where, leaf in expected.items():
-        a, e = (one.value if one else None for one in (actual.get(where), leaf))
-        if isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor):
-            difference = _form(where, leaf.role, a, e)
-            if difference and is_never_excused(difference):
-                return difference
     return None
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 
 from minidbg import torch_internals
 from minidbg.fx.copying import clone_values, copy_graph_module
-from minidbg.fx.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name
+from minidbg.fx.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name, tensors_in
 from minidbg.fx.mutation import written_arguments
 from minidbg.fx.nested import branches
 from minidbg.torch_internals.devices import devices_of, generator_states, restoring_generators
@@ -187,7 +187,7 @@ def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | N
         inputs.append(value)
         return placeholders[len(inputs) - 1]
 
-    tensors = [one for call in calls for one in tensors_of_call(call)]
+    tensors = list(tensors_in([(call.args, call.kwargs) for call in calls]))
     placeholders = [graph.placeholder(f"argument_{index}") for index in range(len(tensors))]
     for node, value in zip(placeholders, tensors, strict=True):
         node.meta["example_value"] = value
@@ -203,14 +203,6 @@ def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | N
         results.append(node if one.part is None else graph.call_function(operator.getitem, (node, one.part)))
     graph.output(tuple(results))
     return fx.GraphModule({}, graph), tuple(inputs)
-
-
-def tensors_of_call(call: DrawingCall) -> list[Tensor]:
-    found: list[Tensor] = []
-    fx.node.map_aggregate(
-        (call.args, call.kwargs), lambda one: found.append(one) if isinstance(one, Tensor) else None
-    )
-    return found
 
 
 class _Recorder(fx.Interpreter):
