@@ -47,9 +47,9 @@ def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) 
         is_too_large = 3 * sizes > HINT_MEMORY_SHARE * free_memory_bytes(tensors_among(inside.inputs))
         if not nodes or is_too_large or call_nodes(inside.graph) > MOST_TAPPED:
             return None
-        part = replace(inside, graph=tapped, outputs_only=True)
-        actual = run_compiled_anew(part, link, backward=False)
-        runs = comparison_with(part, spec, actual, part.eager(backward=False))
+        part = replace(inside, graph=tapped)
+        both = run_compiled_anew(part, link, backward=False), part.eager(backward=False)
+        runs = comparison_with(part, spec, *({**run, "inputs_after": {}} for run in both))
         found = runs.difference([])
         return first_as_far_off(nodes, found["where"], runs.actual, runs.expected) if found else None
     return None

@@ -31,7 +31,7 @@ from minidbg.judge.compare import Comparison, Difference
 from minidbg.judge.eager_runs import OTHER_SEED, left_by
 from minidbg.judge.leaves import CannotCompare
 from minidbg.judge.randomness import Derandomized, feed_recorded, may_draw
-from minidbg.judge.run import gradient_sources, gradients_of
+from minidbg.judge.run import gradient_sources, gradients_of, left_behind
 from minidbg.torch_internals.devices import generator_states
 from minidbg.wrapper import first_wrong, handle, verify_runs
 from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, index_of_input
@@ -126,7 +126,8 @@ class Verification:
             self.facts.leave_out(GRADIENTS_REFUSED)
         if self.spec.level is Level.DYNAMO and isinstance(result, (tuple, list)):
             result = result[: len(expected["outputs"])]  # dynamo takes no more
-        runs = comparison_with(inside, self.spec, inside.left(result, args, self.gradients), expected)
+        actual = left_behind(result, inside.model, tuple(args), self.gradients or {})
+        runs = comparison_with(inside, self.spec, actual, expected)
         if (suspect_nodes := inside.spoilt_unseen(args)) is not None:
             return self.mismatch(suspect_nodes)
         if drew:

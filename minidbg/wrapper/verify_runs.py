@@ -26,7 +26,7 @@ from minidbg.fx.ranks import talks_to_others
 from minidbg.judge.compare import Comparison, Difference, written_unseen
 from minidbg.judge.differences import are_close
 from minidbg.judge.randomness import Derandomized, draws_alone
-from minidbg.judge.run import Change, left_behind, left_by_run, needs_gradient, unchanged
+from minidbg.judge.run import Change, left_by_run, needs_gradient, unchanged
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.devices import generator_states, set_generator_state
 from minidbg.torch_internals.tensors import has_plain_memory
@@ -53,8 +53,6 @@ class Before:
     generators: tuple[tuple[str, Tensor], ...]
     sums: tuple[tuple[int, int], ...] = ()
     """Of the inputs that are too large to copy and that nobody may write to, by index: the sum of their bits."""
-    outputs_only: bool = False
-    """Whether what runs do to their inputs is not compared."""
 
     def fresh(self, *, everything: bool = False) -> tuple[Any, ...]:
         """Inputs for one run; what it may write is its own. ``everything``: the run may write to what it should not."""
@@ -68,13 +66,6 @@ class Before:
     def wants_backward(self) -> bool:
         values = [*tensors_among(self.inputs), *self.graph.parameters()]
         return torch.is_grad_enabled() and any(map(needs_gradient, values))
-
-    def left(self, outputs: Any, args: Sequence[Any], gradients: dict[str, Any] | None) -> dict[str, Any]:
-        return self.seen(left_behind(outputs, self.model, tuple(args), gradients or {}))
-
-    def seen(self, left: dict[str, Any]) -> dict[str, Any]:
-        """The part of what a run left behind that is compared: of a part of a graph the outputs."""
-        return {**left, "inputs_after": {}, "gradients": {}} if self.outputs_only else left
 
     def spoilt_unseen(self, args: Sequence[Any]) -> Difference | None:
         """That an input has been written to which is not copied, and which eager leaves as it is."""
@@ -116,8 +107,7 @@ class Before:
         inputs = tuple(change(self.fresh()))
         # a lazy forward would print what is raised
         function = torch_internals.without_lazy_recompile(graph.forward)
-        left = left_by_run(function, graph, inputs, backward=backward, may_refuse=may_refuse)
-        return self.seen(left)
+        return left_by_run(function, graph, inputs, backward=backward, may_refuse=may_refuse)
 
 
 def comparison_with(
@@ -192,8 +182,7 @@ def run_compiled_anew(
     inside.set_generators()
     inputs = inside.fresh(everything=True)
     with torch_internals.restoring_counters():  # the backward is compiled when it runs
-        left = left_by_run(compiled_fn, graph, inputs, backward=backward, goes_on=goes_on, may_refuse=True)
-    return inside.seen(left)
+        return left_by_run(compiled_fn, graph, inputs, backward=backward, goes_on=goes_on, may_refuse=True)
 
 
 def draws_by(link: Link, inside: Before, fed: Derandomized) -> Derandomized | None:
