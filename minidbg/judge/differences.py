@@ -56,8 +56,10 @@ def wrong_elements(
     values = actual, expected, expected if reference is None else reference, *others
     own = _OwnError(decided_from, usual, expected.dtype)
     for _, (a, e, r, *rest) in _chunks(*values):
-        own.add(a, e, r, rest, near)
-    errors = own.figures(_factor(expected.numel(), expected.dtype))
+        own.add(a, e, r, rest)
+    if reference is not None and own.is_of_roundings:
+        near = min(near[0], ROUNDINGS * own.eps), near[1]
+    errors = own.figures(_factor(expected.numel(), expected.dtype), near)
     wrong, odd, largest_abs, largest_rel, decided = _Count(), _Count(), 0.0, 0.0, 0
     may_be_luck = True
     for start, (a, e, r, *rest) in _chunks(*values):
@@ -134,7 +136,7 @@ class _OwnError:
         """The largest own error of each binary exponent; the first is for zeros."""
         self.relative = 0.0
         """The largest own error in units of its element."""
-        self.compiled = self.eager = self.near = 0.0
+        self.compiled = self.eager = self.size = 0.0
         self.number = 0
         self.whole = self.largest = 0.0
 
@@ -153,7 +155,6 @@ class _OwnError:
         e: torch.Tensor,
         r: torch.Tensor,
         others: Sequence[torch.Tensor],
-        near: tuple[float, float],
     ) -> None:
         error, decided = self.of(e, others)
         known = a.isfinite() & e.isfinite() & r.isfinite() & ~decided
@@ -161,8 +162,7 @@ class _OwnError:
         self.whole, self.largest = math.hypot(self.whole, _norm(error)), max(self.largest, float(error.max()))
         self.compiled = math.hypot(self.compiled, _norm(_distance(a, r, known)))
         self.eager = math.hypot(self.eager, _norm(torch.where(known, error, 0.0)))
-        allowed = torch.where(known, near[0] * _size(r, known) + near[1], 0.0)
-        self.near = math.hypot(self.near, _norm(allowed))
+        self.size = math.hypot(self.size, _norm(_size(r, known)))
         error = torch.where(known, error, 0.0).cpu()
         self.peaks.scatter_reduce_(0, _exponents(error), error, "amax")
         size = _size(e, e.isfinite()).cpu()
@@ -175,15 +175,20 @@ class _OwnError:
         error, decided = self.of(e, others)
         peaks = torch.cummax(self.peaks, 0).values
         like = peaks[(_exponents(error.cpu()) + LIKE).clamp(max=EXPONENTS - 1)].to(error.device)
-        if self.relative <= ROUNDINGS * self.eps:
+        if self.is_of_roundings:
             size = _size(e, e.isfinite()) * self.relative
             like = torch.minimum(like, size.clamp(min=self.usual * self.eps))
         return error, torch.where(decided, error, like), decided
 
-    def figures(self, factor: float) -> dict[str, float]:
+    @property
+    def is_of_roundings(self) -> bool:
+        """Whether eager is a few roundings off each element, or exact, in all runs."""
+        return self.relative <= ROUNDINGS * self.eps
+
+    def figures(self, factor: float, near: tuple[float, float]) -> dict[str, float]:
         """Root mean square errors of the elements that rounding does not decide about."""
         root = math.sqrt(max(self.number, 1))
-        limit = (self.near + factor * self.eager) / root
+        limit = (near[0] * self.size + factor * self.eager) / root + near[1]
         compiled = self.compiled / root
         is_off = compiled == math.inf or compiled > limit == 0
         return {

@@ -191,7 +191,7 @@ class RoundingNoise(PerturbedEager):
         old = tensor.detach().view(whole)
         by = torch.randint(1, step + 1, tensor.shape, generator=self.generator)
         sign = torch.randint(2, tensor.shape, generator=self.generator) * 2 - 1
-        moves = (old & (step - 1)) != 0 if is_exact else tensor != 0
+        moves = (old & max(step - 1, 1)) != 0 if is_exact else tensor != 0
         moved = torch.where(moves, old + (by * sign).to(tensor.device, whole), old).view(tensor.dtype)
         return torch.where(moved.isfinite() & (moved.sign() == tensor.sign()), moved, tensor)
 
@@ -250,8 +250,8 @@ OF_EXPONENTIALS = ("softmax", "log_softmax", "logsumexp", "logcumsumexp")
 LAST_BITS = {
     torch.float64: (torch.int64, 8),
     torch.float32: (torch.int32, 8),
-    torch.bfloat16: (torch.int16, 2),
-    torch.float16: (torch.int16, 2),
+    torch.bfloat16: (torch.int16, 1),
+    torch.float16: (torch.int16, 1),
 }
 """The integer in which the last bits are seen, and by how many of them a rounded value may be off."""
 

@@ -32,10 +32,12 @@ from minidbg.judge.signature import (
     phase_of,
     signature_of,
 )
+from minidbg.judge.undefined import unperturbed
 from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import preserving_thread_state, without_autocast
 
 SEED = 0
+COTANGENT_SEED = 9_176_551  # none that a program is likely to have set: its data would be these numbers
 NOT_CALLED = "dynamo did not call the backend"
 """How the reason begins where dynamo does not take the program as it is written."""
 
@@ -336,10 +338,11 @@ def cotangent_for(root: torch.Tensor, index: int) -> torch.Tensor:
         made = torch.zeros_like(root.detach())
         made.values().copy_(cotangent_for(made.values(), index))
         return made
-    random = torch.Generator().manual_seed(SEED + index)
+    random = torch.Generator().manual_seed(COTANGENT_SEED + index)
     dtype = torch.complex64 if root.is_complex() else torch.float32
-    values = torch.randn(root.shape, generator=random, dtype=dtype, device="cpu")
-    return values.to(root.device, root.dtype)
+    with unperturbed():
+        values = torch.randn(root.shape, generator=random, dtype=dtype, device="cpu")
+        return values.to(root.device, root.dtype)
 
 
 def needs_gradient(value: Any) -> bool:

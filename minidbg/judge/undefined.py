@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +32,19 @@ def within(mode: Callable[[], Any], function: Any) -> Any:
     return run
 
 
+_THREAD = threading.local()
+
+
+@contextmanager
+def unperturbed() -> Iterator[None]:
+    """A block that no run of eager makes otherwise: what is made in it is given to the program, and no result of it."""
+    _THREAD.is_unperturbed = True
+    try:
+        yield
+    finally:
+        _THREAD.is_unperturbed = False
+
+
 class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops.
 
@@ -48,6 +63,8 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if getattr(_THREAD, "is_unperturbed", False):
+            return func(*args, **kwargs)
         if not hasattr(func, "overloadpacket"):
             # of higher order; the mode is off in here, so its bodies bring it
             return func(*map(self.around, args), **kwargs)

@@ -827,6 +827,118 @@ wrong(
 )
 
 
+# ---- an own error that is smaller than any tolerance, and cotangents that are nobody's data
+
+
+class Count(nn.Module):
+    """A count of calls as a float, beside which one more is little."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(number))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return x * 2
+
+
+def step_of(rate: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def step(p: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        p.sub_(rate * g)
+        return x * 2
+
+    return step
+
+
+def numbers_of_seed_0() -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    return torch.randn(16, 8), trained(torch.ones(8, 8))
+
+
+wrong(
+    "exact",
+    "a float64 gradient off by 1e-6",
+    lambda x: x.sin().sum(),
+    lambda: (trained(r(40, dtype=f64)),),
+    gradient(times(1 + 1e-6)),
+    by=gradient(times(1.5)),
+)
+wrong(
+    "exact",
+    "a float64 weight's gradient off by 3e-6",
+    lambda x, w: (x @ w).square().mean(),
+    lambda: (r(16, 8, dtype=f64), trained(r(8, 8, dtype=f64))),
+    gradient(times(1 + 3e-6), 1),
+)
+wrong(
+    "exact",
+    "a complex128 gradient off by 2e-6",
+    lambda x: (x * x).abs().sum(),
+    lambda: (trained(r(32, dtype=c128)),),
+    gradient(times(1 + 2e-6)),
+)
+wrong(
+    "exact",
+    "a weight's gradient transposed, on the numbers of seed 0",
+    lambda x, w: x @ w,
+    numbers_of_seed_0,
+    gradient(lambda grad: grad.t().contiguous(), 1),
+    on=lambda: (r(16, 8), trained(torch.ones(8, 8))),
+)
+wrong(
+    "exact",
+    "a count of 200,000 calls that is not written",
+    partial(Count, 2e5),
+    lambda: (r(8),),
+    unwritten("calls"),
+    plainly=partial(Count, 2.0),
+)
+wrong(
+    "exact",
+    "a step of 1e-5 that is not written",
+    step_of(1e-5),
+    lambda: (torch.ones(64, 8), r(4), r(64, 8)),
+    unwritten(0),
+    plainly=step_of(0.1),
+)
+wrong(
+    "exact",
+    "a count of elements off by one",
+    lambda x: (x > 0).float().sum(),
+    lambda: (r(200_000),),
+    output(plus(1.0)),
+    by=output(times(2.0)),
+)
+wrong(
+    "exact",
+    "counts of classes, one off by one",
+    lambda x: x.eq(torch.arange(5).unsqueeze(1)).sum(1).float(),
+    lambda: (torch.arange(100_000) % 5,),
+    output(lambda counts: counts + F.one_hot(torch.tensor(1), 5)),
+)
+wrong(
+    "exact",
+    "an element of a long range off by one",
+    lambda x: torch.arange(70_000.0) + 0 * x.sum(),
+    lambda: (r(3),),
+    output(at(69_990, plus(1.0))),
+)
+wrong(
+    "exact",
+    "a bfloat16 product off by a twentieth",
+    torch.mul,
+    lambda: (r(30, 30, dtype=bf16), r(30, 30, dtype=bf16)),
+    output(times(1.05)),
+)
+wrong(
+    "exact",
+    "an element of a float16 exp off by a twentieth",
+    torch.exp,
+    lambda: (r(30, 30, dtype=f16),),
+    output(only(nearest_size(5.0), times(1.05))),
+)
+
+
 # ---- 6b.1: quantities that are rounding alone, in float64
 
 
