@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from minidbg.core.kinds import Kind
 from minidbg.core.records import check_types, mapping, string_list
-from minidbg.core.script_header import same_message
 
 
 class Direction(enum.StrEnum):
@@ -55,6 +55,28 @@ EXIT_STATUS: Mapping[Verdict, int] = {
 def is_expected(verdict: Verdict, expect: Verdict) -> bool:
     """Whether a header that expects ``expect`` is content with ``verdict``; a flaky failure is a known failure."""
     return verdict is expect or (expect is Verdict.REPRODUCES and verdict is Verdict.FLAKY)
+
+
+# Sizes in a message whose numbers are #, each a whole word: a row of them is read in one way
+SYMBOL = r"(?:[suz]|zf|zuf)#"
+SIZE = rf"(?<![\w#])(?:{SYMBOL}|#|Max|Min|(?:Python)?Mod|ModularIndexing|\w+Div|floor|ceiling|Eq|Ne|Ge|Gt|Le|Lt|To\w+|TruncTo\w+)(?![\w#])"
+ROW = rf"(?<![\w#])(?:{SIZE}|[\s()+\-*/%<>=,^&|])+"
+
+
+def without_expressions(message: str) -> str:
+    """``message`` with ``#`` for each expression of symbolic sizes: each graph has others."""
+
+    def shortened(row: re.Match[str]) -> str:
+        sizes = list(re.finditer(SIZE, row[0])) if re.search(SYMBOL, row[0]) else []
+        if not sizes:
+            return row[0]
+        return f"{row[0][: sizes[0].start()].rstrip('(-')}#{row[0][sizes[-1].end() :].lstrip(')')}"
+
+    return re.sub(ROW, shortened, message)
+
+
+def same_message(one: str, other: str) -> bool:
+    return one == other or without_expressions(one) == without_expressions(other)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """The PEP 723 header of a repro script, as tools read it: the standard library only, and nothing of
 the script is executed.
-
-And whether two failures' messages, as headers hold them, say the same.
 """
 
 from __future__ import annotations
@@ -97,14 +95,3 @@ def node_count_of(table: Mapping[str, Any]) -> int:
 
 def text_of(script: bytes) -> str:
     return script.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-
-
-# Expressions of symbolic sizes, in a message whose numbers have become #:
-ATOM = r"(?:(?:s|u|z|zf|zuf)#|#|Max|Min|(?:Python)?Mod|ModularIndexing|\w+Div|floor|ceiling|Eq|Ne|Ge|Gt|Le|Lt|To\w+|TruncTo\w+)"
-OPERATOR = r"[\s()+\-*/%<>=,^&|]"
-EXPRESSION = rf"(?<![\w#])[(\-]*(?=(?:{ATOM}|{OPERATOR})*?[a-z]#){ATOM}(?:{OPERATOR}*{ATOM})*\)*"
-
-
-def same_message(one: str, other: str) -> bool:
-    """Whether two stable messages say the same; an expression of symbolic sizes is another one in each graph."""
-    return one == other or re.sub(EXPRESSION, "#", one) == re.sub(EXPRESSION, "#", other)

@@ -17,9 +17,8 @@ from minidbg.codegen.expressions import quoted
 from minidbg.core import templates
 from minidbg.core.errors import MinidbgError
 from minidbg.core.literals import write_literal
-from minidbg.core.outcome import Signature
+from minidbg.core.outcome import Signature, without_expressions
 from minidbg.core.run_spec import CallPath, Context, Level
-from minidbg.core.script_header import EXPRESSION
 from minidbg.judge.signature import (
     BUILDS_GUARDS,
     CONTROL_SEQUENCE,
@@ -290,10 +289,11 @@ def text_pattern(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     telling = meaningful_lines(message)
     line = lines[0] if not telling or len(telling) > 2 or telling[0] in lines else telling[0]
+    line = line[: 10 * PATTERN_WIDTH]  # what replaces parts of it may take the square of its length
     for pattern, replacement in VOLATILE:
         wild = "%#" if replacement.startswith("%") else "#"
         line = re.sub(pattern, f"{replacement}#" if "\\1" in replacement else wild, line)
-    line = " ".join(re.sub(EXPRESSION, "#", line).split())
+    line = " ".join(without_expressions(line).split())
     if len(line) > PATTERN_WIDTH:
         line = line[:PATTERN_WIDTH].rpartition(" ")[0] or line[:PATTERN_WIDTH]
     pieces = [re.sub(r"\\([ &~#<>:\-])", r"\1", re.escape(piece)) for piece in re.split("#+", line)]

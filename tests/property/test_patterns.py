@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from minidbg.core.outcome import same_message
 from minidbg.judge.run import first_lines
 from minidbg.judge.signature import signature_of
 from minidbg.repro import selfcheck
@@ -46,3 +48,33 @@ def test_a_pattern_is_found_in_the_text_that_it_was_made_of(kind: type[Exception
     names = {"re": re, "_said": eval(judged.said(), {"re": re, "_error": error})}
     searched = eval(judged.searched, names)
     assert re.search(pattern, searched), (pattern, searched)
+
+
+REPEATED = (
+    "Too", "To", "s#", "#", "(-", "-", "Max(", "FloorDiv", "Mod", "s# + ", "zuf# ,", "0x1f", "a://b", "/a.b", "abcdefabcdef",
+    "%a", "L[a]", "a1", "_#", "1.5e1", "#, ", "[ ", "(#,", "abcd; ", "a b; ", "error: ", "target: a ",
+)  # fmt: skip
+
+
+def test_no_message_takes_long_to_be_compared_or_made_a_pattern_of() -> None:
+    slow = []
+    for piece in REPEATED:
+        text, began = piece * 200, time.process_time()
+        same_message(f"x {text} s#!", f"y {text}!")
+        signature_of(ValueError(text), "compile")
+        selfcheck.text_pattern(text)
+        if (seconds := time.process_time() - began) > 0.5:
+            slow.append((piece, seconds))
+    assert not slow
+
+
+@pytest.mark.parametrize(
+    ("message", "other"),
+    [
+        ("no kernel for [s#, #]", "no kernel for [#]"), ("at least (s# + #)", "at least #"), ("f(s#, x)", "f(#, x)"),
+        ("Eq(Max(s#, FloorDiv(zuf#, #)), #) fails", "# fails"), ("# of -(s# * #) bytes", "# of # bytes"),
+    ],
+)  # fmt: skip
+def test_messages_are_the_same_with_other_expressions_of_symbolic_sizes(message: str, other: str) -> None:
+    assert same_message(message, other)
+    assert not same_message(message, f"another {other}")
