@@ -7,6 +7,7 @@ Each method that writes is one transaction: after ``kill -9`` the file holds who
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -134,7 +135,8 @@ class History(AbstractContextManager["History", None]):
 
     def read(self, record_type: type[Record], query: str, *values: object) -> list[Record]:
         with fenced(self.path):
-            return [record_of(record_type, row) for row in self.connection.execute(query, values)]
+            rows = self.connection.execute(query, [stored(value) for value in values])
+            return [record_of(record_type, row) for row in rows]
 
     def start_sweep(self, started: float, *, code: str, files: Sequence[str]) -> int:
         return self.add(SweepRecord(0, started, None, "running", code, tuple(files), {}))
@@ -183,9 +185,16 @@ class History(AbstractContextManager["History", None]):
 
 
 def stored(value: object) -> object:
+    if isinstance(value, str) and not value.isascii():
+        name = os.fsencode(value)  # a file's, which need not be UTF-8
+        return value if name.decode(errors="ignore") == value else name
     if isinstance(value, Outcome):
         return json.dumps(value.to_json())
     return json.dumps(value, default=asdict) if isinstance(value, tuple | Mapping) else value
+
+
+def as_stored(value: object) -> object:
+    return os.fsdecode(value) if isinstance(value, bytes) else value
 
 
 def record_of(record_type: type[Record], row: sqlite3.Row) -> Record:
@@ -193,9 +202,7 @@ def record_of(record_type: type[Record], row: sqlite3.Row) -> Record:
     other kinds than the record's."""
     names = set(row.keys())
     read = {
-        one.name: READERS.get(str(one.type), lambda value: value)
-        for one in fields(record_type)
-        if one.name in names
+        one.name: READERS.get(str(one.type), as_stored) for one in fields(record_type) if one.name in names
     }
     record = record_type(**{name: reader(row[name]) for name, reader in read.items()})
     check_types(record)

@@ -58,7 +58,7 @@ def are_stale(paths: Iterable[str], then: Snapshot) -> bool:
 def digest_of_all(snapshot: Snapshot, paths: Iterable[str] | None = None) -> str:
     total = hashlib.sha1(usedforsecurity=False)
     for path in sorted(snapshot if paths is None else snapshot.keys() & set(paths)):
-        total.update(f"{path}\0{snapshot[path]}\0".encode())
+        total.update(os.fsencode(f"{path}\0{snapshot[path]}\0"))
     return total.hexdigest()
 
 

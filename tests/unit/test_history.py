@@ -56,6 +56,14 @@ def history(path: Path) -> Iterator[History]:
         yield opened
 
 
+@pytest.mark.parametrize("name", ["caf\u00e9.py", "caf\udce9.py", "\udcff/\u3042.py"])
+def test_a_repro_may_have_any_name_that_a_file_may_have(history: History, name: str) -> None:
+    history.add(state(name))
+    history.add(result(name))
+    assert [*history.states()] == [(name, "cpu")]
+    assert [one.repro for one in history.observations(name)] == [name]
+
+
 def test_sweeps_results_states_and_flips_are_read_back(history: History) -> None:
     number = history.start_sweep(1.0, code="c", files=["src/a.py", "src/b.py"])
     revision = Revision("0123456789abcdef", "fedcba98")
