@@ -86,8 +86,11 @@ def serving(folder: Path, address: str = "127.0.0.1:0", *happened: Event) -> Ite
         server.close()
 
 
-def get(address: str, host: str | None = None, cookie: str = "") -> tuple[int, str, HTTPMessage]:
+def get(
+    address: str, host: str | None = None, cookie: str = "", site: str = ""
+) -> tuple[int, str, HTTPMessage]:
     headers = {**({"Cookie": cookie} if cookie else {}), **({"Host": host} if host else {})}
+    headers |= {"Sec-Fetch-Site": site} if site else {}
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     try:
         with opener.open(urllib.request.Request(address, headers=headers), timeout=10) as answer:
@@ -128,8 +131,28 @@ def test_the_page_its_part_and_the_story_of_a_repro_are_served(folder: Path) -> 
             )
 
 
+def test_of_a_script_the_beginning_is_shown_and_nothing_of_what_is_none(folder: Path) -> None:
+    (folder / "sin.py").write_text(script("sin") + "\n# " + "long " * 200_000)
+    (folder / "elsewhere").write_text("root:x:0")
+    (folder / "link.py").symlink_to(folder / "elsewhere")
+    names = ("relu.py", "sin.py", "link.py", "caf\udce9.py")
+    (folder / names[-1]).write_text(script("relu"))
+    with serving(folder, "127.0.0.1:0", started(folder, *names)) as server:
+        assert "caf%5Cudce9.py" in get(f"{server.address}part")[1]
+        for name, told, most in (
+            ("relu.py", "toy fails on relu.", 30_000), ("sin.py", "more characters", 250_000),
+            ("link.py", "It cannot be run", 30_000), ("caf%5Cudce9.py", "caf\\udce9.py", 30_000),
+        ):  # fmt: skip
+            status, text, _ = get(f"{server.address}repro?name={name}")
+            assert (status, told in text, "root:x:0" in text) == (200, True, False), name
+            assert len(text) < most
+
+
 def test_on_the_loopback_a_page_of_elsewhere_that_leads_here_is_refused(folder: Path) -> None:
     with serving(folder) as server:
+        for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
+            assert get(server.address, site=site)[0] == status
+        assert get(server.address, host="[::1")[0] == 421
         assert get(server.address, host="localhost:80")[0] == 200
         assert get(server.address, host="evil.example")[0] == 421
 

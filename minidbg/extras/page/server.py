@@ -116,10 +116,10 @@ class PageServer(Page):
         host, cookie = request.headers.get("host", ""), f"minidbg-{self.port}"
         if not self.token:
             # a page of elsewhere whose name was made to lead here (DNS rebinding)
-            is_here = is_loopback(urlsplit(f"//{host}").hostname or "")
-            return (
-                None if is_here else PlainTextResponse(f"{host!r} is no name of this machine's loopback", 421)
-            )
+            if not is_loopback(host_name(host)):
+                return PlainTextResponse(f"{host!r} is no name of this machine's loopback", 421)
+            is_foreign = request.headers.get("sec-fetch-site") == "cross-site"
+            return PlainTextResponse("a page of elsewhere asks", 403) if is_foreign else None
         if self.is_token(request.query_params.get("token", "")):
             response = responses.RedirectResponse("/", 303)
             response.set_cookie(cookie, self.token, httponly=True, samesite="lax")
@@ -130,6 +130,13 @@ class PageServer(Page):
 
     def is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode("utf-8", "backslashreplace"), self.token.encode())
+
+
+def host_name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def is_loopback(host: str) -> bool:

@@ -14,7 +14,7 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.files import read_regular, replace_file
 from minidbg.core.run_spec import Provenance, table_of
 from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, text_of
-from minidbg.core.text import display_path, moment, printable
+from minidbg.core.text import display_path, moment, plural, printable
 from minidbg.watch import events, queries
 from minidbg.watch.events import Event
 from minidbg.watch.matrix import Matrix
@@ -22,6 +22,8 @@ from minidbg.watch.repros import read_repro, repro_name
 from minidbg.watch.views import View
 
 PAGE_HISTORY_ENTRIES = 50
+SHOWN_CHARACTERS = 200_000
+"""Of a script."""
 WRITTEN_AT = events.Started, events.SweepFinished, events.BuildFailed
 PAGE_STYLE, PAGE_SCRIPT = (templates.fill(name, {}) for name in ("page.css", "page.js"))
 
@@ -51,14 +53,19 @@ class Page(View):
         """The page of a repro: its failure, what was seen of it, and its script. Raises
         MinidbgError where none is so called."""
         with self.lock:
+            # an address has the name as it is shown: a file's need not be UTF-8
+            name = {printable(repro): repro for repro, _ in self.matrix.cells}.get(name, name)
             cells, home = self.matrix.of_repro(name), Path(self.matrix.home)
         path = home / name
         if not cells or (repro := read_repro(path, repro_name(path, home))) is None:
             raise MinidbgError(f"no repro {printable(name)} is watched")
         provenance = Provenance()
         try:
-            script = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
+            # what is no repro of ours is nobody's to read, such as what a link leads to
+            script = "" if repro.damage else text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
             provenance = provenance if repro.damage else Provenance.from_table(table_of(script, path))
+            if len(script) > SHOWN_CHARACTERS:
+                script = f"{script[:SHOWN_CHARACTERS]}\n# ... and {plural(len(script) - SHOWN_CHARACTERS, 'more character')}"
         except (OSError, ValueError) as error:
             script = f"# cannot be read: {error}"
         past = queries.history_text(queries.history_of(path, PAGE_HISTORY_ENTRIES))
