@@ -67,11 +67,12 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[st
 
 
 def module_roots(name: str, paths: Sequence[str]) -> list[str]:
-    """The trees of a top-level module: a package's folders, a module's file; links followed, so edits are seen.
+    """The trees of a module's top-level one: a package's folders, or a file; links are followed.
 
     Editable installs are found by their import hooks or ``.pth`` files, as Python itself finds
     them. ``paths`` are looked in when that finds nothing.
     """
+    name = name.partition(".")[0]  # to look for a part of a package would import it
     spec = find_spec(name) or PathFinder.find_spec(name, [str(path) for path in paths])
     if spec is None:
         return []

@@ -34,7 +34,7 @@ def test_packages_links_namespaces_and_single_modules_are_found(
     wanted = {
         "wl_linked": [real], "wl_plain": [site / "wl_plain"], "wl_namespace": [site / "wl_namespace"],
         "wl_single": [site / "wl_single.py"], "wl_compiled": [site / "wl_compiled.abi3.so"],
-        "wl_missing": [], "wl_elsewhere": [tmp_path / "wl_elsewhere"],
+        "wl_missing": [], "wl_plain.part.of": [site / "wl_plain"], "wl_elsewhere": [tmp_path / "wl_elsewhere"],
     }  # fmt: skip
     found = {name: [Path(root) for root in module_roots(name, [str(tmp_path)])] for name in wanted}
     assert found == wanted
