@@ -81,7 +81,8 @@ def report(
     """Write a bug report for REPRO, in Markdown.
 
     It has the form that PyTorch's issue template asks for. Home and working folder, other private
-    paths, user and host name are left out. Read it before you post it.
+    paths, user and host name are left out, and values of variables called TOKEN, SECRET, KEY or
+    PASSWORD. Read it before you post it.
     """
     from minidbg.report import repro_details
     from minidbg.report.issue import issue

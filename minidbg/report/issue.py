@@ -8,6 +8,7 @@ reproducer it asks for), Error logs, Versions.
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import re
 import socket
@@ -83,7 +84,10 @@ def issue(
         "is_long": len(details.text.splitlines()) > LONG_LINES,
         "ran": ran,
     }
-    body = templates.fill("issue.md.j2", variables)
+    secrets = {**os.environ, **header.spec.context.env}
+    title, body = (
+        without_secrets(text, secrets) for text in (title, templates.fill("issue.md.j2", variables))
+    )
     if not keep_private:
         private = Private.of_this_process()
         title, body = private.left_out(title), private.left_out(body)
@@ -139,6 +143,23 @@ def last_lines(text: str, count: int) -> str:
 
 
 # --- what a report tells about nobody ---
+
+
+SECRET = re.compile("TOKEN|SECRET|KEY|PASSWORD")
+"""In the name of a variable."""
+SHORTEST_SECRET = 6
+"""A shorter value is left out only behind the variable's name: it may be a word of its own."""
+
+
+def without_secrets(text: str, variables: Mapping[str, str]) -> str:
+    """``text`` without the values of those ``variables`` whose names say that they are secret."""
+    for name, value in variables.items():
+        if value and SECRET.search(name):
+            forms = {value, repr(value)[1:-1], json.dumps(value)[1:-1].replace("'", "\\u0027")}
+            either = "|".join(map(re.escape, sorted(forms, key=len, reverse=True)))
+            before = "" if len(value) >= SHORTEST_SECRET else rf"\b{re.escape(name)}\W{{1,6}}"
+            text = re.sub(rf"({before})(?<!\w)(?:{either})(?!\w)", rf"\g<1><{name}>", text)
+    return text
 
 
 PUBLIC_ROOTS = (

@@ -48,6 +48,28 @@ def test_a_report_tells_what_other_stages_do(repro: Path) -> None:
     assert "| `aot_eager` | reproduces |" in found.body
 
 
+SECRETS = {
+    "HF_TOKEN": "hf_abcdefgh", "MY_SECRET": "back\\slash \"\u00e9", "API_KEY": "12", "DB_PASSWORD_OLD": "x y z!", "SIZE": "relu",
+    "TOKENIZERS_PARALLELISM": "true",
+}  # fmt: skip
+
+
+def test_values_of_variables_whose_names_say_that_they_are_secret_are_left_out(
+    repro: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    named = f"API_KEY=12 API_KEY: 12 {' '.join(SECRETS.values())}"
+    details = edited(repro, "no kernel for relu", f"no kernel for relu {json.dumps(named)[1:-1]}")
+    body = issue(details, run=False, versions=False, keep_private=True).body
+    assert [
+        value for value in ("abcdefgh", "slash", "x y z", "API_KEY=12", "API_KEY: 12") if value in body
+    ] == []
+    assert "<HF_TOKEN>" in body
+    assert "relu" in body
+    assert "true" in body
+
+
 @pytest.mark.slow
 def test_a_report_is_run_asks_other_backends_and_has_the_versions(
     repro: Path, capsys: pytest.CaptureFixture[str]
