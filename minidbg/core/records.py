@@ -3,7 +3,8 @@ class says, or the file is damaged."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Collection
+from dataclasses import MISSING, fields
 from typing import Any
 
 FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
@@ -29,6 +30,16 @@ def check_types(record: Any) -> None:
         allowed, name = FIELD_TYPES[plain]
         if not isinstance(value, allowed) or (isinstance(value, bool) and plain != "bool"):
             raise ValueError(f"{one.name} = {value!r:.80}: expected {name}")
+
+
+def differing(record: Any, without: Collection[str] = ()) -> dict[str, Any]:
+    """The fields of a record that differ from their defaults, but those named in ``without``."""
+    table = {}
+    for item in fields(record):
+        usual = item.default if item.default_factory is MISSING else item.default_factory()
+        if item.name not in without and (value := getattr(record, item.name)) != usual:
+            table[item.name] = list(value) if isinstance(value, tuple) else value
+    return table
 
 
 def describe_malformed(error: BaseException) -> str:

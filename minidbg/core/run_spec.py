@@ -17,7 +17,7 @@ from minidbg.core import script_header
 from minidbg.core.kinds import UNSEEN, Kind, Traits
 from minidbg.core.literals import read_literal, write_literal
 from minidbg.core.outcome import Signature
-from minidbg.core.records import check_types, mapping, string_list
+from minidbg.core.records import check_types, differing, mapping, string_list
 from minidbg.core.script_header import HANG_LIMIT_S
 from minidbg.core.text import display_path
 
@@ -193,22 +193,10 @@ class Context:
 
     def to_table(self) -> dict[str, Any]:
         """What differs from torch's defaults and has an effect on a run; and ``grad``."""
-        usual = Context()
-        told: dict[str, Any] = {
-            "inference": self.inference,
-            "deterministic": self.deterministic,
-            "deterministic_warn_only": self.deterministic_warn_only,
-            "default_device": self.default_device,
-            "default_dtype": self.default_dtype,
-            "matmul_precision": self.matmul_precision,
-        }
-        table = {name: value for name, value in told.items() if value and value != getattr(usual, name)}
-        if self.autocast:
-            table["autocast"] = [list(one) for one in self.autocast]
-        if self.threads_matter and self.threads is not None:
-            table["threads"] = self.threads
-        if self.env_matters and self.env:
-            table["env"] = dict(self.env)
+        without = {"threads_matter", "env_matters", "config"}
+        without |= set() if self.threads_matter else {"threads"}
+        without |= set() if self.env_matters else {"env"}
+        table = differing(self, without)
         if self.config:
             table["config"] = {
                 module: write_literal(dict(options)) for module, options in self.config.items()
@@ -275,12 +263,7 @@ class Provenance:
 
     def to_table(self) -> dict[str, Any]:
         """What a header tells of it: ``done.json`` in ``.minidbg`` has the statistics of the reduction."""
-        told = {
-            one.name: getattr(self, one.name)
-            for one in fields(self)
-            if one.name not in ("oracle_calls", "seconds") and getattr(self, one.name) != one.default
-        }
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
+        return differing(self, {"oracle_calls", "seconds"})
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Provenance:

@@ -7,9 +7,12 @@ The header is read here with the standard library alone, since the daemon holds 
 from __future__ import annotations
 
 import ast
+import contextlib
+import hashlib
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,11 +25,10 @@ import filelock
 import psutil
 
 from minidbg.core.errors import MinidbgError
-from minidbg.core.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular, replace_file
+from minidbg.core.files import NOTE_LIMIT_BYTES, glob, is_file, open_regular, read_regular, replace_file
 from minidbg.core.outcome import Verdict
 from minidbg.core.records import describe_malformed
 from minidbg.core.run_spec import MALFORMED, BackendRef, Provenance, RunSpec, table_of
-from minidbg.core.script_digest import digest_of_files
 from minidbg.core.script_header import (
     HIDDEN,
     SCRIPT_LIMIT_BYTES,
@@ -34,6 +36,7 @@ from minidbg.core.script_header import (
     node_count_of,
     text_of,
 )
+from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.core.text import moment
 from minidbg.watch.files import digest_of
 
@@ -127,6 +130,18 @@ def contents_of(path: Path) -> tuple[str | None, ...]:
     """Digests of a script and of the tensors beside it, as they are now."""
     script = str(path)  # asked for after each run: no Path
     return digest_of(script), digest_of(os.path.splitext(script)[0] + ".safetensors")
+
+
+def digest_of_files(path: Path, script: bytes) -> str:
+    """Of a script and of the tensors beside it, without what the header says to people. Raises OSError."""
+    total = hashlib.sha1(re.sub(rb"(?m)^# expect = .*\n", b"", script), usedforsecurity=False)
+    with contextlib.suppress(FileNotFoundError), open_regular(path.with_suffix(".safetensors")) as tensors:
+        status = os.fstat(tensors.fileno())
+        if status.st_size > VALUE_LIMIT_BYTES:  # not read: a sparse one of a petabyte is soon made
+            total.update(f"{status.st_size} {status.st_mtime_ns}".encode())
+        else:
+            hashlib.file_digest(tensors, lambda: total)
+    return total.hexdigest()
 
 
 def read_repro(path: Path, name: str, *, parsed: bool = True) -> Repro | None:
