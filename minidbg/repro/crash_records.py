@@ -88,10 +88,6 @@ def read_name(path: Path) -> RecordName | None:
     )
 
 
-def record_folder(folder: Path | str) -> Path:
-    return Path(folder) / HIDDEN / RECORD_FOLDER
-
-
 def make_record_folder(folder: Path | str) -> Path:
     return hidden(folder, RECORD_FOLDER)
 
@@ -152,7 +148,7 @@ def process_of(path: Path, name: RecordName) -> str:
 
 def records(folder: Path | str) -> Iterator[tuple[Path, RecordName]]:
     """Every record in the repro folder; links are none, so that nothing outside can be meant."""
-    place = record_folder(folder)
+    place = Path(folder) / HIDDEN / RECORD_FOLDER
     with contextlib.suppress(OSError):
         for path in sorted(place.iterdir()):
             name = read_name(path)
@@ -179,16 +175,12 @@ def as_capture(path: Path) -> Path:
     Nothing is run: whether it shows a crash or a hang is for the judge to find out. Raises OSError,
     and FileNotFoundError when another process was faster.
     """
-    target = capture_of(path)
+    digest = hashlib.sha256(read_regular(path, SCRIPT_LIMIT_BYTES)).hexdigest()[:6]
+    target = captures(path.parent.parent.parent) / f"crash_{digest}.py"
     with contextlib.suppress(FileNotFoundError):
         os.replace(tensors_of_record(path), target.with_suffix(".safetensors"))
     os.replace(path, target)
     return target
-
-
-def capture_of(path: Path) -> Path:
-    digest = hashlib.sha256(read_regular(path, SCRIPT_LIMIT_BYTES)).hexdigest()[:6]
-    return captures(path.parent.parent.parent) / f"crash_{digest}.py"
 
 
 def reduced_crash(folder: Path | str) -> Mapping[str, Any] | None:
