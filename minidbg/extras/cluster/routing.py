@@ -96,8 +96,9 @@ def packed_code(roots: Iterable[str], tell: Callable[[Message], None]) -> Code:
     beside = (path for root in roots for path in walk_files(root) if path.endswith(ALSO_IGNORED))
     files: dict[str, bytes] = {}
     for path in sorted({*scan(roots), *beside}):
-        with contextlib.suppress(OSError):  # it has just gone
-            files[path] = Path(path).read_bytes()
+        # it has just gone; or no zip can hold a file of that name
+        with contextlib.suppress(OSError, UnicodeEncodeError):
+            files[path] = Path(path).read_bytes() if path.encode() else b""
     paths = tuple(dict.fromkeys(map(import_folder, roots)))
     total, buffer = hashlib.sha256(repr(paths).encode()), io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
