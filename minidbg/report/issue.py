@@ -84,10 +84,9 @@ def issue(
         "is_long": len(details.text.splitlines()) > LONG_LINES,
         "ran": ran,
     }
-    secrets = {**os.environ, **header.spec.context.env}
-    title, body = (
-        without_secrets(text, secrets) for text in (title, templates.fill("issue.md.j2", variables))
-    )
+    body = templates.fill("issue.md.j2", variables)
+    title, body = (without_secrets(text, header.spec.context.env) for text in (title, body))
+    title, body = (without_secrets(text, os.environ) for text in (title, body))
     if not keep_private:
         private = Private.of_this_process()
         title, body = private.left_out(title), private.left_out(body)

@@ -110,7 +110,7 @@ def test_an_extra_is_imported_by_itself_alone() -> None:
 
 STARTERS = ("run", "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
 ELSEWHERE_INHERITED = ("system", "popen", "execv", "execl", "execlp", "execvp", "spawnv", "spawnl", "spawnvp")
-READERS = {"several_ranks", "from_environment", "eager_fails_too", "allowed_environment"}
+READERS = {"several_ranks", "from_environment", "eager_fails_too", "allowed_environment", "without_secrets"}
 """Functions that read variables of a mapping and start nothing."""
 MAY_INHERIT = {
     "core/environment.py": "the one room",
