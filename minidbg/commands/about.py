@@ -38,11 +38,11 @@ def doctor(as_json: bool) -> None:
 
     Checks all that minidbg needs. Exit status 0, or 125 when something required is broken.
     """
-    from minidbg.commands.doctor import Severity, examine
+    from minidbg.commands.doctor import examine
 
     status = 0
     for finding in examine():
-        if finding.state is Severity.BROKEN:
+        if finding.state == "broken":
             status = CANNOT_JUDGE
         if as_json:
             print_json(asdict(finding))

@@ -4,7 +4,6 @@ forks, the repro folder, backends."""
 from __future__ import annotations
 
 import ast
-import enum
 import os
 import pkgutil
 import platform
@@ -36,25 +35,18 @@ QUESTION_S = 60.0
 """For one answer of the forkserver, its imports included."""
 
 
-class Severity(enum.StrEnum):
-    FINE = "fine"
-    MISSING = "missing"
-    """Something works less well, or not at all, without it; the rest does."""
-    BROKEN = "broken"
-    """minidbg cannot do its work."""
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     name: str
     found: str
     advice: str = ""
-    state: Severity = Severity.FINE
+    state: str = "fine"
+    """``missing``: something works less well, or not at all; ``broken``: minidbg cannot do its work."""
 
 
 fine = Finding
-missing = partial(Finding, state=Severity.MISSING)
-broken = partial(Finding, state=Severity.BROKEN)
+missing = partial(Finding, state="missing")
+broken = partial(Finding, state="broken")
 COMPILER_SECONDS = 60
 
 COMPILER_PROBE = "#include <omp.h>\n#include <cmath>\nint threads() { return omp_get_max_threads(); }\n"
@@ -154,19 +146,15 @@ def private_names() -> Iterator[Finding]:
             elif isinstance(node, ast.Attribute):
                 used.add(ast.unparse(node))
     private = sorted(name for name in used - {SAMPLES} if name.startswith("torch.") and "._" in name)
-    lost = [name for name in private if not is_here(name)]
-    for name in lost:
-        yield missing(name, "not in this torch", "what needs it is off, and says so")
-    if not lost:
+    is_whole = True
+    for name in private:
+        try:
+            pkgutil.resolve_name(name)
+        except AttributeError:
+            is_whole = False
+            yield missing(name, "not in this torch", "what needs it is off, and says so")
+    if is_whole:
         yield fine("torch's private names", f"all {len(private)} that minidbg uses are present")
-
-
-def is_here(name: str) -> bool:
-    try:
-        pkgutil.resolve_name(name)
-    except AttributeError:
-        return False
-    return True
 
 
 def folder() -> Iterator[Finding]:
