@@ -145,14 +145,10 @@ def print_json(value: Any) -> None:
 
 
 def print_error(error: BaseException) -> None:
-    for line in lines_of(error):
-        click.echo(line, err=True)
-
-
-def lines_of(error: BaseException) -> list[str]:
-    verbose = VERBOSITY.get() > 0 and not isinstance(error, click.ClickException)
-    before = ["".join(traceback.format_exception(error)).rstrip()] if verbose else []
-    return [*before, *map(printable, error_lines(error))]
+    if VERBOSITY.get() > 0 and not isinstance(error, click.ClickException):
+        click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+    for line in error_lines(error):
+        click.echo(printable(line), err=True)
 
 
 def error_lines(error: BaseException) -> list[str]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from minidbg import workers
 from minidbg.commands.ending import end_interrupted
 from minidbg.commands.output import (
     BACKEND,
@@ -23,14 +22,12 @@ from minidbg.commands.output import (
     FOLDER_TYPE,
     JSON_OPTION,
     REPRO,
-    VERBOSITY,
-    configure,
-    lines_of,
     note,
+    print_error,
     print_json,
     repro_folder,
 )
-from minidbg.core.errors import Interrupted, MinidbgError
+from minidbg.core.errors import Interrupted
 from minidbg.core.text import display_path, plural
 
 if TYPE_CHECKING:
@@ -109,129 +106,59 @@ def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
         note(begin)
         try:
             status = max(status, reduce_one(capture.path, folder, as_json=as_json, **how))
-        except (click.UsageError, MinidbgError) as refusal:
-            note(str(refusal))
+        except Interrupted:
+            raise
+        except Exception as error:  # noqa: BLE001 - a script's own code; the next is another
+            print_error(error)
             status = CANNOT_JUDGE
     return status
 
 
 def reduce_one(path: Path, folder: Path | None, *, as_json: bool, **how: Any) -> int:
-    """Reduce the capture or repro, print what came of it, and return the exit status."""
-    answer = reduce_file_in_server(path, folder=folder, **how)
-    if "lines" in answer:
-        click.echo("\n".join(answer["lines"]), err=True)
-        if answer["interrupted"]:
-            end_interrupted()
-        return CANNOT_JUDGE
-    written = answer["written"]
-    if as_json:
-        print_json(written)
-    elif written["path"] is not None:
-        click.echo(display_path(written["path"]))
-    note(answer["line"])
-    if answer["interrupted"]:
-        if not written["certified"]:
-            note(f"interrupted; to go on: minidbg reduce {display_path(written['path'] or path)}")
-        end_interrupted()
-    return 0 if written["path"] is not None else CANNOT_JUDGE
+    """Reduce the capture or repro, print what came of it, and return the exit status.
 
-
-FOR_THE_REST_S = 30.0
-"""Beside the budget: loading the script, and ending what runs."""
-
-
-def reduce_file_in_server(
-    path: Path,
-    *,
-    backend: str | None,
-    folder: Path | None,
-    limits: Mapping[str, Any],
-) -> Mapping[str, Any]:
-    """What ``reduced_in_child`` answers in a fork of the forkserver, and whether it was
-    ``interrupted``: this process needs no torch.
-
-    Raises what it has raised, and Interrupted.
+    The first Ctrl-C ends the search alone. Raises Interrupted, and what the script's code raises.
     """
-    from minidbg.watch.repros import read_repro  # which needs no torch
-
     interrupted = False
 
-    def on_interrupt() -> None:
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
+        if not interrupted:
+            note("interrupted: verifying the best so far, if there is one; Ctrl-C again ends at once")
         interrupted = True
-        note("interrupted: verifying the best so far, if there is one; Ctrl-C again ends at once")
+        raise KeyboardInterrupt
 
-    script = read_repro(
-        path, path.name
-    )  # of what is no repro of minidbg's nothing is known; it is read there
-    name = script.spec.backend.name if script is not None else ""
-    with saying_how_to_go_on(path), workers.stream_to_the_user() as stream:
-        request = workers.Request(
-            call=f"{__name__}:reduced_in_child",
-            argument={
-                "path": str(path),
-                "backend": backend,
-                "folder": str(folder) if folder is not None else None,
-                "limits": dict(limits),
-                "verbosity": VERBOSITY.get(),
-            },
-            seconds=limits["seconds"] + FOR_THE_REST_S,
-            fork=workers.Warmup(warm="inductor" if name == "inductor" else "imports"),
-        )
-        done = workers.call_in_server(request, stream=stream, on_interrupt=on_interrupt)
-    if not done.answered:
-        raise MinidbgError(
-            f"not reduced: {done.why_no_answer}; start it again: it continues from the best graph on disk"
-        )
-    if "usage" in done.value:
-        raise click.UsageError(done.value["usage"])
-    return {"interrupted": interrupted, **done.value}
-
-
-@contextlib.contextmanager
-def saying_how_to_go_on(path: Path) -> Iterator[None]:
-    """A block that Ctrl-C leaves with how to go on. Raises Interrupted."""
+    before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield
-    except KeyboardInterrupt:
-        how = f"to go on: minidbg reduce {display_path(path)}"
-        raise Interrupted(f"interrupted before a repro was verified; {how}") from None
+        written = reduced_here(path, folder, **how)
+    except (KeyboardInterrupt, Interrupted):
+        how_to = f"to go on: minidbg reduce {display_path(path)}"
+        raise Interrupted(f"interrupted before a repro was verified; {how_to}") from None
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if as_json:
+        print_json(written.to_json())
+    elif written.path is not None:
+        click.echo(display_path(written.path))
+    note(written.line)
+    if interrupted:
+        if not written.certified:
+            note(f"interrupted; to go on: minidbg reduce {display_path(written.path or path)}")
+        end_interrupted()
+    return 0 if written.path is not None else CANNOT_JUDGE
 
 
-def reduced_in_child(argument: Mapping[str, Any], _: object) -> dict[str, Any]:
-    """In a child of the forkserver: the result and its line; or the lines that say why there is none."""
-    workers.branch_off()  # before the script uses a device, or starts a thread: no fork could after that
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with os.fdopen(argument["stream"], "w", buffering=1, encoding="utf-8", errors="replace") as stream:
-        sys.stderr = stream
-        VERBOSITY.set(argument["verbosity"])
-        configure(argument["verbosity"])
-        try:
-            written = reduced_here(argument)
-        except click.UsageError as usage:
-            return {"usage": usage.message}
-        except KeyboardInterrupt:
-            return {"lines": ["minidbg: interrupted"], "interrupted": True}
-        except Exception as error:  # noqa: BLE001 - whatever the script's code raises is told as a command tells it
-            return {"lines": lines_of(error), "interrupted": isinstance(error, Interrupted)}
-    return {"written": written.to_json(), "line": written.line}
-
-
-def reduced_here(argument: Mapping[str, Any]) -> ReductionResult:
+def reduced_here(
+    path: Path, folder: Path | None, *, backend: str | None, limits: Mapping[str, Any]
+) -> ReductionResult:
     from minidbg import library
     from minidbg.core import settings
     from minidbg.reduction.result import Limits, on_stream
 
-    path, folder = Path(argument["path"]), argument["folder"]
-    limits = Limits(**argument["limits"], value_limit_bytes=settings.load().value_limit_bytes).begun()
-    with on_stream(sys.stderr) as listener:
-        return library.reduced(
-            path,
-            backend=argument["backend"],
-            limits=limits,
-            folder=Path(folder) if folder is not None else None,
-            listener=listener,
-        )
+    granted = Limits(**limits, value_limit_bytes=settings.load().value_limit_bytes).begun()
+    # what the script prints is no result of the command
+    with contextlib.redirect_stdout(sys.stderr), on_stream(sys.stderr) as listener:
+        return library.reduced(path, backend=backend, limits=granted, folder=folder, listener=listener)
 
 
 def newest_crash(folder: Path) -> Path | None:
