@@ -8,7 +8,6 @@ op. Where that is wrong the edited graph does not run in eager, so it is never a
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -132,98 +131,6 @@ def without_grad_modes(branch: fx.GraphModule) -> fx.GraphModule | None:
     """``branch`` without its settings of grad mode; None when it has none."""
     changes = {node for node in branch.graph.nodes if mode_of(node) is Mode.GRAD}
     return rewritten(branch, without=changes) if changes else None
-
-
-def loops(graph_module: fx.GraphModule) -> list[fx.Node]:
-    """The calls ``while_loop(condition, body, carried, additional)``: both graphs get all values,
-    and the body gives the carried ones."""
-    return [node for node in holders(graph_module) if op_name(node) == "while_loop"]
-
-
-def spare_values(loop: fx.Node, *, is_whole: bool) -> list[frozenset[int]]:
-    """For each value of ``loop`` that can go, by its place, the values that go with it: what the body computes from it.
-
-    A result that another call takes cannot go, nor can what the condition is computed from.
-    ``is_whole``: the loop is in no nested graph, so that a result may go which only the output
-    takes.
-    """
-    condition, body = map(graph_attribute, loop.all_input_nodes[:2])
-    outputs = body.graph.output_node().args[0]
-    needed = set[int]()
-    for user in loop.users:
-        if user.op == "output" and is_whole:
-            continue
-        if user.target is not operator.getitem or not isinstance(user.args[1], int):
-            return []
-        if any(one.op != "output" or not is_whole for one in user.users):
-            needed.add(user.args[1])
-    found = []
-    for index in range(len(_inputs(body))):
-        together, edge = {index}, {index}
-        while edge:
-            reached = _reached_from([_inputs(body)[at] for at in edge])
-            edge = {at for at, value in enumerate(outputs) if value in reached} - together
-            together |= edge
-        decides = _reached_from([_inputs(condition)[at] for at in together])
-        if condition.graph.output_node() not in decides and not together & needed:
-            found.append(frozenset(together))
-    return found
-
-
-def _reached_from(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    found, edge = set(nodes), list(nodes)
-    while edge:
-        fresh = set(edge.pop().users) - found
-        found |= fresh
-        edge += fresh
-    return found
-
-
-def without_values(graph_module: fx.GraphModule, loop: fx.Node, gone: Set[int]) -> fx.GraphModule | None:
-    """``graph_module`` without the values ``gone`` of ``loop``, a union of ``spare_values``; None
-    where nothing would be left of its result."""
-    carried = len(loop.args[2])  # type: ignore[arg-type]
-    kept = [index for index in range(carried) if index not in gone]
-    if not gone or not kept:
-        return None
-    condition, body = loop.all_input_nodes[:2]
-    fewer = {
-        str(condition.target): _without_ends(graph_attribute(condition), gone, set()),
-        str(body.target): _without_ends(graph_attribute(body), gone, gone),
-    }
-    made = with_graphs(graph_module, fewer)
-    (again,) = (node for node in made.graph.nodes if node.name == loop.name)
-    again.args = (
-        *again.args[:2],
-        _without_places(again.args[2], gone),
-        _without_places(again.args[3], {place - carried for place in gone}),
-    )
-    if isinstance(example := again.meta.get("example_value"), tuple | list):
-        again.meta["example_value"] = _without_places(example, gone)
-    for part in [user for user in again.users if user.op != "output"]:
-        if part.users and part.args[1] not in gone:
-            part.args = (again, kept.index(part.args[1]))
-            continue
-        for output in list(part.users):
-            output.args = (tuple(one for one in output.args[0] if one is not part) or (again,),)
-        made.graph.erase_node(part)
-    return torch_internals.lazy_graph_module(made, made.graph)
-
-
-def _without_ends(graph_module: fx.GraphModule, inputs: Set[int], outputs: Set[int]) -> fx.GraphModule:
-    made = rewritten(graph_module)
-    if outputs:
-        output = made.graph.output_node()
-        output.args = (_without_places(output.args[0], outputs),)
-    made.graph.eliminate_dead_code()
-    taken = _inputs(made)
-    for place in inputs:
-        made.graph.erase_node(taken[place])
-    return torch_internals.lazy_graph_module(graph_module, made.graph)
-
-
-def _without_places(values: Any, gone: Set[int]) -> tuple[Any, ...]:
-    return tuple(value for place, value in enumerate(values) if place not in gone)
 
 
 def tensor_lists(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import enum
 import hashlib
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ from torch import fx
 
 from minidbg import torch_internals
 from minidbg.fx.copying import copy_graph_module, storage_bytes, storage_key
-from minidbg.fx.effects import graph_attribute, is_call, nodes_in
+from minidbg.fx.effects import graph_attribute, is_call
 
 
 class OracleAnswer(enum.Enum):
@@ -48,12 +47,6 @@ def last_that_holds(holds: Callable[[int], bool], low: int, high: int) -> int:
         else:
             high = middle
     return low
-
-
-def expected_calls(size: tuple[int, ...]) -> int:
-    """About how many calls a reduction still takes from a candidate of this size: a bisection, then single removals."""
-    nodes, inputs, outputs, *_ = size
-    return math.ceil(2 * math.log2(nodes + 1)) + min(nodes, 8) + min(inputs, 8) + min(outputs, 4)
 
 
 SMALL = 256
@@ -130,14 +123,13 @@ class Candidate:
 
     @cached_property
     def size(self) -> tuple[int, ...]:
-        """What a reduction makes smaller, most important first: calls, inputs and tensors of its
-        own, outputs, what nested graphs take and give."""
+        """What a reduction makes smaller, most important first: calls, inputs and tensors of its own, outputs."""
         nodes = list(self.graph_module.graph.nodes)
         nested = sum(_calls_within(node) for node in nodes)
         returned = nodes[-1].args[0] if nodes else ()
         outputs = len(returned) if isinstance(returned, tuple | list) else 1
         taken = len(self.inputs) + sum(map(_tensors_of, nodes))
-        return nested, taken, outputs, sum(map(_carried_by, nodes))
+        return nested, taken, outputs
 
 
 def _calls_within(node: fx.Node) -> int:
@@ -158,19 +150,6 @@ def _tensors_of(node: fx.Node) -> int:
     if isinstance(value, torch.nn.Module) and node.op == "call_module":
         return len({id(one) for one in (*value.parameters(), *value.buffers())})
     return int(isinstance(value, torch.Tensor))
-
-
-def _carried_by(node: fx.Node) -> int:
-    """Inputs and outputs of the nested graph that a node gives, and of those inside it."""
-    graph = graph_attribute(node) if node.op == "get_attr" else None
-    if not isinstance(graph, fx.GraphModule):
-        return 0
-    ends = sum(
-        1 if inner.op == "placeholder" else len(nodes_in(inner.args))
-        for inner in graph.graph.nodes
-        if inner.op in ("placeholder", "output")
-    )
-    return ends + sum(map(_carried_by, graph.graph.nodes))
 
 
 # --- telling candidates apart ---

@@ -67,7 +67,6 @@ POLISHING: Passes = (
     ("branches", edits.inline_branches),
     ("outputs", edits.drop_outputs),
     ("elements", edits.drop_elements),
-    ("carried", edits.drop_carried),
     ("modes", edits.drop_modes),
     ("spare inputs", edits.drop_inputs_at_once),
     ("nodes", edits.drop_nodes),

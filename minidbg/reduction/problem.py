@@ -27,7 +27,6 @@ from minidbg.reduction.candidate import (
     Candidate,
     OracleAnswer,
     OwnGraph,
-    expected_calls,
 )
 from minidbg.reduction.result import UNLIMITED, Limits
 from minidbg.torch_internals.devices import devices_of
@@ -56,8 +55,8 @@ def _text(value: Any) -> str:
 Pass: TypeAlias = Callable[["ReductionProblem"], None]
 Foresee: TypeAlias = Callable[["ReductionProblem", Candidate, int], Iterable[Candidate]]
 """Of a problem and a question at most so many that come after it."""
-OnProgress: TypeAlias = Callable[[str, int, int], None]
-"""Hears the phase, the nodes of the smallest candidate that fails, and about how many calls are still to come."""
+OnProgress: TypeAlias = Callable[[str, int], None]
+"""Hears the phase and the nodes of the smallest candidate that fails."""
 
 
 @dataclass(slots=True)
@@ -83,7 +82,7 @@ class ReductionProblem:
     best: Candidate
     ask: AskGraph
     limits: Limits = UNLIMITED
-    on_progress: OnProgress = lambda phase, nodes, rest_calls: None
+    on_progress: OnProgress = lambda phase, nodes: None
     whole_is_known: bool = True
     """Whether the whole was just seen to fail, so that it need not be asked."""
     around: ModeContext = nullcontext
@@ -331,8 +330,7 @@ class ReductionProblem:
         if answer is OracleAnswer.NOT and self.phase in TELLING[: self.neighbour_rank + 1]:
             self.neighbour, self.neighbour_rank = candidate, TELLING.index(self.phase)
         improved = answer is OracleAnswer.INTERESTING and self._is_smaller(candidate, size)
-        smallest = size if improved else self.best.size
-        self.on_progress(self.phase, smallest[0], expected_calls(smallest))
+        self.on_progress(self.phase, (size if improved else self.best.size)[0])
 
     def begin_phase(self, name: str) -> None:
         self.phase = name

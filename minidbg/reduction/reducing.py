@@ -373,7 +373,7 @@ def reduce_graph_of(case: Case, session: Session, *, believed: bool = False) -> 
         hints=hints_from_error(case),
         frames=lambda: session.suspects or case_suspects,
         limits=session.limits_left() if may_run_together(case) else replace(session.limits_left(), jobs=1),
-        on_progress=lambda phase, nodes, rest_calls: session.tell(phase, nodes, start, rest_calls),
+        on_progress=lambda phase, nodes: session.tell(phase, nodes, start),
         on_phase=session.begin,
         ask_together=ask_together,
         simplify=True,

@@ -131,8 +131,6 @@ class Progress:
     start_nodes: int
     oracle_calls: int
     seconds: float
-    rest_seconds: float | None = None
-    """About how long it still takes, where that can be said."""
 
 
 Listener: TypeAlias = Callable[[Progress], None]
@@ -244,11 +242,10 @@ def bar_or_lines(
 
 
 def figures_of(event: Progress) -> str:
-    """``800 -> 12 nodes after 7 runs, 5 s; about 12 s more``; the seconds alone of a reduction that has not begun."""
+    """``800 -> 12 nodes after 7 runs, 5 s``; the seconds alone of a reduction that has not begun."""
     clock = f"{event.seconds:.0f} s"
     if not event.start_nodes:
         return clock
-    rest = "" if event.rest_seconds is None else f"; about {math.ceil(event.rest_seconds)} s more"
     is_smaller = event.nodes != event.start_nodes
     nodes = f"{event.start_nodes} -> {event.nodes} nodes" if is_smaller else plural(event.nodes, "node")
-    return f"{nodes} after {plural(event.oracle_calls, 'run')}, {clock}{rest}"
+    return f"{nodes} after {plural(event.oracle_calls, 'run')}, {clock}"

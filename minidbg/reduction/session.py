@@ -258,13 +258,9 @@ class Session:
     def begin(self, phase: str) -> None:
         self.phase = phase
 
-    def tell(self, phase: str, nodes: int, start_nodes: int, rest_calls: int | None = None) -> None:
-        """Report progress. ``rest_calls``: about how many calls are still to come."""
+    def tell(self, phase: str, nodes: int, start_nodes: int) -> None:
         self.phase = phase
-        rest = None
-        if rest_calls is not None and self.oracle_calls:
-            rest = rest_calls * self.elapsed() / self.oracle_calls
-        self.listener(Progress(phase, nodes, start_nodes, self.oracle_calls, self.elapsed(), rest))
+        self.listener(Progress(phase, nodes, start_nodes, self.oracle_calls, self.elapsed()))
 
 
 # --- flaky failures: how often one shows itself, and what follows from that ---

@@ -242,11 +242,10 @@ def _with_sizes(
     problem: ReductionProblem, sizes: Mapping[int, int], with_indices: bool, arguments: Mapping[int, int]
 ) -> Candidate | None:
     changes: dict[int, Any] = {}
-    starts = {old: _start_of_window(problem, old, new) for old, new in sizes.items()}
     for index, value in enumerate(problem.best.inputs):
         if _is_plain(value) and (with_indices or any(size in sizes for size in value.shape)):
             try:
-                changes[index] = _cropped(value, sizes, starts)
+                changes[index] = _cropped(value, sizes)
             except RuntimeError:  # a sparse tensor has no corner
                 return None
         elif type(value) is int and value in sizes:
@@ -268,36 +267,9 @@ def _with_arguments(problem: ReductionProblem, change: Callable[[Any], Any]) -> 
     return pieces.rewritten(problem.best.graph_module, arguments=changed)
 
 
-def _start_of_window(problem: ReductionProblem, old: int, new: int) -> int:
-    """Where a window of ``new`` of ``old`` begins: at the first, or so that it holds an infinity or
-    NaN among plain numbers."""
-    for _, value in _tensors(problem):
-        odd = _not_finite(value) if old in value.shape else None
-        if odd is not None:
-            dim = value.shape.index(old)
-            others = tuple(other for other in range(value.dim()) if other != dim)
-            along = odd.any(dim=others) if others else odd
-            return min(int(along.to(torch.int8).argmax()), old - new)
-    return 0
-
-
-def _not_finite(value: Tensor) -> Tensor | None:
-    """Where the infinities and NaNs are; None where there are none, nothing else, or no telling."""
-    with suppress(RuntimeError):  # a layout, dtype or device without the ops
-        if value.is_floating_point() and value.dtype.itemsize > 1 and value.detach().sum().isfinite():
-            return None  # the usual case, in a tenth of the time
-        odd = ~torch.isfinite(value.detach())
-        if odd.any() and not odd.all():
-            return odd
-    return None
-
-
-def _cropped(value: Tensor, sizes: Mapping[int, int], starts: Mapping[int, int]) -> Tensor:
+def _cropped(value: Tensor, sizes: Mapping[int, int]) -> Tensor:
     """A corner of ``value``, laid out as it was; indices that would point outside come back in."""
-    window = tuple(
-        slice(starts.get(size, 0), starts.get(size, 0) + sizes.get(size, size)) for size in value.shape
-    )
-    cut = value.detach()[window].clone()
+    cut = value.detach()[tuple(slice(sizes.get(size, size)) for size in value.shape)].clone()
     if not value.dtype.is_floating_point and not value.dtype.is_complex and value.dtype is not torch.bool:
         limit = max(sizes)
         if cut.numel() and int(cut.to(torch.int64).max()) < limit:

@@ -139,7 +139,7 @@ MESSAGES: Mapping[str, Callable[[], str]] = {
     "a result: nothing": lambda: NOTHING.line,
     "a result: nothing, with reasons": lambda: replace(NOTHING, notes=("eager agrees", "it is late")).line,
     "a result: not verified": lambda: replace(NOTHING, ended_by="budget of 8 s").line,
-    "progress": lambda: figures_of(Progress("nodes", 7, 8, 3, 5.4, 29.1)),
+    "progress": lambda: figures_of(Progress("nodes", 7, 8, 3, 5.4)),
     "progress: one run": lambda: figures_of(Progress("nodes", 8, 8, 1, 0.4)),
     "progress: waiting": lambda: figures_of(Progress("waiting", 0, 0, 0, 7.0)),
     "an exception: later": report_on,

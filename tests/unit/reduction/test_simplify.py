@@ -323,28 +323,6 @@ def test_as_much_of_the_way_to_plain_inputs_is_taken_as_still_fails() -> None:
     assert {tuple(value.shape) for value in result.inputs} == {(1, 1, 20)}
 
 
-@pytest.mark.parametrize("odd", [float("inf"), float("nan")])
-@pytest.mark.parametrize("place", [0, 17, 31])
-def test_a_smaller_tensor_keeps_the_number_that_is_none(odd: float, place: int) -> None:
-    value = torch.randn(3, 32)
-    value[1, place] = odd
-    fails = lambda _, inputs: any(not torch.isfinite(value).all() for value in inputs)  # noqa: E731
-    result = simplified(lambda x: x.relu(), [value], fails)
-    assert tuple(result.inputs[0].shape) == (1, 1)
-
-
-def test_windows_of_equal_sizes_lie_at_the_same_place() -> None:
-    x, y = torch.arange(32.0), torch.arange(32.0)
-    x[20] = float("inf")
-
-    def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-        return len(inputs) == 2 and bool((torch.isinf(inputs[0]) & (inputs[1] == 20)).any())
-
-    result = simplified(lambda x, y: x * y, [x, y], fails)
-    assert [tuple(value.shape) for value in result.inputs] == [(1,), (1,)]
-    assert result.inputs[1].item() == 20
-
-
 @pytest.mark.parametrize(
     "value",
     [torch.eye(32).to_sparse(), torch.ones(32, 32).to(torch.float8_e4m3fn), torch.ones(32, dtype=torch.bool)],

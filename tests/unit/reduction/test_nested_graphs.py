@@ -1,4 +1,4 @@
-"""Loops keep no value that their failure does not need: operand, inputs of both graphs and result go together."""
+"""Graphs in the graph keep no call that their failure does not need, and nothing that compilers refuse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch._higher_order_ops import scan, while_loop
 from torch.utils.checkpoint import checkpoint
 
-from minidbg.codegen.size import call_nodes, call_targets
+from minidbg.codegen.size import call_targets
 from minidbg.reduction.core import Minimized, minimize
 
 Program = Callable[[Tensor], Any]
@@ -46,35 +46,8 @@ def reduced(program: Program, *names: str, x: Tensor | None = None) -> Minimized
     return result
 
 
-def ends(result: Minimized) -> list[tuple[int, int]]:
-    """Inputs and results of each nested graph, outer ones first."""
-    graphs = [module.graph for module in result.graph_module.modules() if isinstance(module, fx.GraphModule)]
-    return [
-        (len(graph.find_nodes(op="placeholder")), len(leaves(graph.output_node().args[0])))
-        for graph in graphs[1:]
-    ]
-
-
 def leaves(value: Any) -> list[Any]:
     return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple | list) else [value]
-
-
-def carries_three(x: Tensor) -> Any:
-    def body(i: Tensor, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        return i + 1, a.sin(), b.cos(), c.tanh()
-
-    start = (torch.tensor(0), x.exp(), x.sinh(), x * 2)
-    return sum(while_loop(lambda i, a, b, c: i < 3, body, start)[1:])
-
-
-def carries_a_ring(x: Tensor) -> Any:
-    """Each carried value is made of the others, and of a value from outside."""
-    w = x.cosh()
-
-    def body(i: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-        return i + 1, b * w, a + b
-
-    return while_loop(lambda i, a, b: i < 3, body, (torch.tensor(0), x.exp(), x.sinh()))[2].tan()
 
 
 def scans(x: Tensor) -> Any:
@@ -101,14 +74,6 @@ def nested(x: Tensor) -> Any:
         return while_loop(lambda i, a, b: i < 3, lambda i, a, b: (i + 1, a.sin(), b.tanh() * a), start)[1]
 
     return torch.cond(x.sum() > 0, one, lambda a, b: a.cos() + b, (x.sinh(), x.exp())).exp()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", [carries_three, carries_a_ring])
-def test_a_loop_keeps_nothing_that_nothing_needs(program: Program) -> None:
-    result = reduced(program, "while_loop")
-    assert (call_nodes(result.graph_module), ends(result)) == (3, [(1, 1), (1, 1)])
-    assert len(result.inputs) == 1
 
 
 @pytest.mark.parametrize(
@@ -194,27 +159,3 @@ def test_what_is_left_fails_for_the_reason_of_the_program(program: Program, op: 
     assert result.certified
     assert not refused_by_compilers(result.graph_module, result.inputs)
     assert fails(result.graph_module, result.inputs)
-
-
-INSIDE_A_BRANCH = [
-    "torch.tensor", "operator.lt", "operator.add", "torch.ops.higher_order.while_loop", "operator.getitem",
-    "torch.ops.higher_order.cond", ".sin", ".cos",
-]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("taken", [True, False])
-def test_an_op_in_a_nested_graph_keeps_nothing_either(taken: bool) -> None:
-    """Nor does a loop that is never run become one without end."""
-    result = reduced(nested, "cond", "while_loop", x=torch.full((4, 4), 1.0 if taken else -1.0))
-    # what the loop's end is told by, and the one value that the branch gives
-    assert sorted(call_targets(result.graph_module)) == sorted(INSIDE_A_BRANCH)
-    assert ends(result) == [(2, 1), (2, 1), (2, 2), (2, 1)]
-
-
-@pytest.mark.slow
-def test_what_the_failure_needs_stays_with_all_that_belongs_to_it() -> None:
-    """The third value, in its place among fewer."""
-    result = reduced(carries_three, "while_loop", "tanh")
-    assert call_nodes(result.graph_module) == 4
-    assert ends(result) == [(2, 1), (2, 2)]
