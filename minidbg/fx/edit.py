@@ -116,14 +116,7 @@ class _Extraction:
             values = list(map(with_history, values))
         plain = [self.recording.input_of[node] for node in self.placeholders]
         origins: list[PieceKey] = [(node, 0, ()) for node in self.placeholders]
-        holds = bool(self.attributes) or any(node.op == "call_module" for node in self.kept)
-        return Piece(
-            graph_module,
-            (*plain, *values),
-            (*origins, *self.lifted),
-            self._is_faithful(),
-            None if holds else self._build,
-        )
+        return Piece(graph_module, (*plain, *values), (*origins, *self.lifted), self._is_faithful())
 
     def _is_faithful(self) -> bool:
         """Whether each kept node computes what it computed in the whole graph."""

@@ -28,8 +28,6 @@ class Piece:
     """Per input where its value comes from in the graph that this was cut out of."""
     faithful: bool
     """Whether every node kept computes what it computed in the whole graph, so that eager need not be asked."""
-    rebuild: Callable[[], fx.GraphModule] | None
-    """Makes the graph module again; None when it holds modules or tensors, which a copy would have to copy."""
 
 
 class CannotExtract(Exception):

@@ -1,37 +1,23 @@
-"""``Candidate``: a smaller case not yet tried, or one that was tried and failed; and what the oracle says about one."""
+"""``Candidate``: a smaller case not yet tried, or one that was tried and failed."""
 
 from __future__ import annotations
 
-import copy
-import enum
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.fx.copying import copy_graph_module, storage_bytes, storage_key
+from minidbg.core.outcome import Verdict
+from minidbg.fx.copying import storage_bytes, storage_key
 from minidbg.fx.effects import graph_attribute, is_call
 
-
-class OracleAnswer(enum.Enum):
-    INTERESTING = "interesting"
-    """It fails in the same way."""
-    NOT = "not"
-    """It does not fail."""
-    OTHER = "other"
-    """It fails, but in another way."""
-    INVALID = "invalid"
-    """It proves nothing: eager itself fails, or it cannot be run here."""
-
-
-AskGraph: TypeAlias = Callable[[fx.GraphModule, tuple[Any, ...]], OracleAnswer]
-AskTogether: TypeAlias = Callable[[Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]], Sequence[OracleAnswer]]
-"""Several questions at once, for an oracle with several workers; the answers in the order of the questions."""
+SHOWN = (Verdict.REPRODUCES, Verdict.FLAKY)
+"""Verdicts of what fails in the same way."""
 
 
 class BudgetSpent(Exception):
@@ -53,52 +39,19 @@ SMALL = 256
 """Nodes of a candidate up to which it is told from others without regard to names."""
 
 
-class OwnGraph:
-    """A graph module of which one can be given away: where ``make`` is there, the next is made when it is needed."""
-
-    def __init__(self, made: fx.GraphModule, make: Callable[[], fx.GraphModule] | None = None) -> None:
-        self._made: fx.GraphModule | None = made
-        self._make = make
-
-    def module(self) -> fx.GraphModule:
-        if self._made is None:
-            assert self._make is not None, "it was given away only because it can be made"
-            self._made = self._make()
-            self._make = None  # it holds the recording that this was cut out of, and so its tensors
-        return self._made
-
-    def give_away(self) -> fx.GraphModule:
-        """A graph module whose new owner may change it."""
-        if self._make is None:
-            return _copy_module(self.module())
-        given, self._made = self.module(), None
-        return given
-
-
-def _copy_module(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """A copy that shares nothing that may change; tensors and modules inside are copied as well."""
-    holds = any(node.op in ("get_attr", "call_module") for node in graph_module.graph.nodes)
-    return copy.deepcopy(graph_module) if holds else copy_graph_module(graph_module)
-
-
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A graph and its inputs, not to be changed. ``tokens`` tell input values apart without looking at them."""
 
-    graph: OwnGraph
+    graph_module: fx.GraphModule
     inputs: tuple[Any, ...]
     tokens: tuple[Hashable, ...]
     faithful: bool = False
     """Whether eager need not be asked, since all of it ran in eager before."""
     epoch: str = ""
     """Changes with each edit that changes values, so that recorded ones are not taken for earlier ones."""
-    variant: str | None = ""
-    """How it was cut out, beyond which nodes it keeps; None for what was made otherwise."""
-
-    @property
-    def graph_module(self) -> fx.GraphModule:
-        """The graph module, always the same one once it has been looked at after the oracle's call."""
-        return self.graph.module()
+    by_names: bool = False
+    """Whether it was cut out of a larger one, so that the names of its nodes tell it from others."""
 
     @property
     def calls(self) -> list[fx.Node]:
@@ -111,9 +64,9 @@ class Candidate:
     def key(self) -> str:
         """Equal for equal candidates. Of small ones the names of the nodes do not count; of large
         ones cut out that would take long."""
-        if self.variant is None or len(self.graph_module.graph.nodes) <= SMALL:
-            return fingerprint(self.graph_module, self.tokens)
-        return f"{self.epoch} {self.variant} {structure(self.graph_module)}"
+        if self.by_names and len(self.graph_module.graph.nodes) > SMALL:
+            return f"{self.epoch} {structure(self.graph_module)}"
+        return fingerprint(self.graph_module, self.tokens)
 
     @cached_property
     def storages(self) -> dict[int, int]:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 from torch import fx
 
 from minidbg.core.errors import MinidbgError, NotReproduced
-from minidbg.fx.copying import clone_values, freezing_gc
+from minidbg.core.outcome import Verdict
+from minidbg.fx.copying import clone_values, copy_graph_module, freezing_gc
 from minidbg.reduction import edits
-from minidbg.reduction.candidate import (
-    AskGraph,
-    BudgetSpent,
-    Candidate,
-    OracleAnswer,
-    OwnGraph,
-)
+from minidbg.reduction.candidate import BudgetSpent, Candidate
 from minidbg.reduction.culprits import drop_chunks, keep_needed, narrow_window, try_islands
-from minidbg.reduction.problem import Pass, ReductionProblem
+from minidbg.reduction.problem import Oracle, Pass, ReductionProblem, run_passes
 from minidbg.reduction.result import Limits
 from minidbg.reduction.simplify import SIMPLIFYING, is_another_cause, plainness, simplify_inputs_at_once
 from minidbg.reduction.subsets import FEW_UNITS, follow_frames, try_suspects
@@ -56,7 +50,7 @@ class Minimized:
 
 Passes: TypeAlias = tuple[tuple[str, Pass], ...]
 
-FINDING: Passes = (
+FINDING: tuple[tuple[str, Callable[[ReductionProblem], None]], ...] = (
     ("islands", try_islands),
     ("bisect", narrow_window),
     ("needed", keep_needed),
@@ -90,14 +84,14 @@ AT_FIRST: Passes = (*SIMPLIFYING[:2], ("all at once", simplify_inputs_at_once), 
 def reduce_graph(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
-    ask: AskGraph,
+    ask: Oracle,
     *,
     simplify: bool = False,
     **how: Any,
 ) -> Minimized:
     """The smallest graph cut out of ``graph_module`` that ``ask`` finds interesting.
 
-    ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to.
+    ``ask`` must not write to the graphs and inputs of its candidates.
     ``simplify`` adds the edits beyond nodes, inputs and outputs. ``how`` are fields of
     ``ReductionProblem``. Ctrl-C and a spent budget end it with the best so far. Raises what ``ask``
     raises, and NotReproduced when the whole had to be asked and did not fail; where it was said to
@@ -106,15 +100,16 @@ def reduce_graph(
     tokens = tuple(
         ("value", "", node.name, 0, ()) for node in graph_module.graph.nodes if node.op == "placeholder"
     )
-    whole = Candidate(OwnGraph(graph_module), tuple(inputs), tokens, faithful=True)
+    whole = Candidate(graph_module, tuple(inputs), tokens, faithful=True, by_names=True)
     problem = ReductionProblem(whole, ask, **how)
     proven: Candidate | None = None
     interrupted, whole_passed, is_out_of_budget = False, False, False
     try:
         follow_frames(problem)
         if not problem.steps:
-            run_pass(problem, "suspects", try_suspects)
-        reduce_to_fixed_point(problem, AT_FIRST if simplify else ())
+            problem.begin_phase("suspects")
+            try_suspects(problem)
+        reduce_to_fixed_point(problem)
         problem.confirm_whole()
         proven = problem.best
         if simplify:
@@ -143,8 +138,8 @@ def reduce_graph(
     )
 
 
-def reduce_to_fixed_point(problem: ReductionProblem, then: Passes = ()) -> None:
-    """All passes until a whole round changes nothing; ``then`` is what will come after that.
+def reduce_to_fixed_point(problem: ReductionProblem) -> None:
+    """All passes until a whole round changes nothing.
 
     Each round begins as a new reduction would, with nothing presumed: a failure need not be monotone, so it may have gone
     away with a node and come back when more nodes went. What is small then is polished alone.
@@ -157,9 +152,10 @@ def reduce_to_fixed_point(problem: ReductionProblem, then: Passes = ()) -> None:
             find(problem)
         # a failure that is not monotone may need none of what single removals keep
         elif len(before.calls) > FEW_UNITS:
-            run_pass(problem, "chunks", drop_chunks)
+            problem.begin_phase("chunks")
+            drop_chunks(problem)
         problem.keep_passed_through = True
-        polish(problem, then)
+        polish(problem)
 
 
 def simplify_to_fixed_point(problem: ReductionProblem) -> None:
@@ -168,10 +164,10 @@ def simplify_to_fixed_point(problem: ReductionProblem) -> None:
     while problem.best is not before:
         first, before = before is None, problem.best
         problem.plainness = plainness
-        run_each(problem, AT_FIRST if first else SIMPLIFYING, (), POLISHING)
+        run_passes(problem, AT_FIRST if first else SIMPLIFYING)
         problem.plainness = None
         if problem.best is not before:
-            reduce_to_fixed_point(problem, SIMPLIFYING)
+            reduce_to_fixed_point(problem)
 
 
 def simplify_truly(problem: ReductionProblem) -> None:
@@ -197,74 +193,25 @@ def simplify_for_a_while(problem: ReductionProblem) -> None:
 
 
 def find(problem: ReductionProblem) -> None:
-    for name, reduction_pass in FINDING:
+    for name, search in FINDING:
         before = problem.best
         # what has led back from an op to where it went wrong is one cluster, and none of it an island
         is_slice = problem.fails_when_it_runs and problem.followed and problem.steps
         if name == "islands" and is_slice:
             continue
         if len(before.calls) > FEW_UNITS:
-            run_pass(problem, name, reduction_pass)
+            problem.begin_phase(name)
+            search(problem)
         if problem.best is not before:
             follow_frames(problem)
 
 
-def polish(problem: ReductionProblem, then: Passes = ()) -> None:
-    """Single removals until a whole round changes nothing; ``then`` is what will come after that."""
-    passes = ALONG_A_CHAIN if problem.fails_when_it_runs else POLISHING
+def polish(problem: ReductionProblem) -> None:
+    """Single removals until a whole round changes nothing."""
     before: Candidate | None = None
     while problem.best is not before:
         before = problem.best
-        run_each(problem, passes, then, passes)
-
-
-def run_each(problem: ReductionProblem, passes: Passes, if_same: Passes, if_smaller: Passes) -> None:
-    """The passes in order. What comes after them, once ``best`` is the same or has become smaller, is foreseen only."""
-    before = problem.best
-    for index, (name, reduction_pass) in enumerate(passes):
-
-        def coming(left: Passes = passes[index:]) -> Passes:
-            return (*left, *(if_same if problem.best is before else if_smaller))
-
-        problem.foresee = partial(asked_after, coming)
-        run_pass(problem, name, reduction_pass)
-    problem.foresee = None
-
-
-def asked_after(
-    coming: Callable[[], Passes], problem: ReductionProblem, question: Candidate, most: int
-) -> list[Candidate]:
-    """At most ``most`` questions that the passes ``coming()`` ask after ``question`` if it and they all pass.
-
-    A pass is deterministic, so it is run beforehand, on a copy of the problem. What it has asked
-    already, of a larger ``best``, it asks there anew: that comes before ``question``, and does not
-    count.
-    """
-    found: dict[str, Candidate] = {}
-    is_reached = False
-
-    def answer(candidate: Candidate) -> OracleAnswer:
-        nonlocal is_reached
-        known = problem.answered_ahead(candidate)
-        if known is not None:
-            return known
-        if is_reached:
-            found[candidate.key] = candidate
-            if len(found) == most:
-                raise BudgetSpent
-        is_reached = is_reached or candidate.key == question.key
-        return OracleAnswer.NOT
-
-    twin = problem.imagined(answer)
-    with contextlib.suppress(BudgetSpent):
-        for _, reduction_pass in coming():
-            reduction_pass(twin)
-    return list(found.values())
-
-
-def run_pass(problem: ReductionProblem, name: str, reduction_pass: Pass) -> None:
-    problem.begin_phase(name)
-    reduction_pass(problem)
+        run_passes(problem, ALONG_A_CHAIN if problem.fails_when_it_runs else POLISHING)
 
 
 def minimize(
@@ -291,15 +238,22 @@ def minimize(
             f"the graph takes {placeholders} inputs, {len(inputs)} were given; one is needed for each placeholder"
         )
 
-    def ask(graph_module: fx.GraphModule, values: tuple[Any, ...]) -> OracleAnswer:
-        return OracleAnswer.INTERESTING if fails(graph_module, clone_values(values)) else OracleAnswer.NOT
+    def ask(candidates: Sequence[Candidate]) -> list[Verdict]:
+        asked = [(copied(candidate.graph_module), clone_values(candidate.inputs)) for candidate in candidates]
+        return [Verdict.REPRODUCES if fails(*question) else Verdict.GONE for question in asked]
 
     return reduce_graph(
         gm,
         tuple(inputs),
         ask,
-        limits=Limits(math.inf if seconds is None else seconds, max_calls),
+        limits=Limits(math.inf if seconds is None else seconds, max_calls, jobs=1),
         whole_is_known=False,
         allow_no_calls=True,
         simplify=simplify,
     )
+
+
+def copied(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """A copy that shares nothing that may change; tensors and modules inside are copied as well."""
+    holds = any(node.op in ("get_attr", "call_module") for node in graph_module.graph.nodes)
+    return copy.deepcopy(graph_module) if holds else copy_graph_module(graph_module)

@@ -37,7 +37,6 @@ def narrow_window(problem: ReductionProblem) -> None:
     low, high = 0, len(subsets)
     while high - low > SMALL_WINDOW:
         half, other = halves(low, high, len(presumed))
-        subsets.ask_ahead(range(*half), range(*halves(*other, len(presumed) + 1)[0]))
         if subsets.fails(range(*half)):
             follow_frames(problem)
             subsets, presumed = Subsets(problem), []

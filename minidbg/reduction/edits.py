@@ -5,7 +5,8 @@ A graph inside the graph is put in the place of what runs it, or made smaller wh
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Set
+from functools import partial
 
 import torch
 from torch import fx
@@ -14,19 +15,15 @@ from minidbg.fx import nested, pieces
 from minidbg.fx.effects import Mode, fact_of, is_call, mode_of
 from minidbg.fx.pieces import alike, is_unpacking
 from minidbg.fx.record import Recording, runs_in_eager
-from minidbg.reduction.candidate import Candidate, OwnGraph
-from minidbg.reduction.problem import ReductionProblem
+from minidbg.reduction.candidate import Candidate
+from minidbg.reduction.problem import GraphEdit, ReductionProblem
 
 
-def drop_modes(problem: ReductionProblem) -> None:
-    """Try without autocast and grad-mode changes, then without each. Cost: one call for all, one
-    for each if there are more."""
-    if problem.consider(_without_modes(problem, _mode_changes(problem))):
-        return
-    for name in [node.name for node in _mode_changes(problem)]:
-        problem.consider(
-            _without_modes(problem, [node for node in _mode_changes(problem) if node.name == name])
-        )
+def drop_modes(problem: ReductionProblem) -> Iterator[GraphEdit]:
+    """Try without autocast and grad-mode changes, then without each. Cost: one call for all, one for each."""
+    yield _without_modes
+    for node in _mode_changes(problem):
+        yield partial(_without_modes, name=node.name)
 
 
 def _mode_changes(problem: ReductionProblem) -> list[fx.Node]:
@@ -34,31 +31,39 @@ def _mode_changes(problem: ReductionProblem) -> list[fx.Node]:
     return [node for node in problem.best.calls if mode_of(node) in (Mode.ENTER, Mode.GRAD)]
 
 
-def _without_modes(problem: ReductionProblem, changes: list[fx.Node]) -> Candidate | None:
-    return problem.extract(set(problem.best.calls), without_modes=set(changes)) if changes else None
+def _without_modes(problem: ReductionProblem, name: str = "") -> Candidate | None:
+    changes = {node for node in _mode_changes(problem) if name in ("", node.name)}
+    return problem.extract(set(problem.best.calls), without_modes=changes) if changes else None
 
 
-def drop_outputs(problem: ReductionProblem) -> None:
+def drop_outputs(problem: ReductionProblem) -> Iterator[GraphEdit]:
     """Try with only the outputs that nothing else uses, then without each one. Cost: one call for each output."""
+    spare = [node.name for node in _spare_outputs(problem)]
+    if len(problem.recording.outputs) > 1 and len(spare) > 1:
+        yield partial(_without_outputs, names={*spare})
+    for name in spare:
+        yield partial(_without_outputs, names={name})
+
+
+def _spare_outputs(problem: ReductionProblem) -> list[fx.Node]:
     recording = problem.recording
-    spare = [
-        node for node in recording.outputs if node.users.keys() - {recording.nodes[-1]} or not is_call(node)
-    ]
-    if len(recording.outputs) > 1 and len(spare) > 1:
-        needed = set(recording.outputs) - set(spare)
-        if problem.consider(problem.extract(set(problem.best.calls), outputs=needed)):
-            return
-    for name in [node.name for node in spare]:
-        outputs = {node for node in problem.recording.outputs if node.name != name}
-        if outputs or problem.fails_in_inputs:
-            problem.consider(problem.extract(set(problem.best.calls), outputs=outputs))
+    returned = {recording.nodes[-1]}
+    return [node for node in recording.outputs if node.users.keys() - returned or not is_call(node)]
+
+
+def _without_outputs(problem: ReductionProblem, names: Set[str]) -> Candidate | None:
+    outputs = {node for node in problem.recording.outputs if node.name not in names}
+    is_smaller = len(outputs) < len(set(problem.recording.outputs))
+    if not is_smaller or not (outputs or problem.fails_in_inputs or len(names) > 1):
+        return None
+    return problem.extract(set(problem.best.calls), outputs=outputs)
 
 
 FEW_NODES = 5
 """Nodes of a result up to which one that is needed is bypassed at once."""
 
 
-def drop_nodes(problem: ReductionProblem) -> None:
+def drop_nodes(problem: ReductionProblem) -> Iterator[GraphEdit]:
     """Try to put each node's recorded value in its place, from both ends inwards. Cost: one call for each node.
 
     What was cut out of a larger graph has more at its ends than it needs, and each success asks
@@ -68,12 +73,11 @@ def drop_nodes(problem: ReductionProblem) -> None:
     calls = [node.name for node in reversed(problem.best.calls) if mode_of(node) is Mode.NONE]
     parts = [node.name for node in problem.best.calls if is_unpacking(node, problem.recording.facts)]
     inwards = (name for pair in zip(calls, reversed(calls), strict=True) for name in pair)
-    names = list(dict.fromkeys([*parts, *inwards]))
-    for name in names:
-        candidate = _without_node(problem, name)
-        is_needed = candidate is not None and not problem.consider(candidate)
-        if is_needed and problem.followed and len(problem.best.calls) <= FEW_NODES:
-            bypass_node(problem, name)  # what a frame holds together hangs together
+    for name in dict.fromkeys([*parts, *inwards]):
+        yield partial(_without_node, name=name)
+        # what a frame holds together hangs together: one that is needed is bypassed at once
+        if problem.followed and len(problem.best.calls) <= FEW_NODES:
+            yield from _bypasses(problem, name)
 
 
 def _without_node(problem: ReductionProblem, name: str) -> Candidate | None:
@@ -81,43 +85,51 @@ def _without_node(problem: ReductionProblem, name: str) -> Candidate | None:
     return problem.extract(set(problem.best.calls) - {node}, whole_tuples=True) if node else None
 
 
-def bypass_nodes(problem: ReductionProblem) -> None:
+def bypass_nodes(problem: ReductionProblem) -> Iterator[GraphEdit]:
     """Try to put a same-shaped input of a node in its place. Cost: one call for each such input."""
     for name in reversed([node.name for node in problem.best.calls if mode_of(node) is Mode.NONE]):
-        bypass_node(problem, name)
+        yield from _bypasses(problem, name)
 
 
-def bypass_node(problem: ReductionProblem, name: str) -> None:
-    """Try to put each same-shaped input of a node in its place, results of other nodes first."""
+def _bypasses(problem: ReductionProblem, name: str) -> Iterator[GraphEdit]:
+    """Each same-shaped input of a node in its place, results of other nodes first."""
     node = problem.best.call(name)
-    if node is None or not any(map(is_call, node.users)):
-        return
-    left = set(problem.best.calls) - {node}
-    for source in sorted(node.all_input_nodes, key=lambda source: not is_call(source)):
-        if alike(problem.recording.facts, source, node) and problem.consider(
-            problem.extract(left, stand_ins={node: source})
-        ):
-            return
+    sources = sorted(node.all_input_nodes, key=lambda source: not is_call(source)) if node else ()
+    for source in sources:
+        yield partial(_bypassed, name=name, by=source.name)
 
 
-def drop_inputs_at_once(problem: ReductionProblem) -> None:
+def _bypassed(problem: ReductionProblem, name: str, by: str) -> Candidate | None:
+    node = problem.best.call(name)
+    source = next((source for source in node.all_input_nodes if source.name == by), None) if node else None
+    if node is None or source is None or not any(map(is_call, node.users)):
+        return None
+    if not alike(problem.recording.facts, source, node):
+        return None
+    return problem.extract(set(problem.best.calls) - {node}, stand_ins={node: source})
+
+
+def drop_inputs_at_once(problem: ReductionProblem) -> Iterator[GraphEdit]:
     """Try without all inputs that eager can do without, one by one and together. Cost: one call.
 
     Before the nodes: each input that goes later asks anew for every node.
     """
+    yield _without_spare_inputs
+
+
+def _without_spare_inputs(problem: ReductionProblem) -> Candidate | None:
     spare = set()
     for node in problem.recording.placeholders:
         candidate = _without_input(problem, node.name)
         if candidate is not None and problem.is_valid(candidate):
             spare.add(node)
-    if len(spare) > 1:
-        problem.consider(problem.extract(set(problem.best.calls), without=spare))
+    return problem.extract(set(problem.best.calls), without=spare) if len(spare) > 1 else None
 
 
-def drop_inputs(problem: ReductionProblem) -> None:
+def drop_inputs(problem: ReductionProblem) -> Iterator[GraphEdit]:
     """Try to do without each input: an element of a list, or an argument that may be None. Cost: one call for each."""
-    for name in [node.name for node in reversed(problem.recording.placeholders)]:
-        problem.consider(_without_input(problem, name))
+    for node in reversed(problem.recording.placeholders):
+        yield partial(_without_input, name=node.name)
 
 
 def _without_input(problem: ReductionProblem, name: str) -> Candidate | None:
@@ -127,11 +139,12 @@ def _without_input(problem: ReductionProblem, name: str) -> Candidate | None:
     )
 
 
-def drop_elements(problem: ReductionProblem) -> None:
+def drop_elements(problem: ReductionProblem) -> Iterator[None]:
     """Try lists that a call takes beside each other without the same elements of each: half of them, then less and less.
 
     Cost: none without such a call, else about ``log2(length)`` where no element matters.
     """
+    yield None
     lists = [nested.tensor_lists(node, problem.recording.facts) for node in problem.best.calls]
     for length in sorted({one for each in lists for one in each if each.count(one) > 1}, reverse=True):
         chunk = length // 2
@@ -147,36 +160,45 @@ def drop_elements(problem: ReductionProblem) -> None:
             chunk //= 2
 
 
-def merge_alike_inputs(problem: ReductionProblem) -> None:
+def merge_alike_inputs(problem: ReductionProblem) -> Iterator[GraphEdit]:
     """Try with one input for all of the same shape and dtype, where one call is left. Cost: one
     call, none where no two are alike.
 
     In a larger graph, equal inputs could become the cause, and the calls that had been it could go.
     """
-    if len(problem.best.calls) > 1:
-        return
+    yield _with_alike_inputs_merged
+
+
+def _with_alike_inputs_merged(problem: ReductionProblem) -> Candidate | None:
     best, values = problem.best, problem.recording.input_of
     first: dict[Hashable, fx.Node] = {}
     stand_ins: dict[fx.Node, fx.Node] = {}
-    for node in problem.recording.placeholders:
+    for node in problem.recording.placeholders if len(best.calls) == 1 else ():
         if isinstance(values[node], torch.Tensor):
             kept = first.setdefault(fact_of(values[node]).like, node)
             if kept is not node:
                 stand_ins[node] = kept
+    if not stand_ins:
+        return None
     left = [index for index, node in enumerate(problem.recording.placeholders) if node not in stand_ins]
-    if stand_ins:
-        graph = OwnGraph(pieces.rewritten(best.graph_module, stand_ins=stand_ins))
-        inputs, tokens = (tuple(of[index] for index in left) for of in (best.inputs, best.tokens))
-        problem.consider(Candidate(graph, inputs, tokens, epoch=best.epoch, variant=None))
+    inputs, tokens = (tuple(of[index] for index in left) for of in (best.inputs, best.tokens))
+    merged = pieces.rewritten(best.graph_module, stand_ins=stand_ins)
+    return Candidate(merged, inputs, tokens, epoch=best.epoch)
 
 
-def inline_branches(problem: ReductionProblem) -> None:
+def inline_branches(problem: ReductionProblem) -> Iterator[GraphEdit]:
     """Try each nested graph in the place of the op that runs it. Cost: one call for each nested graph."""
-    for name in [node.name for node in nested.holders(problem.best.graph_module)]:
-        for node in [node for node in nested.holders(problem.best.graph_module) if node.name == name]:
-            for path, _ in nested.branches(node):
-                if problem.consider(_edited(problem, nested.inlined(problem.best.graph_module, node, path))):
-                    break
+    for node in nested.holders(problem.best.graph_module):
+        for path, _ in nested.branches(node):
+            yield partial(_inlined, name=node.name, path=path)
+
+
+def _inlined(problem: ReductionProblem, name: str, path: str) -> Candidate | None:
+    whole = problem.best.graph_module
+    node = next((node for node in nested.holders(whole) if node.name == name), None)
+    if node is None or path not in dict(nested.branches(node)):
+        return None
+    return _edited(problem, nested.inlined(whole, node, path))
 
 
 def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> Candidate | None:
@@ -193,28 +215,27 @@ def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> C
             tokens.append(token)
         else:
             graph.erase_node(node)
-    return Candidate(
-        OwnGraph(graph_module), tuple(inputs), tuple(tokens), epoch=problem.best.epoch, variant=None
-    )
+    return Candidate(graph_module, tuple(inputs), tuple(tokens), epoch=problem.best.epoch)
 
 
-def drop_nested_nodes(problem: ReductionProblem) -> None:
+def drop_nested_nodes(problem: ReductionProblem) -> Iterator[GraphEdit]:
     """Try to put a same-shaped value in the place of each node of a nested graph, last first.
 
     First without its settings of grad mode. Cost: one call for each such value, and one. A nested
-    graph cannot get new inputs, so only values inside it will do.
+    graph cannot get new inputs, so only values inside it will do: what a node takes, and the inputs.
     """
-    for route in _routes(problem)[1:]:
-        if branch := nested.nested_graph_at(problem.best.graph_module, route):
-            problem.consider(_with_level(problem, route, nested.without_grad_modes(branch)))
+    for route in [route for route, _ in nested.all_graphs(problem.best.graph_module)][1:]:
+        yield partial(_without_inner_modes, route=route)
         branch = nested.nested_graph_at(problem.best.graph_module, route)
-        calls = [inner.name for inner in branch.graph.nodes if is_call(inner)] if branch else []
-        for inner in reversed(calls):
-            _bypass_inner(problem, route, inner)
+        for node in reversed(list(branch.graph.nodes) if branch else []):
+            inputs = branch.graph.find_nodes(op="placeholder") if branch and is_call(node) else ()
+            for source in dict.fromkeys([*node.all_input_nodes, *inputs]) if inputs else ():
+                yield partial(_without_inner_node, route=route, name=node.name, by=source.name)
 
 
-def _routes(problem: ReductionProblem) -> list[nested.Route]:
-    return [route for route, _ in nested.all_graphs(problem.best.graph_module)]
+def _without_inner_modes(problem: ReductionProblem, route: nested.Route) -> Candidate | None:
+    branch = nested.nested_graph_at(problem.best.graph_module, route)
+    return _with_level(problem, route, nested.without_grad_modes(branch)) if branch else None
 
 
 def _with_level(
@@ -225,21 +246,21 @@ def _with_level(
     return _edited(problem, nested.with_level(problem.best.graph_module, route, graph_module))
 
 
-def _bypass_inner(problem: ReductionProblem, route: nested.Route, inner: str) -> None:
-    """Try each value of the shape of the node ``inner`` that is there before it: what it takes, and the inputs."""
+def _without_inner_node(
+    problem: ReductionProblem, route: nested.Route, name: str, by: str
+) -> Candidate | None:
     recording = _recording_at(problem, route)
-    node = next((node for node in recording.nodes if node.name == inner), None) if recording else None
-    if recording is None or node is None:
-        return
-    for source in dict.fromkeys([*node.all_input_nodes, *recording.placeholders]):
-        if not alike(recording.facts, source, node):
-            continue
-        fewer = nested.without_node(recording.graph_module, node, source)
-        candidate = _with_level(problem, route, fewer)
-        if candidate is None or not problem.keeps_contracts(candidate):
-            continue
-        if _runs_by_itself(problem, route, fewer) and problem.consider(candidate):
-            return
+    named = {node.name: node for node in recording.nodes} if recording else {}
+    if recording is None or name not in named or by not in named:
+        return None
+    node, source = named[name], named[by]
+    if not alike(recording.facts, source, node):
+        return None
+    fewer = nested.without_node(recording.graph_module, node, source)
+    candidate = _with_level(problem, route, fewer)
+    if candidate is None or not problem.keeps_contracts(candidate):
+        return None
+    return candidate if _runs_by_itself(problem, route, fewer) else None
 
 
 def _runs_by_itself(problem: ReductionProblem, route: nested.Route, inner: fx.GraphModule) -> bool:

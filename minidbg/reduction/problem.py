@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
+import itertools
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from minidbg.core.errors import NotReproduced
+from minidbg.core.outcome import Verdict
 from minidbg.fx.edit import extract
 from minidbg.fx.effects import FactType, is_call, tensors_in
 from minidbg.fx.mutation import broken_contracts
@@ -20,24 +21,20 @@ from minidbg.fx.nested import Arguments
 from minidbg.fx.pieces import CannotExtract
 from minidbg.fx.record import EagerFailure, ModeContext, Recording, runs_in_eager
 from minidbg.judge.suspects import Suspects
-from minidbg.reduction.candidate import (
-    AskGraph,
-    AskTogether,
-    BudgetSpent,
-    Candidate,
-    OracleAnswer,
-    OwnGraph,
-)
+from minidbg.reduction.candidate import SHOWN, BudgetSpent, Candidate
 from minidbg.reduction.result import UNLIMITED, Limits
 from minidbg.torch_internals.devices import devices_of
 
 MOST_STEPS = 4
 """Accepted candidates that are kept: each holds recorded values."""
 FEW_CALLS = 16
-"""Calls up to which it is looked whether a candidate's results are as full, and what is asked next is found out."""
+"""Calls up to which it is looked whether a candidate's results are as full."""
 
-WORTH_LOOKING_AHEAD_S = 0.5
-"""Seconds of a question from which on it pays to find out what comes after it."""
+BATCH = 4
+"""Edits that are drawn from the passes at once, always: what a pass sees when it goes on, and so
+the result, is the same for any number of jobs and any speed."""
+WORTH_ASKING_BESIDE_S = 0.5
+"""Seconds of a question from which on it pays to ask what comes after it at the same time."""
 MOST_BYTES_AHEAD = 256 << 20
 """Of a question's inputs: two at the same time take twice the memory."""
 
@@ -46,41 +43,35 @@ TELLING = ("nodes", "bypass", "inputs", "outputs")
 most about a failure first."""
 
 
-def _text(value: Any) -> str:
-    if value is True:
-        return "True"
-    return str(sorted(map(str, value.items() if isinstance(value, Mapping) else value)))
-
-
-Pass: TypeAlias = Callable[["ReductionProblem"], None]
-Foresee: TypeAlias = Callable[["ReductionProblem", Candidate, int], Iterable[Candidate]]
-"""Of a problem and a question at most so many that come after it."""
+Oracle: TypeAlias = Callable[[Sequence[Candidate]], Sequence[Verdict]]
+"""The verdict on each candidate, all asked at the same time."""
+GraphEdit: TypeAlias = Callable[["ReductionProblem"], Candidate | None]
+Pass: TypeAlias = Callable[["ReductionProblem"], Iterator[GraphEdit | None]]
 OnProgress: TypeAlias = Callable[[str, int], None]
 """Hears the phase and the nodes of the smallest candidate that fails."""
 
 
 @dataclass(slots=True)
 class ReductionProblem:
-    """What a reduction pass works on. A pass is a function of a problem and returns nothing.
+    """What a reduction pass works on. A pass is a function of a problem that yields edits.
 
     Writing a pass:
 
-    - Look at ``problem.best`` (or at ``problem.recording``, the values inside it) and build a
-      smaller ``Candidate``, most often with ``fx.edit.extract``. Then call
-      ``problem.consider(candidate)``. If it returns True, the candidate fails in the same way, and
-      it is ``problem.best`` now when it is smaller: read ``problem.best`` again, since the nodes
-      you hold belong to the one before. Names of nodes stay.
-    - ``consider`` judges, remembers and counts. A candidate seen before, one that cannot run in
-      eager and one without any call cost nothing, so a pass need not avoid them. Whether a
-      candidate makes progress is decided by its ``size``.
+    - Look at ``problem.best`` (or at ``problem.recording``, the values inside it) and yield edits.
+      An edit builds a smaller ``Candidate`` from whatever is ``best`` when it is called, most often
+      with ``problem.extract``, and gives None where what it is about has gone: names of nodes stay.
+      ``run_passes`` asks; some edits are drawn before the first of them is asked.
+    - Where the next question follows from an answer, yield None: what was drawn is answered then.
+      After it, call ``problem.consider(candidate)``. If it returns True, the candidate fails in the
+      same way, and it is ``problem.best`` now when it is smaller.
+    - A candidate seen before, one that cannot run in eager and one without any call cost nothing,
+      so a pass need not avoid them. Whether a candidate makes progress is decided by its ``size``.
     - A pass need not run to a fixed point: the driver repeats the passes until none of them changes ``best``.
     - A pass must be deterministic and must not catch ``BudgetSpent`` or ``KeyboardInterrupt``.
-    - ``presumed_passing`` says that a set of nodes has probably no chance, because a larger one
-      passed. That is a reason to look elsewhere first, never a proof: only ``consider`` proves.
     """
 
     best: Candidate
-    ask: AskGraph
+    ask: Oracle
     limits: Limits = UNLIMITED
     on_progress: OnProgress = lambda phase, nodes: None
     whole_is_known: bool = True
@@ -104,17 +95,13 @@ class ReductionProblem:
     """The nodes that the frames of the failure of ``best`` held, as far as that is known; innermost frame first."""
     followed: Suspects = ()
     """What was asked of them."""
-    ask_together: AskTogether | None = None
-    """Answers ``limits.jobs`` questions in the time of one."""
-    foresee: Foresee | None = None
-    """What will be asked after a question, as long as each passes: asked together with it."""
     on_phase: Callable[[str], object] = str
     """Hears the name of each phase as it begins."""
     phase: str = "reduce"
     oracle_calls: int = 0
     steps: list[Candidate] = field(default_factory=list)
     """The last accepted candidates, largest first."""
-    latest: tuple[tuple[OracleAnswer, float], ...] = ()
+    latest: tuple[tuple[Verdict, float], ...] = ()
     """The last two answers, each with the seconds that it took."""
     neighbour: Candidate | None = None
     """A candidate one step smaller than ``best`` that passed; of several, one of the most telling phase."""
@@ -127,14 +114,11 @@ class ReductionProblem:
     """Arguments of calls that were made plainer, by call and place, each with a function that puts the original back."""
     keeps_arguments: bool = False
     """Whether arguments must stay as they are: a plainer one had become the cause of the failure."""
-    _known: dict[Hashable, OracleAnswer] = field(default_factory=dict)
-    _ahead: dict[str, tuple[OracleAnswer, float]] = field(default_factory=dict)
+    _known: dict[str, Verdict] = field(default_factory=dict)
+    _ahead: dict[str, tuple[Verdict, float]] = field(default_factory=dict)
     """Answers to what no pass has asked yet, with their seconds: they count once it does."""
-    _passing: list[int] = field(default_factory=list)
-    _bits: dict[str, int] = field(default_factory=dict)
+    _passing: list[Set[str]] = field(default_factory=list)
     _recording: tuple[Candidate, Recording] | None = None
-    _answer_to: Callable[[Candidate], OracleAnswer] | None = None
-    """Who is asked in an imagined copy."""
     _started: float = field(default_factory=time.monotonic)
     _whole: Candidate = field(init=False)
     _broken: frozenset[tuple[str, str]] = field(init=False)
@@ -165,6 +149,7 @@ class ReductionProblem:
         ``how`` goes to ``fx.edit.extract``. None when a value that it needs cannot be recorded.
         """
         base, recording = out_of or (self.best, self.recording)
+        by_names = not how
         how.setdefault("passed_through", self.keep_passed_through)
         how.setdefault("returns_writes", not self.fails_in_inputs)
         try:
@@ -176,9 +161,7 @@ class ReductionProblem:
             known[node] if node in known and not writes else ("value", base.epoch, node.name, writes, path)
             for node, writes, path in piece.origins
         )
-        variant = " ".join(f"{name}={_text(value)}" for name, value in how.items() if value)
-        graph = OwnGraph(piece.graph_module, piece.rebuild)
-        return Candidate(graph, piece.inputs, tokens, piece.faithful, base.epoch, variant)
+        return Candidate(piece.graph_module, piece.inputs, tokens, piece.faithful, base.epoch, by_names)
 
     def consider(self, candidate: Candidate | None) -> bool:
         """Whether ``candidate`` fails in the same way; it becomes ``best`` if it is smaller than it.
@@ -187,82 +170,72 @@ class ReductionProblem:
         """
         if candidate is None or not self._is_something(candidate):
             return False
-        return self.answer(candidate) is OracleAnswer.INTERESTING
+        return self.answer(candidate) in SHOWN
 
     def _is_something(self, candidate: Candidate) -> bool:
         calls, _, outputs, *_ = candidate.size
         return calls > 0 or (self.allow_no_calls and outputs > 0)
 
-    def answer(self, candidate: Candidate) -> OracleAnswer:
-        """The oracle's answer for ``candidate``, from memory where it is there."""
-        key = candidate.key
-        size = candidate.size
-        if key not in self._known:
-            self._known[key] = self._judge(candidate, key)
-        answer = self._known[key]
-        if answer is OracleAnswer.INTERESTING and self._is_smaller(candidate, size):
-            self._accept(candidate, key)
-        return answer
+    def answer(self, candidate: Candidate) -> Verdict:
+        """The verdict on ``candidate``, from memory where it is there."""
+        if candidate.key not in self._known:
+            self._known[candidate.key] = self._judge(candidate)
+        verdict = self._known[candidate.key]
+        if verdict in SHOWN and self._is_smaller(candidate, candidate.size):
+            self._accept(candidate)
+        return verdict
 
-    def ask_ahead(self, candidates: Iterable[Candidate | None]) -> None:
-        """Have the next questions answered together, where several workers are there.
+    def _judge(self, candidate: Candidate) -> Verdict:
+        """INVALID where eager refuses the candidate; else the oracle's answer, which counts now,
+        also where it came ahead."""
+        if candidate.key not in self._ahead:
+            if not self.is_valid(candidate):
+                return Verdict.INVALID
+            self._ask([candidate])
+        self._check_budget()
+        verdict, seconds = self._ahead.pop(candidate.key)
+        self._note(candidate, verdict, seconds)
+        return verdict
 
-        ``candidates`` are what the pass will ask one after the other as long as each passes.
-        Answers are only remembered: what the pass does with them, and so the result, is the same
-        with one worker and with many.
-        """
-        if not self._may_ask_together(self.best):
-            return
-        fresh: dict[str, Candidate] = {}
-        for candidate in candidates:
-            if candidate is None or not self._is_something(candidate) or not self.is_valid(candidate):
-                continue
-            if candidate.key not in self._known and candidate.key not in self._ahead:
-                fresh[candidate.key] = candidate
-            if len(fresh) == self.limits.jobs:
-                break
-        if len(fresh) > 1:
-            self._check_budget()
-            self._ask_together(list(fresh.values()))
-
-    def _ask_together(self, candidates: Sequence[Candidate]) -> None:
-        assert self.ask_together is not None
+    def _ask(self, candidates: Sequence[Candidate]) -> None:
+        self._check_budget()
         began = time.monotonic()
-        answers = self.ask_together([(one.graph.give_away(), one.inputs) for one in candidates])
-        seconds = time.monotonic() - began
-        for candidate, answer in zip(candidates, answers, strict=True):
-            self._ahead[candidate.key] = answer, seconds
-
-    def _ask_oracle(self, candidate: Candidate) -> tuple[OracleAnswer, float]:
-        """Ask the oracle: its answer, and the seconds that it took. What will be asked next is
-        asked with it, where that saves time and costs little memory."""
-        began = time.monotonic()
-        if self._may_look_ahead(candidate):
-            assert self.foresee is not None
-            if following := self.foresee(self, candidate, self.limits.jobs - 1):
-                self._ask_together([candidate, *following])
-                return self._ahead.pop(candidate.key)
         # one that fails half-way leaves its mode behind
         with torch.set_grad_enabled(torch.is_grad_enabled()):
-            answer = self.ask(candidate.graph.give_away(), candidate.inputs)
-        return answer, time.monotonic() - began
+            verdicts = self.ask(candidates)
+        seconds = time.monotonic() - began
+        keys = (candidate.key for candidate in candidates)
+        self._ahead |= {key: (verdict, seconds) for key, verdict in zip(keys, verdicts, strict=True)}
 
-    def _may_look_ahead(self, candidate: Candidate) -> bool:
-        """Whether questions take so long that it pays, and what comes next is soon found out."""
-        if self.foresee is None:
-            return False
-        if not self.latest or self.latest[-1][1] < WORTH_LOOKING_AHEAD_S:
-            return False
-        if [answer for answer, _ in self.latest] == [OracleAnswer.INTERESTING] * 2:
-            return False  # one that fails makes what comes after it another question
-        return len(candidate.calls) <= FEW_CALLS and self._may_ask_together(candidate)
+    def ask_beside(self, edits: Iterable[GraphEdit | None]) -> None:
+        """Ask the first of ``edits`` together with what comes after it, where that saves time and
+        costs little memory: as many as there are jobs, and none beyond a None."""
+        if not self._may_ask_beside():
+            return
+        fresh: dict[str, Candidate] = {}
+        for edit in edits:
+            candidate = edit(self) if edit else None
+            is_new = candidate is not None and candidate.key not in self._known.keys() | self._ahead.keys()
+            if (
+                candidate is not None
+                and is_new
+                and self._is_something(candidate)
+                and self.is_valid(candidate)
+            ):
+                fresh[candidate.key] = candidate
+            if edit is None or not fresh or len(fresh) == self.limits.jobs:
+                break
+        if len(fresh) > 1:
+            self._ask(list(fresh.values()))
 
-    def _may_ask_together(self, candidate: Candidate) -> bool:
-        """Whether there is room for two, and nobody counts."""
-        small = sum(candidate.storages.values()) <= MOST_BYTES_AHEAD
-        return (
-            self.limits.jobs > 1 and self.ask_together is not None and small and self.limits.max_calls is None
-        )
+    def _may_ask_beside(self) -> bool:
+        """Whether questions take so long that it pays, there is room for two, and nobody counts."""
+        if self.limits.jobs == 1 or self.limits.max_calls is not None or not self.latest:
+            return False
+        is_worth = self.latest[-1][1] >= WORTH_ASKING_BESIDE_S
+        # one that fails makes what comes after it another question
+        have_failed = len(self.latest) == 2 and all(verdict in SHOWN for verdict, _ in self.latest)
+        return is_worth and not have_failed and sum(self.best.storages.values()) <= MOST_BYTES_AHEAD
 
     def is_valid(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` runs in eager; costs no run.
@@ -298,38 +271,12 @@ class ReductionProblem:
             return size < self.best.size
         return self.plainness(candidate) < self.plainness(self.best)
 
-    def _judge(self, candidate: Candidate, key: str) -> OracleAnswer:
-        """INVALID where eager refuses the candidate; else ask the oracle, where its answer did not
-        come ahead, and count the call."""
-        if not self.is_valid(candidate):
-            return OracleAnswer.INVALID
-        if self._answer_to is not None:
-            return self._answer_to(candidate)
-        self._check_budget()
-        answer, seconds = self._ahead.pop(key) if key in self._ahead else self._ask_oracle(candidate)
-        self._note(candidate, answer, seconds)
-        return answer
-
-    def answered_ahead(self, candidate: Candidate) -> OracleAnswer | None:
-        answer, _ = self._ahead.get(candidate.key, (None, 0.0))
-        return answer
-
-    def imagined(self, answer: Callable[[Candidate], OracleAnswer]) -> ReductionProblem:
-        """A copy whose questions ``answer`` is asked, and of which nobody else hears."""
-        twin = copy.copy(self)
-        twin._known, twin._ahead, twin._bits = dict(self._known), {}, dict(self._bits)
-        twin._passing, twin.steps = list(self._passing), list(self.steps)
-        twin.settled_sizes, twin.limits = dict(self.settled_sizes), UNLIMITED
-        twin.rewritten = dict(self.rewritten)
-        twin._answer_to = answer
-        return twin
-
-    def _note(self, candidate: Candidate, answer: OracleAnswer, seconds: float) -> None:
+    def _note(self, candidate: Candidate, verdict: Verdict, seconds: float) -> None:
         self.oracle_calls += 1
-        size, self.latest = candidate.size, (*self.latest[-1:], (answer, seconds))
-        if answer is OracleAnswer.NOT and self.phase in TELLING[: self.neighbour_rank + 1]:
+        size, self.latest = candidate.size, (*self.latest[-1:], (verdict, seconds))
+        if verdict is Verdict.GONE and self.phase in TELLING[: self.neighbour_rank + 1]:
             self.neighbour, self.neighbour_rank = candidate, TELLING.index(self.phase)
-        improved = answer is OracleAnswer.INTERESTING and self._is_smaller(candidate, size)
+        improved = verdict in SHOWN and self._is_smaller(candidate, size)
         self.on_progress(self.phase, (size if improved else self.best.size)[0])
 
     def begin_phase(self, name: str) -> None:
@@ -341,13 +288,10 @@ class ReductionProblem:
         if self.elapsed() >= self.limits.seconds or (limit is not None and self.oracle_calls >= limit):
             raise BudgetSpent
 
-    def _accept(self, candidate: Candidate, key: str) -> None:
-        epoch = candidate.epoch if candidate.faithful else key
+    def _accept(self, candidate: Candidate) -> None:
+        epoch = candidate.epoch if candidate.faithful else candidate.key
         self.best = replace(candidate, epoch=epoch)
-        self.best.graph.module()  # made now: until then it would keep an older recording alive
-        self.steps.append(self.best)
-        if self._answer_to is None:
-            del self.steps[:-MOST_STEPS]
+        self.steps = [*self.steps, self.best][-MOST_STEPS:]
         self.neighbour, self.neighbour_rank = None, len(TELLING)
 
     def go_back_to(self, earlier: Candidate) -> None:
@@ -367,7 +311,7 @@ class ReductionProblem:
         """
         if self.steps or (self.whole_is_known and not doubtful):
             return
-        if self.answer(self.best) is not OracleAnswer.INTERESTING:
+        if self.answer(self.best) not in SHOWN:
             raise NotReproduced(
                 "nothing to reduce: the interestingness test says that the whole graph does not fail. "
                 "Call it with the graph and inputs given to see why"
@@ -376,22 +320,37 @@ class ReductionProblem:
 
     # --- sets of nodes: what larger answers say about smaller ones ---
 
-    def bits(self, nodes: Iterable[fx.Node]) -> int:
-        """The set of these nodes' names as bits of one number."""
-        names = dict.fromkeys(node.name for node in nodes)
-        return sum(1 << self._bits.setdefault(name, len(self._bits)) for name in names)
-
-    def presumed_passing(self, mask: int) -> bool:
-        """Whether a superset of these nodes was seen to pass."""
-        return any(mask & ~passing == 0 for passing in self._passing)
+    def presumed_passing(self, names: Set[str]) -> bool:
+        """Whether a superset of these nodes was seen to pass. A reason to look elsewhere first, never a proof."""
+        return any(names <= passing for passing in self._passing)
 
     def begin_round(self) -> None:
         """Look at ``best`` as at a new whole; answers are remembered, nothing is presumed."""
         self._passing.clear()
         self.keep_passed_through = False
 
-    def remember_passing(self, mask: int) -> None:
-        self._passing.append(mask)
+    def remember_passing(self, names: Set[str]) -> None:
+        self._passing.append(names)
+
+
+def run_passes(problem: ReductionProblem, passes: Iterable[tuple[str, Pass]]) -> None:
+    """Consider the edits of the passes in order, across their ends."""
+    edits = ((name, edit) for name, reduction_pass in passes for edit in reduction_pass(problem))
+    while batch := list(_drawn(edits)):
+        while batch:
+            problem.ask_beside(edit for _, edit in batch)
+            name, edit = batch.pop(0)
+            problem.begin_phase(name)
+            if edit is not None:
+                problem.consider(edit(problem))
+
+
+def _drawn(edits: Iterator[tuple[str, GraphEdit | None]]) -> Iterator[tuple[str, GraphEdit | None]]:
+    """The next ``BATCH`` edits, or fewer up to a None."""
+    for drawn in itertools.islice(edits, BATCH):
+        yield drawn
+        if drawn[1] is None:
+            return
 
 
 def is_as_full(before: Recording, after: Recording) -> bool:

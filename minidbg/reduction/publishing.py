@@ -22,7 +22,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import tensors_in
 from minidbg.fx.ranks import on_its_rank, what_was_needed
-from minidbg.reduction.candidate import BudgetSpent
+from minidbg.reduction.candidate import SHOWN, BudgetSpent
 from minidbg.reduction.result import ReductionResult
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness
@@ -38,9 +38,6 @@ SAID_CHARACTERS = 500
 
 ROOM_BYTES = 1 << 30
 """Inputs up to which a script may run twice at the same time."""
-
-SHOWN = (Verdict.REPRODUCES, Verdict.FLAKY)
-"""Verdicts of a script that shows its failure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
-from torch import fx
 
 from minidbg import backends, oracle, repro, torch_internals, workers
 from minidbg.codegen.size import call_nodes
@@ -28,7 +27,7 @@ from minidbg.core import foreign
 from minidbg.core.deadline import Deadline
 from minidbg.core.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
 from minidbg.core.files import LOG_LIMIT_BYTES, read_regular, replace_file
-from minidbg.core.outcome import Outcome, Verdict
+from minidbg.core.outcome import Verdict
 from minidbg.core.run_spec import LOST, STAND_IN_NOTE, CallPath, CompilerFn, Level
 from minidbg.core.text import display_path, plural
 from minidbg.fx.case import Case
@@ -37,9 +36,8 @@ from minidbg.judge import run
 from minidbg.judge.compare import margin_for
 from minidbg.oracle.execute import ANOTHER_GRAPH
 from minidbg.reduction import context_passes, core
-from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
+from minidbg.reduction.candidate import SHOWN, BudgetSpent, Candidate
 from minidbg.reduction.publishing import (
-    SHOWN,
     VERIFY_SECONDS,
     Reduced,
     publish_first_that_fails,
@@ -47,7 +45,6 @@ from minidbg.reduction.publishing import (
 )
 from minidbg.reduction.result import Limits, Listener, Progress, ReductionResult, on_stream, silent
 from minidbg.reduction.session import (
-    ANSWERS,
     BEST_FILE,
     RUNS_OF_WHOLE,
     Reliability,
@@ -296,7 +293,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     calls = (case.with_spec(call=call) for call in (case.spec.call, *others))
     for candidate in filter(None, [*calls, on_its_rank(case)]):
         outcome = session.ask(candidate)
-        if ANSWERS[outcome.verdict] is OracleAnswer.INTERESTING:
+        if outcome.verdict in SHOWN:
             if candidate.backend is not case.backend:
                 session.others.clear()  # what a backend says that finds no ranks is no failure of it
             if outcome.signature is not None and case.signature is None:
@@ -351,20 +348,15 @@ def reduce_graph_of(case: Case, session: Session, *, believed: bool = False) -> 
     start = call_nodes(case.graph_module)
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
 
-    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
-        asked = case.with_graph(graph_module, tuple(inputs))
-        return answer_of(asked, session.ask(asked))
-
-    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[OracleAnswer]:
-        cases = [case.with_graph(graph_module, inputs) for graph_module, inputs in questions]
-        return list(map(answer_of, cases, session.ask_together(cases)))
-
-    def answer_of(asked: Case, outcome: Outcome) -> OracleAnswer:
+    def ask(candidates: Sequence[Candidate]) -> list[Verdict]:
         nonlocal strays
-        strays += outcome.reason.startswith((ANOTHER_GRAPH, run.NOT_CALLED))
-        if believed and strays == STRAYS and session.best is None:
-            raise NotReproduced("torch.compile takes none of it as it is", outcome)
-        return ANSWERS[outcome.verdict]
+        asked = [case.with_graph(candidate.graph_module, candidate.inputs) for candidate in candidates]
+        outcomes = session.ask_together(asked) if len(asked) > 1 else [session.ask(asked[0])]
+        for outcome in outcomes:
+            strays += outcome.reason.startswith((ANOTHER_GRAPH, run.NOT_CALLED))
+            if believed and strays == STRAYS and session.best is None:
+                raise NotReproduced("torch.compile takes none of it as it is", outcome)
+        return [outcome.verdict for outcome in outcomes]
 
     reduced = core.reduce_graph(
         case.graph_module,
@@ -375,7 +367,6 @@ def reduce_graph_of(case: Case, session: Session, *, believed: bool = False) -> 
         limits=session.limits_left() if may_run_together(case) else replace(session.limits_left(), jobs=1),
         on_progress=lambda phase, nodes: session.tell(phase, nodes, start),
         on_phase=session.begin,
-        ask_together=ask_together,
         simplify=True,
         is_deadly=case.spec.traits.dies,
         fails_when_it_runs=case.spec.traits.raises_when_run,

@@ -44,7 +44,7 @@ class Limits:
         return self if self.due is not None else replace(self, due=time.monotonic() + self.seconds)
 
 
-UNLIMITED = Limits(seconds=math.inf)
+UNLIMITED = Limits(seconds=math.inf, jobs=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import tensors_in
 from minidbg.judge.suspects import Suspects
-from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
+from minidbg.reduction.candidate import SHOWN, BudgetSpent
 from minidbg.reduction.problem import MOST_BYTES_AHEAD
 from minidbg.reduction.result import Limits, Listener, Progress, silent
 from minidbg.torch_internals.devices import devices_of
@@ -38,17 +38,6 @@ PROGRAM_PHASES = (
     "reduce", "frames", "suspects", "islands", "bisect", "chunks", "outputs", "nodes", "reliability"
 )  # fmt: skip
 """Phases whose candidates are calls of the program on values that it had: no other's failures are its own."""
-
-ANSWERS: Mapping[Verdict, OracleAnswer] = {
-    Verdict.REPRODUCES: OracleAnswer.INTERESTING,
-    Verdict.FLAKY: OracleAnswer.INTERESTING,
-    Verdict.CHANGED: OracleAnswer.OTHER,
-    Verdict.CRASHED: OracleAnswer.OTHER,
-    Verdict.TIMEOUT: OracleAnswer.OTHER,
-    Verdict.GONE: OracleAnswer.NOT,
-    Verdict.SKIPPED: OracleAnswer.INVALID,
-    Verdict.INVALID: OracleAnswer.INVALID,
-}
 
 
 def is_another(seen: Signature | None, expected: Signature | None) -> bool:
@@ -153,7 +142,7 @@ class Session:
         """
         for _ in range(self.repeats):
             (outcome,) = self.ask_together([case])
-            if ANSWERS[outcome.verdict] is not OracleAnswer.NOT:
+            if outcome.verdict is not Verdict.GONE:
                 break
         return outcome
 
@@ -215,16 +204,17 @@ class Session:
     def learn(self, case: Case, outcome: Outcome) -> None:
         if outcome.verdict is Verdict.TIMEOUT:
             self.too_slow_nodes = call_nodes(case.graph_module)
-        answer = ANSWERS[outcome.verdict]
-        if answer is OracleAnswer.INTERESTING:
+        shows = outcome.verdict in SHOWN
+        if shows:
             self.last_shown = outcome
             self.is_made_up |= self.phase not in PROGRAM_PHASES
-        if answer is OracleAnswer.INTERESTING and self.is_smaller(case):
+        if shows and self.is_smaller(case):
             self.best, self.suspects = case, outcome.suspects or self.suspects
             if self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
         is_of_program = self.phase in PROGRAM_PHASES and not self.is_made_up
-        if answer is OracleAnswer.OTHER and is_of_program and is_another(outcome.signature, case.signature):
+        is_other = outcome.verdict.exit_status == Verdict.CHANGED.exit_status
+        if is_other and is_of_program and is_another(outcome.signature, case.signature):
             assert outcome.signature is not None
             self.others.setdefault(str(outcome.signature.to_table()), (case, outcome))
 
@@ -251,7 +241,7 @@ class Session:
     def fails_the_same(self, case: Case) -> bool:
         """Whether a run shows the case's own failure; where no time is left for one, none did."""
         try:
-            return ANSWERS[self.ask(case).verdict] is OracleAnswer.INTERESTING
+            return self.ask(case).verdict in SHOWN
         except BudgetSpent:
             return False
 
@@ -316,11 +306,10 @@ def measured(case: Case, session: Session, *, failed: int, runs: int, more: int)
     together = min(2, session.limits.jobs) if may_run_together(case) else 1
     for begun in range(0, more, together):
         outcomes = session.ask_together([case] * min(together, more - begun))
-        answers = [ANSWERS[outcome.verdict] for outcome in outcomes]
-        if OracleAnswer.INVALID in answers:
+        if any(outcome.verdict.exit_status == Verdict.INVALID.exit_status for outcome in outcomes):
             break
-        runs += len(answers)
-        failed += answers.count(OracleAnswer.INTERESTING)
+        runs += len(outcomes)
+        failed += sum(outcome.verdict in SHOWN for outcome in outcomes)
     return Reliability(failed, runs)
 
 

@@ -6,19 +6,23 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from minidbg import torch_internals
 from minidbg.codegen.subclasses import is_constructed, plain_stand_in
+from minidbg.core.outcome import Verdict
 from minidbg.fx import nested, pieces
 from minidbg.fx.effects import graph_attribute
-from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph, last_that_holds
+from minidbg.reduction.candidate import BudgetSpent, Candidate, last_that_holds
 from minidbg.reduction.edits import merge_alike_inputs
-from minidbg.reduction.problem import ReductionProblem
+from minidbg.reduction.problem import GraphEdit, Pass, ReductionProblem, run_passes
 from minidbg.reduction.result import UNLIMITED
+
+Plainer: TypeAlias = Callable[[Any], Tensor | None]
 
 # --- candidates ---
 
@@ -35,8 +39,7 @@ def with_inputs(
     inputs = tuple(changes.get(index, value) for index, value in enumerate(best.inputs))
     prefix = how if isinstance(how, tuple) else (how,)
     tokens = tuple((*prefix, token) if index in changes else token for index, token in enumerate(best.tokens))
-    graph = OwnGraph(graph_module or best.graph_module)
-    return Candidate(graph, inputs, tokens, epoch=best.epoch, variant=None)
+    return Candidate(graph_module or best.graph_module, inputs, tokens, epoch=best.epoch)
 
 
 def _tensors(problem: ReductionProblem) -> list[tuple[int, Tensor]]:
@@ -72,33 +75,40 @@ def _shapes(candidate: Candidate) -> dict[str, tuple[int, ...]]:
 # --- passes ---
 
 
-def plain_kinds(problem: ReductionProblem) -> None:
+def all_then_each(change: Plainer, inputs: Sequence[Any], how: str) -> Iterator[GraphEdit]:
+    """What ``change`` makes of all inputs, then of each. It gives None for one that stays."""
+    yield partial(_with_plainer, change=change, how=how)
+    for index in [index for index, value in enumerate(inputs) if change(value) is not None]:
+        yield partial(_with_plainer, change=change, how=how, only=index)
+
+
+def _with_plainer(
+    problem: ReductionProblem, change: Plainer, how: str, only: int | None = None
+) -> Candidate | None:
+    values = {index: value for index, value in enumerate(problem.best.inputs) if only in (None, index)}
+    changes = {index: made for index, value in values.items() if (made := change(value)) is not None}
+    return with_inputs(problem, changes, how) if changes else None
+
+
+def plain_kinds(problem: ReductionProblem) -> Iterator[GraphEdit]:
     """Try plain tensors for those of a subclass, local shards for DTensors; all at once, then one by one."""
-    inputs = problem.best.inputs
-    changes = {
-        index: flagged_as(value, plain)
-        for index, value in enumerate(inputs)
-        if is_constructed(value) and (plain := plain_stand_in(value)) is not None
-    }
-    _try_all_then_each(problem, changes, "plain")
+    yield from all_then_each(_of_plain_kind, problem.best.inputs, "plain")
 
 
-def _try_all_then_each(problem: ReductionProblem, changes: Mapping[int, Any], how: str) -> None:
-    if changes and not problem.consider(with_inputs(problem, changes, how)):
-        for index in changes if len(changes) > 1 else ():
-            problem.consider(with_inputs(problem, {index: changes[index]}, how))
+def _of_plain_kind(value: Any) -> Tensor | None:
+    plain = plain_stand_in(value) if is_constructed(value) else None
+    return None if plain is None else flagged_as(value, plain)
 
 
-def lift_attributes(problem: ReductionProblem) -> None:
+def lift_attributes(problem: ReductionProblem) -> Iterator[GraphEdit]:
     """Try inputs in the place of tensors that the graph owns, of all of them or of each. Cost: one
     call where that does not matter.
 
     An input may be made plainer, and is made by one line; what the failure needs as an attribute stays one.
     """
-    paths = list(_attributes(problem.best))
-    if not problem.consider(_lifted(problem, paths)) and len(paths) > 1:
-        for path in paths:
-            problem.consider(_lifted(problem, [path]))
+    yield _lifted
+    for path in _attributes(problem.best):
+        yield partial(_lifted, only=path)
 
 
 def _attributes(candidate: Candidate) -> dict[str, Tensor]:
@@ -107,18 +117,20 @@ def _attributes(candidate: Candidate) -> dict[str, Tensor]:
     return {path: value for path, value in held.items() if isinstance(value, Tensor)}
 
 
-def _lifted(problem: ReductionProblem, paths: Sequence[str]) -> Candidate | None:
+def _lifted(problem: ReductionProblem, only: str = "") -> Candidate | None:
     best, held = problem.best, _attributes(problem.best)
+    paths = [path for path in held if only in ("", path)]
     if not paths:
         return None
-    graph = OwnGraph(pieces.with_attributes_lifted(best.graph_module, paths))
     tokens = (*best.tokens, *(("attribute", best.epoch, path) for path in paths))
     inputs = (*best.inputs, *(held[path] for path in paths))
-    return Candidate(graph, inputs, tokens, epoch=best.epoch, variant=None)
+    lifted = pieces.with_attributes_lifted(best.graph_module, paths)
+    return Candidate(lifted, inputs, tokens, epoch=best.epoch)
 
 
-def drop_arguments(problem: ReductionProblem) -> None:
+def drop_arguments(problem: ReductionProblem) -> Iterator[None]:
     """Try each call with fewer constant arguments, then with plainer ones. Cost: one call for each that eager takes."""
+    yield None
     for propose in (nested.shorter_arguments, nested.simpler_constants):
         for name in [node.name for node in problem.best.calls]:
             while _change_arguments(problem, name, propose):
@@ -147,7 +159,7 @@ def _with_arguments_of(problem: ReductionProblem, changed: Mapping[fx.Node, nest
     return with_inputs(problem, {}, "", graph_module)
 
 
-VANISHED = (OracleAnswer.NOT, OracleAnswer.OTHER)
+VANISHED = (Verdict.GONE.exit_status, Verdict.CHANGED.exit_status)
 
 
 def is_another_cause(problem: ReductionProblem) -> bool:
@@ -160,10 +172,11 @@ def is_another_cause(problem: ReductionProblem) -> bool:
     places = list(problem.rewritten)
     if not places:
         return False
-    answer = problem.answer(_with_originals(problem, places))
-    if answer is OracleAnswer.INVALID:
-        return any(problem.answer(_with_originals(problem, [place])) in VANISHED for place in places)
-    return answer in VANISHED
+    status = problem.answer(_with_originals(problem, places)).exit_status
+    if status == Verdict.INVALID.exit_status:
+        each = [problem.answer(_with_originals(problem, [place])).exit_status for place in places]
+        return any(status in VANISHED for status in each)
+    return status in VANISHED
 
 
 def _with_originals(problem: ReductionProblem, places: Sequence[tuple[str, int | str]]) -> Candidate:
@@ -179,11 +192,12 @@ STEP_SIZES = (1, 2, 4, 8, 16)
 """Sizes that are tried first: most failures do not care, and what needs a multiple of 8 then keeps 8."""
 
 
-def shrink_sizes(problem: ReductionProblem) -> None:
+def shrink_sizes(problem: ReductionProblem) -> Iterator[None]:
     """Make each size that occurs in a shape smaller, everywhere at once.
 
     Cost: one call for a size that does not matter, else about ``log2(size)``, and at most two in each later round.
     """
+    yield None
     least_gain = 2.0 if problem.is_deadly else 32 / 31
     if torch_internals.has_kernel_launch(problem.best.graph_module):  # it would write beyond a smaller tensor
         return
@@ -297,11 +311,11 @@ def indices_within(indices: Tensor, most: int) -> Tensor:
     return inside
 
 
-def plain_dtypes(problem: ReductionProblem) -> None:
+def plain_dtypes(problem: ReductionProblem) -> Iterator[GraphEdit]:
     """Try float32 for each other floating dtype, in inputs and arguments. Cost: one call for each dtype."""
     for dtype in sorted({value.dtype for _, value in _tensors(problem)}, key=str):
         if dtype.is_floating_point and dtype is not torch.float32:
-            problem.consider(_with_dtype(problem, dtype))
+            yield partial(_with_dtype, old=dtype)
 
 
 def _with_dtype(problem: ReductionProblem, old: torch.dtype) -> Candidate:
@@ -314,22 +328,21 @@ def _with_dtype(problem: ReductionProblem, old: torch.dtype) -> Candidate:
     return with_inputs(problem, changes, "float32", graph_module)
 
 
-def plain_tensors(problem: ReductionProblem) -> None:
+def plain_tensors(problem: ReductionProblem) -> Iterator[GraphEdit]:
     """Try inputs without gradients, that are no Parameters, and contiguous; all at once, then one by one."""
-    changing = [(_without_grad, "no grad"), (_contiguous, "contiguous")]
-    if torch_internals.has_kernel_launch(problem.best.graph_module):  # strides are among its arguments
-        changing.pop()
-    for change, how in changing:
-        changes = {index: made for index, value in _tensors(problem) if (made := change(value)) is not None}
-        _try_all_then_each(problem, changes, how)
+    yield from all_then_each(_without_grad, problem.best.inputs, "no grad")
+    if not torch_internals.has_kernel_launch(problem.best.graph_module):  # strides are among its arguments
+        yield from all_then_each(_contiguous, problem.best.inputs, "contiguous")
 
 
-def _without_grad(value: Tensor) -> Tensor | None:
+def _without_grad(value: Any) -> Tensor | None:
+    if not _is_plain(value):
+        return None
     return value.detach() if value.requires_grad or isinstance(value, torch.nn.Parameter) else None
 
 
-def _contiguous(value: Tensor) -> Tensor | None:
-    if _is_plainly_laid(value):
+def _contiguous(value: Any) -> Tensor | None:
+    if not _is_plain(value) or _is_plainly_laid(value):
         return None
     plain = torch.empty(value.shape, dtype=value.dtype, device=value.device).copy_(value.detach())
     return flagged_as(value, plain)
@@ -364,7 +377,7 @@ def plainness(candidate: Candidate) -> tuple[float, ...]:
     )
 
 
-SIMPLIFYING: tuple[tuple[str, Callable[[ReductionProblem], None]], ...] = (
+SIMPLIFYING: tuple[tuple[str, Pass], ...] = (
     ("attributes", lift_attributes),
     ("kinds", plain_kinds),
     ("arguments", drop_arguments),
@@ -376,16 +389,17 @@ SIMPLIFYING: tuple[tuple[str, Callable[[ReductionProblem], None]], ...] = (
 
 # --- all at once ---
 
-OF_INPUTS = (plain_kinds, shrink_sizes, plain_dtypes, plain_tensors)
+OF_INPUTS = tuple(row for row in SIMPLIFYING if row[0] in ("kinds", "sizes", "dtypes", "tensors"))
 """Passes whose changes most failures do not care for, so that all of them together are worth a question."""
 MOST_SIMPLIFIED = 200
 
 
-def simplify_inputs_at_once(problem: ReductionProblem) -> None:
+def simplify_inputs_at_once(problem: ReductionProblem) -> Iterator[None]:
     """Ask for the plainest inputs that eager takes, then for as much of the way there as still fails.
 
     Cost: one call where inputs do not matter, which saves a call for each size and stride; else ``log2(steps)`` more.
     """
+    yield None
     steps = steps_if_nothing_mattered(problem)
     if len(steps) < 2 or problem.consider(steps[-1]):
         return
@@ -396,12 +410,11 @@ def steps_if_nothing_mattered(problem: ReductionProblem) -> list[Candidate]:
     """What those passes would accept one after the other if every candidate failed that runs in eager."""
     optimist = ReductionProblem(
         problem.best,
-        lambda graph_module, inputs: OracleAnswer.INTERESTING,
+        lambda candidates: [Verdict.REPRODUCES] * len(candidates),
         replace(UNLIMITED, max_calls=MOST_SIMPLIFIED),
         around=problem.around,
         plainness=plainness,
     )
     with suppress(BudgetSpent):
-        for simplifying_pass in OF_INPUTS:
-            simplifying_pass(optimist)
+        run_passes(optimist, OF_INPUTS)
     return optimist.steps

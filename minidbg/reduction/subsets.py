@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
+from minidbg.core.outcome import Verdict
 from minidbg.fx.case import Case
 from minidbg.fx.effects import Mode, class_of_call, is_call, mode_of, nesting_levels, op_name
 from minidbg.fx.pieces import is_unpacking
 from minidbg.fx.record import Recording
-from minidbg.reduction.candidate import Candidate, OracleAnswer
+from minidbg.reduction.candidate import SHOWN
 from minidbg.reduction.problem import ReductionProblem
 
 Unit: TypeAlias = tuple[fx.Node, ...]
@@ -36,31 +37,23 @@ class Subsets:
         self.problem = problem
         self.base, self.recording = problem.best, problem.recording
         self.units = units_of(self.recording)
-        self._bits = [problem.bits(unit) for unit in self.units]
 
     def __len__(self) -> int:
         return len(self.units)
 
     def fails(self, chosen: Iterable[int], **how: Any) -> bool:
         """Whether just these units fail in the same way; presumed not, when more than these passed."""
-        chosen = list(chosen)
-        mask = self._mask_of(chosen)
-        if not chosen or (not how and self.problem.presumed_passing(mask)):
+        keep = {node for number in chosen for node in self.units[number]}
+        names = {node.name for node in keep}
+        if not keep or (not how and self.problem.presumed_passing(names)):
             return False
-        candidate = self._candidate(chosen, **how)
+        candidate = self.problem.extract(keep, out_of=(self.base, self.recording), **how)
         if candidate is None or not candidate.calls:
             return False
-        answer = self.problem.answer(candidate)
-        if answer is OracleAnswer.NOT and not how:
-            self.problem.remember_passing(mask)
-        return answer is OracleAnswer.INTERESTING
-
-    def _mask_of(self, chosen: Iterable[int]) -> int:
-        return sum(self._bits[number] for number in set(chosen))
-
-    def _candidate(self, chosen: Iterable[int], **how: Any) -> Candidate | None:
-        keep = {node for number in chosen for node in self.units[number]}
-        return self.problem.extract(keep, out_of=(self.base, self.recording), **how)
+        verdict = self.problem.answer(candidate)
+        if verdict is Verdict.GONE and not how:
+            self.problem.remember_passing(names)
+        return verdict in SHOWN
 
     def links(self, *, both_ways: bool = True) -> list[set[int]]:
         """For each unit those that it takes values from, and ``both_ways`` those that take its own."""
@@ -73,14 +66,6 @@ class Subsets:
                     if both_ways:
                         found[unit_of[source]].add(number)
         return found
-
-    def ask_ahead(self, *several: Sequence[int]) -> None:
-        """Have these subsets, of which the first is asked next and the others perhaps later, answered together."""
-        self.problem.ask_ahead(
-            self._candidate(chosen)
-            for chosen in several
-            if not self.problem.presumed_passing(self._mask_of(chosen))
-        )
 
 
 def units_of(recording: Recording) -> list[Unit]:

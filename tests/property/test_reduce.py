@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,8 +17,10 @@ from torch import fx
 
 from minidbg.codegen.size import canonical_text
 from minidbg.core.errors import NotReproduced
+from minidbg.core.outcome import Verdict
 from minidbg.fx.copying import clone_values
-from minidbg.reduction.core import Minimized, OracleAnswer, minimize, reduce_graph
+from minidbg.reduction.candidate import Candidate
+from minidbg.reduction.core import Minimized, minimize, reduce_graph
 from minidbg.reduction.result import UNLIMITED
 
 SEEDS = range(25)
@@ -96,22 +100,24 @@ def test_simplified_result_still_fails_and_is_no_larger(seed: int) -> None:
 
 @pytest.mark.parametrize("jobs", [2, 5])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_several_workers_give_the_result_of_one(seed: int, jobs: int) -> None:
+def test_several_workers_give_the_result_of_one(
+    seed: int, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph_module, inputs = GraphMaker(seed, calls=5 + seed % 40, writes=seed % 2 == 0).finish()
     fails = random_predicate(seed, graph_module, inputs)
     together: list[int] = []
 
-    def ask(candidate: fx.GraphModule, values: Sequence[Any]) -> OracleAnswer:
-        return OracleAnswer.INTERESTING if fails(candidate, clone_values(values)) else OracleAnswer.NOT
-
-    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[OracleAnswer]:
-        together.append(len(questions))
-        return [ask(*question) for question in questions]
+    def ask(candidates: Sequence[Candidate]) -> list[Verdict]:
+        together.append(len(candidates))
+        failed = [fails(copy.deepcopy(one.graph_module), clone_values(one.inputs)) for one in candidates]
+        return [Verdict.REPRODUCES if one else Verdict.GONE for one in failed]
 
     alone = reduce_graph(graph_module, inputs, ask)
-    many = reduce_graph(
-        graph_module, inputs, ask, ask_together=ask_together, limits=replace(UNLIMITED, jobs=jobs)
-    )
+    assert set(together) == {1}
+    monkeypatch.setattr(time, "monotonic", itertools.count().__next__)  # each question takes a second
+    many = reduce_graph(graph_module, inputs, ask, limits=replace(UNLIMITED, jobs=jobs))
+    monkeypatch.undo()
     assert canonical_text(many.graph_module) == canonical_text(alone.graph_module)
     assert many.certified
-    assert all(1 < number <= jobs for number in together)
+    assert many.oracle_calls == alone.oracle_calls
+    assert max(together) <= jobs

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg.reduction.candidate import OracleAnswer
+from minidbg.core.outcome import Verdict
+from minidbg.reduction.candidate import Candidate
+from minidbg.reduction.problem import Oracle
 
 OPS = (torch.sin, torch.cos, torch.relu)
 
@@ -61,8 +63,11 @@ class Needs:
         return len(self.asked)
 
 
-def answers(fails: Callable[[fx.GraphModule, Sequence[Any]], bool]) -> Callable[..., OracleAnswer]:
+def answers(fails: Callable[[fx.GraphModule, Sequence[Any]], bool]) -> Oracle:
     """An oracle with the answers of a predicate."""
-    return lambda graph_module, inputs: (
-        OracleAnswer.INTERESTING if fails(graph_module, inputs) else OracleAnswer.NOT
-    )
+
+    def ask(candidates: Sequence[Candidate]) -> list[Verdict]:
+        asked = [fails(one.graph_module, one.inputs) for one in candidates]
+        return [Verdict.REPRODUCES if failed else Verdict.GONE for failed in asked]
+
+    return ask

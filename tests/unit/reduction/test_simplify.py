@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from graphs_to_reduce import answers
 from torch import Tensor, fx
 
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.reduction.candidate import OracleAnswer
 from minidbg.reduction.core import Minimized, minimize, reduce_graph
 
 Predicate = Callable[[fx.GraphModule, Sequence[Any]], bool]
@@ -233,9 +233,7 @@ def test_a_huge_size_costs_few_questions(least: int, most: int) -> None:
 def test_a_size_is_searched_for_less_exactly_where_the_failure_is_deadly() -> None:
     """Where memory ends that may be read is chance; and each question compiles kernels of its own."""
 
-    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
-        return OracleAnswer.INTERESTING if inputs[0].shape[0] >= 4_700 else OracleAnswer.NOT
-
+    ask = answers(lambda graph_module, inputs: inputs[0].shape[0] >= 4_700)
     graph_module = fx.symbolic_trace(lambda x: x.sin())
     exact, near = (
         reduce_graph(graph_module, [torch.zeros(1 << 14)], ask, simplify=True, is_deadly=is_deadly)
