@@ -12,6 +12,7 @@ where they are there, else torch makes values up.
 from __future__ import annotations
 
 import ast
+import json
 import logging
 import re
 import sys
@@ -25,10 +26,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
 from torch import fx, nn
 
 from minidbg import oracle, torch_internals, workers
 from minidbg.backends import run_as_module
+from minidbg.codegen import transport
 from minidbg.core.errors import (
     BackendUnreachable,
     MinidbgError,
@@ -218,10 +222,25 @@ def cases_of_torch_repro(
         if done.value["refused"]:
             raise UnreadableTorchRepro(f"{path}: {done.value['refused']}")
         for form in done.value["forms"]:
-            case = oracle.read(Path(form))
+            case = read(Path(form))
             yield case
             if case.spec.context.grad and need_grad(case.inputs):
                 yield case.with_spec(backward=True)
+
+
+def save(case: Case, path: Path) -> None:
+    """Write ``case`` to ``path``, with all of its values in a file of safetensors beside it. Raises
+    CannotWrite and OSError."""
+    parcel = transport.pack(case)
+    path.write_text(json.dumps(parcel.table), encoding="utf-8")
+    save_file({key: data.numpy() for key, data in parcel.storages.items()}, path.with_suffix(".safetensors"))
+
+
+def read(path: Path) -> Case:
+    """The case that ``save`` has written. Raises what the import of the backend raises."""
+    storages = load_file(path.with_suffix(".safetensors"))
+    table = json.loads(path.read_text(encoding="utf-8"))
+    return oracle.with_backend(table, lambda key, dtype, device="cpu": storages[key].view(dtype).to(device))
 
 
 # --- in the child ---
@@ -297,7 +316,7 @@ class Execution:
             forms.append(inner.with_spec(level=Level.ATEN, call=CallPath.DIRECT))
         for number, one in enumerate(forms):
             self.forms.append(str(self.folder / f"form_{number}.json"))
-            oracle.save(one, Path(self.forms[-1]))
+            save(one, Path(self.forms[-1]))
         raise SystemExit
 
 

@@ -1,7 +1,7 @@
 """Questions about a case, each answered in a child: one ``ask``, whatever the case."""
 
 from minidbg.oracle.ask import answers_in_forks, ask, unless_the_machine_failed
-from minidbg.oracle.parcel import packed, pickled_for_children, read, save, unpacked, warmup_for
+from minidbg.oracle.parcel import packed, pickled_for_children, unpacked, warmup_for, with_backend
 
 __all__ = [
     "answers_in_forks",
@@ -9,8 +9,7 @@ __all__ = [
     "packed",
     "pickled_for_children",
     "warmup_for",
-    "read",
-    "save",
     "unpacked",
     "unless_the_machine_failed",
+    "with_backend",
 ]

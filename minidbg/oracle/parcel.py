@@ -4,20 +4,15 @@ for each storage, which is mapped there."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
-import json
 import tempfile
-import threading
-from collections import Counter
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.numpy import save_file
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -33,10 +28,7 @@ from minidbg.oracle.execute import execute
 
 SPARE_BYTES = 256 << 20
 """What is left free of the memory that the files take."""
-IN_USE: Counter[str] = Counter()
-"""Names of the files that questions under way have."""
-TIDYING = threading.RLock()
-PARCEL_NUMBERS = itertools.count()
+FILE_NUMBERS = itertools.count()
 SENT: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """By tensor its state when its bytes were in a file, and the file."""
 
@@ -67,27 +59,27 @@ def warmup_for(case: Case) -> workers.Warmup:
 def packed(case: Case, *, share: float = 1.0, machine: Machine = HERE) -> Iterator[dict[str, Any]]:
     """``case`` as plain values, for ``unpacked`` in a child of the forkserver that lives no longer than the block.
 
-    The files with its values stay for the next question, which mostly has the same. Of what is free
-    they take ``share`` at most; what does not fit is ``left_out_bytes``. Raises CannotWrite, and
-    OSError where there is no room.
+    Each storage is in a file, which goes when the block ends, or when the tensor does whose memory
+    it is (see ``is_counted``). Of what is free they take ``share`` at most; what does not fit is
+    ``left_out_bytes``. Raises CannotWrite, and OSError where there is no room.
     """
-    parcel = transport.pack(
-        case, room_bytes=transport.NO_SIZE_LIMIT if share == 1.0 else room_bytes(share, machine)
-    )
-    with contextlib.ExitStack() as stack:
-        files: dict[str, Path] = {}
-        with TIDYING:
-            for key, owner in parcel.owners.items():
-                if (path := file_of(owner)) is not None:
-                    stack.enter_context(marked_in_use(path))
-                    files[key] = path
-        new: dict[str, Any] = {key: data.numpy() for key, data in parcel.storages.items() if key not in files}
-        folder = stack.enter_context(folder_for(sum(array.size for array in new.values()), share, machine))
+    memory, disk = workers.start_server().folder, Path(tempfile.gettempdir())
+    room = max(map(machine.disk_free, (memory, disk))) * share - SPARE_BYTES
+    parcel = transport.pack(case, room_bytes=transport.NO_SIZE_LIMIT if share == 1.0 else int(room))
+    sent = ((key, file_of(owner)) for key, owner in parcel.owners.items())
+    files = {key: path for key, path in sent if path is not None}
+    new = {key: data.numpy() for key, data in parcel.storages.items() if key not in files}
+    size = sum(array.size for array in new.values())
+    fits = machine.disk_free(memory) * share >= size + SPARE_BYTES
+    with tempfile.TemporaryDirectory(prefix="minidbg-", dir=memory if fits else disk) as folder:
         for key, array in new.items():
-            path = files[key] = folder / data_digest(array)
-            stack.enter_context(marked_in_use(path))
-            write_once(path, array)
-            remember(parcel.owners.get(key), path)
+            owner = parcel.owners.get(key) if fits else None
+            stays = owner is not None and is_counted(owner)
+            path = files[key] = Path(memory if stays else folder, f"values_{next(FILE_NUMBERS)}")
+            array.tofile(path)
+            if stays and owner is not None:
+                weakref.finalize(owner, path.unlink, missing_ok=True)
+                remember(owner, path)
         sizes = {key: data.numel() for key, data in parcel.storages.items()}
         yield {
             **parcel.table,
@@ -116,22 +108,6 @@ def unpacked(package: Mapping[str, Any]) -> Case:
     return case
 
 
-def save(case: Case, path: Path) -> None:
-    """Write ``case`` to ``path``, with all of its values in a file of safetensors beside it. Raises
-    CannotWrite and OSError."""
-    parcel = transport.pack(case)
-    # paths stay readable: on another machine the code lies elsewhere, and they are changed
-    path.write_text(json.dumps(parcel.table, ensure_ascii=False), "utf-8", "backslashreplace")
-    save_file({key: data.numpy() for key, data in parcel.storages.items()}, path.with_suffix(".safetensors"))
-
-
-def read(path: Path) -> Case:
-    """The case that ``save`` has written. Raises what the import of the backend raises."""
-    storages = load_file(path.with_suffix(".safetensors"))
-    table = json.loads(path.read_text(encoding="utf-8"))
-    return with_backend(table, lambda key, dtype, device="cpu": storages[key].view(dtype).to(device))
-
-
 def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
     """Import the backend of a parcel, then make its case: the backend may define the operators of
     the graph, or make its process group."""
@@ -145,31 +121,21 @@ def file_of(owner: Tensor) -> Path | None:
     return path if path is not None and state == storage_state(owner) and path.exists() else None
 
 
-def remember(owner: Tensor | None, path: Path) -> None:
-    """Keep that the file at ``path`` has the bytes of ``owner``, for as long as it lives: they are not hashed again.
-
-    In processes of our own alone: a program writes to its tensors in ways that torch does not count
-    (``x.data``, NumPy), and we never write to the values of a case. An inference tensor has no
-    version to tell.
-    """
-    if owner is not None and environment.is_judging() and not owner.is_inference():
+def remember(owner: Tensor, path: Path) -> None:
+    """Keep that the file at ``path`` has the bytes of ``owner``: they are not written again."""
+    if is_counted(owner):
         SENT[owner] = storage_state(owner), path
+
+
+def is_counted(owner: Tensor) -> bool:
+    """Whether each write to the tensor can be told: in processes of our own alone, which never
+    write to the values of a case. A program does in ways that torch does not count (``x.data``,
+    NumPy), and an inference tensor has no version."""
+    return environment.is_judging() and not owner.is_inference()
 
 
 def storage_state(owner: Tensor) -> tuple[int, int, int]:
     return owner._version, owner.data_ptr(), owner.nbytes
-
-
-@contextlib.contextmanager
-def marked_in_use(path: Path) -> Iterator[None]:
-    """A block in which nobody here removes the file."""
-    with TIDYING:
-        IN_USE[path.name] += 1
-    try:
-        yield
-    finally:
-        with TIDYING:
-            IN_USE[path.name] -= 1
 
 
 @contextlib.contextmanager
@@ -184,46 +150,9 @@ def pickled_for_children(case: Case) -> Iterator[Case]:
     if not case.backend.missing_backend or case.compiler is None:
         yield case
         return
-    path = workers.start_server().folder / f"backend_{next(PARCEL_NUMBERS)}.pickle"
-    with marked_in_use(path):  # a question that wants room leaves it there
-        try:
-            pickled.pickle_into(path, case.compiler)
-            yield case.with_spec(backend=pickled.at(path, case.backend))
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def data_digest(data: Any) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def write_once(path: Path, data: Any) -> None:
-    """Have the bytes of ``data`` at ``path``, whose name says what they are."""
-    if not path.exists():
-        draft = path.with_name(f"draft_{next(PARCEL_NUMBERS)}")
-        data.tofile(draft)
-        draft.replace(path)
-
-
-@contextlib.contextmanager
-def folder_for(size: int, share: float, machine: Machine) -> Iterator[Path]:
-    """The forkserver's folder, where ``share`` of what is free is enough for ``size`` bytes; else
-    one on disk, which goes when the block ends."""
-    folder = workers.start_server().folder
-    if machine.disk_free(folder) * share < size + SPARE_BYTES:
-        with TIDYING:
-            for path in folder.iterdir():
-                if not IN_USE[path.name] and path.is_file():
-                    path.unlink(missing_ok=True)
-    if machine.disk_free(folder) * share >= size + SPARE_BYTES:
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix="minidbg-") as on_disk:
-        yield Path(on_disk)
-
-
-def room_bytes(share: float, machine: Machine) -> int:
-    """How large values may be that take ``share`` of what is free: in the forkserver's folder,
-    which may be memory, or on disk."""
-    folders = workers.start_server().folder, Path(tempfile.gettempdir())
-    return int(max(map(machine.disk_free, folders)) * share) - SPARE_BYTES
+    path = workers.start_server().folder / f"backend_{next(FILE_NUMBERS)}.pickle"
+    try:
+        pickled.pickle_into(path, case.compiler)
+        yield case.with_spec(backend=pickled.at(path, case.backend))
+    finally:
+        path.unlink(missing_ok=True)
