@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from minidbg.commands.output import BACKEND, CANNOT_JUDGE, JSON_OPTION, ReproPath, print_json
+from minidbg.commands.output import BACKEND, CANNOT_JUDGE, JSON_OPTION, TIME_LIMIT, ReproPath, print_json
 from minidbg.commands.watching import OPTIONS
 from minidbg.core.outcome import EXIT_STATUS, Outcome, Verdict
 from minidbg.core.run_spec import PRECISIONS
@@ -51,7 +51,9 @@ VERDICT_STYLE = {
     is_flag=True,
     help="For git bisect run: exit with 125 instead of 3, so that git skips the commit.",
 )
-@click.option("--seconds", default=300.0, show_default=True, help="Time limit in seconds of each run.")
+@click.option(
+    "--seconds", type=TIME_LIMIT, default=300.0, show_default=True, help="Time limit in seconds of each run."
+)
 def check(
     paths: tuple[Path, ...],
     as_json: bool,

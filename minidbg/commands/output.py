@@ -70,6 +70,7 @@ REPRO = ReproPath()
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER_TYPE = click.Path(file_okay=False, path_type=Path)
 COUNT = click.IntRange(min=1)
+TIME_LIMIT = click.FloatRange(min=0.1, max=1e9)
 BACKEND = "NAME|MODULE:OBJECT"
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 

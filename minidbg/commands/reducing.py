@@ -22,6 +22,7 @@ from minidbg.commands.output import (
     FOLDER_TYPE,
     JSON_OPTION,
     REPRO,
+    TIME_LIMIT,
     note,
     print_error,
     print_json,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     help="Backend for a .pt2 file, torch's repro, or a script that lacks one: a registered name, module:attribute, "
     "or for a script that lacks its backend a call, train:make(level=2).",
 )
-@click.option("--seconds", default=300.0, show_default=True, help="Time limit in seconds.")
+@click.option("--seconds", type=TIME_LIMIT, default=300.0, show_default=True, help="Time limit in seconds.")
 @click.option("--max-calls", type=COUNT, help="Most runs of the backend.")
 @click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder to write repros to; default: minidbg_repros.")
 @click.option(
@@ -220,7 +221,7 @@ OPTIONS_FIRST = {"allow_interspersed_args": False, "ignore_unknown_options": Tru
 @click.option("--fallback", is_flag=True, help="Where a backend fails, run the graph in eager.")
 @click.option("--later", is_flag=True, help="Write captures only; reduce them with: minidbg reduce.")
 @click.option("--dir", "folder", type=FOLDER_TYPE, help="Folder to write repros to; default: minidbg_repros.")
-@click.option("--seconds", type=float, help="Time limit in seconds of all reductions of a process.")
+@click.option("--seconds", type=TIME_LIMIT, help="Time limit in seconds of all reductions of a process.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="{PROGRAM|-m MODULE} [ARGS]...")
 def run(
     backend: str | None,

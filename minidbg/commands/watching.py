@@ -14,7 +14,15 @@ from typing import Any
 
 import click
 
-from minidbg.commands.output import JSON_OPTION, REPRO, ReproPath, existing_folder, print_json, repro_folder
+from minidbg.commands.output import (
+    JSON_OPTION,
+    REPRO,
+    TIME_LIMIT,
+    ReproPath,
+    existing_folder,
+    print_json,
+    repro_folder,
+)
 from minidbg.commands.table import WATCH, imported
 from minidbg.core.errors import MinidbgError, UnreadableRepro
 from minidbg.core.files import read_regular, replace_file
@@ -85,9 +93,9 @@ KIND_OPTION = click.option(
 @click.option(
     "--poll",
     "poll_s",
-    metavar="SECONDS",
+    metavar="TIME_LIMIT",
     type=click.FloatRange(min=0.05),
-    help="Rescan every SECONDS instead of waiting for file events.",
+    help="Rescan every TIME_LIMIT instead of waiting for file events.",
 )
 @click.option(
     "--serve",
@@ -119,7 +127,7 @@ KIND_OPTION = click.option(
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0.1),
+    type=TIME_LIMIT,
     help="Time limit in seconds of each run; default: chosen from its earlier runs.",
 )
 @click.option("--cluster", metavar="ADDRESS", help="Run on the workers of this Dask scheduler.")
@@ -282,7 +290,11 @@ def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
 @click.option("--device", help="Run on this device instead of the one in the script, for example cuda:1.")
 @OPTIONS
 @click.option(
-    "--seconds", default=300.0, show_default=True, help="Time limit in seconds of each build and each run."
+    "--seconds",
+    type=TIME_LIMIT,
+    default=300.0,
+    show_default=True,
+    help="Time limit in seconds of each build and each run.",
 )
 @JSON_OPTION
 def bisect(revisions: tuple[str, str], repro: Path, as_json: bool, **options: Any) -> None:

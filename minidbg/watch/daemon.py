@@ -131,12 +131,23 @@ class Daemon:
             while self.status is None:
                 wait = min(MOST_WAIT_S, max(0.0, self.watched.next_rescan - time.monotonic()))
                 with contextlib.suppress(queue.Empty):
-                    self.guarded(self.dispatch, self.inbox.get(timeout=wait))
-                if self.status is None:
+                    message = self.inbox.get(timeout=wait)
+                    if self.is_at_home():
+                        self.guarded(self.dispatch, message)
+                if self.status is None and self.is_at_home():
                     self.guarded(self.step, time.monotonic())
             return self.status
         finally:
             self.end()
+
+    def is_at_home(self) -> bool:
+        """Whether the hidden folder is there; where somebody has removed it the daemon ends, since
+        what is run then says nothing."""
+        hidden = self.lock.holder.parent
+        if not self.lock.holder.exists() and self.status is None:
+            self.announce(Notice(f"{display_path(hidden)} was removed under this process; start again"))
+            self.status = 125
+        return self.status is None
 
     def start(self) -> None:
         self.ask_for_devices()
@@ -459,7 +470,7 @@ class Daemon:
         self.watched.events.stop()
         if self.build is not None:
             self.build.cancel()
-        if self.sweep is not None:
+        if self.sweep is not None and self.lock.holder.exists():
             self.history.end_sweep(self.sweep.number, time.time(), "interrupted")
         self.pool.close()
         self.history.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 
@@ -254,3 +255,12 @@ def test_while_the_history_cannot_be_written_nothing_is_judged_and_all_is_later(
     daemon.resting_until = 0.0
     world.settle()
     assert world.flips() == [("FIXED", "a.py")]
+
+
+def test_a_hidden_folder_that_is_removed_ends_the_daemon_and_no_backend_is_broken(world: World) -> None:
+    world.start({"a": "reproduces"})
+    world.daemon.inbox.put(RunAll())
+    shutil.rmtree(world.repros / ".minidbg")
+    assert world.daemon.run() == 125
+    assert "was removed under this process; start again" in world.names("notice")[-1].text
+    assert world.names("backend_broken") == []
