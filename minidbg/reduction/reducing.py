@@ -161,7 +161,7 @@ def search_and_publish(case: Case, folder: Path, session: Session, *, just_seen:
     written = replace(written, others=others)
     if written.path is not None and session.folder is not None:
         with contextlib.suppress(OSError):
-            replace_file(session.folder / DONE_FILE, json.dumps(written.to_json()).encode())
+            replace_file(session.folder / DONE_FILE, json.dumps(written.to_json()).encode(), private=True)
         repro.discard(session.folder / BEST_FILE)
     return written
 
@@ -406,8 +406,11 @@ def call_reduce_in_child(
         seconds=deadline.left() + REDUCTION_GRACE_S,
         deadline=deadline.earlier(-REDUCTION_GRACE_S),
         fork=oracle.warmup_for(case),
+        stream=stream.fileno(),
+        asks=True,
+        interrupts=True,
     )
-    return workers.call_in_server(request, stream=stream, on_interrupt=on_interrupt)
+    return workers.submit_to_server(request).result(on_interrupt=on_interrupt)
 
 
 def sent_along(argument: Mapping[str, Any]) -> Case:
@@ -418,7 +421,6 @@ def reduce_in_child(
     argument: Mapping[str, Any], note: object, case_of: Callable[[Mapping[str, Any]], Case] = sent_along
 ) -> dict[str, Any]:
     """In a child of the forkserver: make the case by ``case_of``, and reduce it by ``reduce_on_stream``."""
-    workers.branch_off()  # before the case uses a device, or starts a thread: no fork could after that
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
         limits = Limits(**argument["limits"])
         try:

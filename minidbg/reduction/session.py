@@ -8,12 +8,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from minidbg import oracle, repro, workers
 from minidbg.codegen.size import call_nodes
 from minidbg.core.deadline import Clock, Deadline
 from minidbg.core.errors import CannotWrite
+from minidbg.core.machine import memory_limit
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.core.text import plural
 from minidbg.fx.case import Case
@@ -59,7 +61,7 @@ class Standbys(contextlib.ExitStack):
     def start(self) -> None:
         """Start one, or take the one that the forkserver has started for this reduction."""
         with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
-            one = workers.take_standby() or workers.start_standby(self.ahead)
+            one = workers.start_standby(self.ahead)
             self.waiting.append(self.enter_context(one))
 
     def take(self) -> workers.Standby | None:
@@ -152,7 +154,8 @@ class Session:
         asked = [case for case, hopeless in zip(cases, slow, strict=True) if not hopeless]
         with ThreadPoolExecutor(max(1, len(asked))) as pool:  # one alone runs in this thread
             try:
-                outcomes = list((pool.map if len(asked) > 1 else map)(self.run, asked))
+                run = partial(self.run, at_once=len(asked))
+                outcomes = list((pool.map if len(asked) > 1 else map)(run, asked))
             except BaseException:  # Ctrl-C: the other one is not waited for
                 workers.interrupt_questions()
                 raise
@@ -167,7 +170,7 @@ class Session:
         least = self.too_slow_nodes
         return least is not None and call_nodes(case.graph_module) >= least and not case.spec.traits.endless
 
-    def run(self, case: Case) -> Outcome:
+    def run(self, case: Case, at_once: int = 1) -> Outcome:
         """Run ``case`` once in a child, by ``oracle.ask``; what a killed one left half written in the kernel cache goes.
 
         Raises BudgetSpent where no time is left for it, or too little: what the deadline cuts off looks like a hang.
@@ -178,7 +181,7 @@ class Session:
         outcome = oracle.ask(
             case,
             seconds=self.seconds_for(case),
-            memory_bytes=self.limits.memory_bytes,
+            memory_bytes=self.limits.memory_bytes or memory_limit(at_once),
             to_the_end=False,
             deadline=self.until,
             submit=self.submit,

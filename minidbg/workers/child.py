@@ -243,7 +243,7 @@ def end_of(file: BinaryIO, most: int = TAIL_BYTES) -> str:
 # ---- in the child ----------------------------------------------------------------------------------
 
 
-def stand_alone(*, stdout: int, stderr: int, parent: int) -> None:
+def stand_alone(streams: tuple[int | None, int, int], parent: int) -> None:
     """Own streams, default signals, no core file, and death with ``parent``: the first acts of a
     forked child that leads a group."""
     signal.set_wakeup_fd(-1)
@@ -252,9 +252,8 @@ def stand_alone(*, stdout: int, stderr: int, parent: int) -> None:
     ):  # fmt: skip
         signal.signal(number, signal.SIG_DFL)
     die_with_parent(signal.SIGKILL, parent)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, target in ((null, 0), (stdout, 1), (stderr, 2)):
-        os.dup2(descriptor, target)
+    for target, descriptor in enumerate(streams):
+        os.dup2(os.open(os.devnull, os.O_RDONLY) if descriptor is None else descriptor, target)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -55,12 +55,13 @@ def call_in_fork(
     on_interrupt: Callable[[], object] | None = None,
     asker: socket.socket | None = None,
     program: bool = False,
+    stdin: int | None = None,
 ) -> Ended:
     """Run ``fn`` in a forked child with a time limit and a memory limit.
 
     ``asker``: whatever arrives there, its end included, is a KeyboardInterrupt. ``program``: ``fn``
     becomes a program, whose stdout is told apart, whose logging is its own, and which inherits no
-    file of ours; it says how many threads torch has.
+    file of ours but ``stdin``; it says how many threads torch has.
 
     A KeyboardInterrupt here ends the child; with ``on_interrupt`` the first one is passed on to the
     child (which must let SIGINT in) after a call of it, and only the second one ends it.
@@ -79,7 +80,8 @@ def call_in_fork(
         try:
             pid = fork()
             if pid == 0:
-                be_the_child(fn, answer.write_end, stdout.write_end, stderr.write_end, parent)
+                streams = (stdin, stdout.write_end, stderr.write_end)
+                be_the_child(fn, answer.write_end, streams, parent)
             child = Child(pid, {answer, stdout, stderr}, asker)
             try:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -113,25 +115,24 @@ def fork() -> int:
 
 
 def answer_in(received: bytes) -> dict[str, Any]:
-    """The answer, if it came whole: a letter for its form, its length, and its bytes."""
-    form, size, data = received[:1], received[1:9], received[9:]
-    if len(size) < 8 or len(data) != int.from_bytes(size, "big"):
-        return {}
-    if form == b"E":
-        return {"error": data.decode(errors="replace")}
-    return {"value": json.loads(data), "answered": True}
+    """The parts of an ``Ended`` in the answer, if it came whole: a line of JSON."""
+    with contextlib.suppress(ValueError):
+        return dict(json.loads(received)) if received.endswith(b"\n") else {}
+    return {}
 
 
 # ---- in the child ----------------------------------------------------------------------------------
 
 
-def be_the_child(fn: Callable[[], JsonValue], answer: int, stdout: int, stderr: int, parent: int) -> NoReturn:
+def be_the_child(
+    fn: Callable[[], JsonValue], answer: int, streams: tuple[int | None, int, int], parent: int
+) -> NoReturn:
     """The child's whole life: it leaves by ``os._exit``, whatever happens. It is a program where
     its stdout is not its stderr."""
     status = 70
     try:
-        leave_the_parents_world(stdout, stderr, parent)
-        if stdout == stderr:
+        leave_the_parents_world(streams, parent)
+        if streams[1] == streams[2]:
             log_to_stderr()
             if "torch" in sys.modules:
                 from minidbg import torch_internals
@@ -140,20 +141,20 @@ def be_the_child(fn: Callable[[], JsonValue], answer: int, stdout: int, stderr: 
         else:
             os.closerange(3, answer)
             os.closerange(answer + 1, MOST_DESCRIPTORS)
-        send(answer, b"J", json.dumps(fn()).encode())
+        send(answer, {"value": fn(), "answered": True})
         status = 0
     except BaseException:  # noqa: BLE001 - nothing may return into the parent's code above us
         with contextlib.suppress(BaseException):
-            send(answer, b"E", traceback.format_exc().encode())
+            send(answer, {"error": traceback.format_exc()})
     finally:
         os._exit(status)
 
 
-def leave_the_parents_world(stdout: int, stderr: int, parent: int) -> None:
+def leave_the_parents_world(streams: tuple[int | None, int, int], parent: int) -> None:
     """Own session, own streams, default signals: nothing the child does shows in the parent's terminal or files."""
     os.setsid()
     faulthandler.disable()  # it would keep the signals as they are, if it is on
-    stand_alone(stdout=stdout, stderr=stderr, parent=parent)
+    stand_alone(streams, parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     gc.freeze()  # the parent's objects are not ours to finalise
     PARENTS_STREAMS.extend((sys.stdin, sys.stdout, sys.stderr))  # finalised, they would write what they hold
@@ -172,7 +173,7 @@ def own_stream(descriptor: int, mode: str) -> TextIO:
     return cast(TextIO, open(descriptor, mode, buffering=1, errors="backslashreplace", closefd=False))
 
 
-def send(answer: int, form: bytes, data: bytes) -> None:
-    rest = memoryview(form + len(data).to_bytes(8, "big") + data)
+def send(answer: int, parts: dict[str, JsonValue]) -> None:
+    rest = memoryview(json.dumps(parts).encode() + b"\n")
     while rest:
         rest = rest[os.write(answer, rest) :]

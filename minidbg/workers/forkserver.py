@@ -6,7 +6,7 @@ and then does nothing but fork: it runs no thread and uses no accelerator, so th
 child costs milliseconds, and its crash or hang costs the server nothing. It is asked a function by
 its name and an argument of plain values.
 
-How a question is put and answered is told in ``serving``; here is who asks, and what a server has
+How a question is put is told in ``client``, how it is answered in ``serving``; here is who asks, and what a server has
 and does before it forks.
 """
 
@@ -24,19 +24,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from minidbg.core import environment
 from minidbg.core.machine import HERE
-from minidbg.workers.child import Ended, end_of, kill_group, process_has_ended
-from minidbg.workers.fork import call_in_fork, fork
-from minidbg.workers.request import Request, Warmup
-from minidbg.workers.run_script import freezing_imports
-from minidbg.workers.serving import Question, import_path, put, put_to_itself, received, serve
-from minidbg.workers.standby import Standby, StandbyPlan
+from minidbg.workers import leftovers
+from minidbg.workers.child import PR_SET_PDEATHSIG, Ended, die_with_parent, end_of, kill_group, prctl
+from minidbg.workers.child import process_has_ended as has_ended
+from minidbg.workers.client import AskedHere, Question, Request, StandbyPlan, Warmup, import_path, put
+from minidbg.workers.entry import freezing_imports
+from minidbg.workers.fork import call_in_fork
+from minidbg.workers.serving import serve
+from minidbg.workers.standby import Standby
 
 MEMORY = Path("/dev/shm")
 """A folder that is memory, where there is one."""
@@ -51,10 +53,10 @@ SERVERS: dict[int, ForkServer] = {}
 STARTING = threading.Lock()
 
 
-def surroundings(call: str, warmup: Warmup) -> dict[str, Any]:
+def surroundings(call: str, warmup: Warmup | None) -> dict[str, Any]:
     """With the folder, ``sys.path`` and, as far as a judge is to have it, the environment of this process of now."""
     return {
-        "call": call, "imports": list(warmup.imports), "warm": warmup.warm, "ahead": None,
+        "call": call, "imports": warmup and list(warmup.imports), "warm": warmup and warmup.warm,
         "cwd": os.getcwd(), "path": import_path(), "environ": environment.for_judge(environment.FORKABLE),
     }  # fmt: skip
 
@@ -62,43 +64,44 @@ def surroundings(call: str, warmup: Warmup) -> dict[str, Any]:
 def prepare(call: str, warmup: Warmup) -> None:
     """Have the server of this process prepare itself, and do not wait for it. Raises OSError when
     no process can be made."""
-    server, ahead = start_server(), None
-    if warmup.ahead is not None:
-        ahead = {**asdict(warmup.ahead), "where": str(server.folder)}
-    server.tell({**surroundings(call, warmup), "ahead": ahead, "argument": None})
+    server = start_server()
+    if warmup.ahead is not None and server.standby is None:
+        with contextlib.suppress(OSError):  # who needs it starts one
+            server.standby = start_standby(warmup.ahead)
+    # a server that has ended is found out by the next question
+    put(server.control, {**surroundings(call, warmup), "argument": None}).close()
 
 
-def call_in_server(
-    request: Request, *, stream: TextIO | None = None, on_interrupt: Callable[[], object] | None = None
-) -> Ended:
-    """How the request ends in a fork of this process's server, which is waited for in this thread.
+def submit_to_server(request: Request) -> AskedHere:
+    """Have a fork of this process's server do it. Raises OSError when no process can be made."""
+    server = start_server()
+    call, argument, files = request.call, dict(request.argument), dict[str, int]()
+    folder = tempfile.TemporaryDirectory(prefix="minidbg-run-") if request.argv else None
+    if folder is not None:
+        call, argument = RUN_IN_FORK, {"argv": request.argv, "folder": folder.name}
+    if request.stream is not None:
+        files["stream"] = request.stream
+    standby = server.take_standby() if request.asks else None
+    if standby is not None:
+        files |= standby.files
+    question = {
+        **surroundings(call, request.fork or Warmup()), "argument": argument, "seconds": request.seconds,
+        "memory_bytes": request.memory_bytes, "interrupts": request.interrupts, "program": bool(request.argv),
+        "folder": tempfile.mkdtemp(prefix="asker-", dir=server.folder) if request.asks else "",
+    }  # fmt: skip
 
-    ``stream`` is passed on: the argument's ``stream`` is its descriptor in the child. Interrupts
-    are as in ``call_in_fork``. Raises OSError when no process can be made.
-    """
-    with contextlib.ExitStack() as stack:
-        call, argument, seconds, deadline = request.call, request.argument, request.seconds, request.deadline
-        if request.argv:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="minidbg-run-"))
-            call, argument = RUN_IN_FORK, {"argv": request.argv, "folder": folder}
-        question = {
-            **surroundings(call, request.fork or Warmup()), "argument": dict(argument), "seconds": seconds,
-            "memory_bytes": request.memory_bytes, "interrupts": on_interrupt is not None, "program": bool(request.argv),
-        }  # fmt: skip
-        began = time.monotonic()
-        until = began + deadline.left(SERVER_START_LIMIT_S + seconds)
-        last_words = ""
-        for _ in range(2):  # a server that somebody has killed is started once more
-            server = start_server()
-            answer = server.ask(question, stream, until + LATE_ANSWER_S, on_interrupt)
-            if answer is not None:
-                return Ended(**answer)
-            last_words = server.last_words()
-            if not deadline.is_over or process_has_ended(server.pid):
-                end_server(server)
-            if deadline.is_over:
-                return Ended(timed_out=True, seconds=time.monotonic() - began, stderr_tail=last_words)
-    raise OSError(f"a fresh interpreter gave no answer{last_words}")
+    def ends(ended: Ended) -> Ended:
+        if folder is not None:
+            folder.cleanup()
+        return ended
+
+    asked = AskedHere(put(server.control, question, files), ends)
+    if standby is not None:
+        standby.let_go()
+    seconds = request.deadline.left(SERVER_START_LIMIT_S + request.seconds)
+    asked.until, asked.last_words = time.monotonic() + seconds + LATE_ANSWER_S, server.last_words
+    server.under_way.add(asked)
+    return asked
 
 
 @contextlib.contextmanager
@@ -116,48 +119,33 @@ def start_server() -> ForkServer:
     """The server of this process; a new one waits for what it is to prepare. Raises OSError."""
     with STARTING:
         server = SERVERS.get(os.getpid())
-        if server is None or process_has_ended(server.pid):
+        if server is None or server.has_ended:
             _end(server)
             server = SERVERS[os.getpid()] = ForkServer()
         return server
 
 
-def branch_off() -> None:
-    """In a child of a server, before it has used anything: a server of its own at once, a fork with all imports made."""
-    with STARTING:
-        _end(SERVERS.get(os.getpid()))
-        SERVERS[os.getpid()] = ForkServer(branch=True)
+def inherit(files: Mapping[str, int], folder: Path) -> None:
+    """In a child of a server that may ask: that server, by the socket among its ``files``, is this process's too."""
+    server = SERVERS[os.getpid()] = ForkServer(socket.socket(fileno=files["control"]), folder)
+    if "standby" in files:
+        server.standby = Standby(socket.socket(fileno=files["standby"]), files["order"])
 
 
-STANDBYS: list[Standby] = []
-"""In the server, and so in a child of it: the interpreter that was started ahead for the next question."""
-
-
-def take_standby() -> Standby | None:
-    """In a child of the server: the interpreter that was started ahead for it, once."""
-    return STANDBYS.pop() if STANDBYS else None
-
-
-def start_standby(ahead: StandbyPlan) -> Standby:
-    """One more, started by this process's server. Raises OSError."""
-    server, here = start_server(), surroundings("", Warmup())
-    return Standby(ahead, server.folder, lambda question: put(server.control, {**here, **question}))
-
-
-def let_go_of_what_was_ahead() -> None:
-    """It is the child's, who ends it; or nobody needs it."""
-    while STANDBYS:
-        STANDBYS.pop().let_go()
+def start_standby(plan: StandbyPlan) -> Standby:
+    """An interpreter started by this process's server: the one that was started ahead for it, once. Raises OSError."""
+    server = start_server()
+    here = surroundings("", None)
+    return server.take_standby() or Standby.started(
+        plan, lambda question, files: put(server.control, {**here, **question}, files)
+    )
 
 
 @atexit.register
-def end_server(server: ForkServer | None = None) -> None:
-    """End this process's server, if it has one, and whatever it is asked; only ``server``, where
-    another thread may have replaced it."""
+def end_server() -> None:
+    """End this process's server, if it has one, and whatever it is asked."""
     with STARTING:
-        present = SERVERS.get(os.getpid())
-        if server is None or server is present:
-            _end(present)
+        _end(SERVERS.get(os.getpid()))
 
 
 def _end(server: ForkServer | None) -> None:
@@ -169,73 +157,58 @@ def _end(server: ForkServer | None) -> None:
 def interrupt_questions() -> None:
     """End what this process has asked, whose threads then get a KeyboardInterrupt."""
     server = SERVERS.get(os.getpid())
-    if server is not None:
-        server.interrupt()
+    for asked in list(server.under_way) if server is not None else ():
+        asked.was_interrupted = True
+        asked.interrupt()
 
 
 class ForkServer:
     """The asker's side."""
 
-    def __init__(self, *, branch: bool = False) -> None:
-        """``branch``: of this process, not of a fresh interpreter."""
-        self.under_way: dict[socket.socket, bool] = {}
-        """By the socket of a question whether another thread has interrupted it."""
-        self.control, theirs = socket.socketpair()
-        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
+    def __init__(self, control: socket.socket | None = None, folder: Path | None = None) -> None:
+        """A new server; with ``control`` the one that has forked this process, which ends with it."""
+        self.under_way = weakref.WeakSet[AskedHere]()
+        self.standby: Standby | None = None
+        self.pid = 0
         roomy = MEMORY.is_dir() and HERE.disk_free(MEMORY) >= LEAST_ROOM_BYTES
-        self.folder = Path(tempfile.mkdtemp(prefix="minidbg-", dir=MEMORY if roomy else None))
-        """For files that its children map. The server removes it, so that it goes also when the asker is killed."""
-        start = fork_server if branch else start_interpreter
+        self.folder = folder or leftovers.make_temporary_folder("values", MEMORY if roomy else None)
+        """For files that its children map. The server removes it, so that it goes also when the
+        asker is killed; where both are, the next one does."""
+        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
+        if control is not None:
+            self.control = control
+            return
+        self.control, theirs = socket.socketpair()
+        command = [sys.executable, "-X", "faulthandler", "-m", "minidbg.workers.forkserver"]
         try:
             with theirs:
-                self.pid = start(theirs.fileno(), self.folder, self.stderr.fileno())
+                process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), str(self.folder), str(os.getpid())], start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=self.stderr, stderr=self.stderr, pass_fds=(theirs.fileno(),),
+                    env=environment.for_judge(environment.FORKABLE, environment.USUAL_THREADS),
+                )  # fmt: skip
         except OSError:
-            self.control.close()
-            self.stderr.close()
-            self.folder.rmdir()
+            self.end()
             raise
+        self.pid = process.pid
+        process.returncode = 0  # reaped by its number: Popen need not wait for it
 
-    def ask(
-        self,
-        question: Question,
-        stream: TextIO | None,
-        deadline: float,
-        on_interrupt: Callable[[], object] | None,
-    ) -> dict[str, Any] | None:
-        """The parts of the result; None when the server has ended, or does not answer long after
-        the question's time limit."""
-        with put(self.control, question, stream) as asked:
-            self.under_way[asked] = False
-            try:
-                answer = received(asked, deadline)
-            except KeyboardInterrupt:
-                if on_interrupt is None:
-                    raise
-                on_interrupt()
-                with contextlib.suppress(OSError):
-                    asked.sendall(b"!")
-                return received(asked, deadline)
-            finally:
-                was_interrupted = self.under_way.pop(asked)
-            if answer is None and was_interrupted:
-                raise KeyboardInterrupt
-            return answer
+    @property
+    def has_ended(self) -> bool:
+        return self.pid != 0 and has_ended(self.pid)
 
-    def interrupt(self) -> None:
-        for asked in list(self.under_way):
-            self.under_way[asked] = True
-            with contextlib.suppress(OSError):
-                asked.sendall(b"!")
-
-    def tell(self, question: Question) -> None:
-        """Put what has no answer; a server that has ended is found out by the next question."""
-        put(self.control, question).close()
+    def take_standby(self) -> Standby | None:
+        standby, self.standby = self.standby, None
+        return standby
 
     def end(self) -> None:
         self.control.close()
-        kill_group(self.pid)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        if (standby := self.take_standby()) is not None:
+            standby.let_go()
+        if self.pid:
+            kill_group(self.pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
         self.stderr.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -246,42 +219,6 @@ class ForkServer:
         return f": {lines[0]}" if lines else ""
 
 
-def start_interpreter(control: int, folder: Path, stderr: int) -> int:
-    started = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-m", "minidbg.workers.forkserver", str(control), str(folder)],
-        stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, pass_fds=(control,), start_new_session=True,
-        env=environment.for_judge(environment.FORKABLE, environment.USUAL_THREADS),
-    )  # fmt: skip
-    started.returncode = 0  # reaped by its number, as a fork is: Popen need not wait for it
-    return started.pid
-
-
-def fork_server(control: int, folder: Path, stderr: int) -> int:
-    pid = fork()
-    if pid:
-        return pid
-    try:
-        os.setsid()
-        for stream in (1, 2):
-            os.dup2(stderr, stream)
-        leave_to_others(keep=control)
-        serve(socket.socket(fileno=control), have_the_askers_surroundings)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)
-
-
-def leave_to_others(keep: int) -> None:
-    """Close this process's pipes and sockets but ``keep``: somebody waits for their end. Drivers
-    have files of their own."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if int(name) not in (0, 1, 2, keep) and os.readlink(f"/proc/self/fd/{name}").startswith(
-                ("pipe:", "socket:")
-            ):
-                os.close(int(name))
-
-
 # ---- the server's own side -------------------------------------------------------------------------
 
 
@@ -289,29 +226,23 @@ WARMED: set[str] = set()
 """In the server: what it has imported or compiled."""
 
 
-def have_the_askers_surroundings(question: Question) -> None:
-    """All that a branch does: it has made its imports, and asks no driver anything."""
+def get_ready(question: Question) -> None:
+    """Have the asker's surroundings. Import and compile here, once, what the question's child would have to."""
     os.environ.clear()
     os.environ.update(question["environ"])
     sys.path[:] = question["path"]
     with contextlib.suppress(OSError):
         os.chdir(question["cwd"])
-
-
-def get_ready(question: Question) -> None:
-    """Have the asker's surroundings. Import and compile here, once, what the question's child would have to."""
-    have_the_askers_surroundings(question)
-    if question["ahead"] is not None and not STANDBYS:
-        with contextlib.suppress(OSError):  # who needs it starts one
-            ahead = question["ahead"]
-            wanted = StandbyPlan(tuple(ahead["modules"]), ahead["env"])
-            STANDBYS.append(Standby(wanted, Path(ahead["where"]), put_to_itself))
+    if question["imports"] is None:  # an interpreter of its own
+        return
+    signal.alarm(int(SERVER_START_LIMIT_S))  # an import that hangs ends the server, and the asker is told
+    # only now: it would come too when the thread that has started the server ends
+    die_with_parent(signal.SIGTERM, int(sys.argv[3]))
     with freezing_imports():
         import torch  # noqa: F401 - for the children
     from minidbg import torch_internals  # late: the asker's side of this file needs no torch
 
     torch_internals.remember_usual_threads()
-    signal.alarm(int(SERVER_START_LIMIT_S))  # an import that hangs ends the server, and the asker is told
     importlib.import_module(question["call"].partition(":")[0])
     for name in question["imports"]:
         if name not in WARMED and name not in sys.modules:
@@ -326,6 +257,7 @@ def get_ready(question: Question) -> None:
         else:
             torch_internals.warm_up_compiling(inductor=question["warm"] == "inductor")
     signal.alarm(0)
+    prctl(PR_SET_PDEATHSIG, 0)
 
 
 def starts_nothing(module: str) -> bool:
@@ -366,7 +298,7 @@ if __name__ == "__main__":
     from minidbg.workers import forkserver
 
     try:
-        with socket.socket(fileno=int(sys.argv[1])) as given:
-            serve(given, forkserver.get_ready, forked=forkserver.let_go_of_what_was_ahead)
+        with socket.socket(fileno=int(sys.argv[1])) as control:
+            serve(control, forkserver.get_ready)
     finally:
         shutil.rmtree(sys.argv[2], ignore_errors=True)

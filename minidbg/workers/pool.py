@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import selectors
 import shutil
 import socket
 import subprocess
@@ -25,9 +26,8 @@ from minidbg.core import environment
 from minidbg.workers import leftovers
 from minidbg.workers import server as scripts
 from minidbg.workers.child import Ended, end_of
+from minidbg.workers.client import Asked, Request, Warmup, put
 from minidbg.workers.kernel_cache import CACHE_VARIABLE
-from minidbg.workers.request import Request, Warmup
-from minidbg.workers.serving import put, received
 
 ROOT = str(Path(__file__).parents[2])
 SERVER = (
@@ -118,9 +118,11 @@ class ServerProcess:
         self.unset = tuple(name for name, value in fresh_env.items() if value is None)
         self.loaded: dict[str, list[int]] = {}
         self.numbers = itertools.count(1)
-        self.waiting: set[threading.Thread] = set()
-        """For the answers to what is under way."""
-        self.closing = False
+        self.closing = self.is_over = False
+        self.lock = threading.Lock()
+        self.selector = selectors.DefaultSelector()
+        """What is under way, and the control socket, which ends with the server."""
+        self.thread = threading.Thread(target=self.read_answers, name="minidbg-pool", daemon=True)
         scratch.mkdir(parents=True, exist_ok=True)
         self.folder = leftovers.make_temporary_folder("server", scratch)
         self.control, theirs = socket.socketpair()
@@ -140,30 +142,48 @@ class ServerProcess:
 
     def tell_of_itself(self, listener: DiedListener) -> None:
         """Have a thread hear what the server has loaded, and tell when it dies."""
-        asked = put(self.control, {**LIMITS, "call": f"{scripts.__name__}:loaded", "argument": {}})
 
-        def listen() -> None:
-            with asked:
-                answer = received(asked)
-            if answer is not None and answer["answered"]:
-                self.loaded = answer["value"]["loaded"]
-            self.process.wait()
-            for waiting in list(self.waiting):
-                waiting.join()
-            if not self.closing:
-                listener(Died(self.process.returncode, tail(self.folder / "server.log")))
-                shutil.rmtree(self.folder, ignore_errors=True)
+        def learn(asked: Future[Ended]) -> None:
+            self.loaded = asked.result().value or {}
 
-        threading.Thread(target=listen, name="minidbg-pool", daemon=True).start()
+        self.listener = listener
+        self.selector.register(self.control, selectors.EVENT_READ)
+        self.thread.start()
+        question = {**LIMITS, "call": f"{scripts.__name__}:loaded", "argument": {}}
+        self.read_in_thread(Asked(put(self.control, question))).add_done_callback(learn)
+
+    def read_answers(self) -> None:
+        while True:
+            with self.lock:
+                self.is_over = not self.selector.get_map()
+            if self.is_over:
+                break
+            for key, _ in self.selector.select():
+                self.selector.unregister(key.fileobj)
+                if key.data is not None:
+                    key.data.read()
+                    self.read_in_thread(key.data)
+        if not self.closing:
+            self.listener(Died(self.process.wait(), tail(self.folder / "server.log")))
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def read_in_thread(self, asked: Asked) -> Asked:
+        with self.lock:
+            while self.is_over and asked.is_under_way:  # it is lost
+                asked.read()
+            if asked.is_under_way:
+                self.selector.register(asked.answer, selectors.EVENT_READ, asked)
+        return asked
 
     def submit(self, request: Request) -> Future[Ended]:
-        """Ask the server's loop, ``serving.serve``, to run the script, and wait in a thread."""
+        """Ask the server's loop, ``serving.serve``, to run the script."""
         fresh = request.fork is None
         folder = self.folder / str(next(self.numbers))
         has_one_thread = request.one_thread or not fresh
         argument = {
-            "argv": request.argv, "recompiled": request.recompiled, "nice": request.nice, "folder": str(folder), "fresh": fresh,
+            "argv": request.argv, "recompiled": request.recompiled, "nice": request.nice, "cwd": str(folder), "fresh": fresh,
             "one_thread": has_one_thread, "env": {} if has_one_thread else self.fresh_env, "unset": () if has_one_thread else self.unset,
+            "files": str(folder / "files.json"),
         }  # fmt: skip
         with contextlib.suppress(OSError):  # of a server that has ended: so does the run
             folder.mkdir()
@@ -171,31 +191,13 @@ class ServerProcess:
             "call": f"{scripts.__name__}:run", "argument": argument, "program": True,
             "seconds": request.seconds, "memory_bytes": request.memory_bytes,
         }  # fmt: skip
-        end: Future[Ended] = Future()
-        asked = put(self.control, question)
 
-        def wait() -> None:
-            with asked:
-                answer = received(asked)
-            ended = Ended(**answer) if answer is not None else Ended(lost=True)
-            ended = replace(
-                ended, stderr_tail=ended.stderr_tail + ended.error, files=read_files(folder / "files.json")
-            )
+        def ends(ended: Ended) -> Ended:
+            files = read_files(folder / "files.json")
             shutil.rmtree(folder, ignore_errors=True)
-            if end.set_running_or_notify_cancel():
-                end.set_result(ended)
-            self.waiting.discard(thread)
+            return replace(ended, stderr_tail=ended.stderr_tail + ended.error, files=files)
 
-        def interrupt(end: Future[Ended]) -> None:
-            if end.cancelled():
-                with contextlib.suppress(OSError):
-                    asked.sendall(b"!")
-
-        end.add_done_callback(interrupt)
-        thread = threading.Thread(target=wait, name="minidbg-run", daemon=True)
-        self.waiting.add(thread)
-        thread.start()
-        return end
+        return self.read_in_thread(Asked(put(self.control, question), ends))
 
     def changed_files(self) -> list[str]:
         """The files that the server has loaded and that are no longer what they were."""
@@ -213,9 +215,9 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.thread.join(LONGEST_END_S)
         self.control.close()
-        for waiting in list(self.waiting):
-            waiting.join(LONGEST_END_S)
+        self.selector.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

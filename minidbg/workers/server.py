@@ -2,7 +2,7 @@
 
 Started by ``minidbg.workers.pool``, as ``main``; the loop is ``serving``'s. What it imports is
 chosen before it starts, and nothing of the code that is judged is in it, since that may change. The
-argument of ``run`` is the script as ``Request`` has it, with ``folder``, where the run writes,
+argument of ``run`` is the script as ``Request`` has it, with ``cwd``, the folder of the run,
 ``env`` and ``unset``, how its variables differ from the server's, and ``fresh``: in an interpreter
 of its own.
 """
@@ -20,7 +20,6 @@ import socket
 import stat
 import sys
 import tempfile
-import time
 import traceback
 import zlib
 from collections.abc import Mapping, Sequence
@@ -29,21 +28,14 @@ from typing import Any, NoReturn
 
 from minidbg.core import environment
 from minidbg.workers import child, serving
-from minidbg.workers.run_script import (
-    NO_VERDICT,
-    RUN_SCRIPT,
-    Base,
-    freezing_imports,
-    loaded_files,
-    run_script,
-)
+from minidbg.workers.entry import ENTRY, NO_VERDICT, Base, freezing_imports, loaded_files, run_script
 
-PRELOADED: list[tuple[Base, dict[str, Any]]] = []
-"""In the server, and so in its children: what it had loaded when it began to fork, and what it says of that."""
+PRELOADED: list[tuple[Base, dict[str, list[int]]]] = []
+"""In the server, and so in its children: what it had loaded when it began to fork, and the
+``fingerprints`` of the files."""
 
 
-def loaded(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
-    """The server's files with their ``fingerprints``, and the seconds that its imports took."""
+def loaded(argument: Mapping[str, Any], note: object) -> dict[str, list[int]]:
     return PRELOADED[0][1]
 
 
@@ -52,11 +44,20 @@ def loaded(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
 
 def run(argument: dict[str, Any], note: object) -> NoReturn:
     """Become the run of a script: its exit status is this process's."""
-    folder = Path(argument["folder"])
-    settle_in(argument, folder)
+    os.environ.update(argument["env"])
+    for name in argument["unset"]:
+        os.environ.pop(name, None)
+    os.environ["TMPDIR"] = argument["cwd"]
+    tempfile.tempdir = None
+    if argument["nice"]:
+        os.nice(argument["nice"])
+    os.chdir(argument["cwd"])
     if argument["fresh"]:
-        execute_request(argument, folder)
-    end(run_script(argument, folder, PRELOADED[0][0]))
+        order = Path("order.json")
+        order.write_text(json.dumps(argument) + "\n")
+        os.dup2(os.open(order, os.O_RDONLY), 0)
+        os.execv(sys.executable, [sys.executable, "-P", "-X", "faulthandler", ENTRY])
+    end(run_script(argument, PRELOADED[0][0]))
 
 
 def run_in_fork(argument: dict[str, Any], note: object) -> NoReturn:
@@ -65,9 +66,8 @@ def run_in_fork(argument: dict[str, Any], note: object) -> NoReturn:
 
     torch_internals.one_thread_after_fork()
     torch_internals.use_usual_threads()
-    folder = Path(argument["folder"])
-    os.chdir(folder)
-    end(run_script({"argv": argument["argv"], "recompiled": ()}, folder, Base()))
+    os.chdir(argument["folder"])
+    end(run_script({"argv": argument["argv"], "recompiled": (), "files": os.devnull}, Base()))
 
 
 def end(status: int) -> NoReturn:
@@ -76,23 +76,6 @@ def end(status: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
-
-
-def settle_in(request: Mapping[str, Any], folder: Path) -> None:
-    os.chdir(folder)
-    os.environ.update(request["env"])
-    for name in request["unset"]:
-        os.environ.pop(name, None)
-    os.environ["TMPDIR"] = str(folder)
-    tempfile.tempdir = None
-    if request["nice"]:
-        os.nice(request["nice"])
-
-
-def execute_request(request: Mapping[str, Any], folder: Path) -> NoReturn:
-    (folder / "request.json").write_text(json.dumps(request))
-    flags = ["-P", "-X", "faulthandler"]
-    os.execv(sys.executable, [sys.executable, *flags, RUN_SCRIPT, "--run", str(folder)])
 
 
 # Starting up
@@ -139,7 +122,6 @@ def main(root: str, text: str) -> None:
     """Serve as the JSON ``text`` says. ``root``, on the path so that minidbg is found, is none of
     the scripts' business."""
     config = json.loads(text)
-    began = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which tells us
     child.die_with_parent(signal.SIGTERM, config["parent"])
     os.environ.update(environment.FORKABLE.put_in)
@@ -149,8 +131,8 @@ def main(root: str, text: str) -> None:
     sys.path.remove(root)
     sys.path.reverse()
     files = frozenset(loaded_files())
-    said = {"loaded": fingerprints([*files, *site.getsitepackages()]), "seconds": time.monotonic() - began}
-    PRELOADED.append((Base(files, next(reversed(sys.modules))), said))
+    prints = fingerprints([*files, *site.getsitepackages()])
+    PRELOADED.append((Base(files, next(reversed(sys.modules))), prints))
     gc.freeze()  # children share these objects: a collection in one of them must not copy their pages
     try:
         serving.serve(socket.socket(fileno=config["socket"]))

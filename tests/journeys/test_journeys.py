@@ -132,7 +132,7 @@ def roles(journey: Journey) -> list[str]:
     known = {
         "minidbg.workers.forkserver": "forkserver",
         "minidbg.workers.server": "judge",
-        "--ahead": "script",
+        "workers/entry.py": "script",
     }
     return [
         next((role for module, role in known.items() if any(module in word for word in words)), "program")

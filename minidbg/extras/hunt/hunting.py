@@ -134,9 +134,9 @@ class Hunt:
         argument = {**self.asked_of, "call_seconds": self.call_seconds, **argument}
         request = workers.Request(
             call=f"minidbg.extras.hunt.judging:{function}", argument=argument, seconds=seconds,
-            memory_bytes=memory_limit(), fork=self.fork,
+            memory_bytes=memory_limit(self.jobs), fork=self.fork, asks=function != "run_batch", stream=stream and stream.fileno(),
         )  # fmt: skip
-        return workers.call_in_server(request, stream=stream)
+        return workers.submit_to_server(request).result()
 
     def batch(self, batch: Sequence[Sample], results: Path, ends: float) -> list[tuple[Sample, Outcome]]:
         judged: list[tuple[Sample, Outcome]] = []

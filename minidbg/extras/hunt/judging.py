@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from minidbg import oracle, workers
+from minidbg import oracle
 from minidbg.core.errors import BadSetting
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Outcome, Signature, Verdict
@@ -84,7 +84,6 @@ def run_batch(argument: Mapping[str, Any], note: object) -> None:
 
 def run_sample_alone(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
     """The outcome of a sample that ended a batch, in a child of this one."""
-    workers.branch_off()
     return sample_outcome(
         Sample(*argument["sample"]), backend_of(argument),
         lambda case: oracle.ask(case, seconds=argument["call_seconds"]),

@@ -22,7 +22,8 @@ import torch
 import torch._inductor.config  # a child's first act sets an option of it, and takes seconds where it has to import it
 from support.command_line import python
 
-from minidbg.workers import Ended, Notes, call_in_fork
+from minidbg.workers import Ended, call_in_fork
+from minidbg.workers.fork import Notes
 
 
 def hang() -> None:

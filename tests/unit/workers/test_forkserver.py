@@ -58,26 +58,6 @@ def has_autograd(argument: Mapping[str, Any], note: Any) -> Any:
     return weight.grad is not None
 
 
-MARKS: list[str] = []
-"""What a process has that its forks have too, and no fresh interpreter."""
-
-
-def marks(argument: Mapping[str, Any], note: Any) -> Any:
-    return [argument["number"], *MARKS]
-
-
-def asks_its_own(argument: Mapping[str, Any], note: Any) -> Any:
-    MARKS.append("a fork")
-    workers.branch_off()
-    done = [asked("marks", number=one) for one in (1, 2)]
-    own = workers.start_server()
-    return {
-        "answers": [one.value for one in done],
-        "pid": own.pid,
-        "folder": str(own.folder),
-    }
-
-
 @pytest.fixture(autouse=True)
 def _importable_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
@@ -109,17 +89,6 @@ def test_child_has_autograd_whatever_ran_here_and_whatever_the_server_has_compil
     assert asked("has_autograd", warm=warm).value is True
 
 
-def test_a_child_has_a_server_of_its_own_at_once_which_ends_with_it() -> None:
-    """A reduction on an accelerator: it uses the device itself, and each of its questions needs a process that has not."""
-    value = asked("asks_its_own").value
-    assert value["answers"] == [[1, "a fork"], [2, "a fork"]]
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(value["pid"]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not psutil.pid_exists(value["pid"])
-    assert not Path(value["folder"]).exists()
-
-
 def test_hang_is_ended_and_the_next_question_is_answered(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     done = asked("sleep", pid_file=str(pid_file), seconds=1)
@@ -127,12 +96,6 @@ def test_hang_is_ended_and_the_next_question_is_answered(tmp_path: Path) -> None
     assert "in sleep" in done.stderr_tail
     assert not psutil.pid_exists(int(pid_file.read_text()))
     assert asked("echo", value=2).value[0] == 2
-
-
-@pytest.mark.slow
-def test_a_server_that_was_killed_is_replaced() -> None:
-    os.kill(workers.start_server().pid, signal.SIGKILL)
-    assert asked("echo", value=3).value[0] == 3
 
 
 def test_what_is_no_text_on_the_import_path_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from minidbg import workers
-from minidbg.workers.standby import Standby, StandbyPlan
+from minidbg.workers import Standby, StandbyPlan
 
 HASHES = "print(hash('a word'), list({'one', 'two', 'three', 'four', 'five', 'six'}))"
 
@@ -55,6 +55,12 @@ def test_each_has_a_hash_seed_of_its_own(tmp_path: Path) -> None:
     assert len(said | {here.stdout}) == 3
 
 
+def test_a_script_that_ends_late_is_told_so(ahead: Standby, tmp_path: Path) -> None:
+    ended = ahead.start(script(tmp_path, "import time; time.sleep(600)"), seconds=0.5)()
+    assert ended is not None
+    assert ended.timed_out
+
+
 def test_one_whose_server_has_ended_has_no_result(ahead: Standby, tmp_path: Path) -> None:
     end = ahead.start(script(tmp_path, "import time; time.sleep(600)"), seconds=600)
     workers.end_server()
@@ -63,10 +69,7 @@ def test_one_whose_server_has_ended_has_no_result(ahead: Standby, tmp_path: Path
 
 def of_the_reduction(argument: object, note: object) -> str:
     """In a child of the server, as a reduction is: the folder of what was started ahead for it."""
-    ahead = workers.take_standby()
-    if ahead is None:
-        return "nothing"
-    with ahead:
+    with workers.start_standby(StandbyPlan((), {"STARTED": "late"})) as ahead:
         found = ahead.start([str(argument["script"])], seconds=60)()  # type: ignore[index]
     return found.stdout if found is not None else "ended"
 
@@ -75,7 +78,7 @@ def test_what_the_server_has_started_ahead_is_for_the_next_question_alone(tmp_pa
     workers.end_server()
     function = f"{__name__}:of_the_reduction"
     workers.prepare(function, workers.Warmup(ahead=StandbyPlan((), dict(os.environ))))
-    (path,) = script(tmp_path, "print('here')")
-    request = workers.Request(call=function, argument={"script": path}, fork=workers.Warmup())
+    (path,) = script(tmp_path, "import os; print(os.environ.get('STARTED', 'ahead'))")
+    request = workers.Request(call=function, argument={"script": path}, fork=workers.Warmup(), asks=True)
     answers = [workers.submit(request).result().value for _ in range(2)]
-    assert answers == ["here\n", "nothing"]
+    assert answers == ["ahead\n", "late\n"]

@@ -1,11 +1,11 @@
-"""A script run as ``__main__`` in an interpreter that is already there. The standard library only,
-since it is started as a plain file too.
+"""What runs in an interpreter that is already there: a script as ``__main__``, or a question. The
+standard library only, since it is started as a plain file too.
 
-    run_script.py --run FOLDER           the request in FOLDER/request.json, in a fresh interpreter
-    run_script.py --ahead FIFO MODULE ...   import the modules, then wait for a script's name in the named pipe
+    entry.py MODULE ...     import the modules, then do what the order says, a line of JSON on stdin
 
-A line of JSON, ``{"argv": [script, ...], "cwd": folder}``, without ``cwd`` in the present one, then
-starts the script as ``python script ...`` would; the end of the pipe ends the process.
+An order is ``{"argv": [script, ...], "cwd": folder}``, for the script as ``python script ...``
+would run it; the same with ``files``, the path where to write which files it has loaded (a run of
+watch's); or a question (``client.call_in_interpreter``). The end of stdin ends the process.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import json
 import linecache
 import os
 import runpy
+import signal
 import sys
 import traceback
 import types
@@ -29,7 +30,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-RUN_SCRIPT = __file__
+ENTRY = __file__
 MOST_FILES_READ = 10_000
 NO_VERDICT = 70
 """Exit status of a script that ended by an uncaught exception; Python's own is 1, which means "reproduces"."""
@@ -43,9 +44,9 @@ class Base:
     last_module: str = ""
 
 
-def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
+def run_script(request: Mapping[str, Any], base: Base) -> int:
     """Run the script, or ``-m`` a module, as ``__main__`` in this process; its exit status. Writes
-    to ``folder`` which files it loaded."""
+    to the path ``files`` which it loaded."""
     faulthandler.enable(file=sys.stderr, all_threads=True)
     compile_anew(request["recompiled"])
     # Folders may have changed within their time stamp's grain, and sources since the server read them.
@@ -73,7 +74,7 @@ def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
         opened = read()  # before the look at what is loaded, which opens a file itself
         loaded = set(loaded_files(base.last_module)) - base.files
         files = sorted({os.path.realpath(path) for path in loaded | opened})
-        (folder / "files.json").write_text(json.dumps(files))
+        Path(request["files"]).write_text(json.dumps(files))
 
 
 def files_read() -> Callable[[], set[str]]:
@@ -152,32 +153,39 @@ def freezing_imports() -> Iterator[None]:
         gc.enable()
 
 
-def stand_by(fifo: str, modules: Sequence[str]) -> None:
-    """Import ``modules`` while nobody waits for it, then run the script that is named in the named pipe."""
+def answer_question(order: Mapping[str, Any]) -> None:
+    """Answer a question: each text that the function notes is printed after ``phase``, the answer is the last line."""
+    sys.path[:] = order["path"]
+    from minidbg.workers import child, serving
+
+    child.die_with_parent(signal.SIGKILL, order["parent"])
+    function = serving.function_named(order["call"])
+    said = function(order["argument"], lambda text: print("phase", text, flush=True))
+    print("\n" + json.dumps(said), flush=True)
+
+
+def main(*modules: str) -> int:
     with freezing_imports():
         for name in modules:
             with contextlib.suppress(Exception):  # the script will say what is missing
                 importlib.import_module(name)
-    with open(fifo, encoding="utf-8") as source:
-        line = source.readline()
+    line = sys.stdin.readline()
     if not line:
-        return
+        return 0
     order = json.loads(line)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.chdir(order.get("cwd", "."))
-    sys.argv[:] = order["argv"]
     if not sys.flags.safe_path:
         del sys.path[0]  # the folder of this file
+    if "call" in order:
+        answer_question(order)
+        return 0
+    os.chdir(order["cwd"])
+    if "files" in order:
+        return run_script(order, Base())
+    sys.argv[:] = order["argv"]
     sys.path.insert(0, os.path.dirname(order["argv"][0]))
     runpy.run_path(order["argv"][0], run_name="__main__")
-
-
-def main(way: str, *arguments: str) -> int:
-    if way == "--ahead":
-        stand_by(arguments[0], arguments[1:])
-        return 0
-    folder = Path(arguments[0])
-    return run_script(json.loads((folder / "request.json").read_text()), folder, Base())
+    return 0
 
 
 if __name__ == "__main__":
