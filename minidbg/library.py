@@ -24,7 +24,7 @@ from minidbg.reduction import publishing, reducing
 from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.result import Limits, Listener, ReductionResult, silent
 from minidbg.reduction.session import Session
-from minidbg.repro.cases import UsedBackend, case_of
+from minidbg.repro.cases import ChosenBackend, case_of
 
 StrPath = str | os.PathLike[str]
 
@@ -131,7 +131,7 @@ def save_repro(
     else:
         graph_module, values = capture_by_dynamo(model, inputs, dynamic=dynamic)
     found = backends.find_reference(backend, options=options, mode=mode, setup=setup, reference=reference)
-    used = UsedBackend(found, backend)
+    used = ChosenBackend(found, backend)
     case = case_of(graph_module, values, used, context=context, setup=setup, dynamic=dynamic)
     outcome = oracle.ask(case, seconds=seconds)
     if outcome.verdict is not Verdict.REPRODUCES:

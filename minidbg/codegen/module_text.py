@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from minidbg.backends import run_as_module
 from minidbg.codegen.expressions import Expressions
-from minidbg.codegen.names import Names, class_name
+from minidbg.codegen.names import Names, fresh_class_name
 from minidbg.codegen.origins import location, users_frame
 from minidbg.core.errors import CannotWrite
 from minidbg.fx.effects import lookup, nested_graphs, op_name, paired
@@ -97,7 +97,7 @@ class _Writer:
                 builder, _ = self.write_builder(inner, f"build_{attribute}", f"{path}{attribute}.")
                 builders.append(f"\n{builder}\n")
                 return f"build_{attribute}()"
-            used.add(name := class_name(attribute, used))
+            used.add(name := fresh_class_name(attribute, used))
             blocks.append(self.write_class(inner, name, f"{path}{attribute}.")[0])
             return f"self.{name}()"
 

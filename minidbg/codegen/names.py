@@ -75,7 +75,7 @@ class Names:
         return name
 
 
-def class_name(attribute: str, used: set[str]) -> str:
+def fresh_class_name(attribute: str, used: set[str]) -> str:
     words = _NOT_IN_NAMES.sub("_", attribute).split("_")
     base = "".join(word[:1].upper() + word[1:] for word in words)
     base = base if base and not base[0].isdigit() else f"Graph{base}"

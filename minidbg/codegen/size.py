@@ -23,7 +23,7 @@ def call_nodes(gm: fx.GraphModule) -> int:
     return sum(1 for _ in calls_of(gm, set()))
 
 
-def call_targets(gm: fx.GraphModule) -> tuple[str, ...]:
+def targets_of_calls(gm: fx.GraphModule) -> tuple[str, ...]:
     """What each computing node calls, in order."""
     return tuple(map(target_of, calls_of(gm, set())))
 

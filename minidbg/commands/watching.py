@@ -182,7 +182,7 @@ def list_repros(folder: Path | None, kinds: tuple[str, ...], as_json: bool) -> N
     """
     from minidbg.watch import queries
 
-    rows = queries.rows_of(existing_folder(folder), kinds)
+    rows = queries.status_rows(existing_folder(folder), kinds)
     none = f"no repros of kind {' or '.join(kinds)}"
     show_rows(rows, none if kinds and not rows else queries.list_text(rows), as_json=as_json)
 
@@ -231,7 +231,7 @@ def why_not_gone(path: Path) -> str:
         still = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
         return f"{display_path(path)} still {'reproduces' if still else f'fails ({outcome.verdict})'}: {said}"
     own = whole_name(repro.read_header(path).spec.device)
-    rows = [row for row in queries.rows_of(path) if row["verdict"] and not row["outdated"]]
+    rows = [row for row in queries.status_rows(path) if row["verdict"] and not row["outdated"]]
     seen = [row for row in rows if not is_judged or whole_name(row["device"]) != own]
     failing = [f"on {row['device']} at {moment(row['seen'])}" for row in seen if row["verdict"] in FAILING]
     reasons = [f"was last seen to fail {', '.join(failing)}"] if failing else []

@@ -47,7 +47,7 @@ from minidbg.fx.context import CONFIG_MODULES, current_context, literal_config
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.judge.death import died_by
 from minidbg.oracle.ask import device_of_values
-from minidbg.repro.cases import UsedBackend, backend_named, case_of, need_grad
+from minidbg.repro.cases import ChosenBackend, backend_named, case_of, need_grad
 
 SECONDS = 120.0
 """Time limit of each run of the whole program."""
@@ -115,7 +115,7 @@ def read_exported(path: Path) -> torch.export.ExportedProgram:
         ) from error
 
 
-def cases_of_exported(program: torch.export.ExportedProgram, backend: UsedBackend) -> Iterator[Case]:
+def cases_of_exported(program: torch.export.ExportedProgram, backend: ChosenBackend) -> Iterator[Case]:
     """The program's graph in the modes in which it may fail, the most usual first: inference, then training.
 
     Raises NoGraph, and what dynamo raises on a program that it cannot capture.
@@ -249,7 +249,7 @@ def read(path: Path) -> Case:
 def list_forms(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
     """The files with the cases that the file at ``path`` becomes, or why it becomes none; and what of it was left out."""
     ref = ast.literal_eval(argument["backend"])
-    replacing = UsedBackend(BackendRef(**ref), "") if ref is not None else None
+    replacing = ChosenBackend(BackendRef(**ref), "") if ref is not None else None
     execution = Execution(Path(argument["path"]), Path(argument["folder"]), replacing)
     return {"refused": execution.run(), "forms": execution.forms, "skipped": execution.skipped}
 
@@ -257,7 +257,7 @@ def list_forms(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
 class Execution:
     """A file of torch's minifier in a process that is the file's from now on."""
 
-    def __init__(self, path: Path, folder: Path, replacing: UsedBackend | None) -> None:
+    def __init__(self, path: Path, folder: Path, replacing: ChosenBackend | None) -> None:
         """``folder`` is for the cases; ``replacing`` is wanted instead of the backend in the file."""
         self.path, self.folder, self.replacing = path, folder, replacing
         self.forms: list[str] = []
@@ -336,7 +336,7 @@ def line_of(error: BaseException) -> int:
     return next(iter(numbers[::-1]), getattr(error, "lineno", None)) or 1
 
 
-def own_backend(named: Any) -> UsedBackend:
+def own_backend(named: Any) -> ChosenBackend:
     """The backend that the file names, or has imported. Raises UnreadableTorchRepro where no fresh
     process can have it."""
     try:

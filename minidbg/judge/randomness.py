@@ -292,7 +292,7 @@ class _Recorder(fx.Interpreter):
             return partial(overwrite, Drawn(result.clone(), call))
         if isinstance(result, Tensor):
             return partial(replace_value, Drawn(result.clone(), call))
-        if isinstance(result, tuple) and all(map(takes_a_part, node.users)):
+        if isinstance(result, tuple) and all(map(is_getitem, node.users)):
             parts = enumerate(clone_values(result))
             return partial(replace_parts, [Drawn(value, call, part) for part, value in parts])
         return None
@@ -476,7 +476,7 @@ def become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:
     node.op, node.target, node.args, node.kwargs = op, target, args, {}
 
 
-def takes_a_part(node: fx.Node) -> bool:
+def is_getitem(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[1], int)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from minidbg import backends, oracle, repro, workers
 from minidbg.codegen.inputs import materialise, write_inputs
 from minidbg.codegen.origins import user_line
-from minidbg.codegen.size import call_nodes, call_targets
+from minidbg.codegen.size import call_nodes, targets_of_calls
 from minidbg.core.deadline import Deadline
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.core.run_spec import LOST, CallPath
@@ -422,7 +422,9 @@ def why_not(last: Outcome, expected: Signature | None) -> str:
 def what_is_missing(smallest: Case, neighbour: Case) -> str:
     """What ``neighbour``, which passes, is without: ``passes without torch.relu``, or how many
     inputs; empty where it has them all."""
-    gone = Counter(call_targets(smallest.graph_module)) - Counter(call_targets(neighbour.graph_module))
+    gone = Counter(targets_of_calls(smallest.graph_module)) - Counter(
+        targets_of_calls(neighbour.graph_module)
+    )
     if gone:
         return f"passes without {' and '.join(gone)}"
     if len(neighbour.inputs) < len(smallest.inputs):

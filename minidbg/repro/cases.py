@@ -18,12 +18,12 @@ from minidbg.fx.case import Case
 
 
 @dataclass(frozen=True, slots=True)
-class UsedBackend:
+class ChosenBackend:
     ref: BackendRef
     compiler: str | CompilerFn
 
 
-def backend_named(backend: str | CompilerFn) -> UsedBackend:
+def backend_named(backend: str | CompilerFn) -> ChosenBackend:
     """What ``backends.named`` makes of a name, or the backend itself. Raises UnknownBackend or BackendUnreachable."""
     try:
         found = backends.named(backend) if isinstance(backend, str) else backend
@@ -31,13 +31,13 @@ def backend_named(backend: str | CompilerFn) -> UsedBackend:
         raise BackendUnreachable(
             f"backend={backend!r} cannot be imported: {error}; give a registered name or module:attribute"
         ) from error
-    return UsedBackend(backends.find_reference(found), found)
+    return ChosenBackend(backends.find_reference(found), found)
 
 
 def case_of(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
-    backend: UsedBackend,
+    backend: ChosenBackend,
     *,
     context: Context,
     notes: Sequence[str] = (),

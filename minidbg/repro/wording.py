@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from minidbg.codegen.size import call_nodes, call_targets
+from minidbg.codegen.size import call_nodes, targets_of_calls
 from minidbg.core.literals import write_literal
 from minidbg.core.run_spec import Context
 from minidbg.core.text import escape, plural
@@ -43,7 +43,7 @@ def op_names(gm: fx.GraphModule) -> tuple[str, ...]:
 
     ``getitem`` mostly picks one of several results, and is named where it is all there is.
     """
-    names = dict.fromkeys(filter(None, map(_short, call_targets(gm))))
+    names = dict.fromkeys(filter(None, map(_short, targets_of_calls(gm))))
     return tuple(name for name in names if name != "getitem") or tuple(names)
 
 

@@ -28,7 +28,7 @@ def history_in(folder: Path) -> contextlib.AbstractContextManager[History | None
 # list
 
 
-def rows_of(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
+def status_rows(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
     """One row for each repro, or those of these ``kinds``, and device; a repro that was never run
     has one without a verdict."""
     home = home_of([folder])
@@ -94,7 +94,7 @@ def status_of(folder: Path) -> Json:
     return {
         "folder": str(home), "running": bool(holder), "stopped": bool(holder.get("stopped")),
         **{name: holder.get(name) for name in ("pid", "host", "started")},
-        "verdicts": dict(Counter(map(standing_of, rows_of(home)))),
+        "verdicts": dict(Counter(map(standing_of, status_rows(home)))),
         "last_sweep": last and last.id, "last_sweep_started": last and last.started, "last_sweep_end": end,
         "revision": revision_text(last.revisions) if last else "",
     }  # fmt: skip

@@ -22,7 +22,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import minidbg
 from minidbg.codegen.module_text import instantiate, write_module
-from minidbg.codegen.size import call_targets
+from minidbg.codegen.size import targets_of_calls
 from minidbg.fx.copying import capture_by_dynamo
 
 QUICK = {
@@ -87,7 +87,7 @@ def test_dynamo_traces_what_is_written_of_it_as_it_was(construct: Construct) -> 
         again, _ = capture_by_dynamo(module, inputs, dynamic=dynamic)
     # From 2.14 on dynamo writes arithmetic on sizes in an order of its own.
     compared = sorted if dynamic else list
-    assert compared(call_targets(again)) == compared(call_targets(gm))
+    assert compared(targets_of_calls(again)) == compared(targets_of_calls(gm))
 
 
 @pytest.mark.slow

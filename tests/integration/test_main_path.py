@@ -11,7 +11,7 @@ import torch
 from support.command_line import cli, python
 
 import minidbg
-from minidbg.codegen.size import call_targets
+from minidbg.codegen.size import targets_of_calls
 from minidbg.core.errors import NotReproduced
 
 pytestmark = pytest.mark.slow
@@ -83,7 +83,7 @@ def test_accept_says_that_a_repro_still_reproduces_and_changes_nothing(folder: P
 
 def test_a_repro_loads_as_a_case_and_is_checked(folder: Path) -> None:
     case = minidbg.load(only_repro(folder))
-    assert call_targets(case.graph_module) == ("torch.relu",)
+    assert targets_of_calls(case.graph_module) == ("torch.relu",)
     assert case.kind is minidbg.Kind.COMPILE
     assert case.signature.types == ("ValueError",)
     assert [tuple(value.shape) for value in case.inputs] == [(1, 1)], "sizes do not matter to this failure"
@@ -101,7 +101,7 @@ def test_reducing_a_repro_that_was_edited_by_hand(folder: Path, tmp_path: Path) 
     line = f"{indent}{result} = sum(torch.relu({argument}).sin() for _ in range(2))"
     edited.write_text(text.replace(found[0], line))
     path = minidbg.reduce(edited, folder=tmp_path / "out")
-    assert call_targets(minidbg.load(path).graph_module) == ("torch.relu",)
+    assert targets_of_calls(minidbg.load(path).graph_module) == ("torch.relu",)
 
 
 def test_save_repro_writes_an_unreduced_script_that_fails(

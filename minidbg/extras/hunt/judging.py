@@ -29,7 +29,7 @@ from minidbg.judge.run import HANDED_BACK
 from minidbg.oracle.execute import ANOTHER_GRAPH, execute
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import with_failure
-from minidbg.repro.cases import UsedBackend, backend_named
+from minidbg.repro.cases import ChosenBackend, backend_named
 from minidbg.torch_internals.dynamo import CONTROL_FLOW
 
 SAYS_UNSUPPORTED = re.compile(
@@ -55,7 +55,7 @@ class SampleResult(enum.StrEnum):
         return list(SampleResult).index(self)
 
 
-def backend_of(argument: Mapping[str, Any]) -> UsedBackend:
+def backend_of(argument: Mapping[str, Any]) -> ChosenBackend:
     """The backend with its options and mode. Raises MinidbgError, also where torch.compile would not take them."""
     used, options, mode = backend_named(argument["backend"]), argument["options"], argument["mode"]
     try:
@@ -90,7 +90,9 @@ def run_sample_alone(argument: Mapping[str, Any], note: object) -> dict[str, Any
     )  # fmt: skip
 
 
-def sample_outcome(sample: Sample, backend: UsedBackend, judge: Callable[[Case], Outcome]) -> dict[str, Any]:
+def sample_outcome(
+    sample: Sample, backend: ChosenBackend, judge: Callable[[Case], Outcome]
+) -> dict[str, Any]:
     """The outcome as JSON values; empty past the cell's last sample."""
     warnings.simplefilter("ignore")
     try:

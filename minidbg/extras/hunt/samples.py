@@ -16,7 +16,7 @@ from minidbg.core.errors import BadSetting, MinidbgError, nearest
 from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.repro.cases import UsedBackend, case_of, need_grad
+from minidbg.repro.cases import ChosenBackend, case_of, need_grad
 
 DTYPES = (
     "float32", "int64", "bfloat16", "float16", "bool", "complex64", "int32", "float64", "uint8", "int8", "int16",
@@ -95,7 +95,7 @@ def matching(patterns: Iterable[str], known: Iterable[str], what: str) -> list[s
     return [name for name in names if name in wanted]
 
 
-def case_of_sample(sample: Sample, backend: UsedBackend) -> Case | None:
+def case_of_sample(sample: Sample, backend: ChosenBackend) -> Case | None:
     """The graph that dynamo makes of the sample, as a case of which no failure is known; None past
     the cell's last sample.
 

@@ -9,7 +9,7 @@ import torch
 from support.graphs_to_write import graph_of
 from torch import fx
 
-from minidbg.codegen.size import call_nodes, call_targets, canonical_text
+from minidbg.codegen.size import call_nodes, canonical_text, targets_of_calls
 
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 ONE = torch.ones(2)
@@ -42,7 +42,7 @@ def adding(target: Any, *args: Any, name: str = "add", **kwargs: Any) -> fx.Grap
 def test_only_nodes_that_compute_count_and_a_nested_graph_once() -> None:
     assert call_nodes(with_body("body")) == 3
     assert call_nodes(with_body("one", "other")) == 4
-    assert call_targets(with_body("body")) == (
+    assert targets_of_calls(with_body("body")) == (
         ".cos",
         ".relu",
         "torch.ops.higher_order.tag_activation_checkpoint",

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch._higher_order_ops import scan, while_loop
 from torch.utils.checkpoint import checkpoint
 
-from minidbg.codegen.size import call_targets
+from minidbg.codegen.size import targets_of_calls
 from minidbg.reduction.core import Minimized, minimize
 
 Program = Callable[[Tensor], Any]
@@ -85,7 +85,7 @@ def test_of_an_op_over_rows_the_graph_keeps_a_call_for_each_result(
 ) -> None:
     """A body may not return what it is given, nor one value twice: compilers refuse that in words of their own."""
     result = reduced(program, op)
-    assert call_targets(result.graph_module) == (*calls_left, f"torch.ops.higher_order.{op}")
+    assert targets_of_calls(result.graph_module) == (*calls_left, f"torch.ops.higher_order.{op}")
 
 
 def two_carries(x: Tensor) -> Any:

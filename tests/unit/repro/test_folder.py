@@ -30,7 +30,7 @@ from minidbg.repro import (
 )
 from minidbg.repro import publish as publish_draft
 from minidbg.repro.folder import as_safetensors
-from minidbg.watch.queries import rows_of
+from minidbg.watch.queries import status_rows
 
 
 def publish(case, folder):
@@ -75,7 +75,7 @@ def test_different_failures_never_share_a_file(make_case, tmp_path):
 
 def test_what_nothing_has_run_since_is_listed_with_the_time_it_was_written(make_case, tmp_path):
     publish(make_case(), tmp_path)
-    (row,) = rows_of(tmp_path)
+    (row,) = status_rows(tmp_path)
     assert row["verdict"] is None
     assert abs(row["written"] - time.time()) < 100
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.graphs_to_write import graph_of
 
-from minidbg.codegen.size import call_nodes, call_targets, canonical_text
+from minidbg.codegen.size import call_nodes, canonical_text, targets_of_calls
 from minidbg.core.errors import UnreadableRepro
 from minidbg.core.run_spec import BackendRef, CallPath, Context
 from minidbg.fx.copying import capture_by_dynamo
@@ -175,7 +175,7 @@ class TestEdited:
         other = "        return tuple(helper(x * n) for n in range(2))"
         helper = "def helper(value):\n    return value.relu()\n\n\nclass Repro"
         loaded = load(self.edited(make_case, tmp_path, (forward, other), ("class Repro", helper)))
-        assert call_targets(loaded.graph_module).count(".relu") == 2
+        assert targets_of_calls(loaded.graph_module).count(".relu") == 2
         assert "def helper" in loaded.backend.embedded
 
     def test_an_import_added_at_the_top_is_kept(self, make_case, tmp_path):

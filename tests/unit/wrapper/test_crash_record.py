@@ -15,7 +15,7 @@ from support.doubles import Hands
 from torch import fx
 
 import minidbg
-from minidbg.codegen.size import call_targets
+from minidbg.codegen.size import targets_of_calls
 from minidbg.core.settings import Settings
 from minidbg.repro import crash_records, load, read_header
 from minidbg.repro.crash_records import Step
@@ -84,7 +84,7 @@ def test_record_loads_as_the_case_with_its_indices_and_masks(
     assert torch.equal(case.inputs[2], VALUES[2])
     assert case.inputs[0].shape == VALUES[0].shape
     assert not torch.equal(case.inputs[0], VALUES[0])
-    assert call_targets(case.graph_module) == ("torch.index_select", "torch.where")
+    assert targets_of_calls(case.graph_module) == ("torch.index_select", "torch.where")
     assert sum(path.stat().st_size for path in capture.parent.glob("*.safetensors")) < VALUES[0].nbytes
 
 
