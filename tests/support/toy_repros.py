@@ -81,32 +81,32 @@ def ExecutedScript(*parts):
     return parts
 
 
-def main(script, argv):
+def main(script, argv, say):
     if "--one-op" in argv:
-        print(json.dumps(one_op()))
+        say(json.dumps(one_op()))
         return 0
     if EXPECTED["kind"] in ("crash", "hang") and "--child" not in argv:
-        return in_child()
+        return in_child(say)
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--options")
     parser.add_argument("--child", action="store_true")
     options = parser.parse_args(argv)
-    note = (lambda phase: print("phase", phase, flush=True)) if options.child else lambda phase: None
+    note = (lambda phase: say(f"phase {{phase}}")) if options.child else lambda phase: None
     found = judge(note)
-    print(json.dumps({{**found, "repro": __file__, "backend": "toy", "torch": ""}}))
+    say(json.dumps({{**found, "repro": __file__, "backend": "toy", "torch": ""}}))
     return {{"gone": 0, "reproduces": 1, "changed": 3, "skipped": 125}}[found["verdict"]]
 
 
 if __name__ == "__main__":
-    sys.exit(main(None, sys.argv[1:]))
+    sys.exit(main(None, sys.argv[1:], lambda text: print(text, flush=True)))
 import minidbg.judge
 
 minidbg.judge.script = sys.modules["minidbg.judge.script"] = sys.modules[__name__]
 """
 
 CRASHES = """
-def in_child():
+def in_child(say):
     import signal, subprocess
     limit = {limit}
     try:
@@ -120,7 +120,7 @@ def in_child():
         kind = "hang" if hung else "crash"
         verdict = "reproduces" if kind == EXPECTED["kind"] else {{"hang": "timeout", "crash": "crashed"}}[kind]
         found = outcome(verdict, {{"kind": kind, "direction": "forward"}})
-    print(json.dumps(found))
+    say(json.dumps(found))
     return {{"gone": 0, "reproduces": 1}}.get(found["verdict"], 3)
 
 

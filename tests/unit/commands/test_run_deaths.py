@@ -18,14 +18,13 @@ def test_a_crash_is_a_capture_when_its_reduction_gave_nothing(
 ) -> None:
     place = crash_records.own_name(1, crash_records.Step.COMPILE).place
     record = (
-        crash_records.record_folder(tmp_path)
+        crash_records.make_record_folder(tmp_path)
         / f"{place}-{2**22 + 1}-{10**13}-1.{crash_records.Step.COMPILE}.py"
     )
-    record.parent.mkdir(parents=True)
     record.write_text("# the graph")
-    capture = crash_records.capture_of(record)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=""))
     settings = Settings(reduce=Reduce.NOW, repro_dir=tmp_path)
     (line,) = launch.deaths_since(0.0, settings, launch.Ending(-11), lambda text: None)
     assert "not reduced: the capture is in" in line
-    assert capture.exists()
+    (capture,) = (tmp_path / ".minidbg" / "captures").glob("crash_*.py")
+    assert capture.read_text() == "# the graph"

@@ -146,7 +146,7 @@ def test_the_message_says_which_output_where_how_much_and_what_was_allowed() -> 
     actual = expected.clone()
     actual[4, 17] = 1.5
     assert found(actual, expected, expected.double())["message"] == (
-        "output 0 differs: relative error 5.0e-01 at [4, 17], allowed 4.0e-05 (float32, cpu); "
+        "output 0 differs: relative error 5.0e-01 at [4, 17], allowed 1.2e-05 (float32, cpu); "
         "RMSE against float64: backend 5.0e-02, eager 0.0e+00"
     )
 

@@ -65,7 +65,7 @@ def test_record_is_there_during_a_step_and_rests_between_two(
     with record.during_backward():
         assert steps(repro_dir) == ["backward"]
     assert steps(repro_dir) == []
-    assert list(crash_records.record_folder(repro_dir).iterdir()) == []
+    assert list(crash_records.make_record_folder(repro_dir).iterdir()) == []
 
 
 def test_record_loads_as_the_case_with_its_indices_and_masks(
