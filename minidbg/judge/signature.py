@@ -207,7 +207,10 @@ def meaningful_lines(text: str) -> list[str]:
     if found:
         return list(dict.fromkeys(line.strip() for line in found))[:2]  # once for each loop that holds it
     lines = []
-    for line in re.sub(COMMAND, "", text).splitlines():
+    head, mark, rest = text.rpartition(
+        "\nOutput:\n"
+    )  # where no output follows, a command is sought only once
+    for line in (re.sub(COMMAND, "", head + mark) + rest).splitlines():
         if re.match(APPENDIX, line):
             break
         lines.append(line.strip())

@@ -124,8 +124,8 @@ class Verification:
             return self.failure(self.backward_error, Kind(phase or "runtime"), Direction.BACKWARD)
         if expected["gradients"] is None:
             self.facts.leave_out(GRADIENTS_REFUSED)
-        if self.spec.level is Level.DYNAMO and isinstance(result, (tuple, list)):
-            result = result[: len(expected["outputs"])]  # dynamo takes no more
+        if isinstance(result, (tuple, list)):
+            result = result[: len(expected["outputs"])]  # nobody takes more
         actual = left_behind(result, inside.model, tuple(args), self.gradients or {})
         runs = comparison_with(inside, self.spec, actual, expected)
         if (suspect_nodes := inside.spoilt_unseen(args)) is not None:

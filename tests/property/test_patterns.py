@@ -52,7 +52,7 @@ def test_a_pattern_is_found_in_the_text_that_it_was_made_of(kind: type[Exception
 
 REPEATED = (
     "Too", "To", "s#", "#", "(-", "-", "Max(", "FloorDiv", "Mod", "s# + ", "zuf# ,", "0x1f", "a://b", "/a.b", "abcdefabcdef",
-    "%a", "L[a]", "a1", "_#", "1.5e1", "#, ", "[ ", "(#,", "abcd; ", "a b; ", "error: ", "target: a ",
+    "Command:\n" * 20, "%a", "L[a]", "a1", "_#", "1.5e1", "#, ", "[ ", "(#,", "abcd; ", "a b; ", "error: ", "target: a ",
 )  # fmt: skip
 
 
