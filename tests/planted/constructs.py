@@ -328,7 +328,7 @@ MODES_AND_WRITES = [
     Construct("written_input", writes_its_input, square, raises_on("mul_"), ["mul_"]),
     Construct(
         "aliased_inputs", writes_one_of_two, two_views, raises_where("aliased"), ["relu_", "cos"],
-        check=lambda found: "storage[1:]" in found.text, full=True,
+        check=lambda found: found.text.count("= storage.") == 2, full=True,
     ),
     Construct("assignment", assigns, square, raises_on("setitem"), ["setitem"]),
     Construct("graph_break", breaks, square, raises_on("relu"), ["relu"]),
