@@ -207,9 +207,8 @@ def meaningful_lines(text: str) -> list[str]:
     if found:
         return list(dict.fromkeys(line.strip() for line in found))[:2]  # once for each loop that holds it
     lines = []
-    head, mark, rest = text.rpartition(
-        "\nOutput:\n"
-    )  # where no output follows, a command is sought only once
+    # where no output follows a command, its end is not sought
+    head, mark, rest = text.rpartition("\nOutput:\n")
     for line in (re.sub(COMMAND, "", head + mark) + rest).splitlines():
         if re.match(APPENDIX, line):
             break

@@ -76,17 +76,20 @@ def git(*words: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-@cache
+def newest() -> int:
+    """When the newest commit was made, in seconds."""
+    return int(git("log", "-1", "--format=%ct") or 0)
+
+
 def day() -> int:
     """The day of the newest commit: the same commit asks the same tests whenever it is tried."""
-    return int(git("log", "-1", "--format=%ct") or 0) // 86400
+    return newest() // 86400
 
 
 @cache
 def rooms_changed() -> frozenset[str]:
     """Those that the commits of the last day, counted from the newest, have touched."""
-    since = f"--since={int(git('log', '-1', '--format=%ct') or 0) - 86400}"
-    paths = git("log", since, "--name-only", "--format=", "--", "../minidbg").split()
+    paths = git("log", f"--since={newest() - 86400}", "--name-only", "--format=", "--", "../minidbg").split()
     return frozenset(path.split("/")[1] for path in paths if path.count("/") > 1)
 
 

@@ -41,6 +41,10 @@ def _server_ends() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
     """No child, zombie or descriptor more than before the test, but the one interpreter that is kept for questions."""
+    if left_over(
+        own_server()
+    ):  # an interpreter that another folder's test has had started ahead, and not used
+        workers.end_server()
     before = open_descriptors()
     kept_before = own_server()
     yield
