@@ -19,7 +19,7 @@ from minidbg.reduction.culprits import drop_chunks, keep_needed, narrow_window, 
 from minidbg.reduction.problem import Oracle, Pass, ReductionProblem, run_passes
 from minidbg.reduction.result import Limits
 from minidbg.reduction.simplify import SIMPLIFYING, is_another_cause, plainness, simplify_inputs_at_once
-from minidbg.reduction.subsets import FEW_UNITS, follow_frames, try_suspects
+from minidbg.reduction.subsets import FEW_UNITS, follow_suspects
 
 LEAST_SIMPLIFYING_S = 20.0
 """Simplification may take as long as the reduction before it took, and at least this."""
@@ -105,10 +105,7 @@ def reduce_graph(
     proven: Candidate | None = None
     interrupted, whole_passed, is_out_of_budget = False, False, False
     try:
-        follow_frames(problem)
-        if not problem.steps:
-            problem.begin_phase("suspects")
-            try_suspects(problem)
+        follow_suspects(problem)
         reduce_to_fixed_point(problem)
         problem.confirm_whole()
         proven = problem.best
@@ -203,7 +200,7 @@ def find(problem: ReductionProblem) -> None:
             problem.begin_phase(name)
             search(problem)
         if problem.best is not before:
-            follow_frames(problem)
+            follow_suspects(problem)
 
 
 def polish(problem: ReductionProblem) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from minidbg.reduction.candidate import last_that_holds
 from minidbg.reduction.problem import ReductionProblem
-from minidbg.reduction.subsets import FEW_UNITS, Subsets, follow_frames, representatives
+from minidbg.reduction.subsets import FEW_UNITS, Subsets, follow_suspects, representatives
 
 SMALL_WINDOW = 48
 """Units of a window in which needed ones are looked for one by one."""
@@ -38,7 +38,7 @@ def narrow_window(problem: ReductionProblem) -> None:
     while high - low > SMALL_WINDOW:
         half, other = halves(low, high, len(presumed))
         if subsets.fails(range(*half)):
-            follow_frames(problem)
+            follow_suspects(problem)
             subsets, presumed = Subsets(problem), []
             low, high = 0, len(subsets)
         else:

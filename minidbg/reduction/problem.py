@@ -93,7 +93,7 @@ class ReductionProblem:
     """Words of the error, which may be names of nodes or ops: the culprits'."""
     frames: Callable[[], Suspects] = tuple
     """The nodes that the frames of the failure of ``best`` held, as far as that is known; innermost frame first."""
-    followed: Suspects = ()
+    followed: Suspects | None = None
     """What was asked of them."""
     on_phase: Callable[[str], object] = str
     """Hears the name of each phase as it begins."""

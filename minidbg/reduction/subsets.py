@@ -5,6 +5,7 @@ It names nodes by the frames of its traceback or by its text; these are asked fo
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from typing import Any, TypeAlias
@@ -16,6 +17,7 @@ from minidbg.fx.case import Case
 from minidbg.fx.effects import Mode, class_of_call, is_call, mode_of, nesting_levels, op_name
 from minidbg.fx.pieces import is_unpacking
 from minidbg.fx.record import Recording
+from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import SHOWN
 from minidbg.reduction.problem import ReductionProblem
 
@@ -54,6 +56,11 @@ class Subsets:
         if verdict is Verdict.GONE and not how:
             self.problem.remember_passing(names)
         return verdict in SHOWN
+
+    def called(self, names: Set[str] | Sequence[str]) -> list[int]:
+        """Units with a node of one of these names."""
+        named = {*names}
+        return [n for n, unit in enumerate(self.units) if any(node.name in named for node in unit)]
 
     def links(self, *, both_ways: bool = True) -> list[set[int]]:
         """For each unit those that it takes values from, and ``both_ways`` those that take its own."""
@@ -105,7 +112,7 @@ def representatives(subsets: Subsets, numbers: Iterable[int]) -> list[int]:
     return sorted(first.values())
 
 
-DISTANCES = (0, 1, 2, 4)
+DISTANCES = (1, 2, 4)
 """Dependency steps around the suspects, tried in this order."""
 SLICES = (4, 16, 64)
 """Dependency steps back from an op that fails when it runs: what it was given may have gone wrong long before."""
@@ -120,81 +127,72 @@ MOST_MAKERS = 8
 """Factories and writes that are kept inside with the suspects that take them."""
 
 
-def follow_frames(problem: ReductionProblem) -> None:
-    """``try_frames`` with what the frames of the failure of ``best`` held, as long as it is not
-    small and they name anything new."""
+def follow_suspects(problem: ReductionProblem) -> None:
+    """Ask the ``guesses`` until one fails, and again from there, as long as the graph is not small
+    and the frames of its failure name anything new. Cost: at most fifteen calls a turn."""
     phase, before = problem.phase, None
-    while problem.best is not before and len(problem.best.calls) > FEW_SUBSET_CALLS:
-        before, groups = problem.best, problem.frames()
-        if groups == problem.followed:
+    while problem.best is not before and (len(problem.best.calls) > FEW_SUBSET_CALLS or not problem.steps):
+        before, frames = problem.best, problem.frames()
+        if frames == problem.followed:
             break
-        problem.followed = groups
-        problem.begin_phase("frames")
-        try_frames(problem, groups)
+        problem.followed = frames
+        problem.begin_phase("suspects")
+        subsets = Subsets(problem)
+        any(subsets.fails(units, **how) for units, how in guesses(subsets, frames))
     problem.begin_phase(phase)
 
 
-def try_frames(problem: ReductionProblem, groups: Sequence[Sequence[str]]) -> None:
-    """Ask what each frame names, innermost first, what the text names, then more and more around a
-    frame's. Cost: at most eleven calls.
+def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int], dict[str, Any]]]:
+    """Units that may be all that the failure needs, likeliest first, and how they are cut out.
 
+    What each frame names, innermost first; what the text names; then more and more around these.
     Of a failure at run time the frame names the op that noticed. What runs after it cannot be the
     cause: there, the backward slice.
     """
-    subsets = Subsets(problem)
-    named = [units for names in groups if (units := units_called(subsets, names))]
+    problem, half = subsets.problem, len(subsets) // 2
+    ops = [op_name(unit[0]).strip("_").lower() for unit in subsets.units]
     words = {hint.lower() for hint in problem.hints}
-    half, both = len(subsets) // 2, of_two_frames(subsets, named)
-    guesses = [*frames_to_ask(subsets, named, words), both]
+    named = [units for names in frames if (units := subsets.called(names))]
+
+    by_frame = []
+    both_name = sorted({number for units in named[:GROUPS] for number in units if ops[number] in words})
+    if len(both_name) == 1 and both_name not in named:
+        by_frame.append(both_name)
+    for inner, units in itertools.pairwise([[], *named[:GROUPS]]):
+        # a frame often holds what an op is given and the frame around it the op
+        added = [number for number in units if number not in inner]
+        if inner and len(added) == 1 and {*inner} < {*units}:
+            by_frame.append(added)
+        by_frame.append(with_makers(subsets, units))
+    apart = [units for units in named if not {*units} & {*named[0]}]
+    # two ops that a compiler wants to join
+    joined = with_makers(subsets, sorted({*named[0], *min(apart, key=len)})) if apart else []
+    by_frame.append(joined)
     if problem.steps and len(subsets) <= FEW_UNITS:  # of these, which frames have led to, most are needed
-        worth = [chosen for chosen in guesses if half < len(chosen) < len(subsets)]
-        if not any(map(subsets.fails, worth)) and both in worth:
-            subsets.fails(both, bypass=True)
+        worth = [units for units in by_frame if half < len(units) < len(subsets)]
+        yield from ((units, {}) for units in worth)
+        if joined in worth:
+            yield joined, {"bypass": True}
         return
+
+    by_op = [number for number, op in enumerate(ops) if op in words]
+    by_name = subsets.called(words)
+    # relu_3 is a node's own name, relu may be any; add is in many a text, and many times in a graph
+    numbered = [number for number in by_name if subsets.units[number][0].name.rpartition("_")[2].isdigit()]
+    suspects = numbered or representatives(subsets, by_op or by_name)
+    by_text = [number for number in by_op if ops.count(ops[number]) == 1], suspects
+    at_run_time = problem.fails_when_it_runs
     around = (
-        neighbourhood(subsets, named[0], steps, both_ways=not problem.fails_when_it_runs)
-        for steps in (SLICES if problem.fails_when_it_runs else DISTANCES[1:])
+        with_makers(subsets, neighbourhood(subsets, named[0], steps, both_ways=not at_run_time))
+        for steps in (SLICES if at_run_time else DISTANCES)
         if named
     )
-    guesses += [only_ones(subsets, problem.hints), suspected(subsets, problem.hints)]
-    guesses += [with_makers(subsets, units) for units in around]
-    for chosen in guesses:
-        if len(chosen) <= half and subsets.fails(chosen):
-            return
-
-
-def frames_to_ask(subsets: Subsets, named: Sequence[Sequence[int]], words: Set[str]) -> Iterator[list[int]]:
-    """Units to ask for: the one that the text names as well, then each frame's own.
-
-    A frame often holds what an op is given and the frame around it the op, which is then asked by itself.
-    """
-    everything = sorted(set().union(*named[:GROUPS]))
-    by_text = [number for number in everything if _op(subsets, number) in words]
-    if len(by_text) == 1 and by_text not in named:
-        yield by_text
-    inner: Set[int] = set()
-    for units in named[:GROUPS]:
-        added = [number for number in units if number not in inner]
-        if inner and inner < set(units) and len(added) == 1:
-            yield added
-        inner = set(units)
-        yield with_makers(subsets, units)
-
-
-def of_two_frames(subsets: Subsets, named: Sequence[Sequence[int]]) -> list[int]:
-    """The innermost frame's units and the fewest that another frame names apart from them: two ops
-    that a compiler wants to join."""
-    apart = [units for units in named if not set(units) & set(named[0])]
-    return with_makers(subsets, sorted({*named[0], *min(apart, key=len)})) if apart else []
-
-
-def _op(subsets: Subsets, number: int) -> str:
-    return op_name(subsets.units[number][0]).strip("_").lower()
-
-
-def units_called(subsets: Subsets, names: Iterable[str]) -> list[int]:
-    wanted = set(names)
-    return [number for number, unit in enumerate(subsets.units) if any(node.name in wanted for node in unit)]
+    yield from ((units, {}) for units in itertools.chain(by_frame, by_text, around) if len(units) <= half)
+    if not problem.steps and len(suspects) <= half:
+        for steps in DISTANCES if len(suspects) <= FEW_SUSPECTS else DISTANCES[1:2]:
+            wider = neighbourhood(subsets, suspects, steps)
+            if len(wider) < len(subsets):
+                yield wider, {}
 
 
 def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
@@ -219,21 +217,6 @@ def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
     return sorted(found) if len(found) <= len(numbers) + MOST_MAKERS else sorted(numbers)
 
 
-def try_suspects(problem: ReductionProblem) -> None:
-    """Ask what the text names, then more and more of what it takes and gives. Cost: at most one
-    call per distance, and one before them."""
-    subsets = Subsets(problem)
-    if subsets.fails(only_ones(subsets, problem.hints)):
-        return
-    suspects = suspected(subsets, problem.hints)
-    if not suspects or len(suspects) > len(subsets) // 2:
-        return
-    for distance in DISTANCES if len(suspects) <= FEW_SUSPECTS else DISTANCES[::2]:
-        around = neighbourhood(subsets, suspects, distance)
-        if len(around) < len(subsets) and subsets.fails(around):
-            return
-
-
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
 
 
@@ -248,29 +231,3 @@ def hints_from_error(case: Case) -> tuple[str, ...]:
     if case.signature is not None:
         text = f"{text} {case.signature.message} {' '.join(case.signature.frames)}"
     return tuple(dict.fromkeys(WORD.findall(text)))
-
-
-def only_ones(subsets: Subsets, hints: Sequence[str]) -> list[int]:
-    """Units whose op a hint names and no other unit has: ``add`` is in many a text, and many times in the graph."""
-    words = {hint.lower() for hint in hints}
-    by_op: dict[str, list[int]] = {}
-    for number in range(len(subsets)):
-        by_op.setdefault(_op(subsets, number), []).append(number)
-    found = sorted(units[0] for op, units in by_op.items() if op in words and len(units) == 1)
-    return found if len(found) <= len(subsets) // 2 else []
-
-
-def suspected(subsets: Subsets, hints: Sequence[str]) -> list[int]:
-    """Units that a hint names: by the node's own name, else one of each kind of op with that name."""
-    words = {hint.lower() for hint in hints}
-    by_node = units_called(subsets, words)
-    exact = [number for number in by_node if _is_numbered(subsets.units[number][0])]
-    if exact:
-        return exact
-    by_op = [number for number in range(len(subsets)) if _op(subsets, number) in words]
-    return representatives(subsets, by_op or by_node)
-
-
-def _is_numbered(node: fx.Node) -> bool:
-    """Whether the node's name is more than its op's name: ``relu_3``, not ``relu``."""
-    return node.name.rpartition("_")[2].isdigit()
