@@ -21,8 +21,8 @@ from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.copying import capture_by_dynamo, copy_graph_module
 from minidbg.reduction import publishing, reducing
-from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.result import Limits, Listener, ReductionResult, silent
+from minidbg.reduction.search import BudgetSpent
 from minidbg.reduction.session import Session
 from minidbg.repro.cases import ChosenBackend, case_of
 

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, TypeAlias
 
+import torch
 from torch import fx
 
+from minidbg.core.deadline import NEVER, Deadline
 from minidbg.core.errors import MinidbgError, NotReproduced
-from minidbg.core.outcome import Verdict
+from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx.copying import clone_values, copy_graph_module, freezing_gc
 from minidbg.reduction import edits
-from minidbg.reduction.candidate import BudgetSpent, Candidate
-from minidbg.reduction.culprits import drop_chunks, keep_needed, narrow_window, try_islands
-from minidbg.reduction.problem import Oracle, Pass, ReductionProblem, run_passes
-from minidbg.reduction.result import Limits
+from minidbg.reduction.find import (
+    FEW_UNITS,
+    drop_chunks,
+    follow_suspects,
+    keep_needed,
+    narrow_window,
+    try_islands,
+)
+from minidbg.reduction.search import BudgetSpent, Candidate, Pass, Search, repeat, run_passes
 from minidbg.reduction.simplify import SIMPLIFYING, is_another_cause, plainness, simplify_inputs_at_once
-from minidbg.reduction.subsets import FEW_UNITS, follow_suspects
 
 LEAST_SIMPLIFYING_S = 20.0
 """Simplification may take as long as the reduction before it took, and at least this."""
@@ -43,14 +51,21 @@ class Minimized:
     """One step smaller, and passing."""
     is_out_of_budget: bool = False
     """Whether a spent budget ended it: what it has is certified or not, and perhaps not as plain as it may be."""
-    whole_passed: bool = False
-    """Whether the whole, said to fail, did not when it was asked, or dynamo took nothing that was
-    as it is: there was nothing to reduce."""
+
+
+class End(Enum):
+    """What ended a search. Each but the last leaves the best so far."""
+
+    NOTHING_LEFT = 0
+    BUDGET = 1
+    CTRL_C = 2
+    WHOLE_PASSED = 3
+    """The whole, said to fail, did not when it was asked, or dynamo took nothing as it is: there was nothing to reduce."""
 
 
 Passes: TypeAlias = tuple[tuple[str, Pass], ...]
 
-FINDING: tuple[tuple[str, Callable[[ReductionProblem], None]], ...] = (
+FINDING: tuple[tuple[str, Callable[[Search], None]], ...] = (
     ("islands", try_islands),
     ("bisect", narrow_window),
     ("needed", keep_needed),
@@ -71,7 +86,7 @@ POLISHING: Passes = (
 """Single removals, repeated until none succeeds."""
 
 ALONG_A_CHAIN: Passes = tuple(
-    sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 4.5)
+    sorted(POLISHING, key=lambda row: POLISHING.index(row) if row[0] != "bypass" else 4.5)
 )
 """The same where values go wrong at one op and are noticed at another: a call between them can be
 bypassed, and seldom left out."""
@@ -81,134 +96,96 @@ AT_FIRST: Passes = (*SIMPLIFYING[:2], ("all at once", simplify_inputs_at_once), 
 
 
 @freezing_gc()
-def reduce_graph(
-    graph_module: fx.GraphModule,
-    inputs: Sequence[Any],
-    ask: Oracle,
-    *,
-    simplify: bool = False,
-    **how: Any,
-) -> Minimized:
-    """The smallest graph cut out of ``graph_module`` that ``ask`` finds interesting.
+def reduce_graph(search: Search, *, simplify: bool = False) -> End:
+    """Find the smallest graph cut out of ``search.best`` that its oracle finds interesting.
 
-    ``ask`` must not write to the graphs and inputs of its candidates.
-    ``simplify`` adds the edits beyond nodes, inputs and outputs. ``how`` are fields of
-    ``ReductionProblem``. Ctrl-C and a spent budget end it with the best so far. Raises what ``ask``
-    raises, and NotReproduced when the whole had to be asked and did not fail; where it was said to
-    be known, ``whole_passed`` says so instead.
+    The oracle must not write to the graphs and inputs of its candidates. ``simplify`` adds the
+    edits beyond nodes, inputs and outputs. Ctrl-C and a spent budget end it with the best so far.
+    Raises what the oracle raises, and NotReproduced when the whole had to be asked and did not
+    fail; where it was said to be known, that is an end.
     """
-    tokens = tuple(
-        ("value", "", node.name, 0, ()) for node in graph_module.graph.nodes if node.op == "placeholder"
-    )
-    whole = Candidate(graph_module, tuple(inputs), tokens, faithful=True, by_names=True)
-    problem = ReductionProblem(whole, ask, **how)
-    proven: Candidate | None = None
-    interrupted, whole_passed, is_out_of_budget = False, False, False
     try:
-        follow_suspects(problem)
-        reduce_to_fixed_point(problem)
-        problem.confirm_whole()
-        proven = problem.best
+        follow_suspects(search)
+        reduce_to_fixed_point(search)
+        if not search.whole_is_known:
+            search.confirm_whole()
+        search.proven = search.best
         if simplify:
-            simplify_truly(problem)
-            proven = problem.best
+            simplify_truly(search)
+            search.proven = search.best
     except BudgetSpent:
-        is_out_of_budget = True
+        return End.BUDGET
     except NotReproduced:
-        if not problem.whole_is_known:
+        if not search.whole_is_known:
             raise
-        whole_passed = True
+        return End.WHOLE_PASSED
     except KeyboardInterrupt:
-        interrupted = True
-    best, neighbour = problem.best, problem.neighbour
-    return Minimized(
-        best.graph_module,
-        best.inputs,
-        problem.oracle_calls,
-        certified=proven is best,
-        interrupted=interrupted,
-        seconds=problem.elapsed(),
-        steps=tuple((step.graph_module, step.inputs) for step in problem.steps),
-        neighbour=(neighbour.graph_module, neighbour.inputs) if neighbour else None,
-        is_out_of_budget=is_out_of_budget,
-        whole_passed=whole_passed,
-    )
+        return End.CTRL_C
+    return End.NOTHING_LEFT
 
 
-def reduce_to_fixed_point(problem: ReductionProblem) -> None:
+def reduce_to_fixed_point(search: Search) -> None:
     """All passes until a whole round changes nothing.
 
     Each round begins as a new reduction would, with nothing presumed: a failure need not be monotone, so it may have gone
     away with a node and come back when more nodes went. What is small then is polished alone.
     """
     before: Candidate | None = None
-    while problem.best is not before:
-        first, before = before is None, problem.best
-        problem.begin_round()
-        if first or len(before.calls) > 2 * FEW_UNITS:
-            find(problem)
+    while search.best is not before:
+        is_first, before = before is None, search.best
+        search.passing.clear()
+        search.keep_passed_through = False
+        if is_first or len(before.calls) > 2 * FEW_UNITS:
+            find(search)
         # a failure that is not monotone may need none of what single removals keep
         elif len(before.calls) > FEW_UNITS:
-            problem.begin_phase("chunks")
-            drop_chunks(problem)
-        problem.keep_passed_through = True
-        polish(problem)
+            search.phase = "chunks"
+            drop_chunks(search)
+        search.keep_passed_through = True
+        repeat(search, ALONG_A_CHAIN if search.fails_when_it_runs else POLISHING)
 
 
-def simplify_to_fixed_point(problem: ReductionProblem) -> None:
-    """Plainer and plainer, and smaller where that became possible by it, until a whole round changes nothing."""
-    before: Candidate | None = None
-    while problem.best is not before:
-        first, before = before is None, problem.best
-        problem.plainness = plainness
-        run_passes(problem, AT_FIRST if first else SIMPLIFYING)
-        problem.plainness = None
-        if problem.best is not before:
-            reduce_to_fixed_point(problem)
-
-
-def simplify_truly(problem: ReductionProblem) -> None:
-    """``simplify_for_a_while``; once more, with the arguments as they were, where a plainer one had become the cause."""
-    before = problem.best
-    simplify_for_a_while(problem)
-    if is_another_cause(problem):
-        problem.go_back_to(before)
-        problem.keeps_arguments = True
-        simplify_for_a_while(problem)
-
-
-def simplify_for_a_while(problem: ReductionProblem) -> None:
-    """``simplify_to_fixed_point``, but no longer than the reduction took so far; what it leaves is 1-minimal again."""
-    whole, now = problem.limits, problem.elapsed()
-    problem.limits = replace(whole, seconds=min(whole.seconds, now + max(LEAST_SIMPLIFYING_S, now)))
-    try:
-        simplify_to_fixed_point(problem)
-    except BudgetSpent:
-        problem.limits, problem.plainness = whole, None
-        reduce_to_fixed_point(problem)
-    problem.limits = whole
-
-
-def find(problem: ReductionProblem) -> None:
-    for name, search in FINDING:
-        before = problem.best
+def find(search: Search) -> None:
+    for name, narrower in FINDING:
+        before = search.best
         # what has led back from an op to where it went wrong is one cluster, and none of it an island
-        is_slice = problem.fails_when_it_runs and problem.followed and problem.steps
-        if name == "islands" and is_slice:
-            continue
-        if len(before.calls) > FEW_UNITS:
-            problem.begin_phase(name)
-            search(problem)
-        if problem.best is not before:
-            follow_suspects(problem)
+        is_slice = search.fails_when_it_runs and search.followed and search.steps
+        if len(before.calls) > FEW_UNITS and not (name == "islands" and is_slice):
+            search.phase = name
+            narrower(search)
+        if search.best is not before:
+            follow_suspects(search)
 
 
-def polish(problem: ReductionProblem) -> None:
-    """Single removals until a whole round changes nothing."""
+def simplify_truly(search: Search) -> None:
+    """Plainer; once more, with the arguments as they were, where a plainer one had become the cause."""
+    before, steps = search.best, search.steps
+    simplify_for_a_while(search)
+    if is_another_cause(search):
+        search.best, search.steps, search.neighbour = before, steps, None
+        search.settled_sizes.clear()
+        search.keeps_arguments = True
+        simplify_for_a_while(search)
+
+
+def simplify_for_a_while(search: Search) -> None:
+    """Plainer and plainer, and smaller where that became possible by it, until a whole round
+    changes nothing, but no longer than the reduction took so far; what that leaves is 1-minimal again."""
+    until, seconds = search.until, max(LEAST_SIMPLIFYING_S, time.monotonic() - search.started)
+    search.until = replace(until, at=min(until.at, until.clock() + seconds))
     before: Candidate | None = None
-    while problem.best is not before:
-        before = problem.best
-        run_passes(problem, ALONG_A_CHAIN if problem.fails_when_it_runs else POLISHING)
+    try:
+        while search.best is not before:
+            is_first, before = before is None, search.best
+            search.plainness = plainness
+            run_passes(search, AT_FIRST if is_first else SIMPLIFYING)
+            search.plainness = None
+            if search.best is not before:
+                reduce_to_fixed_point(search)
+    except BudgetSpent:
+        search.until, search.plainness = until, None
+        reduce_to_fixed_point(search)
+    search.until = until
 
 
 def minimize(
@@ -235,18 +212,35 @@ def minimize(
             f"the graph takes {placeholders} inputs, {len(inputs)} were given; one is needed for each placeholder"
         )
 
-    def ask(candidates: Sequence[Candidate]) -> list[Verdict]:
-        asked = [(copied(candidate.graph_module), clone_values(candidate.inputs)) for candidate in candidates]
-        return [Verdict.REPRODUCES if fails(*question) else Verdict.GONE for question in asked]
+    def ask(candidates: Sequence[Candidate]) -> list[Outcome]:
+        verdicts = []
+        for candidate in candidates:
+            # a predicate that fails half-way leaves its mode behind
+            with torch.set_grad_enabled(torch.is_grad_enabled()):
+                failed = fails(copied(candidate.graph_module), clone_values(candidate.inputs))
+            verdicts.append(Verdict.REPRODUCES if failed else Verdict.GONE)
+        return [Outcome(verdict) for verdict in verdicts]
 
-    return reduce_graph(
-        gm,
-        tuple(inputs),
+    search = Search(
+        Candidate.whole(gm, inputs),
         ask,
-        limits=Limits(math.inf if seconds is None else seconds, max_calls, jobs=1),
+        until=NEVER if seconds is None else Deadline.after(seconds),
+        max_calls=math.inf if max_calls is None else max_calls,
         whole_is_known=False,
         allow_no_calls=True,
-        simplify=simplify,
+    )
+    end = reduce_graph(search, simplify=simplify)
+    best, passed = search.best, search.neighbour
+    return Minimized(
+        best.graph_module,
+        best.inputs,
+        search.asked,
+        certified=search.proven is best,
+        interrupted=end is End.CTRL_C,
+        seconds=time.monotonic() - search.started,
+        steps=tuple((step.graph_module, step.inputs) for step in search.steps),
+        neighbour=(passed[1].graph_module, passed[1].inputs) if passed else None,
+        is_out_of_budget=end is End.BUDGET,
     )
 
 

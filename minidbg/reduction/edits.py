@@ -15,101 +15,100 @@ from minidbg.fx import nested, pieces
 from minidbg.fx.effects import Mode, fact_of, is_call, mode_of
 from minidbg.fx.pieces import alike, is_unpacking
 from minidbg.fx.record import Recording, runs_in_eager
-from minidbg.reduction.candidate import Candidate
-from minidbg.reduction.problem import GraphEdit, ReductionProblem
+from minidbg.reduction.search import Candidate, GraphEdit, Search
 
 
-def drop_modes(problem: ReductionProblem) -> Iterator[GraphEdit]:
+def drop_modes(search: Search) -> Iterator[GraphEdit]:
     """Try without autocast and grad-mode changes, then without each. Cost: one call for all, one for each."""
     yield _without_modes
-    for node in _mode_changes(problem):
+    for node in _mode_changes(search):
         yield partial(_without_modes, name=node.name)
 
 
-def _mode_changes(problem: ReductionProblem) -> list[fx.Node]:
+def _mode_changes(search: Search) -> list[fx.Node]:
     """What opens a block or sets grad mode; the ends of blocks go with their beginnings."""
-    return [node for node in problem.best.calls if mode_of(node) in (Mode.ENTER, Mode.GRAD)]
+    return [node for node in search.best.calls if mode_of(node) in (Mode.ENTER, Mode.GRAD)]
 
 
-def _without_modes(problem: ReductionProblem, name: str = "") -> Candidate | None:
-    changes = {node for node in _mode_changes(problem) if name in ("", node.name)}
-    return problem.extract(set(problem.best.calls), without_modes=changes) if changes else None
+def _without_modes(search: Search, name: str = "") -> Candidate | None:
+    changes = {node for node in _mode_changes(search) if name in ("", node.name)}
+    return search.cut(set(search.best.calls), without_modes=changes) if changes else None
 
 
-def drop_outputs(problem: ReductionProblem) -> Iterator[GraphEdit]:
+def drop_outputs(search: Search) -> Iterator[GraphEdit]:
     """Try with only the outputs that nothing else uses, then without each one. Cost: one call for each output."""
-    spare = [node.name for node in _spare_outputs(problem)]
-    if len(problem.recording.outputs) > 1 and len(spare) > 1:
+    spare = [node.name for node in _spare_outputs(search)]
+    if len(search.recording.outputs) > 1 and len(spare) > 1:
         yield partial(_without_outputs, names={*spare})
     for name in spare:
         yield partial(_without_outputs, names={name})
 
 
-def _spare_outputs(problem: ReductionProblem) -> list[fx.Node]:
-    recording = problem.recording
+def _spare_outputs(search: Search) -> list[fx.Node]:
+    recording = search.recording
     returned = {recording.nodes[-1]}
     return [node for node in recording.outputs if node.users.keys() - returned or not is_call(node)]
 
 
-def _without_outputs(problem: ReductionProblem, names: Set[str]) -> Candidate | None:
-    outputs = {node for node in problem.recording.outputs if node.name not in names}
-    is_smaller = len(outputs) < len(set(problem.recording.outputs))
-    if not is_smaller or not (outputs or problem.fails_in_inputs or len(names) > 1):
+def _without_outputs(search: Search, names: Set[str]) -> Candidate | None:
+    outputs = {node for node in search.recording.outputs if node.name not in names}
+    is_smaller = len(outputs) < len(set(search.recording.outputs))
+    if not is_smaller or not (outputs or search.fails_in_inputs or len(names) > 1):
         return None
-    return problem.extract(set(problem.best.calls), outputs=outputs)
+    return search.cut(set(search.best.calls), outputs=outputs)
 
 
 FEW_NODES = 5
 """Nodes of a result up to which one that is needed is bypassed at once."""
 
 
-def drop_nodes(problem: ReductionProblem) -> Iterator[GraphEdit]:
+def drop_nodes(search: Search) -> Iterator[GraphEdit]:
     """Try to put each node's recorded value in its place, from both ends inwards. Cost: one call for each node.
 
     What was cut out of a larger graph has more at its ends than it needs, and each success asks
     anew what was asked before it. First of all go parts of results that nothing needs, which came
     along with the others.
     """
-    calls = [node.name for node in reversed(problem.best.calls) if mode_of(node) is Mode.NONE]
-    parts = [node.name for node in problem.best.calls if is_unpacking(node, problem.recording.facts)]
+    calls = [node.name for node in reversed(search.best.calls) if mode_of(node) is Mode.NONE]
+    parts = [node.name for node in search.best.calls if is_unpacking(node, search.recording.facts)]
     inwards = (name for pair in zip(calls, reversed(calls), strict=True) for name in pair)
     for name in dict.fromkeys([*parts, *inwards]):
         yield partial(_without_node, name=name)
         # what a frame holds together hangs together: one that is needed is bypassed at once
-        if problem.followed and len(problem.best.calls) <= FEW_NODES:
-            yield from _bypasses(problem, name)
+        if search.followed and len(search.best.calls) <= FEW_NODES:
+            yield from _bypasses(search, name)
 
 
-def _without_node(problem: ReductionProblem, name: str) -> Candidate | None:
-    node = problem.best.call(name)  # None: it went with another one
-    return problem.extract(set(problem.best.calls) - {node}, whole_tuples=True) if node else None
+def _without_node(search: Search, name: str) -> Candidate | None:
+    node = search.best.call(name)  # None: it went with another one
+    return search.cut(set(search.best.calls) - {node}, whole_tuples=True) if node else None
 
 
-def bypass_nodes(problem: ReductionProblem) -> Iterator[GraphEdit]:
+def bypass_nodes(search: Search) -> Iterator[GraphEdit]:
     """Try to put a same-shaped input of a node in its place. Cost: one call for each such input."""
-    for name in reversed([node.name for node in problem.best.calls if mode_of(node) is Mode.NONE]):
-        yield from _bypasses(problem, name)
+    for name in reversed([node.name for node in search.best.calls if mode_of(node) is Mode.NONE]):
+        yield from _bypasses(search, name)
 
 
-def _bypasses(problem: ReductionProblem, name: str) -> Iterator[GraphEdit]:
+def _bypasses(search: Search, name: str) -> Iterator[GraphEdit]:
     """Each same-shaped input of a node in its place, results of other nodes first."""
-    node = problem.best.call(name)
+    node = search.best.call(name)
     sources = sorted(node.all_input_nodes, key=lambda source: not is_call(source)) if node else ()
     for source in sources:
         yield partial(_bypassed, name=name, by=source.name)
 
 
-def _bypassed(problem: ReductionProblem, name: str, by: str) -> Candidate | None:
-    node = problem.best.call(name)
+def _bypassed(search: Search, name: str, by: str) -> Candidate | None:
+    node = search.best.call(name)
     source = next((source for source in node.all_input_nodes if source.name == by), None) if node else None
     if node is None or source is None or not any(map(is_call, node.users)):
         return None
-    if not alike(problem.recording.facts, source, node):
+    if not alike(search.recording.facts, source, node):
         return None
-    return problem.extract(set(problem.best.calls) - {node}, stand_ins={node: source})
+    return search.cut(set(search.best.calls) - {node}, stand_ins={node: source})
 
 
-def drop_inputs_at_once(problem: ReductionProblem) -> Iterator[GraphEdit]:
+def drop_inputs_at_once(search: Search) -> Iterator[GraphEdit]:
     """Try without all inputs that eager can do without, one by one and together. Cost: one call.
 
     Before the nodes: each input that goes later asks anew for every node.
@@ -117,50 +116,48 @@ def drop_inputs_at_once(problem: ReductionProblem) -> Iterator[GraphEdit]:
     yield _without_spare_inputs
 
 
-def _without_spare_inputs(problem: ReductionProblem) -> Candidate | None:
+def _without_spare_inputs(search: Search) -> Candidate | None:
     spare = set()
-    for node in problem.recording.placeholders:
-        candidate = _without_input(problem, node.name)
-        if candidate is not None and problem.is_valid(candidate):
+    for node in search.recording.placeholders:
+        candidate = _without_input(search, node.name)
+        if candidate is not None and search.is_valid(candidate):
             spare.add(node)
-    return problem.extract(set(problem.best.calls), without=spare) if len(spare) > 1 else None
+    return search.cut(set(search.best.calls), without=spare) if len(spare) > 1 else None
 
 
-def drop_inputs(problem: ReductionProblem) -> Iterator[GraphEdit]:
+def drop_inputs(search: Search) -> Iterator[GraphEdit]:
     """Try to do without each input: an element of a list, or an argument that may be None. Cost: one call for each."""
-    for node in reversed(problem.recording.placeholders):
+    for node in reversed(search.recording.placeholders):
         yield partial(_without_input, name=node.name)
 
 
-def _without_input(problem: ReductionProblem, name: str) -> Candidate | None:
-    node = next((node for node in problem.recording.placeholders if node.name == name), None)
-    return (
-        problem.extract(set(problem.best.calls), without={node}) if node is not None and node.users else None
-    )
+def _without_input(search: Search, name: str) -> Candidate | None:
+    node = next((node for node in search.recording.placeholders if node.name == name), None)
+    return search.cut(set(search.best.calls), without={node}) if node is not None and node.users else None
 
 
-def drop_elements(problem: ReductionProblem) -> Iterator[None]:
+def drop_elements(search: Search) -> Iterator[None]:
     """Try lists that a call takes beside each other without the same elements of each: half of them, then less and less.
 
     Cost: none without such a call, else about ``log2(length)`` where no element matters.
     """
     yield None
-    lists = [nested.tensor_lists(node, problem.recording.facts) for node in problem.best.calls]
+    lists = [nested.tensor_lists(node, search.recording.facts) for node in search.best.calls]
     for length in sorted({one for each in lists for one in each if each.count(one) > 1}, reverse=True):
         chunk = length // 2
         while chunk:
             start = 0
             while start < length > chunk:
-                best, gone = problem.best, range(start, min(start + chunk, length))
-                fewer = nested.without_elements(best.graph_module, problem.recording.facts, length, {*gone})
-                if problem.consider(_edited(problem, fewer)) and problem.best is not best:
+                best, gone = search.best, range(start, min(start + chunk, length))
+                fewer = nested.without_elements(best.graph_module, search.recording.facts, length, {*gone})
+                if search.consider(_edited(search, fewer)) and search.best is not best:
                     length -= len(gone)
                 else:
                     start += chunk
             chunk //= 2
 
 
-def merge_alike_inputs(problem: ReductionProblem) -> Iterator[GraphEdit]:
+def merge_alike_inputs(search: Search) -> Iterator[GraphEdit]:
     """Try with one input for all of the same shape and dtype, where one call is left. Cost: one
     call, none where no two are alike.
 
@@ -169,87 +166,83 @@ def merge_alike_inputs(problem: ReductionProblem) -> Iterator[GraphEdit]:
     yield _with_alike_inputs_merged
 
 
-def _with_alike_inputs_merged(problem: ReductionProblem) -> Candidate | None:
-    best, values = problem.best, problem.recording.input_of
+def _with_alike_inputs_merged(search: Search) -> Candidate | None:
+    best, values = search.best, search.recording.input_of
     first: dict[Hashable, fx.Node] = {}
     stand_ins: dict[fx.Node, fx.Node] = {}
-    for node in problem.recording.placeholders if len(best.calls) == 1 else ():
+    for node in search.recording.placeholders if len(best.calls) == 1 else ():
         if isinstance(values[node], torch.Tensor):
             kept = first.setdefault(fact_of(values[node]).like, node)
             if kept is not node:
                 stand_ins[node] = kept
     if not stand_ins:
         return None
-    left = [index for index, node in enumerate(problem.recording.placeholders) if node not in stand_ins]
+    left = [index for index, node in enumerate(search.recording.placeholders) if node not in stand_ins]
     inputs, tokens = (tuple(of[index] for index in left) for of in (best.inputs, best.tokens))
     merged = pieces.rewritten(best.graph_module, stand_ins=stand_ins)
-    return Candidate(merged, inputs, tokens, epoch=best.epoch)
+    return best.edited(merged, inputs, tokens)
 
 
-def inline_branches(problem: ReductionProblem) -> Iterator[GraphEdit]:
+def inline_branches(search: Search) -> Iterator[GraphEdit]:
     """Try each nested graph in the place of the op that runs it. Cost: one call for each nested graph."""
-    for node in nested.holders(problem.best.graph_module):
+    for node in nested.holders(search.best.graph_module):
         for path, _ in nested.branches(node):
             yield partial(_inlined, name=node.name, path=path)
 
 
-def _inlined(problem: ReductionProblem, name: str, path: str) -> Candidate | None:
-    whole = problem.best.graph_module
+def _inlined(search: Search, name: str, path: str) -> Candidate | None:
+    whole = search.best.graph_module
     node = next((node for node in nested.holders(whole) if node.name == name), None)
     if node is None or path not in dict(nested.branches(node)):
         return None
-    return _edited(problem, nested.inlined(whole, node, path))
+    return _edited(search, nested.inlined(whole, node, path))
 
 
-def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> Candidate | None:
+def _edited(search: Search, graph_module: fx.GraphModule | None) -> Candidate | None:
     """A candidate with the inputs of ``best``, without those that the edited graph does not use."""
     if graph_module is None:
         return None
     graph = graph_module.graph
     inputs, tokens = [], []
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    for node, value, token in zip(placeholders, problem.best.inputs, problem.best.tokens, strict=True):
+    for node, value, token in zip(placeholders, search.best.inputs, search.best.tokens, strict=True):
         # a symbolic size stays: shapes of other inputs may be made of it
         if node.users or isinstance(node.meta.get("example_value"), torch.SymInt):
             inputs.append(value)
             tokens.append(token)
         else:
             graph.erase_node(node)
-    return Candidate(graph_module, tuple(inputs), tuple(tokens), epoch=problem.best.epoch)
+    return search.best.edited(graph_module, tuple(inputs), tuple(tokens))
 
 
-def drop_nested_nodes(problem: ReductionProblem) -> Iterator[GraphEdit]:
+def drop_nested_nodes(search: Search) -> Iterator[GraphEdit]:
     """Try to put a same-shaped value in the place of each node of a nested graph, last first.
 
     First without its settings of grad mode. Cost: one call for each such value, and one. A nested
     graph cannot get new inputs, so only values inside it will do: what a node takes, and the inputs.
     """
-    for route in [route for route, _ in nested.all_graphs(problem.best.graph_module)][1:]:
+    for route in [route for route, _ in nested.all_graphs(search.best.graph_module)][1:]:
         yield partial(_without_inner_modes, route=route)
-        branch = nested.nested_graph_at(problem.best.graph_module, route)
+        branch = nested.nested_graph_at(search.best.graph_module, route)
         for node in reversed(list(branch.graph.nodes) if branch else []):
             inputs = branch.graph.find_nodes(op="placeholder") if branch and is_call(node) else ()
             for source in dict.fromkeys([*node.all_input_nodes, *inputs]) if inputs else ():
                 yield partial(_without_inner_node, route=route, name=node.name, by=source.name)
 
 
-def _without_inner_modes(problem: ReductionProblem, route: nested.Route) -> Candidate | None:
-    branch = nested.nested_graph_at(problem.best.graph_module, route)
-    return _with_level(problem, route, nested.without_grad_modes(branch)) if branch else None
+def _without_inner_modes(search: Search, route: nested.Route) -> Candidate | None:
+    branch = nested.nested_graph_at(search.best.graph_module, route)
+    return _with_level(search, route, nested.without_grad_modes(branch)) if branch else None
 
 
-def _with_level(
-    problem: ReductionProblem, route: nested.Route, graph_module: fx.GraphModule | None
-) -> Candidate | None:
+def _with_level(search: Search, route: nested.Route, graph_module: fx.GraphModule | None) -> Candidate | None:
     if graph_module is None:
         return None
-    return _edited(problem, nested.with_level(problem.best.graph_module, route, graph_module))
+    return _edited(search, nested.with_level(search.best.graph_module, route, graph_module))
 
 
-def _without_inner_node(
-    problem: ReductionProblem, route: nested.Route, name: str, by: str
-) -> Candidate | None:
-    recording = _recording_at(problem, route)
+def _without_inner_node(search: Search, route: nested.Route, name: str, by: str) -> Candidate | None:
+    recording = _recording_at(search, route)
     named = {node.name: node for node in recording.nodes} if recording else {}
     if recording is None or name not in named or by not in named:
         return None
@@ -257,16 +250,16 @@ def _without_inner_node(
     if not alike(recording.facts, source, node):
         return None
     fewer = nested.without_node(recording.graph_module, node, source)
-    candidate = _with_level(problem, route, fewer)
-    if candidate is None or not problem.keeps_contracts(candidate):
+    candidate = _with_level(search, route, fewer)
+    if candidate is None or not search.keeps_contracts(candidate):
         return None
-    return candidate if _runs_by_itself(problem, route, fewer) else None
+    return candidate if _runs_by_itself(search, route, fewer) else None
 
 
-def _runs_by_itself(problem: ReductionProblem, route: nested.Route, inner: fx.GraphModule) -> bool:
+def _runs_by_itself(search: Search, route: nested.Route, inner: fx.GraphModule) -> bool:
     """Whether each graph around ``inner`` runs with it at the end of ``route``: one may be a branch that is not taken."""
     for depth in reversed(range(1, len(route) + 1)):
-        recording = _recording_at(problem, route[:depth])
+        recording = _recording_at(search, route[:depth])
         if recording is None:
             continue
         edited = nested.with_level(recording.graph_module, route[depth:], inner)
@@ -275,10 +268,10 @@ def _runs_by_itself(problem: ReductionProblem, route: nested.Route, inner: fx.Gr
     return True
 
 
-def _recording_at(problem: ReductionProblem, route: nested.Route) -> Recording | None:
+def _recording_at(search: Search, route: nested.Route) -> Recording | None:
     """The values inside the nested graph at ``route``, in the first call that runs it; None where
     they cannot be known."""
-    recording = problem.recording
+    recording = search.recording
     for path in route:
         runs_it = (
             node for node in nested.holders(recording.graph_module) if path in dict(nested.branches(node))

@@ -22,8 +22,8 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import tensors_in
 from minidbg.fx.ranks import on_its_rank, what_was_needed
-from minidbg.reduction.candidate import SHOWN, BudgetSpent
 from minidbg.reduction.result import ReductionResult
+from minidbg.reduction.search import SHOWN, BudgetSpent
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness
 from minidbg.torch_internals.devices import devices_of
@@ -145,7 +145,7 @@ def script_values_suffice(form: ScriptForm, session: Session) -> bool:
         return True  # there are none
     names = [node.name for node in form.case.graph_module.graph.find_nodes(op="placeholder")]
     made = materialise(write_inputs(form.case.inputs, names, form.exactness))
-    return session.fails_the_same(replace(form.case, inputs=tuple(made)))
+    return session.fails(replace(form.case, inputs=tuple(made)), "verify")
 
 
 def with_provenance(

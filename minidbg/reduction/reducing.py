@@ -14,8 +14,9 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,7 +28,7 @@ from minidbg.core import foreign
 from minidbg.core.deadline import Deadline
 from minidbg.core.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
 from minidbg.core.files import LOG_LIMIT_BYTES, read_regular, replace_file
-from minidbg.core.outcome import Verdict
+from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import LOST, STAND_IN_NOTE, CallPath, CompilerFn, Level
 from minidbg.core.text import display_path, plural
 from minidbg.fx.case import Case
@@ -36,7 +37,7 @@ from minidbg.judge import run
 from minidbg.judge.compare import margin_for
 from minidbg.oracle.execute import ANOTHER_GRAPH
 from minidbg.reduction import context_passes, core
-from minidbg.reduction.candidate import SHOWN, BudgetSpent, Candidate
+from minidbg.reduction.find import hints_from_error
 from minidbg.reduction.publishing import (
     VERIFY_SECONDS,
     Reduced,
@@ -44,6 +45,7 @@ from minidbg.reduction.publishing import (
     with_failure,
 )
 from minidbg.reduction.result import Limits, Listener, Progress, ReductionResult, on_stream, silent
+from minidbg.reduction.search import SHOWN, BudgetSpent, Candidate, Search
 from minidbg.reduction.session import (
     BEST_FILE,
     RUNS_OF_WHOLE,
@@ -54,7 +56,6 @@ from minidbg.reduction.session import (
     measured,
     runs_worth_having,
 )
-from minidbg.reduction.subsets import hints_from_error
 
 log = logging.getLogger("minidbg")
 REDUCTION_GRACE_S = 5.0
@@ -237,23 +238,29 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     )
     if not believed:
         case, known = reproducing_path(case, session)
-    reduced = reduce_graph_of(case, session, believed=believed)
-    if believed and not reduced.steps and session.remaining() > 0:
+    search, end = searched(case, session, believed=believed)
+    if believed and not search.steps and session.remaining() > 0:
         # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
-        found, known = reproducing_path(case, session)
-        way = found.spec.call, found.backend, found.spec.context
+        whole, known = reproducing_path(case, session)
+        way = whole.spec.call, whole.backend, whole.spec.context
         another = way != (case.spec.call, case.backend, case.spec.context)
-        if another or known.is_flaky or reduced.whole_passed:
-            case, reduced = found, reduce_graph_of(found, session)
-    if reduced.steps and not known.is_flaky and session.remaining() > 0:
+        if another or known.is_flaky or end is core.End.WHOLE_PASSED:
+            case = whole
+            search, end = searched(case, session)
+    steps = search.steps
+    if steps and not known.is_flaky and session.remaining() > 0:
         with contextlib.suppress(BudgetSpent):
-            reduced, known = made_sure(case, reduced, session)
-    steps = [case.with_graph(graph, inputs) for graph, inputs in reduced.steps]
-    smallest = case.with_graph(reduced.graph_module, tuple(reduced.inputs))
+            smallest = of_case(case, search.best)
+            known = measured(smallest, session, failed=1, runs=1, more=runs_worth_having(case))
+            if known.is_flaky:  # what passed on the way may have passed by chance: once more
+                session.repeats = known.repeats
+                search, end = searched(smallest, session)
+                steps = [*steps, *search.steps]
+    smallest = of_case(case, search.best)
     session.best = simpler = smallest
     try:
-        session.phase = "settings"
-        simpler = context_passes.simplify(smallest, session.fails_the_same, session.remaining)
+        fails = partial(session.fails, phase="settings")
+        simpler = context_passes.simplify(smallest, fails, session.remaining)
     except KeyboardInterrupt:
         session.interrupted = True
     notes = ("interrupted by Ctrl-C",) if session.interrupted else ()
@@ -261,24 +268,16 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool) -> Reduced:
         simpler = simpler.with_spec(attempts=session.repeats)
         said = f"flaky: it {known}, so each question was asked up to {session.repeats} times"
         notes = (said, *notes)
-    neighbour = case.with_graph(*reduced.neighbour) if reduced.neighbour else None
-    certified = reduced.certified and not session.interrupted
-    is_short = reduced.is_out_of_budget or session.until.is_over
-    ended_by = session.budget if is_short and not session.interrupted else ""
-    return Reduced(simpler, (*steps, smallest), certified, notes, neighbour, ended_by)
-
-
-def made_sure(case: Case, reduced: core.Minimized, session: Session) -> tuple[core.Minimized, Reliability]:
-    """How often what ``reduced`` ends in fails. Where chance decides, it is reduced again: what
-    passed on the way may have passed by chance."""
-    session.begin("reliability")
-    smallest = case.with_graph(*reduced.steps[-1])
-    known = measured(smallest, session, failed=1, runs=1, more=runs_worth_having(case))
-    if not known.is_flaky:
-        return reduced, known
-    session.repeats = known.repeats
-    again = reduce_graph_of(smallest, session)
-    return replace(again, steps=(*reduced.steps, *again.steps)), known
+    passed = search.neighbour[1] if search.neighbour else None
+    is_short = end is core.End.BUDGET or session.until.is_over
+    return Reduced(
+        simpler,
+        (*(of_case(case, step) for step in steps), smallest),
+        certified=search.proven is search.best and not session.interrupted,
+        notes=notes,
+        neighbour=of_case(case, passed) if passed else None,
+        ended_by=session.budget if is_short and not session.interrupted else "",
+    )
 
 
 def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
@@ -292,7 +291,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     ]
     calls = (case.with_spec(call=call) for call in (case.spec.call, *others))
     for candidate in filter(None, [*calls, on_its_rank(case)]):
-        outcome = session.ask(candidate)
+        (outcome,) = session.ask([candidate], phase="reduce")
         if outcome.verdict in SHOWN:
             if candidate.backend is not case.backend:
                 session.others.clear()  # what a backend says that finds no ranks is no failure of it
@@ -309,7 +308,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
         if known.failed:
             raise NotReproduced(f"it {known}: too rarely to reduce it, so the whole graph is kept", said)
         threaded = with_the_programs_threads(case)
-        if threaded is not None and all(session.fails_the_same(threaded) for _ in range(RUNS_WITH_THREADS)):
+        if threaded is not None and all(session.fails(threaded, "reduce") for _ in range(RUNS_WITH_THREADS)):
             return threaded, Reliability(1, 1)
         ways.append(f"{plural(known.runs, 'run')} in all")
         ways += [f"with {plural(threaded.spec.context.threads or 1, 'thread')}"] if threaded else []
@@ -342,39 +341,41 @@ STRAYS = 3
 whole that was believed is asked itself."""
 
 
-def reduce_graph_of(case: Case, session: Session, *, believed: bool = False) -> core.Minimized:
-    """Run ``core.reduce_graph`` with the session as its oracle. Raises NotReproduced."""
-    strays = 0
-    start = call_nodes(case.graph_module)
-    case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
+def of_case(case: Case, candidate: Candidate) -> Case:
+    return case.with_graph(candidate.graph_module, candidate.inputs)
 
-    def ask(candidates: Sequence[Candidate]) -> list[Verdict]:
+
+def searched(case: Case, session: Session, *, believed: bool = False) -> tuple[Search, core.End]:
+    """The search for the smallest graph of ``case``, and what ended it. Raises NotReproduced."""
+    start, strays = call_nodes(case.graph_module), 0
+    by_itself = session.repeats == 1 and may_run_together(case)
+    frames_before = tuple(tuple(group.split()) for group in case.provenance.suspects)
+
+    def learn(search: Search, candidate: Candidate, outcome: Outcome, is_best: bool) -> None:
         nonlocal strays
-        asked = [case.with_graph(candidate.graph_module, candidate.inputs) for candidate in candidates]
-        outcomes = session.ask_together(asked) if len(asked) > 1 else [session.ask(asked[0])]
-        for outcome in outcomes:
-            strays += outcome.reason.startswith((ANOTHER_GRAPH, run.NOT_CALLED))
-            if believed and strays == STRAYS and session.best is None:
-                raise NotReproduced("torch.compile takes none of it as it is", outcome)
-        return [outcome.verdict for outcome in outcomes]
+        session.learn(search.phase, of_case(case, candidate), outcome, is_best=is_best)
+        session.tell(search.phase, search.best.size[0], start)
+        strays += outcome.reason.startswith((ANOTHER_GRAPH, run.NOT_CALLED))
+        if believed and strays == STRAYS and not search.steps:
+            raise NotReproduced("torch.compile takes none of it as it is", outcome)
 
-    reduced = core.reduce_graph(
-        case.graph_module,
-        case.inputs,
-        ask,
+    search = Search(
+        Candidate.whole(case.graph_module, case.inputs),
+        lambda candidates: session.ask([of_case(case, candidate) for candidate in candidates]),
+        until=session.until,
+        max_calls=session.limits.max_calls or math.inf,
+        jobs=session.limits.jobs if by_itself else 1,
+        on_answer=learn,
         hints=hints_from_error(case),
-        frames=lambda: session.suspects or case_suspects,
-        limits=session.limits_left() if may_run_together(case) else replace(session.limits_left(), jobs=1),
-        on_progress=lambda phase, nodes: session.tell(phase, nodes, start),
-        on_phase=session.begin,
-        simplify=True,
+        frames=lambda: session.suspects or frames_before,
         is_deadly=case.spec.traits.dies,
         fails_when_it_runs=case.spec.traits.raises_when_run,
         fails_in_inputs=case.signature is not None and case.signature.message.startswith("input:"),
         around=lambda: run.entered_modes(case.spec.context),
     )
-    session.interrupted |= reduced.interrupted
-    return reduced
+    end = core.reduce_graph(search, simplify=True)
+    session.interrupted |= end is core.End.CTRL_C
+    return search, end
 
 
 REDUCE = "minidbg.reduction.reducing:reduce_in_child"

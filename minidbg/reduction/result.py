@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,9 +41,6 @@ class Limits:
     def begun(self) -> Self:
         """The same, with ``seconds`` that began now unless they had before."""
         return self if self.due is not None else replace(self, due=time.monotonic() + self.seconds)
-
-
-UNLIMITED = Limits(seconds=math.inf, jobs=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +22,8 @@ from minidbg.fx.case import Case
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.effects import tensors_in
 from minidbg.judge.suspects import Suspects
-from minidbg.reduction.candidate import SHOWN, BudgetSpent
-from minidbg.reduction.problem import MOST_BYTES_AHEAD
 from minidbg.reduction.result import Limits, Listener, Progress, silent
+from minidbg.reduction.search import MOST_BYTES_AHEAD, SHOWN, BudgetSpent
 from minidbg.torch_internals.devices import devices_of
 
 BEST_FILE = "best.py"
@@ -37,7 +36,7 @@ LARGE = 100
 """Nodes above which one run may take longer than the time limit of a call."""
 
 PROGRAM_PHASES = (
-    "reduce", "frames", "suspects", "islands", "bisect", "chunks", "outputs", "nodes", "reliability"
+    "reduce", "suspects", "islands", "bisect", "chunks", "outputs", "nodes", "reliability"
 )  # fmt: skip
 """Phases whose candidates are calls of the program on values that it had: no other's failures are its own."""
 
@@ -88,7 +87,6 @@ class Session:
     """When the answer is due."""
     until: Deadline = field(init=False)
     """When questions end: what is left then is for the verification."""
-    phase: str = "reduce"
     oracle_calls: int = 0
     repeats: int = 1
     """Runs of a case until it counts as passing: more than 1 for a flaky failure."""
@@ -132,39 +130,34 @@ class Session:
             return f"budget of {plural(limits.max_calls, 'run')}"
         return f"budget of {limits.seconds:.3g} s"
 
-    def limits_left(self) -> Limits:
-        """What a search that begins now may spend: questions about a flaky case come one by one."""
-        jobs = self.limits.jobs if self.repeats == 1 else 1
-        return replace(self.limits, seconds=self.remaining(), jobs=jobs)
+    def ask(self, cases: Sequence[Case], *, phase: str = "") -> list[Outcome]:
+        """What each case shows, all run at the same time; where chance decides, each of ``repeats``
+        runs is another chance to fail.
 
-    def ask(self, case: Case) -> Outcome:
-        """The outcome of ``case``; a flaky failure gets ``repeats`` chances to show itself.
-
-        Failures other than the expected one are remembered.
+        What is asked in a ``phase`` is learnt at once; a search says itself when it learns.
         """
-        for _ in range(self.repeats):
-            (outcome,) = self.ask_together([case])
-            if outcome.verdict is not Verdict.GONE:
-                break
-        return outcome
-
-    def ask_together(self, cases: Sequence[Case]) -> list[Outcome]:
-        """One run of each case, all at the same time; what they tell is learnt in the order given."""
+        too_slow = Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
         slow = [self.is_too_slow(case) for case in cases]
         asked = [case for case, hopeless in zip(cases, slow, strict=True) if not hopeless]
-        with ThreadPoolExecutor(max(1, len(asked))) as pool:  # one alone runs in this thread
-            try:
-                run = partial(self.run, at_once=len(asked))
-                outcomes = list((pool.map if len(asked) > 1 else map)(run, asked))
-            except BaseException:  # Ctrl-C: the other one is not waited for
-                workers.interrupt_questions()
-                raise
-        too_slow = Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
+        outcomes: list[Outcome] = []
+        for _ in range(self.repeats if asked else 0):
+            with ThreadPoolExecutor(max(1, len(asked))) as pool:  # one alone runs in this thread
+                try:
+                    run = partial(self.run, at_once=len(asked))
+                    outcomes = list((pool.map if len(asked) > 1 else map)(run, asked))
+                except BaseException:  # Ctrl-C: the other one is not waited for
+                    workers.interrupt_questions()
+                    raise
+            self.oracle_calls += len(asked)
+            if any(outcome.verdict is not Verdict.GONE for outcome in outcomes):
+                break
         for case, outcome in zip(asked, outcomes, strict=True):
-            self.oracle_calls += 1
-            self.learn(case, outcome)
-        found = iter(outcomes)
-        return [too_slow if hopeless else next(found) for hopeless in slow]
+            if outcome.verdict is Verdict.TIMEOUT:
+                self.too_slow_nodes = call_nodes(case.graph_module)
+            if phase:
+                self.learn(phase, case, outcome, is_best=outcome.verdict in SHOWN)
+        answers = iter(outcomes)
+        return [too_slow if hopeless else next(answers) for hopeless in slow]
 
     def is_too_slow(self, case: Case) -> bool:
         least = self.too_slow_nodes
@@ -204,28 +197,25 @@ class Session:
         large = call_nodes(case.graph_module) > LARGE and not case.spec.traits.endless
         return max(self.limits.call_seconds, self.remaining() / 2) if large else self.limits.call_seconds
 
-    def learn(self, case: Case, outcome: Outcome) -> None:
-        if outcome.verdict is Verdict.TIMEOUT:
-            self.too_slow_nodes = call_nodes(case.graph_module)
-        shows = outcome.verdict in SHOWN
-        if shows:
+    def learn(self, phase: str, case: Case, outcome: Outcome, *, is_best: bool) -> None:
+        """Remember the best so far, which goes to disk now and then, and failures other than the expected one."""
+        is_of_program = phase in PROGRAM_PHASES
+        if outcome.verdict in SHOWN:
             self.last_shown = outcome
-            self.is_made_up |= self.phase not in PROGRAM_PHASES
-        if shows and self.is_smaller(case):
+            self.is_made_up |= not is_of_program
+        if is_best:
             self.best, self.suspects = case, outcome.suspects or self.suspects
             if self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
-        is_of_program = self.phase in PROGRAM_PHASES and not self.is_made_up
         is_other = outcome.verdict.exit_status == Verdict.CHANGED.exit_status
-        if is_other and is_of_program and is_another(outcome.signature, case.signature):
+        if (
+            is_other
+            and is_of_program
+            and not self.is_made_up
+            and is_another(outcome.signature, case.signature)
+        ):
             assert outcome.signature is not None
             self.others.setdefault(str(outcome.signature.to_table()), (case, outcome))
-
-    def is_smaller(self, case: Case) -> bool:
-        return self.best is None or (call_nodes(case.graph_module), len(case.inputs)) < (
-            call_nodes(self.best.graph_module),
-            len(self.best.inputs),
-        )
 
     def keep_best(self) -> None:
         """Put the best so far on disk, as a script that is not verified yet."""
@@ -241,18 +231,14 @@ class Session:
                 value_limit_bytes=self.limits.value_limit_bytes,
             )
 
-    def fails_the_same(self, case: Case) -> bool:
+    def fails(self, case: Case, phase: str) -> bool:
         """Whether a run shows the case's own failure; where no time is left for one, none did."""
         try:
-            return self.ask(case).verdict in SHOWN
+            return self.ask([case], phase=phase)[0].verdict in SHOWN
         except BudgetSpent:
             return False
 
-    def begin(self, phase: str) -> None:
-        self.phase = phase
-
     def tell(self, phase: str, nodes: int, start_nodes: int) -> None:
-        self.phase = phase
         self.listener(Progress(phase, nodes, start_nodes, self.oracle_calls, self.elapsed()))
 
 
@@ -308,7 +294,7 @@ def measured(case: Case, session: Session, *, failed: int, runs: int, more: int)
     """
     together = min(2, session.limits.jobs) if may_run_together(case) else 1
     for begun in range(0, more, together):
-        outcomes = session.ask_together([case] * min(together, more - begun))
+        outcomes = session.ask([case] * min(together, more - begun), phase="reliability")
         if any(outcome.verdict.exit_status == Verdict.INVALID.exit_status for outcome in outcomes):
             break
         runs += len(outcomes)

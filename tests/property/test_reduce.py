@@ -6,7 +6,6 @@ import copy
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +16,10 @@ from torch import fx
 
 from minidbg.codegen.size import canonical_text
 from minidbg.core.errors import NotReproduced
-from minidbg.core.outcome import Verdict
+from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx.copying import clone_values
-from minidbg.reduction.candidate import Candidate
 from minidbg.reduction.core import Minimized, minimize, reduce_graph
-from minidbg.reduction.result import UNLIMITED
+from minidbg.reduction.search import Candidate, Search
 
 SEEDS = range(25)
 SOON_DONE = (10, 15, 20, 24)
@@ -109,18 +107,20 @@ def test_several_workers_give_the_result_of_one(
     fails = random_predicate(seed, graph_module, inputs)
     together: list[int] = []
 
-    def ask(candidates: Sequence[Candidate]) -> list[Verdict]:
+    def ask(candidates: Sequence[Candidate]) -> list[Outcome]:
         together.append(len(candidates))
         failed = [fails(copy.deepcopy(one.graph_module), clone_values(one.inputs)) for one in candidates]
-        return [Verdict.REPRODUCES if one else Verdict.GONE for one in failed]
+        return [Outcome(Verdict.REPRODUCES if one else Verdict.GONE) for one in failed]
 
-    alone = reduce_graph(graph_module, inputs, ask)
+    alone = Search(Candidate.whole(graph_module, inputs), ask)
+    reduce_graph(alone)
     assert set(together) == {1}
     monkeypatch.setattr(time, "monotonic", itertools.count().__next__)  # each question takes a second
-    many = reduce_graph(graph_module, inputs, ask, limits=replace(UNLIMITED, jobs=jobs))
+    many = Search(Candidate.whole(graph_module, inputs), ask, jobs=jobs)
+    reduce_graph(many)
     monkeypatch.undo()
-    assert canonical_text(many.graph_module) == canonical_text(alone.graph_module)
-    assert many.certified
-    assert many.oracle_calls == alone.oracle_calls
+    assert canonical_text(many.best.graph_module) == canonical_text(alone.best.graph_module)
+    assert many.proven is many.best
+    assert many.asked == alone.asked
     assert max(together) <= jobs
     assert max(together) > 1 or seed in SOON_DONE

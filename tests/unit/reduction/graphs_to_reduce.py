@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg.core.outcome import Verdict
-from minidbg.reduction.candidate import Candidate
-from minidbg.reduction.problem import Oracle
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.reduction.core import reduce_graph
+from minidbg.reduction.search import Candidate, Oracle, Search
 
 OPS = (torch.sin, torch.cos, torch.relu)
 
@@ -66,8 +66,17 @@ class Needs:
 def answers(fails: Callable[[fx.GraphModule, Sequence[Any]], bool]) -> Oracle:
     """An oracle with the answers of a predicate."""
 
-    def ask(candidates: Sequence[Candidate]) -> list[Verdict]:
+    def ask(candidates: Sequence[Candidate]) -> list[Outcome]:
         asked = [fails(one.graph_module, one.inputs) for one in candidates]
-        return [Verdict.REPRODUCES if failed else Verdict.GONE for failed in asked]
+        return [Outcome(Verdict.REPRODUCES if failed else Verdict.GONE) for failed in asked]
 
     return ask
+
+
+def searched(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], ask: Oracle, *, simplify: bool = False, **how: Any
+) -> Search:
+    """A search that has come to its end."""
+    search = Search(Candidate.whole(graph_module, inputs), ask, **how)
+    reduce_graph(search, simplify=simplify)
+    return search

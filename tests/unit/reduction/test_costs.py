@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_to_reduce import Needs, answers, call_names, chain
+from graphs_to_reduce import Needs, answers, call_names, chain, searched
 from torch import Tensor, fx
 
-from minidbg.reduction.core import Minimized, minimize, reduce_graph
+from minidbg.reduction.core import Minimized, minimize
 
 
 def frames(*groups: tuple[int, ...]) -> dict[str, Any]:
@@ -55,9 +55,9 @@ CAUSES: dict[str, tuple[int, Sequence[int], dict[str, Any], int]] = {
 
 def cost_of(calls: int, places: Sequence[int], how: dict[str, Any]) -> int:
     needs = Needs(*(f"op_{place}" for place in places))
-    result = reduce_graph(*chain(calls), answers(needs), **how)
-    assert call_names(result.graph_module) == [f"op_{place}" for place in places]
-    assert result.certified
+    search = searched(*chain(calls), answers(needs), **how)
+    assert call_names(search.best.graph_module) == [f"op_{place}" for place in places]
+    assert search.proven is search.best
     return needs.calls
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_to_reduce import answers
+from graphs_to_reduce import answers, searched
 from torch import Tensor, fx
 
 from minidbg.fx.copying import capture_by_dynamo
-from minidbg.reduction.core import Minimized, minimize, reduce_graph
+from minidbg.reduction.core import Minimized, minimize
 
 Predicate = Callable[[fx.GraphModule, Sequence[Any]], bool]
 
@@ -236,12 +236,12 @@ def test_a_size_is_searched_for_less_exactly_where_the_failure_is_deadly() -> No
     ask = answers(lambda graph_module, inputs: inputs[0].shape[0] >= 4_700)
     graph_module = fx.symbolic_trace(lambda x: x.sin())
     exact, near = (
-        reduce_graph(graph_module, [torch.zeros(1 << 14)], ask, simplify=True, is_deadly=is_deadly)
+        searched(graph_module, [torch.zeros(1 << 14)], ask, simplify=True, is_deadly=is_deadly)
         for is_deadly in (False, True)
     )
-    assert 4_700 <= exact.inputs[0].shape[0] <= 4_841
-    assert near.inputs[0].shape[0] == 1 << 13
-    assert near.oracle_calls < exact.oracle_calls - 4
+    assert 4_700 <= exact.best.inputs[0].shape[0] <= 4_841
+    assert near.best.inputs[0].shape[0] == 1 << 13
+    assert near.asked < exact.asked - 4
 
 
 @pytest.mark.slow

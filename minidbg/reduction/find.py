@@ -1,6 +1,8 @@
-"""The calls of one candidate as a row of units that are kept or dropped; and the units that the failure names.
+"""From many nodes to the few that matter: what the failure names, islands, windows, then what it
+needs, one by one from the last.
 
-It names nodes by the frames of its traceback or by its text; these are asked for first, with what is around them.
+It names nodes by the frames of its traceback or by its text; these are asked for first, with what
+is around them. Each of these searches asks by what was answered before.
 """
 
 from __future__ import annotations
@@ -18,8 +20,16 @@ from minidbg.fx.effects import Mode, class_of_call, is_call, mode_of, nesting_le
 from minidbg.fx.pieces import is_unpacking
 from minidbg.fx.record import Recording
 from minidbg.judge.suspects import Suspects
-from minidbg.reduction.candidate import SHOWN
-from minidbg.reduction.problem import ReductionProblem
+from minidbg.reduction.search import SHOWN, Search, last_that_holds
+
+SMALL_WINDOW = 48
+"""Units of a window in which needed ones are looked for one by one."""
+MOST_OVERLAP = 8
+"""Units by which the halves of a large window reach beyond its middle: a cause of neighbours then lies in one of them."""
+SLICE = 4
+"""Units before the last needed one that are tried by themselves: a cause is often neighbours, which
+single removals thin out."""
+CHUNKS = 6
 
 Unit: TypeAlias = tuple[fx.Node, ...]
 """Nodes that make sense only together: an op with many results and the nodes that take them apart, a functorch level."""
@@ -30,14 +40,14 @@ FEW_UNITS = 16
 
 
 class Subsets:
-    """Questions about subsets of the units of ``problem.best`` as it was when this was made.
+    """Questions about subsets of the units of ``search.best`` as it was when this was made.
 
     Units are numbered in the order of the graph. Mode changes belong to no unit: they go with what they surround.
     """
 
-    def __init__(self, problem: ReductionProblem) -> None:
-        self.problem = problem
-        self.base, self.recording = problem.best, problem.recording
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self.base, self.recording = search.best, search.recording
         self.units = units_of(self.recording)
 
     def __len__(self) -> int:
@@ -47,14 +57,12 @@ class Subsets:
         """Whether just these units fail in the same way; presumed not, when more than these passed."""
         keep = {node for number in chosen for node in self.units[number]}
         names = {node.name for node in keep}
-        if not keep or (not how and self.problem.presumed_passing(names)):
+        if not keep or (not how and any(names <= passed for passed in self.search.passing)):
             return False
-        candidate = self.problem.extract(keep, out_of=(self.base, self.recording), **how)
-        if candidate is None or not candidate.calls:
-            return False
-        verdict = self.problem.answer(candidate)
+        candidate = self.search.cut(keep, out_of=(self.base, self.recording), **how)
+        verdict = self.search.answer(candidate) if candidate else Verdict.INVALID
         if verdict is Verdict.GONE and not how:
-            self.problem.remember_passing(names)
+            self.search.passing.append(names)
         return verdict in SHOWN
 
     def called(self, names: Set[str] | Sequence[str]) -> list[int]:
@@ -127,19 +135,19 @@ MOST_MAKERS = 8
 """Factories and writes that are kept inside with the suspects that take them."""
 
 
-def follow_suspects(problem: ReductionProblem) -> None:
+def follow_suspects(search: Search) -> None:
     """Ask the ``guesses`` until one fails, and again from there, as long as the graph is not small
     and the frames of its failure name anything new. Cost: at most fifteen calls a turn."""
-    phase, before = problem.phase, None
-    while problem.best is not before and (len(problem.best.calls) > FEW_SUBSET_CALLS or not problem.steps):
-        before, frames = problem.best, problem.frames()
-        if frames == problem.followed:
+    phase, before = search.phase, None
+    while search.best is not before and (len(search.best.calls) > FEW_SUBSET_CALLS or not search.steps):
+        before, frames = search.best, search.frames()
+        if frames == search.followed:
             break
-        problem.followed = frames
-        problem.begin_phase("suspects")
-        subsets = Subsets(problem)
+        search.followed = frames
+        search.phase = "suspects"
+        subsets = Subsets(search)
         any(subsets.fails(units, **how) for units, how in guesses(subsets, frames))
-    problem.begin_phase(phase)
+    search.phase = phase
 
 
 def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int], dict[str, Any]]]:
@@ -149,9 +157,9 @@ def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int],
     Of a failure at run time the frame names the op that noticed. What runs after it cannot be the
     cause: there, the backward slice.
     """
-    problem, half = subsets.problem, len(subsets) // 2
+    search, half = subsets.search, len(subsets) // 2
     ops = [op_name(unit[0]).strip("_").lower() for unit in subsets.units]
-    words = {hint.lower() for hint in problem.hints}
+    words = {hint.lower() for hint in search.hints}
     named = [units for names in frames if (units := subsets.called(names))]
 
     by_frame = []
@@ -168,7 +176,7 @@ def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int],
     # two ops that a compiler wants to join
     joined = with_makers(subsets, sorted({*named[0], *min(apart, key=len)})) if apart else []
     by_frame.append(joined)
-    if problem.steps and len(subsets) <= FEW_UNITS:  # of these, which frames have led to, most are needed
+    if search.steps and len(subsets) <= FEW_UNITS:  # of these, which frames have led to, most are needed
         worth = [units for units in by_frame if half < len(units) < len(subsets)]
         yield from ((units, {}) for units in worth)
         if joined in worth:
@@ -181,14 +189,14 @@ def guesses(subsets: Subsets, frames: Suspects) -> Iterator[tuple[Sequence[int],
     numbered = [number for number in by_name if subsets.units[number][0].name.rpartition("_")[2].isdigit()]
     suspects = numbered or representatives(subsets, by_op or by_name)
     by_text = [number for number in by_op if ops.count(ops[number]) == 1], suspects
-    at_run_time = problem.fails_when_it_runs
+    at_run_time = search.fails_when_it_runs
     around = (
         with_makers(subsets, neighbourhood(subsets, named[0], steps, both_ways=not at_run_time))
         for steps in (SLICES if at_run_time else DISTANCES)
         if named
     )
     yield from ((units, {}) for units in itertools.chain(by_frame, by_text, around) if len(units) <= half)
-    if not problem.steps and len(suspects) <= half:
+    if not search.steps and len(suspects) <= half:
         for steps in DISTANCES if len(suspects) <= FEW_SUSPECTS else DISTANCES[1:2]:
             wider = neighbourhood(subsets, suspects, steps)
             if len(wider) < len(subsets):
@@ -215,6 +223,94 @@ def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
         edge = [unit_of[node] for node in makers if node in unit_of and unit_of[node] not in found]
         found |= set(edge)
     return sorted(found) if len(found) <= len(numbers) + MOST_MAKERS else sorted(numbers)
+
+
+def try_islands(search: Search) -> None:
+    """Ask a graph with the first of each kind of op. Cost: one call, none where most ops are of a kind of their own."""
+    subsets = Subsets(search)
+    chosen = representatives(subsets, range(len(subsets)))
+    if 1 < len(chosen) <= len(subsets) // 3:
+        subsets.fails(chosen)
+
+
+def narrow_window(search: Search) -> None:
+    """Halve the window of nodes that fails, about one call for each halving, until it is small.
+
+    When one half passes, the other is presumed to fail and a half of that is asked next. What was
+    presumed is asked at the end; where it passes, ``best`` becomes the smallest presumed window
+    that fails.
+    """
+    subsets, presumed = Subsets(search), list[tuple[int, int]]()
+    low, high = 0, len(subsets)
+    while high - low > SMALL_WINDOW:
+        half, other = halves(low, high, len(presumed))
+        if subsets.fails(range(*half)):
+            follow_suspects(search)
+            subsets, presumed = Subsets(search), []
+            low, high = 0, len(subsets)
+        else:
+            (low, high), presumed = other, [*presumed, other]
+    if presumed and not subsets.fails(range(low, high)):
+        search.confirm_whole()  # all that was asked passed: does anything fail?
+        last_that_holds(lambda index: subsets.fails(range(*presumed[index])), -1, len(presumed) - 1)
+
+
+def halves(low: int, high: int, presumed: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The half to ask and the other one. After a presumption the other side comes first: a cause at
+    an end needs no confirmation."""
+    middle, overlap = (low + high) // 2, min(MOST_OVERLAP, (high - low) // 32)
+    lower, upper = (low, middle + overlap), (middle - overlap, high)
+    return (upper, lower) if presumed % 2 else (lower, upper)
+
+
+def keep_needed(search: Search) -> None:
+    """Find the last unit that the failure needs, then the last before it, and so on, with steps as
+    wide as the gaps met so far let expect.
+
+    Neighbours of the last one, where they are all that is needed, are left to single removals.
+    """
+    subsets, whole = Subsets(search), search.best
+    rest, needed = list(range(len(subsets))), list[int]()
+    if ends_where_it_was_noticed(subsets, rest):
+        needed = [rest.pop()]
+    step = max(1, len(rest) // 2)
+    while rest and not (needed and subsets.fails(needed)):
+        if len(needed) == 1 and len(rest) > 2 * SLICE and subsets.fails([*rest[-SLICE:], *needed]):
+            return
+        low, high = 0, len(rest)
+        while high - low > 1:
+            middle = high - step if step < high - low else (low + high) // 2
+            if subsets.fails([*rest[:middle], *needed]):
+                high, step = middle, 2 * step
+            else:
+                low, step = middle, max(1, (high - middle) // 2)
+        step, needed, rest = max(1, 2 * (len(rest) - high)), [rest[high - 1], *needed], rest[: high - 1]
+    if search.best is whole:
+        search.confirm_whole()
+
+
+def ends_where_it_was_noticed(subsets: Subsets, rest: Sequence[int]) -> bool:
+    """Whether the last of ``rest`` is what a frame of a failure at run time names: nothing else need be the last."""
+    search = subsets.search
+    if not (search.fails_when_it_runs and search.steps and search.followed and rest):
+        return False
+    return any(node.name in search.followed[0] for node in subsets.units[rest[-1]])
+
+
+def drop_chunks(search: Search) -> None:
+    """Drop sixths of the graph, last first, while that helps: the complements of ddmin. Cost: six calls a turn."""
+    while True:
+        subsets = Subsets(search)
+        left = list(range(len(subsets)))
+        if len(left) <= FEW_UNITS:
+            return
+        size = -(-len(left) // CHUNKS)
+        for end in range(len(left), 0, -size):
+            fewer = [*left[: max(0, end - size)], *left[end:]]
+            if subsets.fails(fewer):
+                left = fewer
+        if len(left) == len(subsets):
+            return
 
 
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")

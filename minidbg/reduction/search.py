@@ -1,0 +1,479 @@
+"""``Search``: the smallest case that still fails, and the one place where a candidate is refused,
+asked, remembered, counted and taken."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from minidbg import torch_internals
+from minidbg.core.deadline import NEVER, Deadline
+from minidbg.core.errors import NotReproduced
+from minidbg.core.outcome import Outcome, Verdict
+from minidbg.fx.copying import storage_bytes, storage_key
+from minidbg.fx.edit import extract
+from minidbg.fx.effects import FactType, graph_attribute, is_call, tensors_in
+from minidbg.fx.mutation import broken_contracts
+from minidbg.fx.nested import Arguments
+from minidbg.fx.pieces import CannotExtract
+from minidbg.fx.record import EagerFailure, ModeContext, Recording, runs_in_eager
+from minidbg.judge.suspects import Suspects
+from minidbg.torch_internals.devices import devices_of
+
+SHOWN = (Verdict.REPRODUCES, Verdict.FLAKY)
+"""Verdicts of what fails in the same way."""
+REFUSED = Outcome(Verdict.INVALID, reason="eager takes no such graph")
+
+BATCH = 4
+"""Edits that are drawn from the passes at once, always: what a pass sees when it goes on, and so
+the result, is the same for any number of jobs and any speed."""
+WORTH_ASKING_BESIDE_S = 0.5
+"""Seconds of a question from which on it pays to ask what comes after it at the same time."""
+MOST_BYTES_AHEAD = 256 << 20
+"""Of a question's inputs: two at the same time take twice the memory."""
+MOST_STEPS = 4
+"""Accepted candidates that are kept: each holds recorded values."""
+FEW_CALLS = 16
+"""Calls up to which it is looked whether a candidate's results are as full."""
+TELLING = ("nodes", "bypass", "inputs", "outputs")
+"""Phases whose candidates lack one node or input of ``best``: what a passing one of them lacks says
+most about a failure first."""
+
+
+class BudgetSpent(Exception):
+    """No call is left. Passes let it through; the driver ends the reduction with the best so far."""
+
+
+def last_that_holds(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The last place that holds, by bisection: ``low`` is taken to hold, and ``high`` not to."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+ArgumentPlace: TypeAlias = tuple[str, int | str]
+"""A call and which of its arguments."""
+
+
+SMALL = 256
+"""Nodes of a candidate up to which it is told from others without regard to names."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A graph and its inputs, not to be changed. ``tokens`` tell input values apart without looking at them."""
+
+    graph_module: fx.GraphModule
+    inputs: tuple[Any, ...]
+    tokens: tuple[Hashable, ...]
+    faithful: bool = False
+    """Whether eager need not be asked, since all of it ran in eager before."""
+    epoch: str = ""
+    """Changes with each edit that changes values, so that recorded ones are not taken for earlier ones."""
+    by_names: bool = False
+    """Whether it was cut out of a larger one, so that the names of its nodes tell it from others."""
+    rewrites: Mapping[ArgumentPlace, Callable[[Arguments], Arguments]] = field(default_factory=dict)
+    """The arguments that were made plainer on the way to it, each with what puts the original back."""
+
+    @classmethod
+    def whole(cls, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Candidate:
+        names = [node.name for node in graph_module.graph.find_nodes(op="placeholder")]
+        tokens = tuple(("value", "", name, 0, ()) for name in names)
+        return cls(graph_module, tuple(inputs), tokens, faithful=True, by_names=True)
+
+    def edited(
+        self, graph_module: fx.GraphModule, inputs: tuple[Any, ...], tokens: tuple[Hashable, ...]
+    ) -> Candidate:
+        return Candidate(graph_module, inputs, tokens, epoch=self.epoch, rewrites=self.rewrites)
+
+    @property
+    def calls(self) -> list[fx.Node]:
+        return [node for node in self.graph_module.graph.nodes if is_call(node)]
+
+    def call(self, name: str) -> fx.Node | None:
+        return next((node for node in self.calls if node.name == name), None)
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for equal candidates. Of small ones the names of the nodes do not count; of large
+        ones cut out that would take long."""
+        if self.by_names and len(self.graph_module.graph.nodes) > SMALL:
+            return f"{self.epoch} {structure(self.graph_module)}"
+        return fingerprint(self.graph_module, self.tokens)
+
+    @cached_property
+    def storages(self) -> dict[int, int]:
+        """Bytes of each storage behind the inputs."""
+        tensors = (value for value in self.inputs if isinstance(value, torch.Tensor))
+        return {storage_key(value): storage_bytes(value) for value in tensors}
+
+    @cached_property
+    def size(self) -> tuple[int, ...]:
+        """What a reduction makes smaller, most important first: calls, inputs and tensors of its own, outputs."""
+        nodes = list(self.graph_module.graph.nodes)
+        nested = sum(_calls_within(node) for node in nodes)
+        returned = nodes[-1].args[0] if nodes else ()
+        outputs = len(returned) if isinstance(returned, tuple | list) else 1
+        taken = len(self.inputs) + sum(map(_tensors_of, nodes))
+        return nested, taken, outputs
+
+
+def _calls_within(node: fx.Node) -> int:
+    """1 for a call; for a submodule its leaves, for a nested graph the calls in it."""
+    if node.op == "call_module":
+        module = graph_attribute(node)
+        leaves = [inner for inner in module.modules() if not any(inner.children())] if module else []
+        return max(1, len(leaves))
+    if is_call(node):
+        return 1
+    nested = graph_attribute(node) if node.op == "get_attr" else None
+    return sum(map(_calls_within, nested.graph.nodes)) if isinstance(nested, fx.GraphModule) else 0
+
+
+def _tensors_of(node: fx.Node) -> int:
+    """The tensors that a node brings: an attribute, or what a submodule owns."""
+    value = graph_attribute(node) if node.op in ("get_attr", "call_module") else None
+    if isinstance(value, torch.nn.Module) and node.op == "call_module":
+        return len({id(one) for one in (*value.parameters(), *value.buffers())})
+    return int(isinstance(value, torch.Tensor))
+
+
+Oracle: TypeAlias = Callable[[Sequence[Candidate]], Sequence[Outcome]]
+"""What a run of each candidate shows, all run at the same time."""
+GraphEdit: TypeAlias = Callable[["Search"], Candidate | None]
+Pass: TypeAlias = Callable[["Search"], Iterator[GraphEdit | None]]
+
+
+@dataclass(slots=True)
+class Search:
+    """What a reduction pass works on. A pass is a function of a search that yields edits.
+
+    Writing a pass:
+
+    - Look at ``search.best`` (or at ``search.recording``, the values inside it) and yield edits.
+      An edit builds a smaller ``Candidate`` from whatever is ``best`` when it is called, most often
+      with ``search.cut``, and gives None where what it is about has gone: names of nodes stay.
+      ``run_passes`` asks; some edits are drawn before the first of them is asked.
+    - Where the next question follows from an answer, yield None: what was drawn is answered then.
+      After it, call ``search.consider(candidate)``. If it returns True, the candidate fails in the
+      same way, and it is ``search.best`` now when it is smaller.
+    - A candidate seen before, one that cannot run in eager and one without any call cost nothing,
+      so a pass need not avoid them. Whether a candidate makes progress is decided by its ``size``.
+    - A pass need not run to a fixed point: the driver repeats the passes until none of them changes ``best``.
+    - A pass must be deterministic and must not catch ``BudgetSpent`` or ``KeyboardInterrupt``.
+    """
+
+    best: Candidate
+    ask: Oracle
+    until: Deadline = NEVER
+    max_calls: float = math.inf
+    jobs: int = 1
+    """Questions at the same time. 1 too where runs disturb each other, somebody counts, or chance decides."""
+    on_answer: Callable[[Search, Candidate, Outcome, bool], object] = lambda *answer: None
+    """Hears each answer as it is learnt, and whether the candidate is ``best`` by it."""
+    whole_is_known: bool = True
+    """Whether the whole was just seen to fail, so that it need not be asked."""
+    around: ModeContext = nullcontext
+    """The modes in which the graph runs in eager."""
+    is_deadly: bool = False
+    """Whether the failure ends its process: where in memory a read is deadly is chance, so no size
+    is searched for exactly."""
+    fails_when_it_runs: bool = False
+    """Whether what was compiled raises: the cause is in what the op that raises was computed from."""
+    fails_in_inputs: bool = False
+    """Whether an input after the call is what is wrong: an output that shows the same write would be another failure."""
+    allow_no_calls: bool = False
+    """Whether a graph without any call may be a candidate."""
+    hints: Sequence[str] = ()
+    """Words of the error, which may be names of nodes or ops: the culprits'."""
+    frames: Callable[[], Suspects] = tuple
+    """The nodes that the frames of the failure of ``best`` held, as far as that is known; innermost frame first."""
+    followed: Suspects | None = None
+    """What was asked of them."""
+    phase: str = "reduce"
+    asked: int = 0
+    steps: list[Candidate] = field(default_factory=list)
+    """The last accepted candidates, largest first."""
+    proven: Candidate | None = None
+    """What no single removal made smaller."""
+    latest: tuple[tuple[Verdict, float], ...] = ()
+    """The last two answers, each with the seconds that it took."""
+    neighbour: tuple[int, Candidate] | None = None
+    """A candidate one step smaller than ``best`` that passed; of several, one of the most telling phase."""
+    plainness: Callable[[Candidate], tuple[float, ...]] | None = None
+    """Decides between candidates of equal size, while a reduction simplifies."""
+    keeps_arguments: bool = False
+    """Whether arguments must stay as they are: a plainer one had become the cause of the failure."""
+    keep_passed_through: bool = False
+    """Whether inputs that the graph returns must stay outputs for the failure to show."""
+    settled_sizes: dict[int, int] = field(default_factory=dict)
+    """Sizes that an earlier round found to be needed, each with the next smaller one that it tried."""
+    passing: list[Set[str]] = field(default_factory=list)
+    """Names of calls that passed in this round: a part of them is presumed to pass, which proves nothing."""
+    answers: dict[str, Verdict] = field(default_factory=dict)
+    beforehand: dict[str, tuple[Outcome, float]] = field(default_factory=dict)
+    """Answers to what no pass has asked yet, with their seconds: they count once it does."""
+    started: float = field(default_factory=time.monotonic)
+    _recording: tuple[Candidate, Recording] | None = None
+    _broken: frozenset[tuple[str, str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._broken = broken_contracts(self.best.graph_module)
+
+    @property
+    def recording(self) -> Recording:
+        if self._recording is None or self._recording[0] is not self.best:
+            parent = self._recording[1] if self._recording else None
+            best, values = self.best, self.best.inputs
+            same = best.faithful
+            new = Recording(best.graph_module, values, parent=parent, same_values=same, around=self.around)
+            self._recording = (best, new)
+        return self._recording[1]
+
+    def cut(
+        self, keep: Set[fx.Node], *, out_of: tuple[Candidate, Recording] | None = None, **how: Any
+    ) -> Candidate | None:
+        """The candidate of just the calls in ``keep``, nodes of ``best`` or of the earlier candidate ``out_of``.
+
+        ``how`` goes to ``fx.edit.extract``. None when a value that it needs cannot be recorded.
+        """
+        base, recording = out_of or (self.best, self.recording)
+        by_names = not how
+        how.setdefault("passed_through", self.keep_passed_through)
+        how.setdefault("returns_writes", not self.fails_in_inputs)
+        try:
+            piece = extract(recording, keep, **how)
+        except CannotExtract:
+            return None
+        token_of = dict(zip(recording.placeholders, base.tokens, strict=True))
+        tokens = tuple(
+            token_of[node]
+            if node in token_of and not writes
+            else ("value", base.epoch, node.name, writes, path)
+            for node, writes, path in piece.origins
+        )
+        return Candidate(
+            piece.graph_module, piece.inputs, tokens, piece.faithful, base.epoch, by_names, base.rewrites
+        )
+
+    def consider(self, candidate: Candidate | None) -> bool:
+        """Whether ``candidate`` fails in the same way; it becomes ``best`` if it is smaller than it.
+
+        None stands for a candidate that could not be built. Raises BudgetSpent, and what the oracle raises.
+        """
+        return candidate is not None and self.answer(candidate) in SHOWN
+
+    def answer(self, candidate: Candidate) -> Verdict:
+        """The verdict on ``candidate``, from memory where it is there; INVALID where it ``is_refused``."""
+        outcome, is_new = None, candidate.key not in self.answers
+        if is_new:
+            self.ask_together([candidate])
+            outcome, seconds = self.beforehand.pop(candidate.key, (REFUSED, 0.0))
+            self.answers[candidate.key] = outcome.verdict
+        verdict = self.answers[candidate.key]
+        if is_step := verdict in SHOWN and self._is_smaller(candidate):
+            self.best = candidate if candidate.faithful else replace(candidate, epoch=candidate.key)
+            self.steps = [*self.steps, self.best][-MOST_STEPS:]
+            self.neighbour = None
+        if outcome is not None and outcome is not REFUSED:
+            self.asked += 1
+            self.latest = (*self.latest[-1:], (verdict, seconds))
+            rank = TELLING.index(self.phase) if self.phase in TELLING else len(TELLING)
+            if verdict is Verdict.GONE and rank <= (
+                self.neighbour[0] if self.neighbour else len(TELLING) - 1
+            ):
+                self.neighbour = rank, candidate
+            self.on_answer(self, candidate, outcome, is_step)
+        return verdict
+
+    def ask_together(self, candidates: Iterable[Candidate]) -> None:
+        """One question for each that is new and not refused, all at the same time; nothing is learnt of them yet."""
+        fresh = {candidate.key: candidate for candidate in candidates if self._is_new(candidate)}
+        if not fresh:
+            return
+        if self.until.is_over or self.asked >= self.max_calls:
+            raise BudgetSpent
+        began = time.monotonic()
+        outcomes = self.ask(list(fresh.values()))
+        seconds = time.monotonic() - began
+        self.beforehand |= {key: (outcome, seconds) for key, outcome in zip(fresh, outcomes, strict=True)}
+
+    def ask_beside(self, edits: Iterable[GraphEdit | None]) -> None:
+        """Ask the first of ``edits`` together with what comes after it, where that saves time and
+        costs little memory: as many as there are jobs, and none beyond a None.
+
+        Not where questions are quick, or the last two failed, which makes what follows another question.
+        """
+        is_worth = bool(self.latest) and self.latest[-1][1] >= WORTH_ASKING_BESIDE_S
+        have_failed = len(self.latest) == 2 and all(verdict in SHOWN for verdict, _ in self.latest)
+        has_room = sum(self.best.storages.values()) <= MOST_BYTES_AHEAD
+        if self.jobs == 1 or self.max_calls < math.inf or not is_worth or have_failed or not has_room:
+            return
+        fresh: dict[str, Candidate] = {}
+        for edit in edits:
+            candidate = edit(self) if edit else None
+            if candidate is not None and self._is_new(candidate):
+                fresh[candidate.key] = candidate
+            if edit is None or not fresh or len(fresh) == self.jobs:
+                break
+        if len(fresh) > 1:
+            self.ask_together(fresh.values())
+
+    def _is_new(self, candidate: Candidate) -> bool:
+        is_known = candidate.key in self.answers or candidate.key in self.beforehand
+        return not is_known and self.is_valid(candidate)
+
+    def is_valid(self, candidate: Candidate) -> bool:
+        """Whether ``candidate`` has anything in it and runs in eager; costs no run.
+
+        On an accelerator the oracle finds out: an index out of range there would leave the device
+        in error for this process.
+        """
+        calls, _, outputs, *_ = candidate.size
+        if (not calls and not (self.allow_no_calls and outputs)) or not self.keeps_contracts(candidate):
+            return False
+        if candidate.faithful or devices_of(candidate.inputs):
+            return True
+        return runs_in_eager(candidate.graph_module, candidate.inputs, self.around)
+
+    def keeps_contracts(self, candidate: Candidate) -> bool:
+        """Whether ``candidate`` breaks no contract of a higher-order op or a level that the program's own graph keeps.
+
+        Compilers refuse such a graph, in words that may be those of the failure; a body that
+        returns what it carries may be a loop without end; and a level that is entered and not left
+        is in the way of whatever runs next, dynamo included.
+        """
+        return broken_contracts(candidate.graph_module) <= self._broken
+
+    def is_as_full(self, candidate: Candidate) -> bool:
+        """Whether no call of ``candidate`` gives nothing, or no finite numbers, where it does in
+        ``best``. Nobody looks at a large graph."""
+        if devices_of(candidate.inputs) or len(candidate.calls) > FEW_CALLS:
+            return True
+        again = Recording(candidate.graph_module, candidate.inputs, around=self.around)
+        return again.failure is None and is_as_full(self.recording, again)
+
+    def _is_smaller(self, candidate: Candidate) -> bool:
+        if candidate.size != self.best.size or self.plainness is None:
+            return candidate.size < self.best.size
+        return self.plainness(candidate) < self.plainness(self.best)
+
+    def confirm_whole(self) -> None:
+        """Make sure that the whole fails, when nothing smaller has. Raises NotReproduced."""
+        if not self.steps and self.answer(self.best) not in SHOWN:
+            raise NotReproduced(
+                "nothing to reduce: the interestingness test says that the whole graph does not fail. "
+                "Call it with the graph and inputs given to see why"
+            )
+
+
+def run_passes(search: Search, passes: Iterable[tuple[str, Pass]]) -> None:
+    """Consider the edits of the passes in order, across their ends: ``BATCH`` of them are drawn at
+    once, or fewer up to a None."""
+    edits = ((name, edit) for name, reduction_pass in passes for edit in reduction_pass(search))
+    for first in edits:
+        batch = [first]
+        while batch[-1][1] is not None and len(batch) < BATCH and (drawn := next(edits, None)):
+            batch.append(drawn)
+        while batch:
+            search.ask_beside(edit for _, edit in batch)
+            search.phase, edit = batch.pop(0)
+            search.consider(edit(search) if edit else None)
+
+
+def repeat(search: Search, passes: Sequence[tuple[str, Pass]]) -> None:
+    """Until a whole round changes nothing: that round is the certificate."""
+    before = None
+    while search.best is not before:
+        before = search.best
+        run_passes(search, passes)
+
+
+def is_as_full(before: Recording, after: Recording) -> bool:
+    """Whether no call of ``after`` gives nothing, or an infinity or NaN, where it gave finite numbers before."""
+    again = {node.name: node for node in after.nodes}
+    pairs = [(node, again[node.name]) for node in before.nodes if is_call(node) and node.name in again]
+    moments: list[list[tuple[int, fx.Node]]] = [[], []]
+    for pair in pairs:
+        facts = [run.facts.get(node) for run, node in zip((before, after), pair, strict=True)]
+        if all(fact is not None and fact.type is not FactType.OPAQUE for fact in facts):
+            for run, node, wanted in zip((before, after), pair, moments, strict=True):
+                wanted.append((run.index[node] + 1, node))
+    try:
+        values = [run.values(wanted) for run, wanted in zip((before, after), moments, strict=True)]
+    except EagerFailure:
+        return False
+    for results in zip(*values, strict=True):
+        for old, new in zip(*(tensors_in([result]) for result in results), strict=False):
+            with suppress(RuntimeError, NotImplementedError):  # a dtype or layout without these ops
+                is_emptied = bool(old.numel()) and not new.numel()
+                if is_emptied or (bool(old.isfinite().all()) and not bool(new.isfinite().all())):
+                    return False
+    return True
+
+
+# --- telling candidates apart ---
+
+
+def fingerprint(graph_module: fx.GraphModule, tokens: Sequence[Hashable]) -> str:
+    """Equal for graphs that differ in names only and have inputs with the same tokens. 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for line in _lines(graph_module):
+        digest.update(line.encode())
+    digest.update(repr(tokens).encode())
+    return digest.hexdigest()
+
+
+def structure(graph_module: fx.GraphModule) -> str:
+    """Equal for graphs cut out of the same one that keep the same nodes and outputs. Cheap; 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    nodes = list(graph_module.graph.nodes)
+    digest.update(" ".join([node.name for node in nodes]).encode())
+    digest.update(repr(nodes[-1].args).encode())
+    return digest.hexdigest()
+
+
+def _lines(graph_module: fx.GraphModule) -> Iterator[str]:
+    numbers: dict[fx.Node, str] = {}
+    for node in graph_module.graph.nodes:
+        numbers[node] = f"%{len(numbers)}"
+        args, kwargs = _value_text(node.args, numbers), _value_text(node.kwargs, numbers)
+        yield f"{node.op} {_target(node)} {args} {kwargs}\n"
+
+
+def _target(node: fx.Node) -> str:
+    if node.op in ("placeholder", "output"):
+        return ""
+    if node.op == "get_attr":
+        value = graph_attribute(node)
+        if isinstance(value, fx.GraphModule):
+            return "".join(_lines(value))
+        return f"{node.target} {id(value)}"
+    if isinstance(node.target, str) or torch_internals.is_overload(node.target):
+        return str(node.target)
+    return f"{getattr(node.target, '__name__', '')} {id(node.target)}"
+
+
+def _value_text(value: Any, numbers: dict[fx.Node, str]) -> str:
+    if isinstance(value, fx.Node):
+        return numbers[value]
+    if isinstance(value, tuple | list):
+        return "(" + ",".join([_value_text(part, numbers) for part in value]) + ")"
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{key}:{_value_text(part, numbers)}" for key, part in value.items()]) + "}"
+    if isinstance(value, slice):
+        return f"slice{_value_text((value.start, value.stop, value.step), numbers)}"
+    return repr(value)
