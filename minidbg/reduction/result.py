@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
 
 from minidbg import torch_internals
 from minidbg.core.machine import HERE
@@ -18,7 +18,7 @@ from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.core.text import display_path, plural, shrinkage
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,91 +132,21 @@ class Progress:
 Listener: TypeAlias = Callable[[Progress], None]
 
 
-class HasSeconds(Protocol):
-    """An event that says when it was, by a clock of its own."""
-
-    @property
-    def seconds(self) -> float: ...
-
-
-Timed = TypeVar("Timed", bound=HasSeconds)
-
-
 def silent(event: Progress) -> None:
     """The listener of those who asked for none."""
 
 
-def on_stream(stream: TextIO) -> AbstractContextManager[Listener]:
-    """A block with a listener that writes to ``stream``, in the form that suits it."""
-
-    def columns() -> Iterable[ProgressColumn]:
-        from rich.progress import TextColumn
-
-        return (
-            cut_off_first("minidbg: {task.fields[phase]}"),
-            short_bar(),
-            TextColumn("{task.fields[figures]}"),
-        )
-
-    def shown(event: Progress) -> dict[str, Any]:
-        return {
-            "total": event.start_nodes, "completed": event.start_nodes - event.nodes, "phase": event.phase,
-            "figures": figures_of(event),
-        }  # fmt: skip
-
-    def line(event: Progress) -> str:
-        return f"{event.phase}: {figures_of(event)}"
-
-    first = {"phase": "reducing", "figures": ""}
-    return bar_or_lines(stream, columns, first, shown, line, every_s=PROGRESS_QUIET_S)
-
-
-def cut_off_first(text: str) -> ProgressColumn:
-    """A column of a bar for words: where the terminal is narrow it is cut off, so that the figures
-    beside it are whole."""
-    from rich.progress import Task, TextColumn
-    from rich.table import Column
-    from rich.text import Text
-
-    class Words(TextColumn):
-        def render(self, task: Task) -> Text:
-            words = super().render(task)
-            words.no_wrap, words.overflow = True, "ellipsis"
-            return words
-
-    return Words(text, table_column=Column())  # the table's own lines may break, and so it may be narrow
-
-
-def short_bar() -> ProgressColumn:
-    """The bar itself, which is narrower still where it must."""
-    from rich.progress import BarColumn
-    from rich.table import Column
-
-    return BarColumn(bar_width=None, table_column=Column(max_width=12))
-
-
 @contextmanager
-def bar_or_lines(
-    stream: TextIO,
-    columns: Callable[[], Iterable[ProgressColumn]],
-    first: Mapping[str, Any],
-    shown: Callable[[Timed], Mapping[str, Any]],
-    line: Callable[[Timed], str],
-    *,
-    every_s: float,
-) -> Iterator[Callable[[Timed], None]]:
-    """A block with a listener: on a terminal a bar, gone when the block ends; else lines,
-    ``every_s`` of an event's clock at most.
-
-    The bar has ``first`` and then what is ``shown`` of an event as fields of its ``columns``.
-    """
+def on_stream(stream: TextIO) -> Iterator[Listener]:
+    """A block with a listener that writes to ``stream``: on a terminal a bar, gone when the block
+    ends; else a line every ``PROGRESS_QUIET_S`` at most."""
     last = 0.0
 
-    def write(event: Timed) -> None:
+    def write(event: Progress) -> None:
         nonlocal last
-        if event.seconds - last >= every_s:
+        if event.seconds - last >= PROGRESS_QUIET_S:
             last = event.seconds
-            stream.write(f"minidbg: {line(event)}\n")
+            stream.write(f"minidbg: {event.phase}: {figures_of(event)}\n")
             stream.flush()
 
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
@@ -224,14 +154,27 @@ def bar_or_lines(
         return
     with torch_internals.restoring_random_numbers():  # rich draws one when it is imported
         from rich.console import Console
+        from rich.progress import BarColumn, Task, TextColumn
         from rich.progress import Progress as RichProgress
-    # It draws only when told: a drawing thread would not survive the forks.
-    display = RichProgress(*columns(), console=Console(file=stream), auto_refresh=False, transient=True)
-    with display:
-        task = display.add_task("", total=None, **first)
+        from rich.table import Column
+        from rich.text import Text
 
-        def draw(event: Timed) -> None:
-            display.update(task, **shown(event))
+    class CutOff(TextColumn):  # where the terminal is narrow, so that the figures beside it are whole
+        def render(self, task: Task) -> Text:
+            words = super().render(task)
+            words.no_wrap, words.overflow = True, "ellipsis"
+            return words
+
+    words = CutOff("minidbg: {task.fields[phase]}", table_column=Column())  # which may be narrow itself
+    bar = BarColumn(bar_width=None, table_column=Column(max_width=12))
+    figures, console = TextColumn("{task.fields[figures]}"), Console(file=stream)
+    # it draws only when told: a drawing thread would not survive the forks
+    with RichProgress(words, bar, figures, console=console, auto_refresh=False, transient=True) as display:
+        task = display.add_task("", total=None, phase="reducing", figures="")
+
+        def draw(event: Progress) -> None:
+            done, figures = event.start_nodes - event.nodes, figures_of(event)
+            display.update(task, total=event.start_nodes, completed=done, phase=event.phase, figures=figures)
             display.refresh()
 
         yield draw
