@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
@@ -54,12 +55,11 @@ class Minimized:
 
 
 class End(Enum):
-    """What ended a search. Each but the last leaves the best so far."""
+    """What ended a search."""
 
     NOTHING_LEFT = 0
     BUDGET = 1
-    CTRL_C = 2
-    WHOLE_PASSED = 3
+    WHOLE_PASSED = 2
     """The whole, said to fail, did not when it was asked, or dynamo took nothing as it is: there was nothing to reduce."""
 
 
@@ -100,8 +100,7 @@ def reduce_graph(search: Search, *, simplify: bool = False) -> End:
     """Find the smallest graph cut out of ``search.best`` that its oracle finds interesting.
 
     The oracle must not write to the graphs and inputs of its candidates. ``simplify`` adds the
-    edits beyond nodes, inputs and outputs. Ctrl-C and a spent budget end it with the best so far.
-    Raises what the oracle raises, and NotReproduced when the whole had to be asked and did not
+    edits beyond nodes, inputs and outputs. A spent budget ends it with the best so far. Raises what the oracle raises, and NotReproduced when the whole had to be asked and did not
     fail; where it was said to be known, that is an end.
     """
     try:
@@ -119,8 +118,6 @@ def reduce_graph(search: Search, *, simplify: bool = False) -> End:
         if not search.whole_is_known:
             raise
         return End.WHOLE_PASSED
-    except KeyboardInterrupt:
-        return End.CTRL_C
     return End.NOTHING_LEFT
 
 
@@ -229,14 +226,16 @@ def minimize(
         whole_is_known=False,
         allow_no_calls=True,
     )
-    end = reduce_graph(search, simplify=simplify)
+    end = None
+    with suppress(KeyboardInterrupt):
+        end = reduce_graph(search, simplify=simplify)
     best, passed = search.best, search.neighbour
     return Minimized(
         best.graph_module,
         best.inputs,
         search.asked,
         certified=search.proven is best,
-        interrupted=end is End.CTRL_C,
+        interrupted=end is None,
         seconds=time.monotonic() - search.started,
         steps=tuple((step.graph_module, step.inputs) for step in search.steps),
         neighbour=(passed[1].graph_module, passed[1].inputs) if passed else None,

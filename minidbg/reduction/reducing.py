@@ -82,9 +82,9 @@ def reduce_and_publish(
     Where a reduction of the same case was ended before its end, this one begins from the best of
     that. Several processes may reduce the same case at once: one does, and the others take its
     result. ``just_seen``: the whole case failed a moment ago, so it is not asked again unless
-    nothing smaller fails. Ctrl-C ends the search, and what was found is published; a second one
-    raises KeyboardInterrupt. Raises NotReproduced when the whole case does not show its failure
-    here.
+    nothing smaller fails. Other failures that the search met become captures. Ctrl-C ends the
+    search, and what it has is published; a second one raises Interrupted. Raises NotReproduced
+    when the whole case does not show its failure here.
     """
     limits = limits.begun()
     with workers.own_kernel_cache() as kernels, locked_folder(case, folder, limits, listener) as own_folder:
@@ -98,7 +98,26 @@ def reduce_and_publish(
             session = Session(
                 limits, listener, kernels=kernels, folder=own_folder, submit=submit, ahead=ahead
             )
-            return search_and_publish(case, folder, session, just_seen=just_seen)
+            written = None
+            try:
+                reduced = reduce_from_best(case, session) or reduce_case(case, session, just_seen=just_seen)
+                while written is None:
+                    try:
+                        written = publish_first_that_fails(case, reduced, folder, session)
+                    except KeyboardInterrupt:
+                        if session.interrupted:
+                            raise
+                        session.interrupted = True  # the first Ctrl-C ends the search alone, which was over
+            except KeyboardInterrupt:
+                raise Interrupted(interrupted_sentence(session)) from None
+            finally:
+                others = keep_others(folder, session)
+        written = replace(written, others=others)
+        if written.path is not None and own_folder is not None:
+            with contextlib.suppress(OSError):
+                replace_file(own_folder / DONE_FILE, json.dumps(written.to_json()).encode(), private=True)
+            repro.discard(own_folder / BEST_FILE)
+        return written
 
 
 @contextlib.contextmanager
@@ -137,34 +156,6 @@ def earlier_result(own_folder: Path, deadline: Deadline, submit: workers.Submit)
     if outcome.verdict not in SHOWN:
         return None
     return replace(written, known_before=True)
-
-
-def search_and_publish(case: Case, folder: Path, session: Session, *, just_seen: bool) -> ReductionResult:
-    """Search, from the best of a search that was ended where there is one, and publish; the first
-    Ctrl-C ends the search alone.
-
-    Other failures that the search met become captures. Raises Interrupted and NotReproduced.
-    """
-    try:
-        found = reduce_from_best(case, session) or reduce_case(case, session, just_seen=just_seen)
-        written = None
-        while written is None:
-            try:
-                written = publish_first_that_fails(case, found, folder, session)
-            except KeyboardInterrupt:
-                if session.interrupted:
-                    raise
-                session.interrupted = True  # the first Ctrl-C ends the search alone, which was over
-    except KeyboardInterrupt:
-        raise Interrupted(interrupted_sentence(session)) from None
-    finally:
-        others = keep_others(folder, session)
-    written = replace(written, others=others)
-    if written.path is not None and session.folder is not None:
-        with contextlib.suppress(OSError):
-            replace_file(session.folder / DONE_FILE, json.dumps(written.to_json()).encode(), private=True)
-        repro.discard(session.folder / BEST_FILE)
-    return written
 
 
 def reduce_from_best(case: Case, session: Session) -> Reduced | None:
@@ -220,59 +211,51 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
 
     Raises NotReproduced.
     """
-    try:
-        return smallest_of(case, session, just_seen=just_seen)
-    except BudgetSpent:
-        return Reduced(case, ended_by=session.budget)
-
-
-def smallest_of(case: Case, session: Session, *, just_seen: bool) -> Reduced:
-    """Find the path on which ``case`` fails, reduce its graph, see how often the result fails, and simplify the modes.
-
-    Raises BudgetSpent where the budget does not suffice for the whole.
-    """
-    known = Reliability(1, 1)
     untried_in_eager = case.spec.traits.raises_when_run and STAND_IN_NOTE in case.provenance.notes
     believed = not (untried_in_eager or case.spec.traits.endless) and (
         just_seen or (case.signature is not None and call_nodes(case.graph_module) > SMALL_WHOLE)
     )
-    if not believed:
-        case, known = reproducing_path(case, session)
-    search, end = searched(case, session, believed=believed)
-    if believed and not search.steps and session.remaining() > 0:
-        # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
-        whole, known = reproducing_path(case, session)
-        way = whole.spec.call, whole.backend, whole.spec.context
-        another = way != (case.spec.call, case.backend, case.spec.context)
-        if another or known.is_flaky or end is core.End.WHOLE_PASSED:
-            case = whole
-            search, end = searched(case, session)
-    steps = search.steps
-    if steps and not known.is_flaky and session.remaining() > 0:
-        with contextlib.suppress(BudgetSpent):
-            smallest = of_case(case, search.best)
-            known = measured(smallest, session, failed=1, runs=1, more=runs_worth_having(case))
-            if known.is_flaky:  # what passed on the way may have passed by chance: once more
-                session.repeats = known.repeats
-                search, end = searched(smallest, session)
-                steps = [*steps, *search.steps]
-    smallest = of_case(case, search.best)
-    session.best = simpler = smallest
+    end, chance = None, Reliability(1, 1)
+    searches = [search_for(case, session, believed=believed)]
     try:
-        fails = partial(session.fails, phase="settings")
-        simpler = context_passes.simplify(smallest, fails, session.remaining)
+        if believed:
+            end = core.reduce_graph(searches[0], simplify=True)
+        if not believed or (not searches[0].steps and session.remaining() > 0):
+            # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
+            whole, chance = reproducing_path(case, session)
+            way = whole.spec.call, whole.backend, whole.spec.context
+            another = way != (case.spec.call, case.backend, case.spec.context)
+            if not believed or another or chance.is_flaky or end is core.End.WHOLE_PASSED:
+                case, searches = whole, [search_for(whole, session)]
+                end = core.reduce_graph(searches[0], simplify=True)
+        if searches[0].steps and not chance.is_flaky and session.remaining() > 0:
+            smallest = of_case(case, searches[0].best)
+            chance = measured(smallest, session, failed=1, runs=1, more=runs_worth_having(case))
+            if chance.is_flaky:  # what passed on the way may have passed by chance: once more
+                session.repeats = chance.repeats
+                searches.append(search_for(smallest, session))
+                end = core.reduce_graph(searches[1], simplify=True)
+    except BudgetSpent:
+        if not searches[0].steps:
+            return Reduced(case, ended_by=session.budget)
     except KeyboardInterrupt:
+        if not believed and session.best is None:
+            raise
         session.interrupted = True
+    search = searches[-1]
+    session.best = smallest = of_case(case, search.best)
+    settings_fail = partial(session.fails, phase="settings")
+    simpler = context_passes.simplify(smallest, settings_fail, session.remaining)
     notes = ("interrupted by Ctrl-C",) if session.interrupted else ()
-    if known.is_flaky:
+    if chance.is_flaky:
         simpler = simpler.with_spec(attempts=session.repeats)
-        said = f"flaky: it {known}, so each question was asked up to {session.repeats} times"
-        notes = (said, *notes)
+        how_often = f"flaky: it {chance}, so each question was asked up to {session.repeats} times"
+        notes = (how_often, *notes)
     passed = search.neighbour[1] if search.neighbour else None
     is_short = end is core.End.BUDGET or session.until.is_over
     return Reduced(
         simpler,
-        (*(of_case(case, step) for step in steps), smallest),
+        (*(of_case(case, step) for earlier in searches for step in earlier.steps), smallest),
         certified=search.proven is search.best and not session.interrupted,
         notes=notes,
         neighbour=of_case(case, passed) if passed else None,
@@ -345,8 +328,8 @@ def of_case(case: Case, candidate: Candidate) -> Case:
     return case.with_graph(candidate.graph_module, candidate.inputs)
 
 
-def searched(case: Case, session: Session, *, believed: bool = False) -> tuple[Search, core.End]:
-    """The search for the smallest graph of ``case``, and what ended it. Raises NotReproduced."""
+def search_for(case: Case, session: Session, *, believed: bool = False) -> Search:
+    """A search for the smallest graph of ``case``, whose questions are the session's."""
     start, strays = call_nodes(case.graph_module), 0
     by_itself = session.repeats == 1 and may_run_together(case)
     frames_before = tuple(tuple(group.split()) for group in case.provenance.suspects)
@@ -359,7 +342,7 @@ def searched(case: Case, session: Session, *, believed: bool = False) -> tuple[S
         if believed and strays == STRAYS and not search.steps:
             raise NotReproduced("torch.compile takes none of it as it is", outcome)
 
-    search = Search(
+    return Search(
         Candidate.whole(case.graph_module, case.inputs),
         lambda candidates: session.ask([of_case(case, candidate) for candidate in candidates]),
         until=session.until,
@@ -373,9 +356,6 @@ def searched(case: Case, session: Session, *, believed: bool = False) -> tuple[S
         fails_in_inputs=case.signature is not None and case.signature.message.startswith("input:"),
         around=lambda: run.entered_modes(case.spec.context),
     )
-    end = core.reduce_graph(search, simplify=True)
-    session.interrupted |= end is core.End.CTRL_C
-    return search, end
 
 
 REDUCE = "minidbg.reduction.reducing:reduce_in_child"
