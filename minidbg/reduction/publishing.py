@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,9 @@ SAID_CHARACTERS = 500
 ROOM_BYTES = 1 << 30
 """Inputs up to which a script may run twice at the same time."""
 
+RUNS_IN_DOUBT = 3
+"""Further runs of a script, each in a fresh interpreter, when one did not show the expected failure."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
@@ -55,83 +58,6 @@ class Reduced:
     """What ended the search before its end, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptForm:
-    """A case and how exactly its values are written: one thing to try as a script."""
-
-    case: Case
-    exactness: Exactness
-    note: str = ""
-
-
-def publish_first_that_fails(
-    original: Case, found: Reduced, folder: Path, session: Session
-) -> ReductionResult:
-    """Write and ``verify`` one form of script after the other, from short to faithful; publish the
-    first that fails the same way.
-
-    Where the budget ends first, nothing is announced: the smallest case stays, unverified.
-    """
-    session.until = session.deadline  # the search is over
-    start = call_nodes(original.graph_module)
-    last = Outcome(Verdict.INVALID, reason="nothing was run")
-    try:
-        for form in forms(found, original):
-            session.tell("verify", call_nodes(form.case.graph_module), start)
-            if form.exactness is not Exactness.EXACT and not script_values_suffice(form, session):
-                continue
-            is_smallest = call_nodes(form.case.graph_module) == call_nodes(found.smallest.graph_module)
-            for variant in (form, single_threaded(form)):
-                case = with_provenance(
-                    variant, original, found, session, certified=found.certified and is_smallest
-                )
-                last, draft = verify(case, form.exactness, folder, session)
-                if draft is not None:
-                    path = repro.publish(case, draft, folder)
-                    return replace(result_of(path, case, original, last, session), ended_by=found.ended_by)
-                if last.verdict is not Verdict.CRASHED:
-                    break
-    except BudgetSpent:
-        session.keep_best()
-        return replace(result_of(None, found.smallest, original, last, session), ended_by=session.budget)
-    return result_of(None, found.smallest, original, last, session)
-
-
-RUNS_IN_DOUBT = 3
-"""Further runs of a script, each in a fresh interpreter, when one did not show the expected failure."""
-
-
-def of_several_runs(outcomes: Sequence[Outcome]) -> Outcome:
-    """The first outcome, which reproduces; ``flaky`` where others do not."""
-    shown = sum(one.verdict in SHOWN for one in outcomes)
-    if shown == len(outcomes):
-        return outcomes[0]
-    return replace(outcomes[0], verdict=Verdict.FLAKY, reproduced=shown, runs=len(outcomes))
-
-
-def forms(found: Reduced, original: Case) -> Iterator[ScriptForm]:
-    """What to try as a script, in order: what a reader wants most first, what surely fails last."""
-    smallest = found.smallest
-    for exactness in (Exactness.SEEDED, Exactness.SMALL, Exactness.EXACT):
-        for case in filter(None, (smallest, on_its_rank(smallest))):
-            yield ScriptForm(case, exactness, EXACTNESS_NOTES[exactness])
-    if smallest.spec.call is CallPath.TORCH_COMPILE:
-        direct = smallest.with_spec(call=CallPath.DIRECT)
-        yield ScriptForm(
-            direct, Exactness.EXACT, "fails only when the backend is called directly with this graph"
-        )
-    for step in reversed(found.steps[-4:]):
-        yield ScriptForm(step, Exactness.EXACT, "a smaller form did not fail in a fresh interpreter")
-    yield ScriptForm(original, Exactness.EXACT, "no reduced form failed in a fresh interpreter")
-
-
-def single_threaded(form: ScriptForm) -> ScriptForm:
-    """The form with one thread, as the runs have it: C++ code ends the process where it throws in a second one."""
-    context = replace(form.case.spec.context, threads=1, threads_matter=True)
-    note = "; ".join(filter(None, (form.note, "with more than one thread the process dies instead")))
-    return replace(form, case=form.case.with_spec(context=context), note=note)
-
-
 EXACTNESS_NOTES: Mapping[Exactness, str] = {
     Exactness.SEEDED: "",
     Exactness.SMALL: "integers, booleans and small tensors are written out: seeded ones did not fail",
@@ -139,59 +65,103 @@ EXACTNESS_NOTES: Mapping[Exactness, str] = {
 }
 
 
-def script_values_suffice(form: ScriptForm, session: Session) -> bool:
+def publish_first_that_fails(
+    original: Case, reduced: Reduced, folder: Path, session: Session
+) -> ReductionResult:
+    """Write and ``verify`` one form of script after the other, from short to faithful; publish the
+    first that fails the same way.
+
+    Where the budget ends first, nothing is announced: the smallest case stays, unverified.
+    """
+    session.until = session.deadline  # the search is over
+    start, smallest_nodes = (call_nodes(case.graph_module) for case in (original, reduced.smallest))
+    last = Outcome(Verdict.INVALID, reason="nothing was run")
+    try:
+        for case, exactness, note in forms(reduced, original):
+            nodes = call_nodes(case.graph_module)
+            session.tell("verify", nodes, start)
+            if exactness is not Exactness.EXACT and not script_values_suffice(case, exactness, session):
+                continue
+            certified = reduced.certified and nodes == smallest_nodes
+            # as the runs have it: C++ code ends the process where it throws in a second thread
+            one_thread = replace(case.spec.context, threads=1, threads_matter=True)
+            dies = "; ".join(filter(None, (note, "with more than one thread the process dies instead")))
+            for variant, remark in ((case, note), (case.with_spec(context=one_thread), dies)):
+                script = with_provenance(variant, remark, original, reduced, session, certified=certified)
+                last, draft = verify(script, exactness, folder, session)
+                if draft is not None:
+                    path = repro.publish(script, draft, folder)
+                    return result_of(path, script, original, last, session, ended_by=reduced.ended_by)
+                if last.verdict is not Verdict.CRASHED:
+                    break
+    except BudgetSpent:
+        session.keep_best()
+        return result_of(None, reduced.smallest, original, last, session, ended_by=session.budget)
+    return result_of(None, reduced.smallest, original, last, session)
+
+
+def forms(reduced: Reduced, original: Case) -> Iterator[tuple[Case, Exactness, str]]:
+    """What to try as a script, with a note, in order: what a reader wants most first, what surely fails last."""
+    smallest = reduced.smallest
+    for exactness in (Exactness.SEEDED, Exactness.SMALL, Exactness.EXACT):
+        for case in filter(None, (smallest, on_its_rank(smallest))):
+            yield case, exactness, EXACTNESS_NOTES[exactness]
+    if smallest.spec.call is CallPath.TORCH_COMPILE:
+        direct = smallest.with_spec(call=CallPath.DIRECT)
+        yield direct, Exactness.EXACT, "fails only when the backend is called directly with this graph"
+    for step in reversed(reduced.steps[-4:]):
+        yield step, Exactness.EXACT, "a smaller form did not fail in a fresh interpreter"
+    yield original, Exactness.EXACT, "no reduced form failed in a fresh interpreter"
+
+
+def script_values_suffice(case: Case, exactness: Exactness, session: Session) -> bool:
     """Whether the case fails with the values that its script would make: cheaper to ask here than in a new process."""
-    if next(tensors_in(form.case.inputs), None) is None:
+    if next(tensors_in(case.inputs), None) is None:
         return True  # there are none
-    names = [node.name for node in form.case.graph_module.graph.find_nodes(op="placeholder")]
-    made = materialise(write_inputs(form.case.inputs, names, form.exactness))
-    return session.fails(replace(form.case, inputs=tuple(made)), "verify")
+    names = [node.name for node in case.graph_module.graph.find_nodes(op="placeholder")]
+    made = materialise(write_inputs(case.inputs, names, exactness))
+    return session.fails(replace(case, inputs=tuple(made)), "verify")
 
 
 def with_provenance(
-    form: ScriptForm, original: Case, found: Reduced, session: Session, *, certified: bool
+    case: Case, note: str, original: Case, reduced: Reduced, session: Session, *, certified: bool
 ) -> Case:
-    """The form's case with what its docstring tells of the way it was found."""
-    where, line = user_line(form.case.graph_module, original.provenance.message, last=True)
-    told = (*found.notes, what_was_needed(original, form.case), form.note, ended_early(found))
+    """``case`` with what its docstring tells of the way to it."""
+    where, line = user_line(case.graph_module, original.provenance.message, last=True)
+    left_out = "plainer values and settings were" if reduced.certified else "smaller graphs were"
+    ended_early = f"{left_out} not all tried: {reduced.ended_by}" if reduced.ended_by else ""
+    before = original.provenance
+    notes = (*before.notes, *reduced.notes, what_was_needed(original, case), note, ended_early)
     provenance = replace(
-        original.provenance,
-        message=repro_message(form.case, original, found, session),
-        captured_from=where or original.provenance.captured_from,
+        before,
+        message=repro_message(case, original, reduced, session),
+        captured_from=where or before.captured_from,
         # a graph that was read from a script knows its lines by their numbers alone
-        line=line or (original.provenance.line if where in ("", original.provenance.captured_from) else ""),
+        line=line or (before.line if where in ("", before.captured_from) else ""),
         reduced=True,
         suspects=(),
         certified=certified,
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
-        neighbour=what_is_missing(form.case, found.neighbour) if found.neighbour and certified else "",
-        notes=tuple(one for one in (*original.provenance.notes, *told) if one and not one.startswith(LOST)),
+        neighbour=what_is_missing(case, reduced.neighbour) if reduced.neighbour and certified else "",
+        notes=tuple(text for text in notes if text and not text.startswith(LOST)),
     )
-    return replace(form.case, provenance=provenance)
+    return replace(case, provenance=provenance)
 
 
-def ended_early(found: Reduced) -> str:
-    left_out = "plainer values and settings were" if found.certified else "smaller graphs were"
-    return f"{left_out} not all tried: {found.ended_by}" if found.ended_by else ""
-
-
-def repro_message(case: Case, original: Case, found: Reduced, session: Session) -> str:
+def repro_message(case: Case, original: Case, reduced: Reduced, session: Session) -> str:
     """What the backend says of the smallest case, whose sizes and figures are its own; else what it
     said of the original."""
-    said, before = session.last_shown, original.provenance.message
-    expected = original.signature
+    last, before, expected = session.last_shown, original.provenance.message, original.signature
     says_one_thing = not original.spec.traits.dies and not (expected and expected.others)
-    is_smallest = case.graph_module is found.smallest.graph_module
-    if said is None or not (said.message and is_smallest and says_one_thing):
+    is_smallest = case.graph_module is reduced.smallest.graph_module
+    if last is None or not (last.message and is_smallest and says_one_thing):
         return before
-    if not original.spec.traits.compares:
-        outermost, _, rest = said.message.partition(
-            ": "
-        )  # the exception that wraps it is another in each torch
-        is_new = outermost.isidentifier() and not before.startswith(f"{outermost}:")
-        return rest if is_new and rest else said.message
-    return said.message.replace("; RMSE against float64", "\nRMSE against float64")
+    if original.spec.traits.compares:
+        return last.message.replace("; RMSE against float64", "\nRMSE against float64")
+    outermost, _, rest = last.message.partition(": ")  # the exception that wraps it is another in each torch
+    is_new = outermost.isidentifier() and not before.startswith(f"{outermost}:")
+    return rest if is_new and rest else last.message
 
 
 def with_failure(case: Case, outcome: Outcome) -> Case:
@@ -316,7 +286,9 @@ def prove(proof: Proof) -> tuple[Outcome, workers.Ended | None]:
             outcomes.append(proof.judged(fork))
         ended = alone()
     if ended.exit_status in (0, 3) and variables_to_try(case):
-        proof.case = with_variables(case)
+        context = case.spec.context
+        env = {name: context.env[name] for name in variables_to_try(case)}
+        proof.case = case.with_spec(context=replace(context, env=env, env_matters=True))
         proof.write()
         again = proof.alone()
         if again.exit_status == 1:
@@ -327,7 +299,9 @@ def prove(proof: Proof) -> tuple[Outcome, workers.Ended | None]:
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
     if others_shown or ended.exit_status in (0, 3):
         outcomes += [proof.judged() for _ in range(RUNS_IN_DOUBT)]
-    outcome = of_several_runs(outcomes)
+    outcome, shown = outcomes[0], sum(one.verdict in SHOWN for one in outcomes)
+    if shown < len(outcomes):
+        outcome = replace(outcome, verdict=Verdict.FLAKY, reproduced=shown, runs=len(outcomes))
     if outcome.verdict is Verdict.FLAKY:
         for _ in range(RUNS_IN_DOUBT):
             if ended.exit_status != 1:
@@ -341,12 +315,17 @@ def prove(proof: Proof) -> tuple[Outcome, workers.Ended | None]:
     if not shows_it(ended):
         proof.limit()
     elif backends.is_pickled(case.backend):
-        proof.write(proof.why, lacks_its_backend(case), repro.case_to_keep(proof.case))
+        lacks = case.backend.unfilled
+        remark = f"{lacks[0].upper()}{lacks[1:]}. {VERIFIED_PICKLED}"
+        proof.write(proof.why, remark, repro.case_to_keep(proof.case))
         unfilled = proof.alone()
         ended = ended if unfilled.exit_status == Verdict.SKIPPED.exit_status else unfilled
     return outcome, ended
 
 
+VERIFIED_PICKLED = (
+    "Verified in a fresh interpreter with the program's own, pickled; not with what is filled in."
+)
 OF_THE_MACHINE = ("CC", "CXX", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """Variables without which a script finds another compiler or another card: they stay as they are,
 and no script sets them."""
@@ -355,21 +334,6 @@ and no script sets them."""
 def variables_to_try(case: Case) -> tuple[str, ...]:
     """The environment variables of the failing program that its script may need; it is run without them first."""
     return tuple(name for name in case.spec.context.env if name not in OF_THE_MACHINE)
-
-
-def with_variables(case: Case) -> Case:
-    context = case.spec.context
-    env = {name: context.env[name] for name in variables_to_try(case)}
-    return case.with_spec(context=replace(context, env=env, env_matters=True))
-
-
-def lacks_its_backend(case: Case) -> str:
-    """The remark in a script that lacks its backend: what was verified, and what was not."""
-    lacks = case.backend.unfilled
-    return (
-        f"{lacks[0].upper()}{lacks[1:]}. Verified in a fresh interpreter with the program's own, pickled; "
-        "not with what is filled in."
-    )
 
 
 def shows_it(ended: workers.Ended) -> bool:
@@ -386,7 +350,7 @@ def how_it_ended(ended: workers.Ended) -> str:
 
 
 def result_of(
-    path: Path | None, case: Case, original: Case, last: Outcome, session: Session
+    path: Path | None, case: Case, original: Case, last: Outcome, session: Session, ended_by: str = ""
 ) -> ReductionResult:
     """The result of a reduction that has published ``case`` at ``path``; None: nothing, since the
     ``last`` run did not show the failure."""
@@ -404,6 +368,7 @@ def result_of(
         verdict=last.verdict,
         notes=notes,
         also_found=len(session.others),
+        ended_by=ended_by,
     )
 
 

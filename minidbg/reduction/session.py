@@ -36,7 +36,7 @@ LARGE = 100
 """Nodes above which one run may take longer than the time limit of a call."""
 
 PROGRAM_PHASES = (
-    "reduce", "suspects", "islands", "bisect", "chunks", "outputs", "nodes", "reliability"
+    "reduce", "suspects", "islands", "bisect", "needed", "chunks", "outputs", "nodes", "reliability"
 )  # fmt: skip
 """Phases whose candidates are calls of the program on values that it had: no other's failures are its own."""
 
