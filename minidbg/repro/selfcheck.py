@@ -29,7 +29,7 @@ from minidbg.judge.signature import (
 )
 from minidbg.repro.header import Header
 from minidbg.repro.wording import is_dotted_name, mode_phrases
-from minidbg.torch_internals.devices import kind_of
+from minidbg.torch_internals.devices import is_accelerator
 
 PATTERN_WIDTH = 90
 ALWAYS_REGISTERED = ("inductor", "eager", "aot_eager", "aot_eager_decomp_partition")
@@ -142,7 +142,7 @@ class _ScriptJudge:
     @property
     def waits(self) -> bool:
         late = self.kind.traits.dies or self.kind.traits.raises_when_run
-        return late and bool(kind_of(self.device).synchronize)
+        return late and is_accelerator(self.device)
 
     # --- the model, eager and compiled
 

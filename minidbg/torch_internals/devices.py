@@ -1,7 +1,8 @@
-"""What differs between the kinds of devices, as data: one row for each kind, a default for those
-that nobody here has heard of.
+"""Devices: which hold tensors, which a fork may not use, what is waited for, measured and drawn there.
 
-A kind is what ``torch.device("cuda", 1).type`` says. Its module, ``torch.cuda``, is looked up when it is needed.
+A kind is what ``torch.device("cuda", 1).type`` says. Its functions are those of its module,
+``torch.cuda``, which is looked up when it is needed. ``torch.accelerator`` knows one kind alone, no
+generators before 2.14, and memory only of allocators in C++.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import contextlib
 import random
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,86 +18,41 @@ from torch import Tensor
 
 from minidbg.torch_internals.private_names import nothing_around, private_or
 
-
-@dataclass(frozen=True, slots=True)
-class DeviceKind:
-    """One row. The names are functions of the kind's module; an empty one means that the kind has no such function."""
-
-    survives_fork: bool = False
-    """Whether a child of a process that has used the device may use it too."""
-    by_index: bool = True
-    """Whether the functions take a device; else there is one device and they take none."""
-    synchronize: str = "synchronize"
-    get_rng_state: str = "get_rng_state"
-    set_rng_state: str = "set_rng_state"
-    is_initialized: str = "is_initialized"
-    free_memory: str = "mem_get_info"
-    """Gives free and total bytes, or the number of free ones."""
-    total_memory: str = ""
-    """Gives the bytes that may be used, where ``free_memory`` gives those in use."""
-    cached: tuple[str, str] = ("memory_reserved", "memory_allocated")
-    """Bytes that the allocator has taken, and those of them that tensors have: the difference is free as well."""
+HOST = ("cpu", "meta")
+"""Kinds with nothing to wait for; every other one is an accelerator, which no fork may use after its parent."""
+ACCELERATORS = ("cuda", "xpu", "npu", "hpu", "mps")
+"""Those that may be here beside ``torch.accelerator``'s own."""
+ONE_DEVICE = ("mps",)
+"""Kinds of one device, whose functions take none."""
+FREE_IS_ALL = ("hpu",)
+"""Kinds whose free bytes hold already what their allocator keeps."""
 
 
-DEFAULT = DeviceKind()
-NOTHING_TO_ASK = DeviceKind(
-    survives_fork=True, synchronize="", get_rng_state="", is_initialized="", free_memory=""
-)
-DEVICE_TYPES = {
-    "cpu": NOTHING_TO_ASK,
-    "meta": NOTHING_TO_ASK,
-    "cuda": DEFAULT,
-    "xpu": DEFAULT,
-    "npu": DEFAULT,
-    "hpu": DeviceKind(cached=("", "")),  # its allocator gives everything in mem_get_info
-    "mps": DeviceKind(
-        by_index=False,
-        is_initialized="",
-        free_memory="driver_allocated_memory",
-        total_memory="recommended_max_memory",
-        cached=("", ""),
-    ),
-}
-"""By ``torch.device.type``."""
-
-
-def kind_of(device: torch.device | str) -> DeviceKind:
-    return DEVICE_TYPES.get(torch.device(device).type if isinstance(device, str) else device.type, DEFAULT)
+def is_accelerator(device: torch.device | str) -> bool:
+    return torch.device(device).type not in HOST
 
 
 def devices_of(values: Iterable[Any]) -> list[torch.device]:
     """The accelerators that hold tensors among ``values``, each once, in order."""
     devices = dict.fromkeys(value.device for value in values if isinstance(value, Tensor))
-    return [device for device in devices if kind_of(device).synchronize]
+    return list(filter(is_accelerator, devices))
 
 
 def in_use() -> str | None:
-    for name in kinds_here():
-        kind, module = DEVICE_TYPES.get(name, DEFAULT), module_of(name)
-        begun = getattr(module, kind.is_initialized, None) if kind.is_initialized else None
-        if not kind.survives_fork and begun is not None and begun():
-            return name
-    return None
+    return next((name for name in kinds_here() if getattr(module_of(name), "is_initialized", bool)()), None)
 
 
 def present() -> list[str]:
     """The kinds of accelerators that are here and that no fork survives; asking may be their first
     use (see ``workers.forkserver``)."""
-    return [
-        name
-        for name in kinds_here()
-        if not DEVICE_TYPES.get(name, DEFAULT).survives_fork
-        and getattr(module_of(name), "is_available", bool)()
-    ]
+    return [name for name in kinds_here() if getattr(module_of(name), "is_available", bool)()]
 
 
 def kinds_here() -> Iterator[str]:
     """Kinds whose modules are loaded, the one of torch's own accelerator among them; asking begins nothing."""
-    yield from (
-        name for name in DEVICE_TYPES if DEVICE_TYPES[name].synchronize and module_of(name) is not None
-    )
+    yield from (name for name in ACCELERATORS if module_of(name) is not None)
     current = torch.accelerator.current_accelerator()
-    if current is not None and current.type not in DEVICE_TYPES:
+    if current is not None and current.type not in ACCELERATORS:
         yield current.type
 
 
@@ -108,16 +63,16 @@ def module_of(kind: str) -> Any:
 def call(device: torch.device | str, name: str, *arguments: Any) -> Any:
     """The module's function ``name`` for ``device``, which comes last; None where the kind has no such function."""
     device = torch.device(device)
-    function = getattr(module_of(device.type), name, None) if name else None
+    function = getattr(module_of(device.type), name, None)
     if function is None:
         return None
-    return function(*arguments, device) if kind_of(device).by_index else function(*arguments)
+    return function(*arguments) if device.type in ONE_DEVICE else function(*arguments, device)
 
 
 def synchronize(values: Iterable[Any]) -> None:
     """Wait until the devices of ``values`` are at rest. Raises the errors that came up meanwhile."""
     for device in devices_of(values):
-        call(device, kind_of(device).synchronize)
+        call(device, "synchronize")
 
 
 BROKEN: set[torch.device] = set()
@@ -132,22 +87,22 @@ def in_error(values: Iterable[Any]) -> bool:
 
 def refuses_calls(device: torch.device) -> bool:
     try:
-        call(device, kind_of(device).synchronize)
+        call(device, "synchronize")
     except RuntimeError:
         BROKEN.add(device)
     return device in BROKEN
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory of ``device`` that a tensor may still take; None where its kind does not tell."""
-    kind = kind_of(device)
-    found = call(device, kind.free_memory)
-    if found is None:
+    """Memory of ``device`` that a tensor may still take; None where its kind does not tell (mps: it has the host's)."""
+    free = call(device, "mem_get_info")  # free and total bytes, or the number of free ones
+    if free is None:
         return None
-    if kind.total_memory:
-        return int(call(device, kind.total_memory)) - int(found)
-    reserved, allocated = (call(device, name) or 0 for name in kind.cached)
-    return int(found[0] if isinstance(found, tuple) else found) + int(reserved) - int(allocated)
+    free = free[0] if isinstance(free, tuple) else free
+    if device.type in FREE_IS_ALL:
+        return int(free)
+    reserved, allocated = (call(device, name) or 0 for name in ("memory_reserved", "memory_allocated"))
+    return int(free) + int(reserved) - int(allocated)
 
 
 def generator_states(values: Iterable[Any]) -> tuple[tuple[str, Tensor], ...]:
@@ -164,7 +119,7 @@ def states_of(devices: Iterable[str]) -> tuple[tuple[str, Tensor], ...]:
     found = [("cpu", torch.get_rng_state())]
     for device in sorted(devices):
         try:
-            state = call(device, kind_of(device).get_rng_state)
+            state = call(device, "get_rng_state")
         except RuntimeError:
             if not refuses_calls(torch.device(device)):
                 raise
@@ -190,7 +145,7 @@ def set_generator_state(device: str, state: Tensor) -> None:
         torch.set_rng_state(state)
         return
     try:
-        call(device, kind_of(device).set_rng_state, state)
+        call(device, "set_rng_state", state)
     except RuntimeError:
         if not refuses_calls(torch.device(device)):
             raise

@@ -8,7 +8,7 @@ import functools
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableSet, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
@@ -231,101 +231,75 @@ def input_reader(save_dir: str | None) -> Any:
     return reader
 
 
-class GuardState:
-    """What dynamo will build the guards of the graph in hand from: its ShapeEnv and the example inputs.
+def guards_to_come(example_inputs: Sequence[Any]) -> Callable[[], Exception | None]:
+    """Asked after a backend has returned: what dynamo will raise because of what it did; None when it will go on.
 
-    Made before a backend is called. A backend that traces the graph once more may leave symbols in
-    the ShapeEnv that no input has, and one that works in place may reshape an input; dynamo then
-    fails after the backend has returned. ``produce_guards_verbose``, ``tracked_fakes`` and the
-    counters were seen in 2.11 to 2.15; without them nothing is found.
+    Dynamo builds guards from its ShapeEnv and the example inputs. A backend that traces the graph
+    once more may leave symbols there that no input has, and one that works in place may reshape an
+    input. ``produce_guards_verbose``, ``tracked_fakes`` and the counters were seen in 2.11 to 2.15;
+    without them nothing is found.
     """
+    context = torch._guards.TracingContext.try_get()
+    env: Any = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    # Under translation validation torch records each call of the ShapeEnv and replays them.
+    usable = hasattr(env, "produce_guards_verbose") and not env._translation_validation_enabled
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor) and not is_fake(value)]
+    layouts = [(value, _layout(value)) for value in tensors if value.layout is torch.strided]
+    before = _counts(env)
 
-    def __init__(self, example_inputs: Sequence[Any] = ()) -> None:
-        context = torch._guards.TracingContext.try_get()
-        env: Any = getattr(getattr(context, "fake_mode", None), "shape_env", None)
-        # Under translation validation torch records each call of the ShapeEnv and replays them.
-        usable = hasattr(env, "produce_guards_verbose") and not env._translation_validation_enabled
-        self.env: Any = env if usable else None
-        known = vars(env) if usable else {}
-        self.attributes = {name: (value, _copied_value(value)) for name, value in known.items()}
-        self.size = self._size()
-        tensors = (one for one in example_inputs if isinstance(one, torch.Tensor) and not is_fake(one))
-        self.layouts = [(value, _layout(value)) for value in tensors if value.layout is torch.strided]
-
-    def error_of_guards(self) -> Exception | None:
-        """What dynamo will raise because of what was done since; None when it will go on.
-
-        An error that dynamo would have raised before, too, is none.
-        """
-        for value, before in self.layouts:
-            if _layout(value) != before:
+    def error_of_guards() -> Exception | None:
+        for value, layout in layouts:
+            if _layout(value) != layout:
                 return AssertionError(
                     "Guard failed on the same frame it was created: the backend changed an example input in place, "
-                    f"from shape {before[0]}, strides {before[1]} to {tuple(value.shape)}, {value.stride()}"
+                    f"from shape {layout[0]}, strides {layout[1]} to {tuple(value.shape)}, {value.stride()}"
                 )
-        if self.env is None or self._size() == self.size:
-            return None
-        error = self._dry_run()
-        if error is None:
-            return None
-        now = GuardState()  # the program goes on from here, or is put back again
-        self.put_back()
-        known = self._dry_run()
-        now.put_back()
-        return error if known is None else None
+        return _dry_run(env) if usable and _counts(env) != before else None
 
-    def put_back(self) -> None:
-        """Undo what was done since. Counters go on: caches and the names of new symbols hang on them."""
-        for value, layout in self.layouts:
-            if _layout(value) != layout:
-                with torch.no_grad():
-                    value.as_strided_(*layout)
-        if self.env is None or self._size() == self.size:
-            return
-        for name, (value, content) in self.attributes.items():
-            if content is not value:
-                value.clear()
-                (value.extend if isinstance(value, list) else value.update)(_copied_value(content))
-            if not (isinstance(value, int) and name.endswith("_counter")):
-                setattr(self.env, name, value)
-        for name in ("_version_counter", "_replacements_version_counter"):
-            if hasattr(self.env, name):
-                setattr(self.env, name, getattr(self.env, name) + 1)
+    return error_of_guards
 
-    def _size(self) -> list[int]:
-        names = ("guards", "var_to_range", "replacements", "divisible", "_version_counter")
-        values = (getattr(self.env, name, ()) for name in names)
-        return [value if isinstance(value, int) else len(value) for value in values]
 
-    def _dry_run(self) -> Exception | None:
-        tracked = list(getattr(self.env, "tracked_fakes", None) or ())
-        known = {_root_name(one.source) for one in tracked}
-        foreign: list[str] = []
+def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    return tuple(value.shape), value.stride(), int(value.storage_offset())
 
-        def name(source: Any) -> str:
-            if source.guard_source.name == "CONSTANT" and _root_name(source) not in known:
-                foreign.append(_root_name(source))  # a name of the backend's own
-            return _source_name(source)
 
-        was_disabled, self.env.log.disabled = self.env.log.disabled, True  # dynamo will say it itself
-        try:
-            self.env.produce_guards_verbose(
-                [one.fake for one in tracked],
-                [one.source for one in tracked],
-                source_ref=name,
-                input_contexts=[one.symbolic_context for one in tracked],
-                langs=("python",),
-            )
-        except Exception as error:  # noqa: BLE001 - whatever it is, dynamo will meet it
-            raised_inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
-            return error if raised_inside else None  # another torch's method may take other arguments
-        finally:
-            self.env.log.disabled = was_disabled
-        if foreign:
-            return AssertionError(
-                f"Guard failed on the same frame it was created: name {foreign[0]!r} is not defined"
-            )
-        return None
+def _counts(env: Any) -> list[int]:
+    names = ("guards", "var_to_range", "replacements", "divisible", "_version_counter")
+    values = (getattr(env, name, ()) for name in names)
+    return [value if isinstance(value, int) else len(value) for value in values]
+
+
+def _dry_run(env: Any) -> Exception | None:
+    tracked = list(getattr(env, "tracked_fakes", None) or ())
+    roots = {_root_name(fake.source) for fake in tracked}
+    foreign: list[str] = []
+
+    def name(source: Any) -> str:
+        if source.guard_source.name == "CONSTANT" and _root_name(source) not in roots:
+            foreign.append(_root_name(source))  # a name of the backend's own
+        return _source_name(source)
+
+    was_disabled, env.log.disabled = env.log.disabled, True  # dynamo will say it itself
+    try:
+        env.produce_guards_verbose(
+            [fake.fake for fake in tracked],
+            [fake.source for fake in tracked],
+            source_ref=name,
+            input_contexts=[fake.symbolic_context for fake in tracked],
+            langs=("python",),
+        )
+    except Exception as error:  # noqa: BLE001 - whatever it is, dynamo will meet it
+        raised_inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        # what the program asks of its own sizes is no backend's; another torch's method may take other arguments
+        is_programs = type(error).__name__ == "ConstraintViolationError"
+        return error if raised_inside and not is_programs else None
+    finally:
+        env.log.disabled = was_disabled
+    if foreign:
+        return AssertionError(
+            f"Guard failed on the same frame it was created: name {foreign[0]!r} is not defined"
+        )
+    return None
 
 
 def _root_name(source: Any) -> str:
@@ -336,19 +310,6 @@ def _root_name(source: Any) -> str:
 
 def _source_name(source: Any) -> str:
     return str(source.name() if callable(source.name) else source.name)
-
-
-def _copied_value(value: Any) -> Any:
-    if isinstance(value, dict):
-        copy = value.copy()
-        copy.update({key: _copied_value(one) for key, one in value.items() if isinstance(one, list | set)})
-        return copy
-    make: Any = type(value)
-    return make(value) if isinstance(value, list | MutableSet) else value
-
-
-def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    return tuple(value.shape), value.stride(), int(value.storage_offset())
 
 
 @private

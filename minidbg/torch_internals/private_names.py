@@ -28,9 +28,9 @@ def private_or(
     """
 
     def marked(function: Callable[P, R]) -> Callable[P, R]:
-        def instead(error: ImportError | AttributeError) -> Callable[..., Any] | None:
+        def instead(error: ImportError | AttributeError) -> Callable[..., Any]:
             if (name := missing_name(error, function)) is None:
-                return None
+                raise error
             refusal = TorchNameMissing(name, function.__name__, torch.__version__)
             if otherwise is None:
                 raise refusal
@@ -43,8 +43,7 @@ def private_or(
             try:
                 return function(*args, **kwargs)
             except (ImportError, AttributeError) as error:
-                if (other := instead(error)) is None:
-                    raise
+                other = instead(error)
             return cast(R, other(*args, **kwargs))
 
         @functools.wraps(function)
@@ -53,8 +52,7 @@ def private_or(
                 yield from cast(Any, function(*args, **kwargs))
                 return
             except (ImportError, AttributeError) as error:
-                if (other := instead(error)) is None:
-                    raise
+                other = instead(error)
             yield from other(*args, **kwargs)
 
         return cast(Callable[P, R], generate) if inspect.isgeneratorfunction(function) else call

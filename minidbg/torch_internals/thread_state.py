@@ -1,4 +1,4 @@
-"""What a run may leave behind in its thread, put back: levels of vmap and grad, modes, grad mode, autocast.
+"""What a run may leave behind in its thread, put back: levels of vmap and grad, modes, grad mode, autocast, dtype.
 
 A graph holds the calls that open and close them. One that raises in between (in float64, in a mode
 that changes its answers) leaves them open for whatever runs next, the user's program included.
@@ -82,26 +82,6 @@ def functorch_levels() -> Callable[[], None]:
     return undo
 
 
-def dual_level() -> Callable[[], None]:
-    """The one level of forward-mode differentiation, which nobody can ask for: entering it fails where it is open."""
-
-    def is_open() -> bool:
-        try:
-            torch._C._exit_dual_level(level=torch._C._enter_dual_level())
-        except RuntimeError:
-            return True
-        return False
-
-    was_open, number = is_open(), torch.autograd.forward_ad._current_level
-
-    def undo() -> None:
-        if not was_open and is_open():
-            torch._C._exit_dual_level(level=0)
-        torch.autograd.forward_ad._current_level = number
-
-    return undo
-
-
 def autocast() -> Callable[[], None]:
     """Autocast of each device that knows it, its cache, and how deep its blocks are nested: casts
     are kept until the outermost ends."""
@@ -139,47 +119,16 @@ def nesting() -> int:
 
 
 def settings() -> Callable[[], None]:
-    """Single values: hooks on saved tensors, attention's kernels, requires_grad_ in a level,
-    tangents, grad mode, default dtype."""
-    from torch.nn import attention
-
-    core, functorch = torch._C, torch._C._functorch
-    pairs: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
-        (core._autograd._saved_tensors_hooks_get_disabled_error_message, refuse_hooks),
-        (
-            lambda: attention._cur_sdpa_kernel_backends(with_priority=True),
-            lambda kernels: attention._sdpa_kernel(kernels, set_priority=True),
-        ),
-        (functorch.get_inplace_requires_grad_allowed, functorch.set_inplace_requires_grad_allowed),
-        (core._is_fwd_grad_enabled, core._set_fwd_grad_enabled),
-        (torch.is_grad_enabled, core._set_grad_enabled),
-        (torch.get_default_dtype, torch.set_default_dtype),
-    )
-    before = [get() for get, _ in pairs]
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
 
     def undo() -> None:
-        for (get, put), value in zip(pairs, before, strict=True):
-            if get() != value:
-                put(value)
+        torch._C._set_grad_enabled(grad)
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
 
     return undo
 
 
-def refuse_hooks(reason: str | None) -> None:
-    autograd = torch._C._autograd
-    if reason is None:
-        autograd._saved_tensors_hooks_enable()
-    else:
-        autograd._saved_tensors_hooks_disable(reason)
-
-
 AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "hpu", "mps", "mtia", "xla", "maia", "privateuseone")
-SAVERS: tuple[Callable[[], Callable[[], object]], ...] = (
-    function_modes,
-    dispatch_modes,
-    functorch_levels,
-    dual_level,
-    autocast,
-    settings,
-)
+SAVERS = (function_modes, dispatch_modes, functorch_levels, autocast, settings)
 """In the order in which they are put back; what closes a level may set others."""

@@ -92,12 +92,13 @@ class GraphState:
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         """Compile by the first link that works, and report the failures of those before it; what the caller is to call.
 
-        What keeps dynamo from building its guards is a failure of the link too. Raises what the
-        last link raised, or dynamo would have, when no link works and eager is not wanted.
+        What keeps dynamo from building its guards is a failure of the link too, and nothing is left
+        to go on from. Raises what the last link raised, or dynamo would have, when no link works
+        and eager is not wanted.
         """
         kept = self.keep(example_inputs) if self.can_go_on() else NOTHING
         is_dynamos = self.level is Level.DYNAMO
-        guards = torch_internals.GuardState(example_inputs) if is_dynamos else None
+        error_of_guards = torch_internals.guards_to_come(example_inputs) if is_dynamos else lambda: None
         for position, link in enumerate(self.links):
             self.position, notes = position, tuple[str, ...]()
             try:
@@ -105,7 +106,7 @@ class GraphState:
                     compiled_fn = link.compiler(gm, example_inputs)
                     if not callable(compiled_fn):
                         raise AssertionError("compiler_fn did not return callable")  # as dynamo says it
-                if guards is not None and (guard_error := guards.error_of_guards()) is not None:
+                if (guard_error := error_of_guards()) is not None:
                     notes = (GUARDS,)
                     raise guard_error
             except Exception as error:
@@ -114,10 +115,8 @@ class GraphState:
                     raise
                 failure = self.failure(error, example_inputs, Kind.COMPILE, notes)
                 report = self.report_on(failure)
-                if not self.can_go_on():
+                if notes or not self.can_go_on():
                     raise
-                if guards is not None:
-                    guards.put_back()
                 self.put_back(kept)
                 self.warn(failure, report)
                 gm = copy_graph_module(self.untouched)

@@ -26,8 +26,8 @@ of ours may be that first one. What a program can notice of it, and who leaves i
   ``torch_internals.deferring_first_call``.
 - **Compiled autograd, saved-tensor hooks and modes** do not see runs of ours:
   ``torch_internals.outside_tracing``. Autocast keeps no cast of ours: ``verify.quiet``.
-- **Guards**: dynamo builds them from the state after the backend has returned;
-  ``torch_internals.GuardState`` puts that back.
+- **Guards**: dynamo builds them from the state after the backend has returned. What a backend has
+  done to that is said (``torch_internals.guards_to_come``), and not undone: no link follows it.
 - **Autotuning** (Triton, cuDNN's benchmark) is done by the first run on an accelerator, which is
   ours, on copies of the same shapes and strides: the program gets the same choice, sooner. So are
   the warm-up of CUDA graphs, kernels that are loaded, and libraries' handles.

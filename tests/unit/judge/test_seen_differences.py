@@ -110,16 +110,13 @@ def state() -> dict[str, Any]:
     return {
         "levels": torch._C._functorch.get_dynamic_layer_stack_depth(),
         "grad": torch.is_grad_enabled(),
-        "tangents": torch._C._is_fwd_grad_enabled(),
         "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
         "casts kept": torch.is_autocast_cache_enabled(),
         "blocks of autocast": (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()),
         "dtype": torch.get_default_dtype(),
         "device": str(torch.get_default_device()),
-        "hooks": torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
         "function modes": len(torch.overrides._get_current_function_mode_stack()),
         "dispatch modes": len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()),
-        "dual level": dual_level(),
         "keys": (
             str(torch._C._dispatch_tls_local_include_set()),
             str(torch._C._dispatch_tls_local_exclude_set()),
@@ -127,24 +124,13 @@ def state() -> dict[str, Any]:
     }
 
 
-def dual_level() -> str:
-    try:
-        torch._C._exit_dual_level(level=torch._C._enter_dual_level())
-    except RuntimeError:
-        return "open"
-    return "closed"
-
-
 LEAKS: dict[str, Callable[[], object]] = {
     "vmap": lambda: torch._C._functorch._vmap_increment_nesting(3, "different"),
     "grad": lambda: torch._C._functorch._grad_increment_nesting(),
-    "jvp": lambda: (torch._C._functorch._jvp_increment_nesting(), torch._C._enter_dual_level()),
-    "dual level": lambda: torch.autograd.forward_ad.enter_dual_level(),
-    "no tangents": lambda: torch._C._set_fwd_grad_enabled(False),
+    "jvp": lambda: torch._C._functorch._jvp_increment_nesting(),
     "no grad": lambda: torch._C._set_grad_enabled(False),
     "autocast": lambda: torch.amp.autocast_mode._enter_autocast("cpu", torch.float16, True, False),
     "dtype": lambda: torch.set_default_dtype(torch.float64),
-    "saved tensors": lambda: torch._C._autograd._saved_tensors_hooks_disable("not here"),
     "function mode": lambda: torch.device("meta").__enter__(),
     "dispatch mode": lambda: ZeroFilled().__enter__(),
 }

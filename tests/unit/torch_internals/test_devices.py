@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import runpy
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,36 +13,31 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from minidbg.torch_internals import devices
-from minidbg.torch_internals.devices import DEVICE_TYPES
+from minidbg.torch_internals.devices import ACCELERATORS, ONE_DEVICE
 
 STAND_IN = Path(__file__).parents[2] / "stand_ins/acme_device"
-ACCELERATORS = [name for name, kind in DEVICE_TYPES.items() if kind.synchronize]
+FUNCTIONS = {"synchronize": None, "get_rng_state": torch.arange(3), "set_rng_state": None}
+IN_THE_POOL = {"memory_reserved": 50, "memory_allocated": 20}
+SAYS_MEMORY = {"mem_get_info": (300, 1000), **IN_THE_POOL}
 
 
 class Module:
     """``torch.<kind>``, which notes each call; functions of a kind with one device refuse to be given one."""
 
     def __init__(self, name: str) -> None:
-        self.row, self.calls = DEVICE_TYPES[name], []
-        self.name = "privateuseone" if name == "npu" else name  # torch knows npu by its plugin only
+        self.calls: list[tuple[str, ...]] = []
+        self.kind = "privateuseone" if name == "npu" else name  # torch knows npu by its plugin only
         self.error: Exception | None = None
-        values: dict[str, Any] = {self.row.get_rng_state: torch.arange(3), self.row.set_rng_state: None}
-        values[self.row.free_memory] = 700 if self.row.total_memory else (300, 1000)
-        if self.row.total_memory:
-            values[self.row.total_memory] = 1000
-        values |= dict(zip(self.row.cached, (50, 20), strict=True))
-        for function, answer in values.items():
-            if function:
-                setattr(self, function, self.noting(function, answer))
-        setattr(self, self.row.synchronize, self.noting("synchronize", None))
-        if self.row.is_initialized:
-            setattr(self, self.row.is_initialized, lambda: True)
+        for function, answer in (FUNCTIONS | ({} if name in ONE_DEVICE else SAYS_MEMORY)).items():
+            setattr(self, function, self.noting(function, answer))
+        if name not in ONE_DEVICE:
+            self.is_initialized = lambda: True
 
     def noting(self, function: str, answer: Any) -> Any:
         def call(*arguments: Any) -> Any:
-            given = [one for one in arguments if isinstance(one, torch.device)]
-            if bool(given) != self.row.by_index:
-                raise TypeError(f"torch.{self.name}.{function} got {arguments}")
+            passed = [one for one in arguments if isinstance(one, torch.device)]
+            if bool(passed) == (self.kind in ONE_DEVICE):
+                raise TypeError(f"torch.{self.kind}.{function} got {arguments}")
             self.calls.append((function, *map(str, arguments)))
             if self.error is not None:
                 raise self.error
@@ -61,8 +55,10 @@ def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> M
     for name in ACCELERATORS:
         monkeypatch.setitem(sys.modules, f"torch.{name}", SimpleNamespace())
     made = Module(request.param)
-    monkeypatch.setitem(DEVICE_TYPES, made.name, made.row)
-    monkeypatch.setitem(sys.modules, f"torch.{made.name}", made)
+    monkeypatch.setitem(sys.modules, f"torch.{made.kind}", made)
+    if made.kind not in ACCELERATORS:
+        there = torch.device(made.kind)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: there)
     monkeypatch.setattr(devices, "devices_of", lambda values: [torch.device(value) for value in values])
     monkeypatch.setattr(devices, "BROKEN", set())
     return made
@@ -73,25 +69,25 @@ every_kind = pytest.mark.parametrize("module", ACCELERATORS, indirect=True)
 
 @every_kind
 def test_a_run_waits_for_its_own_device_and_generators_are_put_back(module: Module) -> None:
-    devices.synchronize([f"{module.name}:0"])
-    with devices.restoring_generators([f"{module.name}:0"]):
+    devices.synchronize([f"{module.kind}:0"])
+    with devices.restoring_generators([f"{module.kind}:0"]):
         pass
     called = [call[0] for call in module.calls]
-    assert called == ["synchronize", module.row.get_rng_state, module.row.set_rng_state]
+    assert called == ["synchronize", "get_rng_state", "set_rng_state"]
 
 
 @every_kind
 def test_a_device_that_refuses_to_wait_is_in_error_from_then_on(module: Module) -> None:
     module.error = RuntimeError("an illegal memory access was encountered")
-    assert devices.in_error([f"{module.name}:0"])
+    assert devices.in_error([f"{module.kind}:0"])
     module.error = None
-    assert devices.in_error([f"{module.name}:0"])
+    assert devices.in_error([f"{module.kind}:0"])
 
 
 @every_kind
 def test_generators_of_a_device_in_error_are_left_alone(module: Module) -> None:
     """CUDA's cannot be read then: what was to be done about the error goes on without."""
-    device = f"{module.name}:0"
+    device = f"{module.kind}:0"
     with devices.restoring_generators([device]):
         module.error = RuntimeError("an illegal memory access was encountered")
     assert [name for name, _ in devices.states_of([device])] == ["cpu"]
@@ -99,20 +95,19 @@ def test_generators_of_a_device_in_error_are_left_alone(module: Module) -> None:
 
 @every_kind
 def test_free_memory_counts_what_the_allocator_keeps(module: Module) -> None:
-    cached = 30 if module.row.cached[0] else 0
-    assert devices.free_bytes(torch.device(module.name, 0)) == 300 + cached
+    """The host's is that of a kind which does not tell; Gaudi's free bytes hold what the allocator keeps."""
+    expected = {"mps": None, "hpu": 300}.get(module.kind, 330)
+    assert devices.free_bytes(torch.device(module.kind, 0)) == expected
 
 
 @every_kind
 def test_a_process_that_uses_it_is_not_forked(module: Module) -> None:
-    assert devices.in_use() == (module.name if module.row.is_initialized else None)
+    assert devices.in_use() == (None if module.kind in ONE_DEVICE else module.kind)
 
 
 @pytest.mark.parametrize("name", ["cuda", "xpu", "mps"])
-def test_the_functions_of_a_row_are_those_of_torchs_own_module(name: str) -> None:
-    values = asdict(DEVICE_TYPES[name]).values()
-    named = [one for value in values for one in (value if isinstance(value, tuple) else [value])]
-    functions = [one for one in named if isinstance(one, str) and one]
+def test_torchs_own_modules_have_the_functions_that_are_called(name: str) -> None:
+    functions = [*FUNCTIONS, *(() if name in ONE_DEVICE else (*SAYS_MEMORY, "is_initialized"))]
     assert [one for one in functions if not hasattr(getattr(torch, name), one)] == []
 
 
