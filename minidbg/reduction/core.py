@@ -6,16 +6,14 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from minidbg.core.deadline import NEVER, Deadline
-from minidbg.core.errors import MinidbgError, NotReproduced
+from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx.copying import clone_values, copy_graph_module, freezing_gc
 from minidbg.reduction import edits
@@ -27,7 +25,7 @@ from minidbg.reduction.find import (
     narrow_window,
     try_islands,
 )
-from minidbg.reduction.search import BudgetSpent, Candidate, Pass, Search, repeat, run_passes
+from minidbg.reduction.search import BudgetSpent, Candidate, Pass, Search, once, repeat, run_passes
 from minidbg.reduction.simplify import SIMPLIFYING, is_another_cause, plainness, simplify_inputs_at_once
 
 LEAST_SIMPLIFYING_S = 20.0
@@ -54,15 +52,6 @@ class Minimized:
     """Whether a spent budget ended it: what it has is certified or not, and perhaps not as plain as it may be."""
 
 
-class End(Enum):
-    """What ended a search."""
-
-    NOTHING_LEFT = 0
-    BUDGET = 1
-    WHOLE_PASSED = 2
-    """The whole, said to fail, did not when it was asked, or dynamo took nothing as it is: there was nothing to reduce."""
-
-
 Passes: TypeAlias = tuple[tuple[str, Pass], ...]
 
 FINDING: tuple[tuple[str, Callable[[Search], None]], ...] = (
@@ -77,7 +66,7 @@ POLISHING: Passes = (
     ("outputs", edits.drop_outputs),
     ("elements", edits.drop_elements),
     ("modes", edits.drop_modes),
-    ("spare inputs", edits.drop_inputs_at_once),
+    ("spare inputs", once(edits.without_spare_inputs)),
     ("nodes", edits.drop_nodes),
     ("bypass", edits.bypass_nodes),
     ("inputs", edits.drop_inputs),
@@ -91,34 +80,26 @@ ALONG_A_CHAIN: Passes = tuple(
 """The same where values go wrong at one op and are noticed at another: a call between them can be
 bypassed, and seldom left out."""
 
-AT_FIRST: Passes = (*SIMPLIFYING[:2], ("all at once", simplify_inputs_at_once), *SIMPLIFYING[2:])
-"""What a graph owns becomes inputs, and these are made plain all at once."""
-
 
 @freezing_gc()
-def reduce_graph(search: Search, *, simplify: bool = False) -> End:
+def reduce_graph(search: Search, *, simplify: bool = False) -> None:
     """Find the smallest graph cut out of ``search.best`` that its oracle finds interesting.
 
     The oracle must not write to the graphs and inputs of its candidates. ``simplify`` adds the
-    edits beyond nodes, inputs and outputs. A spent budget ends it with the best so far. Raises what the oracle raises, and NotReproduced when the whole had to be asked and did not
-    fail; where it was said to be known, that is an end.
+    edits beyond nodes, inputs and outputs. A spent budget ends it with the best so far. Raises
+    what the oracle raises, and NotReproduced when the whole was asked and did not fail.
     """
     try:
         follow_suspects(search)
         reduce_to_fixed_point(search)
-        if not search.whole_is_known:
+        if search.by_predicate:
             search.confirm_whole()
         search.proven = search.best
         if simplify:
             simplify_truly(search)
             search.proven = search.best
     except BudgetSpent:
-        return End.BUDGET
-    except NotReproduced:
-        if not search.whole_is_known:
-            raise
-        return End.WHOLE_PASSED
-    return End.NOTHING_LEFT
+        search.is_out_of_budget = True
 
 
 def reduce_to_fixed_point(search: Search) -> None:
@@ -133,7 +114,15 @@ def reduce_to_fixed_point(search: Search) -> None:
         search.passing.clear()
         search.keep_passed_through = False
         if is_first or len(before.calls) > 2 * FEW_UNITS:
-            find(search)
+            for name, find in FINDING:
+                larger = search.best
+                # what has led back from an op to where it went wrong is one cluster, and none of it an island
+                is_slice = search.fails_when_it_runs and search.followed and search.steps
+                if len(larger.calls) > FEW_UNITS and not (name == "islands" and is_slice):
+                    search.phase = name
+                    find(search)
+                if search.best is not larger:
+                    follow_suspects(search)
         # a failure that is not monotone may need none of what single removals keep
         elif len(before.calls) > FEW_UNITS:
             search.phase = "chunks"
@@ -142,30 +131,17 @@ def reduce_to_fixed_point(search: Search) -> None:
         repeat(search, ALONG_A_CHAIN if search.fails_when_it_runs else POLISHING)
 
 
-def find(search: Search) -> None:
-    for name, narrower in FINDING:
-        before = search.best
-        # what has led back from an op to where it went wrong is one cluster, and none of it an island
-        is_slice = search.fails_when_it_runs and search.followed and search.steps
-        if len(before.calls) > FEW_UNITS and not (name == "islands" and is_slice):
-            search.phase = name
-            narrower(search)
-        if search.best is not before:
-            follow_suspects(search)
-
-
 def simplify_truly(search: Search) -> None:
     """Plainer; once more, with the arguments as they were, where a plainer one had become the cause."""
     before, steps = search.best, search.steps
-    simplify_for_a_while(search)
+    simplify_for_a_while(search, SIMPLIFYING)
     if is_another_cause(search):
         search.best, search.steps, search.neighbour = before, steps, None
         search.settled_sizes.clear()
-        search.keeps_arguments = True
-        simplify_for_a_while(search)
+        simplify_for_a_while(search, tuple(row for row in SIMPLIFYING if row[0] != "arguments"))
 
 
-def simplify_for_a_while(search: Search) -> None:
+def simplify_for_a_while(search: Search, passes: Passes) -> None:
     """Plainer and plainer, and smaller where that became possible by it, until a whole round
     changes nothing, but no longer than the reduction took so far; what that leaves is 1-minimal again."""
     until, seconds = search.until, max(LEAST_SIMPLIFYING_S, time.monotonic() - search.started)
@@ -175,7 +151,9 @@ def simplify_for_a_while(search: Search) -> None:
         while search.best is not before:
             is_first, before = before is None, search.best
             search.plainness = plainness
-            run_passes(search, AT_FIRST if is_first else SIMPLIFYING)
+            # what a graph owns becomes inputs, and these are made plain all at once
+            at_first = (*passes[:2], ("all at once", simplify_inputs_at_once), *passes[2:])
+            run_passes(search, at_first if is_first else passes)
             search.plainness = None
             if search.best is not before:
                 reduce_to_fixed_point(search)
@@ -212,9 +190,13 @@ def minimize(
     def ask(candidates: Sequence[Candidate]) -> list[Outcome]:
         verdicts = []
         for candidate in candidates:
+            # a copy that shares nothing that may change, tensors and modules inside included
+            graph = candidate.graph_module.graph
+            holds = any(node.op in ("get_attr", "call_module") for node in graph.nodes)
+            copied = (copy.deepcopy if holds else copy_graph_module)(candidate.graph_module)
             # a predicate that fails half-way leaves its mode behind
             with torch.set_grad_enabled(torch.is_grad_enabled()):
-                failed = fails(copied(candidate.graph_module), clone_values(candidate.inputs))
+                failed = fails(copied, clone_values(candidate.inputs))
             verdicts.append(Verdict.REPRODUCES if failed else Verdict.GONE)
         return [Outcome(verdict) for verdict in verdicts]
 
@@ -223,27 +205,22 @@ def minimize(
         ask,
         until=NEVER if seconds is None else Deadline.after(seconds),
         max_calls=math.inf if max_calls is None else max_calls,
-        whole_is_known=False,
-        allow_no_calls=True,
+        by_predicate=True,
     )
-    end = None
-    with suppress(KeyboardInterrupt):
-        end = reduce_graph(search, simplify=simplify)
+    interrupted = False
+    try:
+        reduce_graph(search, simplify=simplify)
+    except KeyboardInterrupt:
+        interrupted = True
     best, passed = search.best, search.neighbour
     return Minimized(
         best.graph_module,
         best.inputs,
         search.asked,
         certified=search.proven is best,
-        interrupted=end is None,
+        interrupted=interrupted,
         seconds=time.monotonic() - search.started,
         steps=tuple((step.graph_module, step.inputs) for step in search.steps),
         neighbour=(passed[1].graph_module, passed[1].inputs) if passed else None,
-        is_out_of_budget=end is End.BUDGET,
+        is_out_of_budget=search.is_out_of_budget,
     )
-
-
-def copied(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """A copy that shares nothing that may change; tensors and modules inside are copied as well."""
-    holds = any(node.op in ("get_attr", "call_module") for node in graph_module.graph.nodes)
-    return copy.deepcopy(graph_module) if holds else copy_graph_module(graph_module)

@@ -21,33 +21,29 @@ from minidbg.reduction.search import Candidate, GraphEdit, Search
 def drop_modes(search: Search) -> Iterator[GraphEdit]:
     """Try without autocast and grad-mode changes, then without each. Cost: one call for all, one for each."""
     yield _without_modes
-    for node in _mode_changes(search):
-        yield partial(_without_modes, name=node.name)
+    for node in search.best.calls:
+        if mode_of(node) in OPENING:
+            yield partial(_without_modes, name=node.name)
 
 
-def _mode_changes(search: Search) -> list[fx.Node]:
-    """What opens a block or sets grad mode; the ends of blocks go with their beginnings."""
-    return [node for node in search.best.calls if mode_of(node) in (Mode.ENTER, Mode.GRAD)]
+OPENING = (Mode.ENTER, Mode.GRAD)
+"""What opens a block or sets grad mode; the ends of blocks go with their beginnings."""
 
 
 def _without_modes(search: Search, name: str = "") -> Candidate | None:
-    changes = {node for node in _mode_changes(search) if name in ("", node.name)}
-    return search.cut(set(search.best.calls), without_modes=changes) if changes else None
+    opening = {node for node in search.best.calls if mode_of(node) in OPENING}
+    changes = {node for node in opening if name in ("", node.name)}
+    return search.cut(without_modes=changes) if changes else None
 
 
 def drop_outputs(search: Search) -> Iterator[GraphEdit]:
     """Try with only the outputs that nothing else uses, then without each one. Cost: one call for each output."""
-    spare = [node.name for node in _spare_outputs(search)]
-    if len(search.recording.outputs) > 1 and len(spare) > 1:
+    outputs, returned = search.recording.outputs, {search.recording.nodes[-1]}
+    spare = [node.name for node in outputs if node.users.keys() - returned or not is_call(node)]
+    if len(outputs) > 1 and len(spare) > 1:
         yield partial(_without_outputs, names={*spare})
     for name in spare:
         yield partial(_without_outputs, names={name})
-
-
-def _spare_outputs(search: Search) -> list[fx.Node]:
-    recording = search.recording
-    returned = {recording.nodes[-1]}
-    return [node for node in recording.outputs if node.users.keys() - returned or not is_call(node)]
 
 
 def _without_outputs(search: Search, names: Set[str]) -> Candidate | None:
@@ -55,7 +51,7 @@ def _without_outputs(search: Search, names: Set[str]) -> Candidate | None:
     is_smaller = len(outputs) < len(set(search.recording.outputs))
     if not is_smaller or not (outputs or search.fails_in_inputs or len(names) > 1):
         return None
-    return search.cut(set(search.best.calls), outputs=outputs)
+    return search.cut(outputs=outputs)
 
 
 FEW_NODES = 5
@@ -108,21 +104,17 @@ def _bypassed(search: Search, name: str, by: str) -> Candidate | None:
     return search.cut(set(search.best.calls) - {node}, stand_ins={node: source})
 
 
-def drop_inputs_at_once(search: Search) -> Iterator[GraphEdit]:
-    """Try without all inputs that eager can do without, one by one and together. Cost: one call.
+def without_spare_inputs(search: Search) -> Candidate | None:
+    """Without all inputs that eager can do without, one by one and together.
 
     Before the nodes: each input that goes later asks anew for every node.
     """
-    yield _without_spare_inputs
-
-
-def _without_spare_inputs(search: Search) -> Candidate | None:
     spare = set()
     for node in search.recording.placeholders:
         candidate = _without_input(search, node.name)
         if candidate is not None and search.is_valid(candidate):
             spare.add(node)
-    return search.cut(set(search.best.calls), without=spare) if len(spare) > 1 else None
+    return search.cut(without=spare) if len(spare) > 1 else None
 
 
 def drop_inputs(search: Search) -> Iterator[GraphEdit]:
@@ -132,8 +124,8 @@ def drop_inputs(search: Search) -> Iterator[GraphEdit]:
 
 
 def _without_input(search: Search, name: str) -> Candidate | None:
-    node = next((node for node in search.recording.placeholders if node.name == name), None)
-    return search.cut(set(search.best.calls), without={node}) if node is not None and node.users else None
+    without = {node for node in search.recording.placeholders if node.name == name and node.users}
+    return search.cut(without=without) if without else None
 
 
 def drop_elements(search: Search) -> Iterator[None]:
@@ -157,16 +149,11 @@ def drop_elements(search: Search) -> Iterator[None]:
             chunk //= 2
 
 
-def merge_alike_inputs(search: Search) -> Iterator[GraphEdit]:
-    """Try with one input for all of the same shape and dtype, where one call is left. Cost: one
-    call, none where no two are alike.
+def with_alike_inputs_merged(search: Search) -> Candidate | None:
+    """One input for all of the same shape and dtype, where one call is left.
 
     In a larger graph, equal inputs could become the cause, and the calls that had been it could go.
     """
-    yield _with_alike_inputs_merged
-
-
-def _with_alike_inputs_merged(search: Search) -> Candidate | None:
     best, values = search.best, search.recording.input_of
     first: dict[Hashable, fx.Node] = {}
     stand_ins: dict[fx.Node, fx.Node] = {}
@@ -232,13 +219,8 @@ def drop_nested_nodes(search: Search) -> Iterator[GraphEdit]:
 
 def _without_inner_modes(search: Search, route: nested.Route) -> Candidate | None:
     branch = nested.nested_graph_at(search.best.graph_module, route)
-    return _with_level(search, route, nested.without_grad_modes(branch)) if branch else None
-
-
-def _with_level(search: Search, route: nested.Route, graph_module: fx.GraphModule | None) -> Candidate | None:
-    if graph_module is None:
-        return None
-    return _edited(search, nested.with_level(search.best.graph_module, route, graph_module))
+    plain = nested.without_grad_modes(branch) if branch else None
+    return _edited(search, nested.with_level(search.best.graph_module, route, plain)) if plain else None
 
 
 def _without_inner_node(search: Search, route: nested.Route, name: str, by: str) -> Candidate | None:
@@ -250,22 +232,16 @@ def _without_inner_node(search: Search, route: nested.Route, name: str, by: str)
     if not alike(recording.facts, source, node):
         return None
     fewer = nested.without_node(recording.graph_module, node, source)
-    candidate = _with_level(search, route, fewer)
+    candidate = _edited(search, nested.with_level(search.best.graph_module, route, fewer))
     if candidate is None or not search.keeps_contracts(candidate):
         return None
-    return candidate if _runs_by_itself(search, route, fewer) else None
-
-
-def _runs_by_itself(search: Search, route: nested.Route, inner: fx.GraphModule) -> bool:
-    """Whether each graph around ``inner`` runs with it at the end of ``route``: one may be a branch that is not taken."""
     for depth in reversed(range(1, len(route) + 1)):
-        recording = _recording_at(search, route[:depth])
-        if recording is None:
-            continue
-        edited = nested.with_level(recording.graph_module, route[depth:], inner)
-        if not runs_in_eager(edited, recording.inputs):
-            return False
-    return True
+        # each graph around it runs with it by itself: one may be a branch that is not taken
+        around = _recording_at(search, route[:depth])
+        wider = nested.with_level(around.graph_module, route[depth:], fewer) if around else None
+        if around is not None and wider is not None and not runs_in_eager(wider, around.inputs):
+            return None
+    return candidate
 
 
 def _recording_at(search: Search, route: nested.Route) -> Recording | None:

@@ -49,6 +49,7 @@ class Subsets:
         self.search = search
         self.base, self.recording = search.best, search.recording
         self.units = units_of(self.recording)
+        self.unit_of = {node: number for number, unit in enumerate(self.units) for node in unit}
 
     def __len__(self) -> int:
         return len(self.units)
@@ -69,18 +70,6 @@ class Subsets:
         """Units with a node of one of these names."""
         named = {*names}
         return [n for n, unit in enumerate(self.units) if any(node.name in named for node in unit)]
-
-    def links(self, *, both_ways: bool = True) -> list[set[int]]:
-        """For each unit those that it takes values from, and ``both_ways`` those that take its own."""
-        unit_of = {node: number for number, unit in enumerate(self.units) for node in unit}
-        found: list[set[int]] = [set() for _ in self.units]
-        for node, number in unit_of.items():
-            for source in node.all_input_nodes:
-                if source in unit_of and unit_of[source] != number:
-                    found[number].add(unit_of[source])
-                    if both_ways:
-                        found[unit_of[source]].add(number)
-        return found
 
 
 def units_of(recording: Recording) -> list[Unit]:
@@ -105,11 +94,14 @@ def neighbourhood(
 ) -> list[int]:
     """``numbers`` and the units at most ``distance`` dependency steps from them, in order; a
     backward slice unless ``both_ways``."""
-    linked, found, edge = subsets.links(both_ways=both_ways), set(numbers), set(numbers)
+    reached = edge = set(numbers)
     for _ in range(distance):
-        edge = {other for number in edge for other in linked[number]} - found
-        found |= edge
-    return sorted(found)
+        nodes = [node for number in edge for node in subsets.units[number]]
+        sources = {source for node in nodes for source in node.all_input_nodes}
+        linked = sources.union(*(node.users for node in nodes)) if both_ways else sources
+        edge = {subsets.unit_of[node] for node in linked if node in subsets.unit_of} - reached
+        reached = reached | edge
+    return sorted(reached)
 
 
 def representatives(subsets: Subsets, numbers: Iterable[int]) -> list[int]:
@@ -209,8 +201,7 @@ def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
     A compiler folds a constant and reorders a write; recorded as inputs they are plain tensors.
     Unchanged where that is much.
     """
-    recording = subsets.recording
-    unit_of = {node: number for number, unit in enumerate(subsets.units) for node in unit}
+    recording, unit_of = subsets.recording, subsets.unit_of
     found, edge = set(numbers), list(numbers)
     while edge:
         nodes = [node for number in edge for node in subsets.units[number]]
@@ -243,7 +234,10 @@ def narrow_window(search: Search) -> None:
     subsets, presumed = Subsets(search), list[tuple[int, int]]()
     low, high = 0, len(subsets)
     while high - low > SMALL_WINDOW:
-        half, other = halves(low, high, len(presumed))
+        middle, overlap = (low + high) // 2, min(MOST_OVERLAP, (high - low) // 32)
+        half, other = (low, middle + overlap), (middle - overlap, high)
+        if len(presumed) % 2:  # the other side first: a cause at an end needs no confirmation
+            half, other = other, half
         if subsets.fails(range(*half)):
             follow_suspects(search)
             subsets, presumed = Subsets(search), []
@@ -255,14 +249,6 @@ def narrow_window(search: Search) -> None:
         last_that_holds(lambda index: subsets.fails(range(*presumed[index])), -1, len(presumed) - 1)
 
 
-def halves(low: int, high: int, presumed: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The half to ask and the other one. After a presumption the other side comes first: a cause at
-    an end needs no confirmation."""
-    middle, overlap = (low + high) // 2, min(MOST_OVERLAP, (high - low) // 32)
-    lower, upper = (low, middle + overlap), (middle - overlap, high)
-    return (upper, lower) if presumed % 2 else (lower, upper)
-
-
 def keep_needed(search: Search) -> None:
     """Find the last unit that the failure needs, then the last before it, and so on, with steps as
     wide as the gaps met so far let expect.
@@ -271,7 +257,9 @@ def keep_needed(search: Search) -> None:
     """
     subsets, whole = Subsets(search), search.best
     rest, needed = list(range(len(subsets))), list[int]()
-    if ends_where_it_was_noticed(subsets, rest):
+    # where a failure at run time was noticed: nothing else need be the last
+    noticed = search.followed[0] if search.fails_when_it_runs and search.steps and search.followed else ()
+    if rest and any(node.name in noticed for node in subsets.units[rest[-1]]):
         needed = [rest.pop()]
     step = max(1, len(rest) // 2)
     while rest and not (needed and subsets.fails(needed)):
@@ -287,14 +275,6 @@ def keep_needed(search: Search) -> None:
         step, needed, rest = max(1, 2 * (len(rest) - high)), [rest[high - 1], *needed], rest[: high - 1]
     if search.best is whole:
         search.confirm_whole()
-
-
-def ends_where_it_was_noticed(subsets: Subsets, rest: Sequence[int]) -> bool:
-    """Whether the last of ``rest`` is what a frame of a failure at run time names: nothing else need be the last."""
-    search = subsets.search
-    if not (search.fails_when_it_runs and search.steps and search.followed and rest):
-        return False
-    return any(node.name in search.followed[0] for node in subsets.units[rest[-1]])
 
 
 def drop_chunks(search: Search) -> None:

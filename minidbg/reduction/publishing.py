@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from minidbg.codegen.inputs import materialise, write_inputs
 from minidbg.codegen.origins import user_line
 from minidbg.codegen.size import call_nodes, targets_of_calls
 from minidbg.core.deadline import Deadline
-from minidbg.core.outcome import Outcome, Signature, Verdict
+from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import LOST, CallPath
 from minidbg.core.text import last_line, signal_name
 from minidbg.fx.case import Case
@@ -58,13 +58,6 @@ class Reduced:
     """What ended the search before its end, in words."""
 
 
-EXACTNESS_NOTES: Mapping[Exactness, str] = {
-    Exactness.SEEDED: "",
-    Exactness.SMALL: "integers, booleans and small tensors are written out: seeded ones did not fail",
-    Exactness.EXACT: "the values matter: seeded ones did not fail",
-}
-
-
 def publish_first_that_fails(
     original: Case, reduced: Reduced, folder: Path, session: Session
 ) -> ReductionResult:
@@ -103,9 +96,12 @@ def publish_first_that_fails(
 def forms(reduced: Reduced, original: Case) -> Iterator[tuple[Case, Exactness, str]]:
     """What to try as a script, with a note, in order: what a reader wants most first, what surely fails last."""
     smallest = reduced.smallest
-    for exactness in (Exactness.SEEDED, Exactness.SMALL, Exactness.EXACT):
+    small = "integers, booleans and small tensors are written out: seeded ones did not fail"
+    exact = "the values matter: seeded ones did not fail"
+    notes = {Exactness.SEEDED: "", Exactness.SMALL: small, Exactness.EXACT: exact}
+    for exactness, note in notes.items():
         for case in filter(None, (smallest, on_its_rank(smallest))):
-            yield case, exactness, EXACTNESS_NOTES[exactness]
+            yield case, exactness, note
     if smallest.spec.call is CallPath.TORCH_COMPILE:
         direct = smallest.with_spec(call=CallPath.DIRECT)
         yield direct, Exactness.EXACT, "fails only when the backend is called directly with this graph"
@@ -354,7 +350,13 @@ def result_of(
 ) -> ReductionResult:
     """The result of a reduction that has published ``case`` at ``path``; None: nothing, since the
     ``last`` run did not show the failure."""
-    notes = case.provenance.notes if path else (*case.provenance.notes, why_not(last, case.signature))
+    notes = case.provenance.notes
+    if path is None:
+        said = last_line(last.message) or last_line(last.stderr)
+        agrees = "there the backend agrees with eager; " if last.verdict is Verdict.GONE else ""
+        printed = f"the last line printed was: {said[:200]}" if said else "nothing was printed"
+        unlike = case.signature.unlike(last.signature) if case.signature and last.signature else ""
+        notes = (*notes, last.reason or unlike or f"{agrees}{printed}")
     if last.verdict is Verdict.FLAKY and last.runs and last.reproduced != last.runs:
         notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")
     return ReductionResult(
@@ -370,18 +372,6 @@ def result_of(
         also_found=len(session.others),
         ended_by=ended_by,
     )
-
-
-def why_not(last: Outcome, expected: Signature | None) -> str:
-    """What the last run in a fresh interpreter showed instead of the failure: its reason, another
-    failure, or what it printed."""
-    if last.reason:
-        return last.reason
-    if expected is not None and last.signature is not None:
-        return expected.unlike(last.signature)
-    agrees = "there the backend agrees with eager; " if last.verdict is Verdict.GONE else ""
-    said = last_line(last.message) or last_line(last.stderr)
-    return f"{agrees}the last line printed was: {said[:200]}" if said else f"{agrees}nothing was printed"
 
 
 def what_is_missing(smallest: Case, neighbour: Case) -> str:

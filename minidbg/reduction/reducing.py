@@ -38,12 +38,7 @@ from minidbg.judge.compare import margin_for
 from minidbg.oracle.execute import ANOTHER_GRAPH
 from minidbg.reduction import context_passes, core
 from minidbg.reduction.find import hints_from_error
-from minidbg.reduction.publishing import (
-    VERIFY_SECONDS,
-    Reduced,
-    publish_first_that_fails,
-    with_failure,
-)
+from minidbg.reduction.publishing import VERIFY_SECONDS, Reduced, publish_first_that_fails, with_failure
 from minidbg.reduction.result import Limits, Listener, Progress, ReductionResult, on_stream, silent
 from minidbg.reduction.search import SHOWN, BudgetSpent, Candidate, Search
 from minidbg.reduction.session import (
@@ -93,8 +88,6 @@ def reduce_and_publish(
             if published is not None:
                 return published
         with Standbys(case) if submit is workers.submit else contextlib.nullcontext() as ahead:
-            if ahead is not None:
-                ahead.start()  # for the script by itself
             session = Session(
                 limits, listener, kernels=kernels, folder=own_folder, submit=submit, ahead=ahead
             )
@@ -109,7 +102,14 @@ def reduce_and_publish(
                             raise
                         session.interrupted = True  # the first Ctrl-C ends the search alone, which was over
             except KeyboardInterrupt:
-                raise Interrupted(interrupted_sentence(session)) from None
+                session.keep_best()
+                best = own_folder / BEST_FILE if own_folder is not None else None
+                raise Interrupted(
+                    "interrupted before anything smaller was found; start it again"
+                    if best is None or not best.is_file()
+                    else f"interrupted before a repro was verified; the best so far is {best}, "
+                    "and starting again goes on from there"
+                ) from None
             finally:
                 others = keep_others(folder, session)
         written = replace(written, others=others)
@@ -143,19 +143,12 @@ def locked_folder(case: Case, folder: Path, limits: Limits, listener: Listener) 
 def earlier_result(own_folder: Path, deadline: Deadline, submit: workers.Submit) -> ReductionResult | None:
     """The result of an earlier reduction of this very case, when its repro is there, certified, and
     fails now, before ``deadline``."""
-    try:
+    with contextlib.suppress(OSError, KeyError, TypeError, ValueError, RecursionError, MinidbgError):
         written = ReductionResult.from_json(json.loads(read_regular(own_folder / DONE_FILE, LOG_LIMIT_BYTES)))
-    except (OSError, KeyError, TypeError, ValueError, RecursionError):
-        return None
-    if written.path is None or not written.certified or not written.path.is_file():
-        return None
-    try:
-        outcome = repro.run(written.path, seconds=deadline.left(VERIFY_SECONDS), submit=submit)
-    except MinidbgError:
-        return None
-    if outcome.verdict not in SHOWN:
-        return None
-    return replace(written, known_before=True)
+        if written.path is not None and written.certified and written.path.is_file():
+            outcome = repro.run(written.path, seconds=deadline.left(VERIFY_SECONDS), submit=submit)
+            return replace(written, known_before=True) if outcome.verdict in SHOWN else None
+    return None
 
 
 def reduce_from_best(case: Case, session: Session) -> Reduced | None:
@@ -172,14 +165,6 @@ def reduce_from_best(case: Case, session: Session) -> Reduced | None:
     with contextlib.suppress(NotReproduced):
         return reduce_case(case.with_graph(best.graph_module, best.inputs), session, just_seen=False)
     return None
-
-
-def interrupted_sentence(session: Session) -> str:
-    session.keep_best()
-    best = session.folder / BEST_FILE if session.folder is not None else None
-    if best is None or not best.is_file():
-        return "interrupted before anything smaller was found; start it again"
-    return f"interrupted before a repro was verified; the best so far is {best}, and starting again goes on from there"
 
 
 def keep_others(folder: Path, session: Session) -> tuple[tuple[str, str], ...]:
@@ -215,34 +200,27 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     believed = not (untried_in_eager or case.spec.traits.endless) and (
         just_seen or (case.signature is not None and call_nodes(case.graph_module) > SMALL_WHOLE)
     )
-    end, chance = None, Reliability(1, 1)
-    searches = [search_for(case, session, believed=believed)]
+    chance = Reliability(1, 1)
     try:
-        if believed:
-            end = core.reduce_graph(searches[0], simplify=True)
-        if not believed or (not searches[0].steps and session.remaining() > 0):
+        search = searched(case, session, believed=True) if believed else None
+        if search is None or (not search.steps and session.remaining() > 0):
             # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
             whole, chance = reproducing_path(case, session)
             way = whole.spec.call, whole.backend, whole.spec.context
             another = way != (case.spec.call, case.backend, case.spec.context)
-            if not believed or another or chance.is_flaky or end is core.End.WHOLE_PASSED:
-                case, searches = whole, [search_for(whole, session)]
-                end = core.reduce_graph(searches[0], simplify=True)
-        if searches[0].steps and not chance.is_flaky and session.remaining() > 0:
-            smallest = of_case(case, searches[0].best)
+            if search is None or another or chance.is_flaky or search.whole_passed:
+                case, search = whole, searched(whole, session)
+    except BudgetSpent:
+        return Reduced(case, ended_by=session.budget)
+    steps = search.steps
+    if steps and not chance.is_flaky and session.remaining() > 0:
+        with contextlib.suppress(BudgetSpent):
+            smallest = of_case(case, search.best)
             chance = measured(smallest, session, failed=1, runs=1, more=runs_worth_having(case))
             if chance.is_flaky:  # what passed on the way may have passed by chance: once more
                 session.repeats = chance.repeats
-                searches.append(search_for(smallest, session))
-                end = core.reduce_graph(searches[1], simplify=True)
-    except BudgetSpent:
-        if not searches[0].steps:
-            return Reduced(case, ended_by=session.budget)
-    except KeyboardInterrupt:
-        if not believed and session.best is None:
-            raise
-        session.interrupted = True
-    search = searches[-1]
+                search = searched(smallest, session)
+                steps = [*steps, *search.steps]
     session.best = smallest = of_case(case, search.best)
     settings_fail = partial(session.fails, phase="settings")
     simpler = context_passes.simplify(smallest, settings_fail, session.remaining)
@@ -252,10 +230,10 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
         how_often = f"flaky: it {chance}, so each question was asked up to {session.repeats} times"
         notes = (how_often, *notes)
     passed = search.neighbour[1] if search.neighbour else None
-    is_short = end is core.End.BUDGET or session.until.is_over
+    is_short = search.is_out_of_budget or session.until.is_over
     return Reduced(
         simpler,
-        (*(of_case(case, step) for earlier in searches for step in earlier.steps), smallest),
+        (*(of_case(case, step) for step in steps), smallest),
         certified=search.proven is search.best and not session.interrupted,
         notes=notes,
         neighbour=of_case(case, passed) if passed else None,
@@ -269,10 +247,12 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     A failure that did not show at once gets more chances, where it may be flaky. Raises NotReproduced.
     """
     tried = []
-    others = [
-        other for other in CallPath if other is not case.spec.call and case.spec.level is not Level.ATEN
+    is_aten = case.spec.level is Level.ATEN
+    ways_to_call = [
+        case.spec.call,
+        *(call for call in CallPath if call is not case.spec.call and not is_aten),
     ]
-    calls = (case.with_spec(call=call) for call in (case.spec.call, *others))
+    calls = (case.with_spec(call=call) for call in ways_to_call)
     for candidate in filter(None, [*calls, on_its_rank(case)]):
         (outcome,) = session.ask([candidate], phase="reduce")
         if outcome.verdict in SHOWN:
@@ -290,11 +270,15 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
             return case, known
         if known.failed:
             raise NotReproduced(f"it {known}: too rarely to reduce it, so the whole graph is kept", said)
-        threaded = with_the_programs_threads(case)
-        if threaded is not None and all(session.fails(threaded, "reduce") for _ in range(RUNS_WITH_THREADS)):
-            return threaded, Reliability(1, 1)
         ways.append(f"{plural(known.runs, 'run')} in all")
-        ways += [f"with {plural(threaded.spec.context.threads or 1, 'thread')}"] if threaded else []
+        context, traits = case.spec.context, case.spec.traits
+        threads = context.threads or 1
+        if threads > 1 and not context.threads_matter and traits.compiles and not traits.endless:
+            # forks have one, and more may be what is missing
+            threaded = case.with_spec(context=replace(context, threads_matter=True))
+            if all(session.fails(threaded, "reduce") for _ in range(RUNS_WITH_THREADS)):
+                return threaded, Reliability(1, 1)
+            ways.append(f"with {plural(threads, 'thread')}")
     if said.verdict is Verdict.INVALID and said.reason.startswith("eager itself fails"):
         raise NotReproduced(f"this is not a failure of the backend: {said.reason}", said)
     lost = "".join(f"; {note}" for note in case.provenance.notes if note.startswith((STAND_IN_NOTE, LOST)))
@@ -309,14 +293,6 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
 CALLED = {CallPath.TORCH_COMPILE: "through torch.compile", CallPath.DIRECT: "called directly"}
 
 
-def with_the_programs_threads(case: Case) -> Case | None:
-    """``case`` with as many threads as the program had, where forks have one and that may be what is missing."""
-    context, traits = case.spec.context, case.spec.traits
-    if context.threads_matter or context.threads in (None, 1) or not traits.compiles or traits.endless:
-        return None
-    return case.with_spec(context=replace(context, threads_matter=True))
-
-
 RUNS_WITH_THREADS = 3
 """Of a case that no run with one thread has shown: that all of these do is no chance."""
 STRAYS = 3
@@ -328,8 +304,8 @@ def of_case(case: Case, candidate: Candidate) -> Case:
     return case.with_graph(candidate.graph_module, candidate.inputs)
 
 
-def search_for(case: Case, session: Session, *, believed: bool = False) -> Search:
-    """A search for the smallest graph of ``case``, whose questions are the session's."""
+def searched(case: Case, session: Session, *, believed: bool = False) -> Search:
+    """The search for the smallest graph of ``case``, at its end."""
     start, strays = call_nodes(case.graph_module), 0
     by_itself = session.repeats == 1 and may_run_together(case)
     frames_before = tuple(tuple(group.split()) for group in case.provenance.suspects)
@@ -342,7 +318,7 @@ def search_for(case: Case, session: Session, *, believed: bool = False) -> Searc
         if believed and strays == STRAYS and not search.steps:
             raise NotReproduced("torch.compile takes none of it as it is", outcome)
 
-    return Search(
+    search = Search(
         Candidate.whole(case.graph_module, case.inputs),
         lambda candidates: session.ask([of_case(case, candidate) for candidate in candidates]),
         until=session.until,
@@ -356,6 +332,13 @@ def search_for(case: Case, session: Session, *, believed: bool = False) -> Searc
         fails_in_inputs=case.signature is not None and case.signature.message.startswith("input:"),
         around=lambda: run.entered_modes(case.spec.context),
     )
+    try:
+        core.reduce_graph(search, simplify=True)
+    except NotReproduced:
+        search.whole_passed = True
+    except KeyboardInterrupt:
+        session.interrupted = True
+    return search
 
 
 REDUCE = "minidbg.reduction.reducing:reduce_in_child"
@@ -394,12 +377,10 @@ def call_reduce_in_child(
     return workers.submit_to_server(request).result(on_interrupt=on_interrupt)
 
 
-def sent_along(argument: Mapping[str, Any]) -> Case:
-    return oracle.unpacked(argument["case"])
-
-
 def reduce_in_child(
-    argument: Mapping[str, Any], note: object, case_of: Callable[[Mapping[str, Any]], Case] = sent_along
+    argument: Mapping[str, Any],
+    note: object,
+    case_of: Callable[[Mapping[str, Any]], Case] = lambda argument: oracle.unpacked(argument["case"]),
 ) -> dict[str, Any]:
     """In a child of the forkserver: make the case by ``case_of``, and reduce it by ``reduce_on_stream``."""
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
@@ -429,19 +410,6 @@ def reduce_on_stream(
             return {"refused": str(refused)}
 
 
-def supplied_backend(case: Case, backend: str | CompilerFn | None, path: Path) -> Case:
-    """``case`` of the script at ``path``, which lacks its backend, with ``backend``. Raises BackendUnreachable."""
-    lacks = case.backend
-    if backend is None:
-        raise BackendUnreachable(f"{path}: {lacks.unfilled}; edit it, or give --backend MODULE:EXPRESSION")
-    sys.path += [folder for folder in lacks.paths if folder not in sys.path]  # where the program had it from
-    reference = backend if isinstance(backend, str) and ":" in backend else None
-    found = backends.find_reference(
-        backend, options=lacks.options, mode=lacks.mode, setup=lacks.setup, reference=reference
-    )
-    return replace(case.with_spec(backend=found), compiler=backends.resolve(found))
-
-
 def reduce_path(
     path: Path,
     *,
@@ -457,8 +425,19 @@ def reduce_path(
     BackendUnreachable, and whatever loading the script's backend raises.
     """
     case = repro.load(path)
-    if case.backend.lacks_backend:
-        case = supplied_backend(case, backend, path)
+    lacks = case.backend
+    if lacks.lacks_backend:
+        if backend is None:
+            raise BackendUnreachable(
+                f"{path}: {lacks.unfilled}; edit it, or give --backend MODULE:EXPRESSION"
+            )
+        # where the program had it from
+        sys.path += [entry for entry in lacks.paths if entry not in sys.path]
+        named = backend if isinstance(backend, str) and ":" in backend else None
+        reference = backends.find_reference(
+            backend, options=lacks.options, mode=lacks.mode, setup=lacks.setup, reference=named
+        )
+        case = replace(case.with_spec(backend=reference), compiler=backends.resolve(reference))
     elif backend is not None:
         raise BadSetting(
             f"backend={backend!r}: the repro {path} has its backend in it; edit the script to ask another one"

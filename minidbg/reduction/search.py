@@ -19,7 +19,7 @@ from minidbg import torch_internals
 from minidbg.core.deadline import NEVER, Deadline
 from minidbg.core.errors import NotReproduced
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.fx.copying import storage_bytes, storage_key
+from minidbg.fx.copying import bytes_of
 from minidbg.fx.edit import extract
 from minidbg.fx.effects import FactType, graph_attribute, is_call, tensors_in
 from minidbg.fx.mutation import broken_contracts
@@ -110,15 +110,12 @@ class Candidate:
     def key(self) -> str:
         """Equal for equal candidates. Of small ones the names of the nodes do not count; of large
         ones cut out that would take long."""
-        if self.by_names and len(self.graph_module.graph.nodes) > SMALL:
-            return f"{self.epoch} {structure(self.graph_module)}"
-        return fingerprint(self.graph_module, self.tokens)
-
-    @cached_property
-    def storages(self) -> dict[int, int]:
-        """Bytes of each storage behind the inputs."""
-        tensors = (value for value in self.inputs if isinstance(value, torch.Tensor))
-        return {storage_key(value): storage_bytes(value) for value in tensors}
+        nodes = self.graph_module.graph.nodes
+        if self.by_names and len(nodes) > SMALL:
+            text = f"{self.epoch} {[node.name for node in nodes]} {next(iter(reversed(nodes))).args}"
+        else:
+            text = f"{''.join(_lines(self.graph_module))}{self.tokens}"
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @cached_property
     def size(self) -> tuple[int, ...]:
@@ -184,8 +181,9 @@ class Search:
     """Questions at the same time. 1 too where runs disturb each other, somebody counts, or chance decides."""
     on_answer: Callable[[Search, Candidate, Outcome, bool], object] = lambda *answer: None
     """Hears each answer as it is learnt, and whether the candidate is ``best`` by it."""
-    whole_is_known: bool = True
-    """Whether the whole was just seen to fail, so that it need not be asked."""
+    by_predicate: bool = False
+    """Whether a predicate of the user's answers: nobody has seen the whole fail then, and a graph
+    without any call may be a candidate."""
     around: ModeContext = nullcontext
     """The modes in which the graph runs in eager."""
     is_deadly: bool = False
@@ -195,8 +193,6 @@ class Search:
     """Whether what was compiled raises: the cause is in what the op that raises was computed from."""
     fails_in_inputs: bool = False
     """Whether an input after the call is what is wrong: an output that shows the same write would be another failure."""
-    allow_no_calls: bool = False
-    """Whether a graph without any call may be a candidate."""
     hints: Sequence[str] = ()
     """Words of the error, which may be names of nodes or ops: the culprits'."""
     frames: Callable[[], Suspects] = tuple
@@ -209,14 +205,15 @@ class Search:
     """The last accepted candidates, largest first."""
     proven: Candidate | None = None
     """What no single removal made smaller."""
+    is_out_of_budget: bool = False
+    whole_passed: bool = False
+    """Whether the whole, said to fail, did not when it was asked, or dynamo took nothing as it is."""
     latest: tuple[tuple[Verdict, float], ...] = ()
     """The last two answers, each with the seconds that it took."""
     neighbour: tuple[int, Candidate] | None = None
     """A candidate one step smaller than ``best`` that passed; of several, one of the most telling phase."""
     plainness: Callable[[Candidate], tuple[float, ...]] | None = None
     """Decides between candidates of equal size, while a reduction simplifies."""
-    keeps_arguments: bool = False
-    """Whether arguments must stay as they are: a plainer one had become the cause of the failure."""
     keep_passed_through: bool = False
     """Whether inputs that the graph returns must stay outputs for the failure to show."""
     settled_sizes: dict[int, int] = field(default_factory=dict)
@@ -244,9 +241,14 @@ class Search:
         return self._recording[1]
 
     def cut(
-        self, keep: Set[fx.Node], *, out_of: tuple[Candidate, Recording] | None = None, **how: Any
+        self,
+        keep: Set[fx.Node] | None = None,
+        *,
+        out_of: tuple[Candidate, Recording] | None = None,
+        **how: Any,
     ) -> Candidate | None:
-        """The candidate of just the calls in ``keep``, nodes of ``best`` or of the earlier candidate ``out_of``.
+        """The candidate of just the calls in ``keep``, nodes of ``best`` or of the earlier candidate
+        ``out_of``; of all calls of it by default.
 
         ``how`` goes to ``fx.edit.extract``. None when a value that it needs cannot be recorded.
         """
@@ -255,7 +257,7 @@ class Search:
         how.setdefault("passed_through", self.keep_passed_through)
         how.setdefault("returns_writes", not self.fails_in_inputs)
         try:
-            piece = extract(recording, keep, **how)
+            piece = extract(recording, {*base.calls} if keep is None else keep, **how)
         except CannotExtract:
             return None
         token_of = dict(zip(recording.placeholders, base.tokens, strict=True))
@@ -277,14 +279,20 @@ class Search:
         return candidate is not None and self.answer(candidate) in SHOWN
 
     def answer(self, candidate: Candidate) -> Verdict:
-        """The verdict on ``candidate``, from memory where it is there; INVALID where it ``is_refused``."""
-        outcome, is_new = None, candidate.key not in self.answers
-        if is_new:
-            self.ask_together([candidate])
+        """The verdict on ``candidate``, from memory where it is there; INVALID where it is refused."""
+        outcome = None
+        if candidate.key not in self.answers:
+            if self._is_new(candidate):
+                self._ask({candidate.key: candidate})
             outcome, seconds = self.beforehand.pop(candidate.key, (REFUSED, 0.0))
             self.answers[candidate.key] = outcome.verdict
         verdict = self.answers[candidate.key]
-        if is_step := verdict in SHOWN and self._is_smaller(candidate):
+        is_step = verdict in SHOWN and (
+            candidate.size < self.best.size
+            if self.plainness is None or candidate.size != self.best.size
+            else self.plainness(candidate) < self.plainness(self.best)
+        )
+        if is_step:
             self.best = candidate if candidate.faithful else replace(candidate, epoch=candidate.key)
             self.steps = [*self.steps, self.best][-MOST_STEPS:]
             self.neighbour = None
@@ -292,18 +300,14 @@ class Search:
             self.asked += 1
             self.latest = (*self.latest[-1:], (verdict, seconds))
             rank = TELLING.index(self.phase) if self.phase in TELLING else len(TELLING)
-            if verdict is Verdict.GONE and rank <= (
-                self.neighbour[0] if self.neighbour else len(TELLING) - 1
-            ):
+            most_telling = self.neighbour[0] if self.neighbour else len(TELLING) - 1
+            if verdict is Verdict.GONE and rank <= most_telling:
                 self.neighbour = rank, candidate
             self.on_answer(self, candidate, outcome, is_step)
         return verdict
 
-    def ask_together(self, candidates: Iterable[Candidate]) -> None:
-        """One question for each that is new and not refused, all at the same time; nothing is learnt of them yet."""
-        fresh = {candidate.key: candidate for candidate in candidates if self._is_new(candidate)}
-        if not fresh:
-            return
+    def _ask(self, fresh: Mapping[str, Candidate]) -> None:
+        """One question for each, by its key, all at the same time; nothing is learnt of them yet."""
         if self.until.is_over or self.asked >= self.max_calls:
             raise BudgetSpent
         began = time.monotonic()
@@ -319,7 +323,7 @@ class Search:
         """
         is_worth = bool(self.latest) and self.latest[-1][1] >= WORTH_ASKING_BESIDE_S
         have_failed = len(self.latest) == 2 and all(verdict in SHOWN for verdict, _ in self.latest)
-        has_room = sum(self.best.storages.values()) <= MOST_BYTES_AHEAD
+        has_room = bytes_of(tensors_in(self.best.inputs)) <= MOST_BYTES_AHEAD
         if self.jobs == 1 or self.max_calls < math.inf or not is_worth or have_failed or not has_room:
             return
         fresh: dict[str, Candidate] = {}
@@ -330,7 +334,7 @@ class Search:
             if edit is None or not fresh or len(fresh) == self.jobs:
                 break
         if len(fresh) > 1:
-            self.ask_together(fresh.values())
+            self._ask(fresh)
 
     def _is_new(self, candidate: Candidate) -> bool:
         is_known = candidate.key in self.answers or candidate.key in self.beforehand
@@ -343,7 +347,7 @@ class Search:
         in error for this process.
         """
         calls, _, outputs, *_ = candidate.size
-        if (not calls and not (self.allow_no_calls and outputs)) or not self.keeps_contracts(candidate):
+        if (not calls and not (self.by_predicate and outputs)) or not self.keeps_contracts(candidate):
             return False
         if candidate.faithful or devices_of(candidate.inputs):
             return True
@@ -366,11 +370,6 @@ class Search:
         again = Recording(candidate.graph_module, candidate.inputs, around=self.around)
         return again.failure is None and is_as_full(self.recording, again)
 
-    def _is_smaller(self, candidate: Candidate) -> bool:
-        if candidate.size != self.best.size or self.plainness is None:
-            return candidate.size < self.best.size
-        return self.plainness(candidate) < self.plainness(self.best)
-
     def confirm_whole(self) -> None:
         """Make sure that the whole fails, when nothing smaller has. Raises NotReproduced."""
         if not self.steps and self.answer(self.best) not in SHOWN:
@@ -378,6 +377,11 @@ class Search:
                 "nothing to reduce: the interestingness test says that the whole graph does not fail. "
                 "Call it with the graph and inputs given to see why"
             )
+
+
+def once(edit: GraphEdit) -> Pass:
+    """The pass of a single edit."""
+    return lambda search: iter([edit])
 
 
 def run_passes(search: Search, passes: Iterable[tuple[str, Pass]]) -> None:
@@ -428,30 +432,12 @@ def is_as_full(before: Recording, after: Recording) -> bool:
 # --- telling candidates apart ---
 
 
-def fingerprint(graph_module: fx.GraphModule, tokens: Sequence[Hashable]) -> str:
-    """Equal for graphs that differ in names only and have inputs with the same tokens. 32 hex digits."""
-    digest = hashlib.blake2b(digest_size=16)
-    for line in _lines(graph_module):
-        digest.update(line.encode())
-    digest.update(repr(tokens).encode())
-    return digest.hexdigest()
-
-
-def structure(graph_module: fx.GraphModule) -> str:
-    """Equal for graphs cut out of the same one that keep the same nodes and outputs. Cheap; 32 hex digits."""
-    digest = hashlib.blake2b(digest_size=16)
-    nodes = list(graph_module.graph.nodes)
-    digest.update(" ".join([node.name for node in nodes]).encode())
-    digest.update(repr(nodes[-1].args).encode())
-    return digest.hexdigest()
-
-
 def _lines(graph_module: fx.GraphModule) -> Iterator[str]:
     numbers: dict[fx.Node, str] = {}
     for node in graph_module.graph.nodes:
         numbers[node] = f"%{len(numbers)}"
-        args, kwargs = _value_text(node.args, numbers), _value_text(node.kwargs, numbers)
-        yield f"{node.op} {_target(node)} {args} {kwargs}\n"
+        arguments = fx.map_arg((node.args, node.kwargs), numbers.__getitem__)
+        yield f"{node.op} {_target(node)} {arguments}\n"
 
 
 def _target(node: fx.Node) -> str:
@@ -465,15 +451,3 @@ def _target(node: fx.Node) -> str:
     if isinstance(node.target, str) or torch_internals.is_overload(node.target):
         return str(node.target)
     return f"{getattr(node.target, '__name__', '')} {id(node.target)}"
-
-
-def _value_text(value: Any, numbers: dict[fx.Node, str]) -> str:
-    if isinstance(value, fx.Node):
-        return numbers[value]
-    if isinstance(value, tuple | list):
-        return "(" + ",".join([_value_text(part, numbers) for part in value]) + ")"
-    if isinstance(value, dict):
-        return "{" + ",".join([f"{key}:{_value_text(part, numbers)}" for key, part in value.items()]) + "}"
-    if isinstance(value, slice):
-        return f"slice{_value_text((value.start, value.stop, value.step), numbers)}"
-    return repr(value)

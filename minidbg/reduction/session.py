@@ -41,33 +41,30 @@ PROGRAM_PHASES = (
 """Phases whose candidates are calls of the program on values that it had: no other's failures are its own."""
 
 
-def is_another(seen: Signature | None, expected: Signature | None) -> bool:
+def is_another(seen: Signature, expected: Signature | None) -> bool:
     """Whether ``seen`` is more than ``expected`` under another label: what is written to an input
     may be an output as well."""
     labels = [one.message.partition(":")[::2] if one else ("", "") for one in (seen, expected)]
-    is_one_memory = {label for label, _ in labels} == {"input", "output"} and labels[0][1] == labels[1][1]
-    return seen is not None and not is_one_memory
+    return {label for label, _ in labels} != {"input", "output"} or labels[0][1] != labels[1][1]
 
 
 class Standbys(contextlib.ExitStack):
-    """Interpreters that import torch while the search runs; the block's end ends them."""
+    """Interpreters that import torch while the search runs, one at a time; the block's end ends them."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.ahead = repro.standby_plan(case.backend.name, without=case.spec.context.env)
-        self.waiting: list[workers.Standby] = []
+        self.waiting = self._started()
 
-    def start(self) -> None:
-        """Start one, or take the one that the forkserver has started for this reduction."""
+    def _started(self) -> workers.Standby | None:
         with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
-            one = workers.start_standby(self.ahead)
-            self.waiting.append(self.enter_context(one))
+            return self.enter_context(workers.start_standby(self.ahead))
+        return None
 
     def take(self) -> workers.Standby | None:
         """The one that waits for a script, or else a new one; None where there can be none."""
-        if not self.waiting:
-            self.start()
-        return self.waiting.pop() if self.waiting else None
+        standby, self.waiting = self.waiting or self._started(), None
+        return standby
 
 
 @dataclass(slots=True)
@@ -136,28 +133,23 @@ class Session:
 
         What is asked in a ``phase`` is learnt at once; a search says itself when it learns.
         """
-        too_slow = Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
-        slow = [self.is_too_slow(case) for case in cases]
-        asked = [case for case, hopeless in zip(cases, slow, strict=True) if not hopeless]
-        outcomes: list[Outcome] = []
-        for _ in range(self.repeats if asked else 0):
-            with ThreadPoolExecutor(max(1, len(asked))) as pool:  # one alone runs in this thread
+        for _ in range(self.repeats):
+            self.oracle_calls += sum(not self.is_too_slow(case) for case in cases)
+            with ThreadPoolExecutor(len(cases)) as pool:  # one alone runs in this thread
                 try:
-                    run = partial(self.run, at_once=len(asked))
-                    outcomes = list((pool.map if len(asked) > 1 else map)(run, asked))
+                    run = partial(self.run, at_once=len(cases))
+                    outcomes = list((pool.map if len(cases) > 1 else map)(run, cases))
                 except BaseException:  # Ctrl-C: the other one is not waited for
                     workers.interrupt_questions()
                     raise
-            self.oracle_calls += len(asked)
             if any(outcome.verdict is not Verdict.GONE for outcome in outcomes):
                 break
-        for case, outcome in zip(asked, outcomes, strict=True):
+        for case, outcome in zip(cases, outcomes, strict=True):
             if outcome.verdict is Verdict.TIMEOUT:
                 self.too_slow_nodes = call_nodes(case.graph_module)
             if phase:
                 self.learn(phase, case, outcome, is_best=outcome.verdict in SHOWN)
-        answers = iter(outcomes)
-        return [too_slow if hopeless else next(answers) for hopeless in slow]
+        return outcomes
 
     def is_too_slow(self, case: Case) -> bool:
         least = self.too_slow_nodes
@@ -168,12 +160,16 @@ class Session:
 
         Raises BudgetSpent where no time is left for it, or too little: what the deadline cuts off looks like a hang.
         """
+        if self.is_too_slow(case):
+            return Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
         if self.until.is_over:
             raise BudgetSpent
-        began = time.time()
+        began, seconds = time.time(), self.limits.call_seconds
+        if call_nodes(case.graph_module) > LARGE and not case.spec.traits.endless:
+            seconds = max(seconds, self.remaining() / 2)  # a compiler may need minutes for it
         outcome = oracle.ask(
             case,
-            seconds=self.seconds_for(case),
+            seconds=seconds,
             memory_bytes=self.limits.memory_bytes or memory_limit(at_once),
             to_the_end=False,
             deadline=self.until,
@@ -192,11 +188,6 @@ class Session:
         # invalid is one of which nobody has heard in which phase it was
         return deadline.is_over and (ended or outcome.verdict in (Verdict.TIMEOUT, Verdict.INVALID))
 
-    def seconds_for(self, case: Case) -> float:
-        """The time limit of one run: more for a large graph, which may take a compiler minutes."""
-        large = call_nodes(case.graph_module) > LARGE and not case.spec.traits.endless
-        return max(self.limits.call_seconds, self.remaining() / 2) if large else self.limits.call_seconds
-
     def learn(self, phase: str, case: Case, outcome: Outcome, *, is_best: bool) -> None:
         """Remember the best so far, which goes to disk now and then, and failures other than the expected one."""
         is_of_program = phase in PROGRAM_PHASES
@@ -207,15 +198,9 @@ class Session:
             self.best, self.suspects = case, outcome.suspects or self.suspects
             if self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
-        is_other = outcome.verdict.exit_status == Verdict.CHANGED.exit_status
-        if (
-            is_other
-            and is_of_program
-            and not self.is_made_up
-            and is_another(outcome.signature, case.signature)
-        ):
-            assert outcome.signature is not None
-            self.others.setdefault(str(outcome.signature.to_table()), (case, outcome))
+        seen = outcome.signature if outcome.verdict.exit_status == Verdict.CHANGED.exit_status else None
+        if seen and is_of_program and not self.is_made_up and is_another(seen, case.signature):
+            self.others.setdefault(str(seen.to_table()), (case, outcome))
 
     def keep_best(self) -> None:
         """Put the best so far on disk, as a script that is not verified yet."""

@@ -17,7 +17,7 @@ from minidbg.codegen.subclasses import is_constructed, plain_stand_in
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx import nested, pieces
 from minidbg.fx.effects import graph_attribute
-from minidbg.reduction.edits import merge_alike_inputs
+from minidbg.reduction.edits import with_alike_inputs_merged
 from minidbg.reduction.search import (
     ArgumentPlace,
     BudgetSpent,
@@ -26,6 +26,7 @@ from minidbg.reduction.search import (
     Pass,
     Search,
     last_that_holds,
+    once,
     run_passes,
 )
 
@@ -74,19 +75,20 @@ def is_alike(search: Search, candidate: Candidate) -> bool:
 
 
 def _shapes(candidate: Candidate) -> dict[str, tuple[int, ...]]:
-    names = (node.name for node in candidate.graph_module.graph.find_nodes(op="placeholder"))
-    pairs = zip(names, candidate.inputs, strict=True)
-    return {name: tuple(value.shape) for name, value in pairs if isinstance(value, Tensor)}
+    placeholders = candidate.graph_module.graph.find_nodes(op="placeholder")
+    pairs = zip(placeholders, candidate.inputs, strict=True)
+    return {node.name: tuple(value.shape) for node, value in pairs if isinstance(value, Tensor)}
 
 
 # --- passes ---
 
 
-def all_then_each(change: Plainer, inputs: Sequence[Any], how: str) -> Iterator[GraphEdit]:
+def all_then_each(search: Search, change: Plainer, how: str) -> Iterator[GraphEdit]:
     """What ``change`` makes of all inputs, then of each. It gives None for one that stays."""
     yield partial(_with_plainer, change=change, how=how)
-    for index in [index for index, value in enumerate(inputs) if change(value) is not None]:
-        yield partial(_with_plainer, change=change, how=how, only=index)
+    for index, value in enumerate(search.best.inputs):
+        if change(value) is not None:
+            yield partial(_with_plainer, change=change, how=how, only=index)
 
 
 def _with_plainer(search: Search, change: Plainer, how: str, only: int | None = None) -> Candidate | None:
@@ -97,7 +99,7 @@ def _with_plainer(search: Search, change: Plainer, how: str, only: int | None = 
 
 def plain_kinds(search: Search) -> Iterator[GraphEdit]:
     """Try plain tensors for those of a subclass, local shards for DTensors; all at once, then one by one."""
-    yield from all_then_each(_of_plain_kind, search.best.inputs, "plain")
+    yield from all_then_each(search, _of_plain_kind, "plain")
 
 
 def _of_plain_kind(value: Any) -> Tensor | None:
@@ -135,7 +137,7 @@ def _lifted(search: Search, only: str = "") -> Candidate | None:
 def drop_arguments(search: Search) -> Iterator[None]:
     """Try each call with fewer constant arguments, then with plainer ones. Cost: one call for each that eager takes."""
     yield None
-    for propose in () if search.keeps_arguments else (nested.shorter_arguments, nested.simpler_constants):
+    for propose in (nested.shorter_arguments, nested.simpler_constants):
         for name in [node.name for node in search.best.calls]:
             while _change_arguments(search, name, propose):
                 pass
@@ -148,7 +150,8 @@ def _change_arguments(
     node = best.call(name)
     for place, changed, put_back in propose(node) if node else ():
         assert node is not None
-        rewrites = {(name, place): put_back, **best.rewrites}  # the first original of a place stays
+        first = best.rewrites.get((name, place), put_back)  # the first original of a place stays
+        rewrites = {**best.rewrites, (name, place): first}
         candidate = replace(_with_arguments_of(search, {node: changed}), rewrites=rewrites)
         if is_alike(search, candidate) and search.consider(candidate) and search.best is not best:
             return True
@@ -184,7 +187,7 @@ def is_another_cause(search: Search) -> bool:
 
 def _with_originals(search: Search, places: Sequence[ArgumentPlace]) -> Candidate:
     changed: dict[fx.Node, nested.Arguments] = {}
-    for name, place in places:
+    for name, place in reversed(places):
         if node := search.best.call(name):
             original = search.best.rewrites[name, place]
             changed[node] = original(changed.get(node, (node.args, node.kwargs)))
@@ -333,9 +336,9 @@ def _with_dtype(search: Search, old: torch.dtype) -> Candidate:
 
 def plain_tensors(search: Search) -> Iterator[GraphEdit]:
     """Try inputs without gradients, that are no Parameters, and contiguous; all at once, then one by one."""
-    yield from all_then_each(_without_grad, search.best.inputs, "no grad")
+    yield from all_then_each(search, _without_grad, "no grad")
     if not torch_internals.has_kernel_launch(search.best.graph_module):  # strides are among its arguments
-        yield from all_then_each(_contiguous, search.best.inputs, "contiguous")
+        yield from all_then_each(search, _contiguous, "contiguous")
 
 
 def _without_grad(value: Any) -> Tensor | None:
@@ -387,7 +390,7 @@ SIMPLIFYING: tuple[tuple[str, Pass], ...] = (
     ("sizes", shrink_sizes),
     ("dtypes", plain_dtypes),
     ("tensors", plain_tensors),
-    ("alike inputs", merge_alike_inputs),
+    ("alike inputs", once(with_alike_inputs_merged)),
 )
 
 # --- all at once ---
