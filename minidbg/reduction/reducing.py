@@ -43,6 +43,7 @@ from minidbg.reduction.result import Limits, Listener, Progress, ReductionResult
 from minidbg.reduction.search import SHOWN, BudgetSpent, Candidate, Search
 from minidbg.reduction.session import (
     BEST_FILE,
+    MOST_REPEATS,
     RUNS_OF_WHOLE,
     Reliability,
     Session,
@@ -265,7 +266,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     said, ways = tried[0][1], [f"{CALLED[one.spec.call]} ({outcome.verdict})" for one, outcome in tried]
     if said.verdict is Verdict.GONE and runs_worth_having(case):
         known = measured(case, session, failed=0, runs=1, more=RUNS_OF_WHOLE)
-        if not known.is_too_rare:
+        if known.failed and known.repeats <= MOST_REPEATS:
             session.repeats = known.repeats
             return case, known
         if known.failed:

@@ -262,11 +262,6 @@ class Reliability:
         p = (self.failed + 1) / (self.runs + 2)  # of few runs not too much may be concluded
         return math.ceil(math.log(WRONG_PASS) / math.log(1 - p))
 
-    @property
-    def is_too_rare(self) -> bool:
-        """Whether a reduction would be guesswork."""
-        return self.failed == 0 or self.repeats > MOST_REPEATS
-
     def __str__(self) -> str:
         return f"fails in {self.failed} of {self.runs} runs"
 

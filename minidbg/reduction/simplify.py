@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -139,23 +139,15 @@ def drop_arguments(search: Search) -> Iterator[None]:
     yield None
     for propose in (nested.shorter_arguments, nested.simpler_constants):
         for name in [node.name for node in search.best.calls]:
-            while _change_arguments(search, name, propose):
-                pass
-
-
-def _change_arguments(
-    search: Search, name: str, propose: Callable[[fx.Node], Iterator[nested.Rewrite]]
-) -> bool:
-    best = search.best
-    node = best.call(name)
-    for place, changed, put_back in propose(node) if node else ():
-        assert node is not None
-        first = best.rewrites.get((name, place), put_back)  # the first original of a place stays
-        rewrites = {**best.rewrites, (name, place): first}
-        candidate = replace(_with_arguments_of(search, {node: changed}), rewrites=rewrites)
-        if is_alike(search, candidate) and search.consider(candidate) and search.best is not best:
-            return True
-    return False
+            best = None
+            while search.best is not best and (node := search.best.call(name)):
+                best = search.best
+                for place, changed, put_back in propose(node):
+                    first = best.rewrites.get((name, place), put_back)  # the first original of a place stays
+                    rewrites = {**best.rewrites, (name, place): first}
+                    candidate = replace(_with_arguments_of(search, {node: changed}), rewrites=rewrites)
+                    if is_alike(search, candidate) and search.consider(candidate) and search.best is not best:
+                        break
 
 
 def _with_arguments_of(search: Search, changed: Mapping[fx.Node, nested.Arguments]) -> Candidate:
@@ -175,23 +167,18 @@ def is_another_cause(search: Search) -> bool:
     Cost: one call where any was rewritten, and one for each if need be.
     """
     search.phase = "put back"
-    places = list(search.best.rewrites)
-    if not places:
-        return False
-    status = search.answer(_with_originals(search, places)).exit_status
-    if status == Verdict.INVALID.exit_status:
-        each = [search.answer(_with_originals(search, [place])).exit_status for place in places]
-        return any(status in VANISHED for status in each)
-    return status in VANISHED
+    rewrites = search.best.rewrites
 
+    def status(places: Iterable[ArgumentPlace]) -> int:
+        changed: dict[fx.Node, nested.Arguments] = {}
+        for name, place in reversed(list(places)):
+            if node := search.best.call(name):
+                changed[node] = rewrites[name, place](changed.get(node, (node.args, node.kwargs)))
+        return search.answer(_with_arguments_of(search, changed)).exit_status
 
-def _with_originals(search: Search, places: Sequence[ArgumentPlace]) -> Candidate:
-    changed: dict[fx.Node, nested.Arguments] = {}
-    for name, place in reversed(places):
-        if node := search.best.call(name):
-            original = search.best.rewrites[name, place]
-            changed[node] = original(changed.get(node, (node.args, node.kwargs)))
-    return _with_arguments_of(search, changed)
+    if rewrites and status(rewrites) == Verdict.INVALID.exit_status:
+        return any(status([place]) in VANISHED for place in rewrites)
+    return bool(rewrites) and status(rewrites) in VANISHED
 
 
 STEP_SIZES = (1, 2, 4, 8, 16)
