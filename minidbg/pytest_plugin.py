@@ -31,13 +31,12 @@ from minidbg.core.text import display_path
 from minidbg.watch.repros import Repro, is_script, read_repro
 from minidbg.watch.runner import PROBE_SCRIPT, fork_for, judge_arguments, outcome_of_job
 from minidbg.watch.settings import Devices, Workers, chosen_devices, parse_devices
-from minidbg.workers import Request
-from minidbg.workers.pool import OneByOne, preload_for
+from minidbg.workers import Request, Scripts, preload_for
 
 UNJUDGED = (Verdict.SKIPPED, Verdict.INVALID)
 WORTH_WARMING = 3
 """With more repros than this for each process of pytest, an interpreter that has imported torch is worth its start."""
-POOL = pytest.StashKey[OneByOne]()
+POOL = pytest.StashKey[Scripts]()
 
 
 class KnownFailure(Exception):
@@ -76,12 +75,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    pool = config.stash.get(POOL, None)
-    if pool is not None:
-        pool.close()
-
-
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
@@ -96,12 +89,13 @@ def pytest_terminal_summary(
             terminalreporter.write_line(text)
 
 
-def session_pool(config: pytest.Config, backends: set[str] | None) -> OneByOne:
+def session_pool(config: pytest.Config, backends: set[str] | None) -> Scripts:
     """The interpreters of this test session, started when the first repro runs; none that is warm
     without ``backends``."""
     if POOL not in config.stash:
         forks = sys.platform == "linux" and backends is not None
-        config.stash[POOL] = OneByOne(preload_for(backends or (), forks=forks))
+        config.stash[POOL] = Scripts(preload_for(backends or (), forks=forks))
+        config.add_cleanup(config.stash[POOL].close)
     return config.stash[POOL]
 
 
@@ -218,7 +212,7 @@ def outcome_sentence(outcome: Outcome) -> str:
 @cache
 def devices_here() -> Devices:
     """The devices of this machine, asked in a child: this process needs no torch."""
-    pool = OneByOne(preload_for((), forks=False))
+    pool = Scripts(preload_for((), forks=False))
     try:
         ended = pool.run(Request((PROBE_SCRIPT, "devices")))
     finally:

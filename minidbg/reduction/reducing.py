@@ -348,7 +348,7 @@ REDUCE = "minidbg.reduction.reducing:reduce_in_child"
 def prepare_reduction(case: Case) -> None:
     """Start the forkserver and have it import what a reduction of ``case`` needs; return at once. Raises OSError."""
     ahead = repro.standby_plan(case.backend.name, without=case.spec.context.env)
-    workers.prepare(REDUCE, replace(oracle.warmup_for(case), ahead=ahead))
+    workers.start_server().prepare(REDUCE, oracle.warmup_for(case), ahead)
 
 
 def call_reduce_in_child(

@@ -58,7 +58,7 @@ class Standbys(contextlib.ExitStack):
 
     def _started(self) -> workers.Standby | None:
         with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
-            return self.enter_context(workers.start_standby(self.ahead))
+            return self.enter_context(workers.start_server().start_standby(self.ahead))
         return None
 
     def take(self) -> workers.Standby | None:

@@ -44,7 +44,7 @@ def in_use() -> str | None:
 
 def present() -> list[str]:
     """The kinds of accelerators that are here and that no fork survives; asking may be their first
-    use (see ``workers.forkserver``)."""
+    use (see ``workers.server``)."""
     return [name for name in kinds_here() if getattr(module_of(name), "is_available", bool)()]
 
 

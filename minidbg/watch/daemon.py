@@ -39,8 +39,7 @@ from minidbg.watch.states import FAILING, INCONCLUSIVE, Decision, Job, Purpose, 
 from minidbg.watch.sweep import CAN_RUN, BackendKey, Run, Sweep
 from minidbg.watch.views import Announcer, FlipCommands, JsonLines, PlainLines, View, log_in
 from minidbg.watch.watched import FileEvents, Watched
-from minidbg.workers import Ended, Request
-from minidbg.workers.pool import Died, Pool, ServerPool, preload_for
+from minidbg.workers import Ended, Pool, Request, Scripts, preload_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +68,7 @@ class Revised:
     revisions: Mapping[str, Revision]
 
 
-Message: TypeAlias = (
-    FilesChanged | DevicesChanged | RunAll | Stop | Revised | Built | Future[Ended] | Died | Notice
-)
+Message: TypeAlias = FilesChanged | DevicesChanged | RunAll | Stop | Revised | Built | Future[Ended] | Notice
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 OtherMachines: TypeAlias = Callable[[Pool, Callable[[Message], None]], Pool]
 """Of the pool of this machine, and of the inbox's ``put``: a pool that has devices of other machines too."""
@@ -194,9 +191,6 @@ class Daemon:
                 self.devices_answered(message.result())
             case Future():
                 self.run_ended(message)
-            case Died(status, stderr):
-                text = f"the worker server ended with status {status}; a new one starts: {stderr[-300:]}"
-                self.announce(Notice(text))
             case Notice():
                 self.announce(message)
             case Built():
@@ -312,6 +306,7 @@ class Daemon:
         message, job, repro = end.result(), run.job, sweep.repros[run.job.repro]
         is_canary = run.purpose is Purpose.CANARY
         if message.lost and not (run.fresh or sweep.superseded):
+            self.announce(Notice(f"the worker server ended; a new one starts: {message.error[-300:]}"))
             sweep.lost(run)
             return
         before = sweep.runs[job][0] if job in sweep.runs else self.states.get(job)
@@ -536,7 +531,7 @@ def run_daemon(
 
     def make_pool(hidden: Path) -> Pool:
         preload = preload_for(backends, forks=fork_for(settings.workers) is not None)
-        here = ServerPool(inbox.put, preload, state=hidden)
+        here = Scripts(preload, state=hidden)
         return others(here, inbox.put) if others else here
 
     file_events = FileEvents(lambda: inbox.put(FilesChanged()), before_build=bool(settings.build))

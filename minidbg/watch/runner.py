@@ -24,9 +24,8 @@ from minidbg.watch.repros import Repro
 from minidbg.watch.settings import WatchSettings, Workers, is_cpu, machine_of
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Lane, Run
-from minidbg.workers import Ended, Request, Warmup
+from minidbg.workers import Ended, Pool, Request, Warmup
 from minidbg.workers.child import end_of, kill_group
-from minidbg.workers.pool import WARM, Pool
 
 PROBE_SCRIPT = str(Path(__file__).with_name("probe.py"))
 FIRST_RUN_SECONDS = 180.0
@@ -103,13 +102,13 @@ def judge_arguments(
 
 
 def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> Warmup | None:
-    """What a run is forked from: by default for the CPU on Linux, since elsewhere system libraries do not survive it.
+    """Whether a run is a fork, of what the pool has: by default for the CPU on Linux, since elsewhere system libraries do not survive it.
 
     Interpreters of their own confirm: they differ in what a fork inherits, such as the order of sets.
     """
     survives = sys.platform == "linux" and is_cpu(device)
     forks = workers is Workers.FORK or (workers is Workers.AUTO and survives)
-    return WARM if forks and not fresh else None
+    return Warmup() if forks and not fresh else None
 
 
 # What the end of a run says

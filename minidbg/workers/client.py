@@ -1,30 +1,70 @@
-"""The seam between whoever wants something done and the child that does it: a ``Request`` in, a
-future of its ``Ended`` out, and how both travel to a server."""
+"""The asker's side of a server: a ``Request`` in, a future of its ``Ended`` out.
+
+A program that uses torch has threads (OpenMP, autograd, a backend's own pool, a driver), and what a
+fork of it does is chance. So a clean interpreter is started once, imports torch and what its
+questions need, and then does nothing but fork: it runs no thread and uses no accelerator, so that
+each child may. A child costs milliseconds, and its crash or hang costs the server nothing.
+
+How a question is answered, and what a server has and does before it forks, is in ``server``.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import os
 import select
+import shutil
+import signal
 import socket
+import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, Self, TextIO, TypeVar
 
+from minidbg.core import environment
 from minidbg.core.deadline import NEVER, Deadline
-from minidbg.workers.child import Ended, JsonValue
+from minidbg.core.machine import HERE
+from minidbg.workers import leftovers
+from minidbg.workers.child import Ended, JsonValue, end_of, kill_group, process_has_ended
+from minidbg.workers.entry import fingerprints
+from minidbg.workers.kernel_cache import CACHE_VARIABLE
 
 Question = Mapping[str, Any]
 """``call`` (``module:function``), ``argument`` (None: nothing is run, and nothing answered),
 ``seconds``, ``memory_bytes``, ``interrupts`` (a first byte of the asker interrupts the function, as
 Ctrl-C does), ``folder`` (the child may ask this server, and has a folder in that one), ``program``
-(see ``call_in_fork``), ``files``, the names of what is sent along (``stdin`` is the child's); and
-what the server's own ``prepare`` wants to know."""
+(see ``call_in_fork``), ``files``, the names of what is sent along (``stdin`` is the child's);
+``warmup``, and the surroundings that the child has: ``cwd``, ``environ``, ``path`` (None: the
+server's own)."""
 LONGEST_POLL_S = 3600.0
+MEMORY = Path("/dev/shm")
+"""A folder that is memory, where there is one."""
+LEAST_ROOM_BYTES = 1 << 30
+LATE_ANSWER_S = 4.0
+"""Beyond a question's end: for its last words, and for the supervisor to say how it ended."""
+LONGEST_WAIT_S = 86400.0
+"""Of a standby, until its script is named."""
+STANDBY_GRACE_S = 5.0
+"""For the supervisor to end what was late."""
+SERVER_START_LIMIT_S = 300.0
+"""For the imports; the time limit of a question begins after them."""
+LONGEST_END_S = 8.0
+ROOT = str(Path(__file__).parents[2])
+SERVER = "minidbg.workers.server"
+PROGRAM = f"import sys; sys.path.append(sys.argv[1]); from {SERVER} import main; main(*sys.argv[1:])"
 NO_FILES: Mapping[str, int] = {}
+SERVERS: dict[int, Server] = {}
+"""The server of this process, by the process's number: a forked child has none."""
+STARTING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +80,12 @@ class Warmup:
     """What a server has and does before it forks, once for all requests that want the same."""
 
     imports: tuple[str, ...] = ()
-    """Modules that are imported where that starts no thread: those of a backend."""
+    """Modules that are imported where that starts no thread, which is tried: those of a backend."""
     warm: str = ""
     """``aot`` or ``inductor``: one small graph is compiled. ``imports``: what a compile imports,
     which is enough for a few questions."""
-    ahead: StandbyPlan | None = None
-    """An interpreter for the script that the next question writes: it imports beside the server."""
+    modules: tuple[str, ...] = ()
+    """Those that surely start none: torch's, and ours. What is not installed is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +130,9 @@ class Submit(Protocol):
 class Asked(Future[Ended]):
     """A question under way, whose answer comes on a socket. ``ends`` completes how it ended."""
 
+    until = float("inf")
+    """When it is given up, by the monotonic clock."""
+
     def __init__(self, answer: socket.socket, ends: Callable[[Ended], Ended] = lambda ended: ended) -> None:
         super().__init__()
         self.answer, self.ends, self.data = answer, ends, bytearray()
@@ -98,14 +141,22 @@ class Asked(Future[Ended]):
     def is_under_way(self) -> bool:
         return self.answer.fileno() >= 0
 
-    def read(self) -> None:
-        """Read what has come; the end of the answer is the end of the question."""
-        piece = b""
-        with contextlib.suppress(ConnectionError):
-            piece = self.answer.recv(1 << 20)
-        self.data += piece
-        if not piece:
-            self.end(Ended(**json.loads(self.data)) if self.data else Ended(lost=True))
+    def wait(self) -> None:
+        """Read the answer, whose end is the end of the question; in one thread alone."""
+        began = time.monotonic()
+        while self.is_under_way:
+            seconds = self.until - time.monotonic()
+            poll = select.poll()
+            poll.register(self.answer, select.POLLIN)
+            if seconds <= 0:
+                self.end(Ended(timed_out=True, seconds=time.monotonic() - began))
+            elif poll.poll(min(seconds, LONGEST_POLL_S) * 1000):
+                piece = b""
+                with contextlib.suppress(ConnectionError):
+                    piece = self.answer.recv(1 << 20)
+                self.data += piece
+                if not piece:
+                    self.end(Ended(**json.loads(self.data)) if self.data else Ended(lost=True))
 
     def end(self, ended: Ended) -> None:
         self.answer.close()
@@ -123,18 +174,18 @@ class Asked(Future[Ended]):
         return super().cancel()
 
 
+AnyAsked = TypeVar("AnyAsked", bound=Asked)
+
+
 class AskedHere(Asked):
     """One that who waits for it reads, so that the process that asks gets no thread."""
 
-    until = float("inf")
-    """When it is given up, by the monotonic clock."""
-    last_words: Callable[[], str] | None = None
-    """Of the server: with them it is an OSError that the question is lost."""
     was_interrupted = False
 
     def result(self, timeout: float | None = None, on_interrupt: Callable[[], object] | None = None) -> Ended:
-        """How it ended, which is waited for here. Raises OSError, and KeyboardInterrupt, which ends
-        it: the first one is passed on, after a call of ``on_interrupt``, where that is there."""
+        """How it ended, which is waited for here. Raises OSError where it is lost, and
+        KeyboardInterrupt, which ends it: the first one is passed on, after a call of
+        ``on_interrupt``, where that is there."""
         try:
             self.wait()
         except KeyboardInterrupt:
@@ -149,8 +200,8 @@ class AskedHere(Asked):
         ended = super().result(0)
         if ended.lost and self.was_interrupted:
             raise KeyboardInterrupt
-        if ended.lost and self.last_words is not None:
-            raise OSError(f"a fresh interpreter gave no answer{self.last_words()}")
+        if ended.lost:
+            raise OSError(": ".join(filter(None, ("a fresh interpreter gave no answer", ended.error))))
         return ended
 
     def cancel(self) -> bool:
@@ -158,17 +209,6 @@ class AskedHere(Asked):
         if was_under_way:
             self.end(Ended(lost=True))
         return was_under_way
-
-    def wait(self) -> None:
-        began = time.monotonic()
-        while self.is_under_way:
-            seconds = self.until - time.monotonic()
-            poll = select.poll()
-            poll.register(self.answer, select.POLLIN)
-            if seconds <= 0:
-                self.end(Ended(timed_out=True, seconds=time.monotonic() - began))
-            elif poll.poll(min(seconds, LONGEST_POLL_S) * 1000):
-                self.read()
 
 
 def import_path() -> list[str]:
@@ -186,3 +226,356 @@ def put(control: socket.socket, question: Question, files: Mapping[str, int] = N
     with contextlib.suppress(OSError):
         ours.sendall(len(text).to_bytes(8, "big") + text)
     return ours
+
+
+@contextlib.contextmanager
+def stream_to_the_user() -> Iterator[TextIO]:
+    """A copy of stderr that a child may write its progress to: its own stderr is taken from it."""
+    try:
+        descriptor = os.dup(2)
+    except OSError:  # no stderr (a service): progress goes nowhere
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+    with open(descriptor, "w", encoding="utf-8", errors="replace") as stream:
+        yield stream
+
+
+class Standby:
+    """An interpreter that imports while something else goes on, for one script: ``python script``,
+    without the wait for its imports. It is ended by ``close``, and with the server that started it.
+
+    It is an interpreter of its own, with a hash seed of its own: what follows from the order of a set,
+    or from what else was imported, is otherwise there than in the forks that were asked before.
+    """
+
+    def __init__(self, answer: socket.socket, order: int) -> None:
+        """``order`` is what it reads as its stdin."""
+        self.asked, self.order = AskedHere(answer), order
+
+    @classmethod
+    def started(
+        cls, ahead: StandbyPlan, put: Callable[[Question, Mapping[str, int]], socket.socket]
+    ) -> Standby:
+        """``put`` hands a question to the server that starts it. Raises OSError."""
+        stdin, order = os.pipe()
+        env = {**ahead.env, "PYTHONHASHSEED": str(int.from_bytes(os.urandom(3)) + 1)}
+        question = {
+            "call": f"{SERVER}:become", "seconds": LONGEST_WAIT_S, "memory_bytes": None, "program": True,
+            "argument": {"modules": list(ahead.modules), "env": env},
+        }  # fmt: skip
+        try:
+            return cls(put(question, {"stdin": stdin}), order)
+        finally:
+            os.close(stdin)
+
+    @property
+    def files(self) -> dict[str, int]:
+        """What another process needs to have it, which this one then lets go."""
+        return {"standby": self.asked.answer.fileno(), "order": self.order}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, argv: Sequence[str], *, seconds: float) -> Callable[[], Ended | None]:
+        """Run ``python *argv`` in it, once, from an empty folder.
+
+        The function waits for its end, at most ``seconds`` from now; None where the interpreter was ended under it.
+        """
+        work = tempfile.TemporaryDirectory(prefix="minidbg-run-")
+        # while it waited: that says nothing of the script
+        was_ended = bool(select.select([self.asked.answer], [], [], 0)[0])
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.order, json.dumps({"argv": list(argv), "cwd": work.name}).encode() + b"\n")
+        began = time.monotonic()
+        self.asked.until = began + seconds
+
+        def end() -> Ended | None:
+            with work, contextlib.suppress(OSError):  # its server has ended
+                ended = self.asked.result()
+                if not (was_ended or ended.error):
+                    return replace(ended, seconds=time.monotonic() - began)
+            return None
+
+        return end
+
+    def cancel(self) -> None:
+        self.asked.interrupt()
+
+    def let_go(self) -> None:
+        self.asked.answer.close()
+        os.close(self.order)
+
+    def close(self) -> None:
+        if not self.asked.done():
+            self.cancel()
+            self.asked.until = time.monotonic() + STANDBY_GRACE_S
+            with contextlib.suppress(OSError):
+                self.asked.result()
+        self.let_go()
+
+
+class Server:
+    """A process that forks, from the side of who asks it. One that has ended is started again by the next request."""
+
+    def __init__(self, home: Path | None = None) -> None:
+        """``home`` is where its folder and those of its runs are; among the temporary files without it."""
+        self.home = home
+        self.lock = threading.RLock()
+        self.under_way = weakref.WeakSet[Asked]()
+        self.standby: Standby | None = None
+        self.pid: int | None = None
+        """None where it does not run, 0 for the one that has forked this process, which ends with it."""
+        self.control: socket.socket
+        self.stderr: BinaryIO
+        self.folder = Path()
+        """For files that its children map. The server removes it, so that it goes also when the
+        asker is killed; where both are, the next one does."""
+
+    def start(self) -> Self:
+        """Start it where it does not run, and do not wait for it. Raises OSError."""
+        with self.lock:
+            if self.pid is not None and not (self.pid and process_has_ended(self.pid)):
+                return self
+            self.end()
+            if self.home is not None:
+                self.home.mkdir(parents=True, exist_ok=True)
+            roomy = MEMORY.is_dir() and HERE.disk_free(MEMORY) >= LEAST_ROOM_BYTES
+            self.folder = leftovers.make_temporary_folder("values", self.home or (MEMORY if roomy else None))
+            self.control, theirs = socket.socketpair()
+            self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
+            command = [sys.executable, "-P", "-X", "faulthandler", "-c", PROGRAM, ROOT]
+            self.pid = 0
+            try:
+                with theirs:
+                    process = subprocess.Popen(
+                        [*command, str(theirs.fileno()), str(self.folder), str(os.getpid())], start_new_session=True,
+                        stdin=subprocess.DEVNULL, stdout=self.stderr, stderr=self.stderr, pass_fds=(theirs.fileno(),),
+                        env=environment.for_judge(environment.FORKABLE, environment.USUAL_THREADS),
+                    )  # fmt: skip
+            except OSError:
+                self.end()
+                raise
+            self.pid = process.pid
+            process.returncode = 0  # reaped by its number: Popen need not wait for it
+        return self
+
+    def end(self) -> None:
+        """End it with all that it runs, and wait for that."""
+        with self.lock:
+            if self.pid is None:
+                return
+            if (standby := self.take_standby()) is not None:
+                standby.let_go()
+            self.control.close()
+            if self.pid:
+                until = time.monotonic() + LONGEST_END_S
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGTERM)
+                while not process_has_ended(self.pid) and time.monotonic() < until:
+                    time.sleep(0.005)
+                kill_group(self.pid)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(self.pid, 0)
+                self.stderr.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.pid = None
+
+    def surroundings(self, *, one_thread: bool = False) -> dict[str, Any]:
+        """The folder, ``sys.path`` and, as far as a judge is to have it, the environment of this process of now."""
+        return {
+            "cwd": os.getcwd(), "path": import_path(), "environ": environment.for_judge(environment.FORKABLE),
+        }  # fmt: skip
+
+    def prepare(self, call: str, warmup: Warmup, ahead: StandbyPlan | None = None) -> None:
+        """Have it prepare itself for such questions, and do not wait for it. Before that it starts
+        an interpreter for the script that the first one writes. Raises OSError when no process can be made."""
+        self.start()
+        if ahead is not None and self.standby is None:
+            with contextlib.suppress(OSError):  # who needs it starts one
+                self.standby = self.start_standby(ahead)
+        question = {**self.surroundings(), "call": call, "warmup": asdict(warmup), "argument": None}
+        put(self.control, question).close()  # one that has ended is found out by the next question
+
+    def take_standby(self) -> Standby | None:
+        standby, self.standby = self.standby, None
+        return standby
+
+    def start_standby(self, plan: StandbyPlan) -> Standby:
+        """An interpreter started by it: the one that was started ahead, once. Raises OSError."""
+        self.start()
+        here = {**self.surroundings(), "warmup": None}
+        return self.take_standby() or Standby.started(
+            plan, lambda question, files: put(self.control, {**here, **question}, files)
+        )
+
+    def ask(self, kind: type[AnyAsked], request: Request) -> AnyAsked:
+        """Have a child of it do it. Raises OSError when no process can be made."""
+        self.start()
+        call, argument, files = request.call, dict(request.argument), dict[str, int]()
+        folder = leftovers.make_temporary_folder("run", self.home) if request.argv else None
+        if folder is not None:
+            call, argument = f"{SERVER}:run", {
+                "argv": request.argv, "cwd": str(folder), "fresh": request.fork is None, "one_thread": request.one_thread,
+                "recompiled": request.recompiled, "nice": request.nice, "files": str(folder / "files.json"),
+            }  # fmt: skip
+        if request.stream is not None:
+            files["stream"] = request.stream
+        standby = self.take_standby() if request.asks else None
+        if standby is not None:
+            files |= standby.files
+        question = {
+            **self.surroundings(one_thread=request.one_thread), "call": call, "argument": argument,
+            "warmup": request.fork and asdict(request.fork), "seconds": request.seconds,
+            "memory_bytes": request.memory_bytes, "interrupts": request.interrupts, "program": bool(request.argv),
+            "folder": tempfile.mkdtemp(prefix="asker-", dir=self.folder) if request.asks else "",
+        }  # fmt: skip
+
+        def ends(ended: Ended) -> Ended:
+            if ended.lost:
+                ended = replace(ended, error=ended.error or self.last_words())
+            if folder is None:
+                return ended
+            loaded = files_in(folder / "files.json")
+            shutil.rmtree(folder, ignore_errors=True)
+            return replace(ended, stderr_tail=ended.stderr_tail + ended.error, files=loaded)
+
+        asked = kind(put(self.control, question, files), ends)
+        if standby is not None:
+            standby.let_go()
+        self.under_way.add(asked)
+        return asked
+
+    def last_words(self) -> str:
+        lines: list[str] = []
+        with contextlib.suppress(ValueError, AttributeError):  # another thread has ended it; it is not ours
+            lines = end_of(self.stderr, 2000).strip().splitlines()[-1:]
+        return "".join(lines)
+
+
+class Scripts(Server):
+    """A server whose forks run scripts while the code under them changes: of watch, a worker of a
+    cluster, pytest. What it imports is chosen before it starts, and nothing of the code that is
+    judged is in it. Its scripts have the environment of an interpreter that was just started, not
+    of whoever asks; a thread hears each answer, and a run that it loses says so in its ``Ended``."""
+
+    def __init__(self, preload: Warmup, state: Path | None = None) -> None:
+        """``state`` is the folder for scratch files and compiled kernels; one of its own without
+        it. Raises OSError."""
+        self.own_state = None if state else leftovers.make_temporary_folder("scripts")
+        self.preload, self.state = preload, state or self.own_state or Path()
+        super().__init__(self.state / "scratch")
+        self.loaded: Future[Ended] = Future()
+        shutil.rmtree(self.state / "scratch", ignore_errors=True)  # of a daemon that was killed
+        self.start()
+
+    def start(self) -> Self:
+        with self.lock:
+            before = self.pid
+            super().start()
+            if self.pid != before:
+                self.loaded = self.submit(Request(call=f"{SERVER}:loaded", fork=self.preload, seconds=60.0))
+        return self
+
+    def surroundings(self, *, one_thread: bool = False) -> dict[str, Any]:
+        kernels = os.environ.get(CACHE_VARIABLE, str(self.state / "kernels"))
+        rules = [environment.NO_CACHED_GRAPHS, environment.FORKABLE, *([environment.ONE_THREAD] * one_thread)]
+        environ = environment.for_judge(*rules, given={CACHE_VARIABLE: kernels})
+        return {"cwd": os.curdir, "path": None, "environ": environ}
+
+    def submit(self, request: Request) -> Asked:
+        fork = None if request.fork is None else self.preload
+        request = replace(request, fork=fork, one_thread=request.one_thread or fork is not None)
+        asked = self.ask(Asked, request)
+        threading.Thread(target=asked.wait, name="minidbg-run", daemon=True).start()
+        return asked
+
+    def run(self, request: Request) -> Ended:
+        """Run a script, and wait for its end; one whose server died under it runs once more, in an
+        interpreter of its own."""
+        ended = self.submit(request).result()
+        return self.submit(replace(request, fork=None)).result() if ended.lost else ended
+
+    def refresh(self) -> Sequence[str]:
+        """End a server that would run old code; the files by whose change it is old."""
+        loaded = self.loaded.result().value or {} if self.loaded.done() else {}
+        now = fingerprints(list(loaded))
+        changed = tuple(path for path, before in loaded.items() if now.get(path) != before)
+        if changed:
+            self.end()
+            self.start()
+        return changed
+
+    def close(self) -> None:
+        self.end()
+        if self.own_state is not None:
+            shutil.rmtree(self.own_state, ignore_errors=True)
+
+
+class Pool(Protocol):
+    """What the daemon needs of ``Scripts``; tests have a scripted one."""
+
+    def submit(self, request: Request) -> Future[Ended]: ...
+    def refresh(self) -> Sequence[str]: ...
+    def close(self) -> None: ...
+
+
+def files_in(path: Path) -> tuple[str, ...] | None:
+    try:
+        return tuple(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def preload_for(backends: Iterable[str], *, forks: bool) -> Warmup:
+    """What a server for repros of these backends has to import: inductor only where one of them needs it.
+
+    Nothing when it is not to fork. ``MINIDBG__WATCH_PRELOAD=none`` leaves torch out, for scripts that need none.
+    """
+    if not forks or os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
+        return Warmup()
+    modules = ("torch", "safetensors.torch", "minidbg.judge.script")
+    return Warmup(warm="inductor" if "inductor" in backends else "aot", modules=modules)
+
+
+# ---- the server of this process
+
+
+def start_server() -> Server:
+    """The server of this process; a new one waits for what it is to prepare. Raises OSError."""
+    with STARTING:
+        return SERVERS.setdefault(os.getpid(), Server()).start()
+
+
+def submit_to_server(request: Request) -> AskedHere:
+    """Have a child of this process's server do it. Raises OSError when no process can be made."""
+    asked = start_server().ask(AskedHere, request)
+    seconds = request.deadline.left(SERVER_START_LIMIT_S + request.seconds)
+    asked.until = time.monotonic() + seconds + LATE_ANSWER_S
+    return asked
+
+
+def inherit(files: Mapping[str, int], folder: Path) -> None:
+    """In a child of a server that may ask: that server, by the socket among its ``files``, is this process's too."""
+    server = SERVERS[os.getpid()] = Server()
+    server.pid, server.folder, server.control = 0, folder, socket.socket(fileno=files["control"])
+    if "standby" in files:
+        server.standby = Standby(socket.socket(fileno=files["standby"]), files["order"])
+
+
+@atexit.register
+def end_server() -> None:
+    """End this process's server, if it has one, and whatever it is asked."""
+    with STARTING:
+        if (server := SERVERS.pop(os.getpid(), None)) is not None:
+            server.end()
+
+
+def interrupt_questions() -> None:
+    """End what this process has asked, whose threads then get a KeyboardInterrupt."""
+    server = SERVERS.get(os.getpid())
+    for asked in list(server.under_way) if server is not None else ():
+        if isinstance(asked, AskedHere):
+            asked.was_interrupted = True
+            asked.interrupt()

@@ -21,11 +21,12 @@ import linecache
 import os
 import runpy
 import signal
+import stat
 import sys
 import traceback
 import types
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -36,17 +37,9 @@ NO_VERDICT = 70
 """Exit status of a script that ended by an uncaught exception; Python's own is 1, which means "reproduces"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
-    """What an interpreter had loaded when it began to fork: files, and the last of its modules."""
-
-    files: frozenset[str] = frozenset()
-    last_module: str = ""
-
-
-def run_script(request: Mapping[str, Any], base: Base) -> int:
+def run_script(request: Mapping[str, Any], after: str = "") -> int:
     """Run the script, or ``-m`` a module, as ``__main__`` in this process; its exit status. Writes
-    to the path ``files`` which it loaded."""
+    to the path ``files`` which it loaded; in a fork, ``after`` the last module of its parent."""
     faulthandler.enable(file=sys.stderr, all_threads=True)
     compile_anew(request["recompiled"])
     # Folders may have changed within their time stamp's grain, and sources since the server read them.
@@ -55,8 +48,7 @@ def run_script(request: Mapping[str, Any], base: Base) -> int:
     sys.argv = list(request["argv"])
     if sys.argv[0] != "-m":
         sys.path.insert(0, str(Path(sys.argv[0]).parent))
-    if request.get("one_thread") and (torch := sys.modules.get("torch")):
-        torch.set_num_threads(1)  # a forked process hangs where its parent had more
+    before = {*loaded_files(after)} if after else set[str]()
     read = files_read()
     try:
         if sys.argv[0] == "-m":
@@ -72,7 +64,7 @@ def run_script(request: Mapping[str, Any], base: Base) -> int:
         return NO_VERDICT
     finally:
         opened = read()  # before the look at what is loaded, which opens a file itself
-        loaded = set(loaded_files(base.last_module)) - base.files
+        loaded = set(loaded_files(after)) - before
         files = sorted({os.path.realpath(path) for path in loaded | opened})
         Path(request["files"]).write_text(json.dumps(files))
 
@@ -141,6 +133,29 @@ def loaded_files(last_module: str = "") -> Iterator[str]:
                 yield columns[5]
 
 
+def fingerprints(files: Sequence[str]) -> dict[str, list[int]]:
+    """Modification time and size of each file that exists; of a folder what is installed in it."""
+    found = {}
+    for path in files:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            found[path] = [status.st_mtime_ns, status.st_size]
+            if stat.S_ISDIR(status.st_mode):
+                found[path] = [zlib.crc32(installed_in(Path(path)))]
+    return found
+
+
+def installed_in(folder: Path) -> bytes:
+    """The names in a folder of packages, and what the interpreter read there when it started.
+
+    The folder's own time says less: it changes too when an interpreter makes a ``__pycache__``, and
+    when what is there is installed again.
+    """
+    names = sorted(set(os.listdir(folder)) - {"__pycache__"})
+    paths = [(folder / name).read_bytes() for name in names if name.endswith(".pth")]
+    return b"\0".join([*map(os.fsencode, names), *paths])
+
+
 @contextlib.contextmanager
 def freezing_imports() -> Iterator[None]:
     """No garbage collection within the block, and none ever of what is there at its end: a third of
@@ -156,10 +171,10 @@ def freezing_imports() -> Iterator[None]:
 def answer_question(order: Mapping[str, Any]) -> None:
     """Answer a question: each text that the function notes is printed after ``phase``, the answer is the last line."""
     sys.path[:] = order["path"]
-    from minidbg.workers import child, serving
+    from minidbg.workers import child, server
 
     child.die_with_parent(signal.SIGKILL, order["parent"])
-    function = serving.function_named(order["call"])
+    function = server.function_named(order["call"])
     said = function(order["argument"], lambda text: print("phase", text, flush=True))
     print("\n" + json.dumps(said), flush=True)
 
@@ -181,7 +196,7 @@ def main(*modules: str) -> int:
         return 0
     os.chdir(order["cwd"])
     if "files" in order:
-        return run_script(order, Base())
+        return run_script(order)
     sys.argv[:] = order["argv"]
     sys.path.insert(0, os.path.dirname(order["argv"][0]))
     runpy.run_path(order["argv"][0], run_name="__main__")

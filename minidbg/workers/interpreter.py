@@ -17,9 +17,8 @@ from dataclasses import replace
 from minidbg.core import environment
 from minidbg.core.json_lines import last_json, last_phase
 from minidbg.workers.child import Child, Ended, end_of
-from minidbg.workers.client import Request, import_path
+from minidbg.workers.client import Request, import_path, submit_to_server
 from minidbg.workers.entry import ENTRY
-from minidbg.workers.forkserver import submit_to_server
 
 LONGEST_OUTPUT_BYTES = 64 << 20
 FIRST_BYTES = 4096

@@ -1,142 +1,327 @@
-"""A server whose questions are scripts: each runs in a forked child that already has torch, or in a fresh interpreter.
+"""The server: one loop that forks. What it imports is prepared before each fork; a supervisor is
+forked for each question, runs it in a child and answers.
 
-Started by ``minidbg.workers.pool``, as ``main``; the loop is ``serving``'s. What it imports is
-chosen before it starts, and nothing of the code that is judged is in it, since that may change. The
-argument of ``run`` is the script as ``Request`` has it, with ``cwd``, the folder of the run,
-``env`` and ``unset``, how its variables differ from the server's, and ``fresh``: in an interpreter
-of its own.
+A question is a function by its name, with an argument of plain values and limits (``client.Question``).
+Who may ask has a control socket: the process that started the server, and each child whose question
+wants that. So several questions may be under way at once, from several processes and threads. An
+asker who writes a byte, closes the socket or dies ends its question.
+
+The server runs no thread. It ends with the control socket of who started it; what it runs ends with
+it, however it ends. A supervisor that is killed loses its question alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
+import dataclasses
 import importlib
 import json
 import os
+import select
+import shutil
 import signal
 import site
 import socket
-import stat
 import sys
 import tempfile
+import threading
+import time
 import traceback
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidbg.core import environment
-from minidbg.workers import child, serving
-from minidbg.workers.entry import ENTRY, NO_VERDICT, Base, freezing_imports, loaded_files, run_script
+from minidbg.core.errors import Terminated
+from minidbg.workers import client, family
+from minidbg.workers.child import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, Ended, die_with_parent, prctl
+from minidbg.workers.client import SERVER_START_LIMIT_S, Question
+from minidbg.workers.entry import ENTRY, fingerprints, freezing_imports, loaded_files, run_script
+from minidbg.workers.fork import Notes, call_in_fork, fork
 
-PRELOADED: list[tuple[Base, dict[str, list[int]]]] = []
-"""In the server, and so in its children: what it had loaded when it began to fork, and the
-``fingerprints`` of the files."""
-
-
-def loaded(argument: Mapping[str, Any], note: object) -> dict[str, list[int]]:
-    return PRELOADED[0][1]
-
-
-# In the child
+MOST_FILES = 8
+LAST_CHILDREN_S = 5.0
+GRACE_S = 2.0
+"""For an orphan to end by itself: a server of the child's own removes its folder."""
 
 
-def run(argument: dict[str, Any], note: object) -> NoReturn:
-    """Become the run of a script: its exit status is this process's."""
-    os.environ.update(argument["env"])
-    for name in argument["unset"]:
-        os.environ.pop(name, None)
+def function_named(function: str) -> Callable[..., Any]:
+    module, _, name = function.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def serve(control: socket.socket, owner: int) -> None:
+    """Answer questions until the asker, process ``owner``, has gone."""
+    askers = [control]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asker, who tells the supervisors
+    signal.signal(signal.SIGTERM, on_sigterm)
+    try:
+        while True:
+            # Not SIG_IGN, which the C++ compilers that children start would inherit: the supervisors are reaped here.
+            readable, _, _ = select.select(askers, [], [], 1.0)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            for asker in readable:
+                files: list[int] = []
+                with contextlib.suppress(ConnectionError):
+                    files = socket.recv_fds(asker, 1, MOST_FILES)[1]
+                if files:
+                    take(files, askers, owner)
+                elif asker is control:
+                    return
+                else:  # a child that asked has ended
+                    askers.remove(asker)
+                    asker.close()
+    except Terminated:
+        pass
+    finally:
+        end_supervisors()
+
+
+def take(files: list[int], askers: list[socket.socket], owner: int) -> None:
+    """Hear one question on the first of the ``files``, have ready what it wants, and fork its supervisor."""
+    with socket.socket(fileno=files.pop(0)) as answer:
+        try:
+            question = heard(answer)
+            if question is None:
+                return
+            get_ready(question, owner)
+            if question["argument"] is None:
+                return
+            names = question["files"]
+            if question.get("folder"):
+                ours, theirs = socket.socketpair()
+                askers.append(ours)
+                files.append(theirs.detach())
+                names = [*names, "control"]
+            server = os.getpid()
+            if fork() == 0:
+                for asker in askers:
+                    asker.close()
+                supervise(question, answer, dict(zip(names, files, strict=True)), server)
+        except Exception as error:  # noqa: BLE001 - no process can be made, say: the next question may fare better
+            with contextlib.suppress(OSError):
+                answer.sendall(ended_by(error))
+        finally:
+            for descriptor in files:
+                os.close(descriptor)
+
+
+def ended_by(error: BaseException) -> bytes:
+    return json.dumps(dataclasses.asdict(Ended(error=f"{type(error).__name__}: {error}"))).encode()
+
+
+def on_sigterm(number: int, frame: object) -> NoReturn:
+    """Once: the end is not to be interrupted."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated(number)
+
+
+def heard(asker: socket.socket) -> Question | None:
+    """The question on the socket; None where the asker has gone."""
+    with contextlib.suppress(ConnectionError):
+        size = int.from_bytes(asker.recv(8, socket.MSG_WAITALL), "big")
+        text = asker.recv(size, socket.MSG_WAITALL)
+        return dict(json.loads(text)) if text else None
+    return None
+
+
+def end_supervisors() -> None:
+    """End what is still asked, and wait for it, so that nothing of it is left when the server has ended."""
+    for pid in family.children_of(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + LAST_CHILDREN_S
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < until:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                time.sleep(0.01)
+
+
+def supervise(question: Question, answer: socket.socket, files: dict[str, int], server: int) -> NoReturn:
+    """Run the question in a child, answer, and end. An asker who goes away ends it, and so does the end of the server."""
+    text = b""
+    try:
+        os.setsid()
+        signal.signal(signal.SIGTERM, on_sigterm)
+        die_with_parent(signal.SIGTERM, server)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        function, note = function_named(question["call"]), Notes()
+
+        def call() -> Any:
+            if question.get("folder"):
+                client.inherit(files, Path(question["folder"]))
+            return function({**question["argument"], "stream": files.get("stream")}, note)
+
+        ended = call_in_fork(
+            call,
+            seconds=question["seconds"],
+            memory_bytes=question["memory_bytes"],
+            note=note,
+            on_interrupt=(lambda: None) if question.get("interrupts") else None,
+            asker=answer,
+            program=question.get("program", False),
+            stdin=files.get("stdin"),
+        )
+        text = json.dumps(dataclasses.asdict(ended)).encode()
+    except (KeyboardInterrupt, Terminated):
+        pass
+    except BaseException as error:  # noqa: BLE001 - nothing may return into the server's loop
+        text = ended_by(error)
+    try:
+        with contextlib.suppress(BaseException):
+            end_orphans()
+        if question.get("folder"):
+            shutil.rmtree(question["folder"], ignore_errors=True)
+        answer.sendall(text)
+    finally:
+        os._exit(0)
+
+
+def end_orphans() -> None:
+    """End what the question's child has left: where the kernel knows subreapers, orphans are given
+    to this process, its supervisor."""
+    began = time.monotonic()
+    with contextlib.suppress(ChildProcessError):  # none left
+        while (now := time.monotonic()) < began + LAST_CHILDREN_S:
+            for pid in family.descendants(os.getpid())[1:]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM if now < began + GRACE_S else signal.SIGKILL)
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                time.sleep(0.002)
+
+
+# ---- what it has and does before it forks
+
+
+WARMED: set[str] = set()
+"""What this server has imported or compiled."""
+
+
+def get_ready(question: Question, owner: int) -> None:
+    """Have the asker's surroundings. Import and compile here, once, what the question's child would have to."""
+    os.environ.clear()
+    os.environ.update(question["environ"])
+    sys.path[:] = question["path"] or sys.path
+    with contextlib.suppress(OSError):
+        os.chdir(question["cwd"])
+    if (warmup := question["warmup"]) is None:  # an interpreter of its own
+        return
+    signal.alarm(int(SERVER_START_LIMIT_S))  # an import that hangs ends the server, and the asker is told
+    # only now: it would come too when the thread that has started the server ends
+    die_with_parent(signal.SIGTERM, owner)
+    with freezing_imports():
+        for name in warmup["modules"]:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        importlib.import_module(question["call"].partition(":")[0])
+    if "torch" in sys.modules:
+        warm_up(warmup["imports"], warmup["warm"])
+    signal.alarm(0)
+    prctl(PR_SET_PDEATHSIG, 0)
+
+
+def warm_up(imports: Sequence[str], warm: str) -> None:
+    from minidbg import torch_internals  # late: a server for scripts may be where no torch is
+
+    torch_internals.remember_usual_threads()
+    for name in imports:
+        if name not in WARMED and name not in sys.modules:
+            WARMED.add(name)
+            if starts_nothing(name):
+                with contextlib.suppress(Exception):  # whatever a foreign module raises, the child will meet
+                    importlib.import_module(name)
+    if warm and not {warm, "inductor"} & WARMED:
+        WARMED.add(warm)
+        if warm == "imports":
+            torch_internals.import_for_compiling(inductor=False)
+        else:
+            torch_internals.warm_up_compiling(inductor=warm == "inductor")
+
+
+def starts_nothing(module: str) -> bool:
+    """Whether the import of ``module``, tried in a child, starts no thread and leaves accelerators
+    to forks of the child."""
+
+    from minidbg.torch_internals import devices
+
+    def imported() -> bool:
+        before = threads()
+        importlib.import_module(module)
+        if threads() != before or devices.in_use() is not None:
+            return False
+        kinds = devices.present()
+        return (
+            not kinds
+            or call_in_fork(lambda: seconds_used(kinds[0]), seconds=SERVER_START_LIMIT_S / 8).answered
+        )
+
+    return call_in_fork(imported, seconds=SERVER_START_LIMIT_S / 4).value is True
+
+
+def seconds_used(kind: str) -> float:
+    """A number that has been on the accelerator. Raises where this process cannot use it."""
+    import torch
+
+    return float(torch.ones(1, device=kind).sum())
+
+
+def threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
+
+
+# ---- in the child: what its question calls
+
+
+def run(argument: Mapping[str, Any], note: object) -> NoReturn:
+    """Become the run of a script, whose exit status is this process's, as ``Server.ask`` puts it."""
     os.environ["TMPDIR"] = argument["cwd"]
     tempfile.tempdir = None
-    if argument["nice"]:
-        os.nice(argument["nice"])
+    os.nice(argument["nice"])
     os.chdir(argument["cwd"])
     if argument["fresh"]:
         order = Path("order.json")
         order.write_text(json.dumps(argument) + "\n")
         os.dup2(os.open(order, os.O_RDONLY), 0)
         os.execv(sys.executable, [sys.executable, "-P", "-X", "faulthandler", ENTRY])
-    end(run_script(argument, PRELOADED[0][0]))
+    if "torch" in sys.modules:
+        from minidbg import torch_internals
 
-
-def run_in_fork(argument: dict[str, Any], note: object) -> NoReturn:
-    """The same in a child of a forkserver, with as many threads as a script of a person's has. ``argv``, ``folder``."""
-    from minidbg import torch_internals  # late: this file's server needs no torch
-
-    torch_internals.one_thread_after_fork()
-    torch_internals.use_usual_threads()
-    os.chdir(argument["folder"])
-    end(run_script({"argv": argument["argv"], "recompiled": (), "files": os.devnull}, Base()))
-
-
-def end(status: int) -> NoReturn:
-    """End this process, and lose nothing of what it has printed."""
+        torch_internals.one_thread_after_fork()
+        if not argument["one_thread"]:
+            torch_internals.use_usual_threads()
+    status = run_script(argument, after=next(reversed(sys.modules)))
     with contextlib.suppress(BaseException):  # the script may have put anything there, and we end in any case
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
 
 
-# Starting up
+def loaded(argument: Mapping[str, Any], note: object) -> dict[str, list[int]]:
+    """The ``fingerprints`` of what the server has loaded, and of what is installed."""
+    return fingerprints([*loaded_files(), *site.getsitepackages()])
 
 
-def preload(names: Sequence[str], *, warm: str) -> None:
-    """Import what every run needs, and compile once with torch (``warm``: aot, inductor, or empty for nothing).
-
-    A name that cannot be imported is left to the runs.
-    """
-    for name in names:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    if warm and "torch" in sys.modules:
-        from minidbg import torch_internals
-
-        torch_internals.warm_up_compiling(inductor=warm == "inductor")
+def become(argument: Mapping[str, Any], note: object) -> NoReturn:
+    """In the child: become the interpreter."""
+    command = [sys.executable, "-P", "-X", "faulthandler", ENTRY, *argument["modules"]]
+    os.execve(sys.executable, command, dict(argument["env"]))
 
 
-def fingerprints(files: Sequence[str]) -> dict[str, list[int]]:
-    """Modification time and size of each file that exists; of a folder what is installed in it."""
-    found = {}
-    for path in files:
-        with contextlib.suppress(OSError):
-            status = os.stat(path)
-            found[path] = [status.st_mtime_ns, status.st_size]
-            if stat.S_ISDIR(status.st_mode):
-                found[path] = [zlib.crc32(installed_in(Path(path)))]
-    return found
-
-
-def installed_in(folder: Path) -> bytes:
-    """The names in a folder of packages, and what the interpreter read there when it started.
-
-    The folder's own time says less: it changes too when an interpreter makes a ``__pycache__``, and
-    when what is there is installed again.
-    """
-    names = sorted(set(os.listdir(folder)) - {"__pycache__"})
-    paths = [(folder / name).read_bytes() for name in names if name.endswith(".pth")]
-    return b"\0".join([*map(os.fsencode, names), *paths])
-
-
-def main(root: str, text: str) -> None:
-    """Serve as the JSON ``text`` says. ``root``, on the path so that minidbg is found, is none of
-    the scripts' business."""
-    config = json.loads(text)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which tells us
-    child.die_with_parent(signal.SIGTERM, config["parent"])
-    os.environ.update(environment.FORKABLE.put_in)
-    with freezing_imports():
-        preload(config["preload"], warm=config["warm"])
+def main(root: str, control: str, folder: str, owner: str) -> NoReturn:
+    """``root``, on the path so that minidbg is found, is none of the scripts' business."""
     sys.path.reverse()  # the last one is ours; it may be on the path by itself
     sys.path.remove(root)
     sys.path.reverse()
-    files = frozenset(loaded_files())
-    prints = fingerprints([*files, *site.getsitepackages()])
-    PRELOADED.append((Base(files, next(reversed(sys.modules))), prints))
-    gc.freeze()  # children share these objects: a collection in one of them must not copy their pages
     try:
-        serving.serve(socket.socket(fileno=config["socket"]))
+        with socket.socket(fileno=int(control)) as asker:
+            serve(asker, int(owner))
     except BaseException:  # noqa: BLE001 - its last words
         traceback.print_exc()
-        os._exit(NO_VERDICT)
-    os._exit(0)  # Python's own end would look through all of torch for a quarter of a second
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)  # Python's own end would look through all of torch for a quarter of a second

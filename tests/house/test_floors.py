@@ -30,8 +30,8 @@ FLOORS = {
 }
 """The picture that ``ls minidbg`` is, from below. Rooms of one floor do not see each other."""
 
-# What they need of torch is imported late, in the child: it goes when one forkserver is handed its warmup by name.
-WORKERS_THAT_KNOW_TORCH = {"workers/fork.py", "workers/server.py", "workers/forkserver.py"}
+# What they need of torch is imported late, in the server or its child.
+WORKERS_THAT_KNOW_TORCH = {"workers/fork.py", "workers/server.py"}
 READS_FILES_OF_OTHERS = "library.py", "extras"
 """``minidbg.reduce`` takes a file of any kind, and imports the importers when it is called."""
 

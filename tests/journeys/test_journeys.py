@@ -128,10 +128,9 @@ def code_of(journey: Journey) -> list[str]:
 
 
 def roles(journey: Journey) -> list[str]:
-    """What each interpreter was started for: the program or command; the forkserver; one that judges scripts; one started ahead for a script by itself."""
+    """What each interpreter was started for: the program or command; the server; one started ahead for a script by itself."""
     known = {
-        "minidbg.workers.forkserver": "forkserver",
-        "minidbg.workers.server": "judge",
+        "minidbg.workers.server": "server",
         "workers/entry.py": "script",
     }
     return [
@@ -140,7 +139,7 @@ def roles(journey: Journey) -> list[str]:
     ]
 
 
-ONE_REDUCTION = ["forkserver", "program", "script"]
+ONE_REDUCTION = ["server", "program", "script"]
 """The interpreters of a program that fails once, sorted: two import torch at the same time."""
 
 
@@ -259,7 +258,7 @@ def test_last_crash(travel: Callable[..., Journey]) -> None:
     assert journey.calls == 0
     # the judge of a crash, and the script by itself, run what may die in a child of their own
     assert sorted(set(roles(journey))) == ONE_REDUCTION
-    assert roles(journey).count("forkserver") == roles(journey).count("script") == 1
+    assert roles(journey).count("server") == roles(journey).count("script") == 1
     assert len(journey.script.splitlines()) <= MOST_LINES
     assert journey.script.startswith('"""The process dies in my_backend with relu: SIGABRT')
     again = travel("-m", "minidbg", "reduce", "--last-crash", folder=dead.folder)
@@ -303,5 +302,5 @@ def test_watch(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     assert journey.status == 1
     name = wrapped.scripts[0].name
     assert re.search(rf"new +{name} \[cpu\] \(reproduces\)", journey.stdout + journey.stderr), journey.stderr
-    assert roles(journey) == ["program", "judge"]
+    assert roles(journey) == ["program", "server"]
     assert journey.calls == 0

@@ -25,8 +25,7 @@ from minidbg.watch.events import Notice
 from minidbg.watch.files import scan, walk_files
 from minidbg.watch.settings import machine_of
 from minidbg.watch.sources import find_spec, site_packages
-from minidbg.workers import Ended, Request
-from minidbg.workers.pool import Pool
+from minidbg.workers import Ended, Pool, Request
 
 ALSO_IGNORED = (".py", ".so", ".safetensors")
 """What goes although git ignores it: a build puts it beside the sources, and repros need it."""

@@ -35,8 +35,7 @@ from minidbg.extras.cluster import on_path
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.watch.runner import PROBE_SCRIPT
 from minidbg.watch.settings import is_cpu, whole_name
-from minidbg.workers import Ended, Request, leftovers
-from minidbg.workers.pool import WARM, ServerPool, preload_for
+from minidbg.workers import Ended, Request, Scripts, Warmup, leftovers, preload_for
 
 PLUGIN_NAME = "minidbg"
 """Of the plugin, and of what the worker says of itself when it joins."""
@@ -51,7 +50,7 @@ def resource_of(facts: Mapping[str, Any], device: str) -> str:
 class Judges(WorkerPlugin):  # type: ignore[misc]
     """The interpreters of this process. They stay when the worker loses its scheduler and joins again."""
 
-    pool: ServerPool
+    pool: Scripts
     folder: Path
     jobs: int
     name: str = PLUGIN_NAME
@@ -62,8 +61,8 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
 
     def facts(self, name: str) -> dict[str, Any]:
         """What this machine says of itself; ``mark`` is equal where a verdict is. Raises MinidbgError."""
-        no_torch = () if self.pool.preload.imports else ("--no-torch",)
-        ended = self.pool.submit(Request((PROBE_SCRIPT, "devices", *no_torch), fork=WARM)).result()
+        no_torch = () if self.pool.preload.modules else ("--no-torch",)
+        ended = self.pool.submit(Request((PROBE_SCRIPT, "devices", *no_torch), fork=Warmup())).result()
         if (said := last_json(ended.stdout)) is None:
             raise MinidbgError(f"torch could not be asked for devices: {ended.stderr_tail[-500:]}")
         common = f"torch {said['torch']}, Python {platform.python_version()}, {said['machine']}"
@@ -83,7 +82,7 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
         folders = os.pathsep.join(tree + path for path in paths)
         end = self.runs[key] = self.pool.submit(replace(
             request, argv=(on_path.__file__, folders, JUDGE_SCRIPT, tree + script, *options), recompiled=(),
-            fork=request.fork and WARM, memory_bytes=request.memory_bytes or memory_limit(self.jobs),
+            memory_bytes=request.memory_bytes or memory_limit(self.jobs),
         ))  # fmt: skip
         try:
             ended = end.result()
@@ -148,7 +147,7 @@ def serve_scheduler(address: str, security: Any, name: str, jobs: int) -> None:
         "worker"
     ).resolve()  # as a run names the files that it has loaded
     (folder / "code").mkdir()
-    pool = ServerPool(lambda message: None, preload_for(["inductor"], forks=True), state=folder)
+    pool = Scripts(preload_for(["inductor"], forks=True), state=folder)
     try:
         asyncio.run(work(address, security, Judges(pool, folder / "code", jobs), name))
     finally:

@@ -69,7 +69,7 @@ class TablePool:
         self.during(order)
         if self.lose and script_of(order):
             self.lose -= 1
-            return Ended(lost=True)
+            return Ended(lost=True, error="out of memory")
         return self.answer(order)
 
     def answer(self, order: Request) -> Ended:

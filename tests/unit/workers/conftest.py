@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from minidbg import workers
-from minidbg.workers.forkserver import SERVERS
+from minidbg.workers.client import SERVERS
 
 
 def open_descriptors() -> int:
@@ -29,7 +29,7 @@ def left_over(kept: set[int]) -> list[int]:
 
 
 def own_server() -> set[int]:
-    return {server.pid for server in SERVERS.values()}
+    return {server.pid for server in SERVERS.values() if server.pid}
 
 
 @pytest.fixture(scope="session", autouse=True)

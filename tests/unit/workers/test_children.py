@@ -15,11 +15,10 @@ import psutil
 import pytest
 
 from minidbg import workers
-from minidbg.workers import Ended, Request, Warmup, run_python
-from minidbg.workers.pool import ServerPool
+from minidbg.workers import Ended, Request, Scripts, Warmup, run_python
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-CALM = Warmup(("json",), warm="imports")
+CALM = Warmup(("json",), warm="imports", modules=("torch",))
 TAKES = "held = [b'x' * (8 << 20) for _ in range(64)]; import time; time.sleep(60)"
 STARTS = (
     "import subprocess, time\n"
@@ -101,7 +100,7 @@ def test_a_program_ends_in_the_same_way_wherever_it_runs(way: str, tmp_path: Pat
     with contextlib.ExitStack() as stack:
         submit: workers.Submit = workers.submit
         if "pool" in way:
-            pool = stack.enter_context(contextlib.closing(ServerPool(lambda _: None, CALM, state=tmp_path)))
+            pool = stack.enter_context(contextlib.closing(Scripts(CALM, state=tmp_path)))
             submit = pool.submit
         for name, (text, fields, is_right) in PROGRAMS.items():
             script.write_text(text)

@@ -304,7 +304,7 @@ def sends_a_descriptor(folder: Path) -> None:
 
 
 def is_a_preparation_alone(folder: Path) -> None:
-    workers.prepare(request("echoes").call, FORK)
+    workers.start_server().prepare(request("echoes").call, FORK)
     is_answered(folder)
 
 

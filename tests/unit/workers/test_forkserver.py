@@ -24,7 +24,7 @@ from minidbg import backends, oracle, torch_internals, workers
 from minidbg.core.deadline import NEVER, Deadline
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
-from minidbg.workers import forkserver
+from minidbg.workers import server
 
 HERE = f"{Path(__file__).stem}:"
 
@@ -238,9 +238,9 @@ def test_a_server_imports_only_what_starts_no_thread(tmp_path: Path, monkeypatch
         "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert forkserver.starts_nothing("calm_one")
-    assert not forkserver.starts_nothing("busy_one")
-    assert not forkserver.starts_nothing("no_such_module")
+    assert server.starts_nothing("calm_one")
+    assert not server.starts_nothing("busy_one")
+    assert not server.starts_nothing("no_such_module")
 
 
 @pytest.mark.slow
