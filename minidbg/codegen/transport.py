@@ -20,8 +20,8 @@ from minidbg.codegen.inputs import Exactness, as_scripts_do, bytes_to_store, wri
 from minidbg.codegen.module_text import write_graph_builder
 from minidbg.codegen.names import identifier
 from minidbg.core.errors import CannotWrite
-from minidbg.core.literals import read_literal, write_literal
-from minidbg.core.run_spec import Provenance, RunSpec, plain
+from minidbg.core.records import record_of, table_of
+from minidbg.core.run_spec import Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.ranks import with_group
 
@@ -67,8 +67,8 @@ def pack(case: Case, *, room_bytes: int = NO_SIZE_LIMIT) -> Parcel:
     inputs = write_inputs(values, names, exactness, raw=sent)
     owners = owners_of(inputs.stored, [*case.inputs, *graph.constants.values()])
     table = {
-        "spec": case.with_spec(device=inputs.device).spec.to_literal(),
-        "provenance": write_literal(plain(case.provenance)),
+        "spec": table_of(case.with_spec(device=inputs.device).spec),
+        "provenance": table_of(case.provenance),
         "graph": "\n".join([*graph.imports, "", *graph.kernels.values(), "", graph.text]),
         "values": "\n".join([*inputs.imports, *inputs.lines]),
         "names": list(inputs.names),
@@ -93,7 +93,7 @@ def unpack(table: Mapping[str, Any], stored: Stored) -> Case:
 
     Raises whatever the imports and the constructors that it names raise.
     """
-    spec = RunSpec.from_literal(table["spec"])
+    spec = record_of(table["spec"], RunSpec)
     # "__main__": the module of classes that the text makes
     made: dict[str, Any] = {"__name__": "__main__", "torch": torch, "device": spec.device, "stored": stored}
     with as_scripts_do():
@@ -107,4 +107,4 @@ def unpack(table: Mapping[str, Any], stored: Stored) -> Case:
             constants=dict(zip(table["constants"], values[len(inputs) :], strict=True)),
             graph_module=torch_internals.lazy_graph_module,
         )["graph"]()
-    return Case(graph_module, tuple(inputs), spec, Provenance(**read_literal(table["provenance"])))
+    return Case(graph_module, tuple(inputs), spec, record_of(table["provenance"], Provenance))

@@ -57,7 +57,7 @@ def stages(repro: Path, seconds: float, as_json: bool) -> None:
     report = room.find_stages(repro, seconds=seconds, note=note)
     room.keep_stages(repro, report)
     if as_json:
-        print_json({"repro": str(repro), "sentence": report.sentence, **report.to_table()})
+        print_json({"repro": str(repro), "sentence": report.sentence, **report.to_json()})
     else:
         click.echo(report.sentence)
     note(f"{report.seconds:.1f} s; kept in {display_path(room.kept_file(repro))}")

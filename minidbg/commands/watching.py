@@ -24,11 +24,10 @@ from minidbg.commands.output import (
     repro_folder,
 )
 from minidbg.commands.table import WATCH, imported
-from minidbg.core.errors import MinidbgError, UnreadableRepro
-from minidbg.core.files import read_regular, replace_file
+from minidbg.core.errors import MinidbgError
+from minidbg.core.files import replace_file
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Verdict
-from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, metadata_of, table_in, text_of
 from minidbg.core.text import display_path, moment
 from minidbg.watch.settings import FailOn, Workers, load_watch_settings
 
@@ -243,14 +242,12 @@ def why_not_gone(path: Path) -> str:
 def expect_gone(path: Path) -> None:
     """Write into the header of the script at ``path`` that its failure must stay gone. Raises
     MinidbgError and OSError."""
-    try:
-        text = text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
-        before = table_in(metadata_of(text))
-    except ValueError as error:
-        raise UnreadableRepro(f"{path}: {error}") from error
-    line = "# [tool.minidbg]\n"
+    from minidbg.repro.header import header_of, script_text
+
+    text, line = script_text(path), "# [tool.minidbg]\n"
+    expected = replace(header_of(text, path), expect="gone")
     text = re.sub(r"(?m)^# expect = .*\n", "", text).replace(line, f'{line}# expect = "gone"\n', 1)
-    if table_in(metadata_of(text)) != {**before, "expect": "gone"}:
+    if header_of(text, path) != expected:
         raise MinidbgError(f"{path}: its header cannot be edited automatically; edit it by hand")
     replace_file(path, text.encode())
 

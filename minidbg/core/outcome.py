@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minidbg.core.kinds import Kind
-from minidbg.core.records import check_types, mapping, string_list
+from minidbg.core.records import plain, record_of
 
 
 class Direction(enum.StrEnum):
@@ -64,7 +64,10 @@ ROW = rf"(?<![\w#])(?:{SIZE}|[\s()+\-*/%<>=,^&|])+"
 
 
 def without_expressions(message: str) -> str:
-    """``message`` with ``#`` for each expression of symbolic sizes: each graph has others."""
+    """``message`` with ``#`` for each expression of symbolic sizes: each graph has others.
+
+    Half a surrogate is replaced as in a header, which cannot hold it.
+    """
 
     def shortened(row: re.Match[str]) -> str:
         sizes = list(re.finditer(SIZE, row[0])) if re.search(SYMBOL, row[0]) else []
@@ -72,7 +75,7 @@ def without_expressions(message: str) -> str:
             return row[0]
         return f"{row[0][: sizes[0].start()].rstrip('(-')}#{row[0][sizes[-1].end() :].lstrip(')')}"
 
-    return re.sub(ROW, shortened, message)
+    return re.sub(ROW, shortened, re.sub("[\ud800-\udfff]", "\ufffd", message))
 
 
 def same_message(one: str, other: str) -> bool:
@@ -127,30 +130,6 @@ class Signature:
         their kind: stacks vary."""
         return self.kind is found.kind if self.kind.traits.dies else self.matches(found)
 
-    def to_table(self) -> dict[str, Any]:
-        return {
-            "kind": str(self.kind),
-            "direction": str(self.direction),
-            "types": list(self.types),
-            "frames": list(self.frames),
-            "message": self.message,
-            **({"others": [one.to_table() for one in self.others]} if self.others else {}),
-        }
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Signature:
-        """Read ``to_table`` back. Raises KeyError or ValueError on a damaged table."""
-        found = cls(
-            kind=Kind(mapping(table, "signature")["kind"]),
-            direction=Direction(table.get("direction", "forward")),
-            types=string_list(table.get("types", ()), "types"),
-            frames=string_list(table.get("frames", ()), "frames"),
-            message=table.get("message", ""),
-            others=tuple(map(cls.from_table, table.get("others", ()))),
-        )
-        check_types(found)
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -185,29 +164,12 @@ class Outcome:
         return f"{self.verdict}: {self.reason}" if self.reason else str(self.verdict)
 
     def to_json(self) -> dict[str, Any]:
-        table = {one.name: getattr(self, one.name) for one in fields(self)}
-        suspects = [list(group) for group in table.pop("suspects")]
-        return {
-            **table,
-            "verdict": str(self.verdict),
-            "signature": self.signature.to_table() if self.signature else None,
-            "seconds": round(self.seconds, 3),
-            "figures": dict(self.figures),
-            **({"suspects": suspects} if suspects else {}),
-        }
+        return {**plain(self), "seconds": round(self.seconds, 3)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
-        """Read ``to_json`` back. Raises KeyError or ValueError on a damaged object."""
-        table = {one.name: data[one.name] for one in fields(cls) if data.get(one.name) not in (None, "", {})}
-        table["verdict"] = Verdict(data["verdict"])
-        if "signature" in table:
-            table["signature"] = Signature.from_table(table["signature"])
-        table["seconds"] = float(table.get("seconds", 0.0))
-        table["suspects"] = tuple(tuple(map(str, group)) for group in table.get("suspects", ()))
-        found = cls(**table)
-        check_types(found)
-        return found
+        """Read ``to_json`` back. Raises ValueError on a damaged object."""
+        return record_of(data, cls)
 
     def judged_against(self, expected: Signature | None) -> Outcome:
         """This outcome of a run, with the verdict that it means for a case that expects ``expected``.

@@ -1,51 +1,98 @@
-"""Records that are read from a file which anybody may have edited: each field has the type that its
-class says, or the file is damaged."""
+"""Records as tables of plain values, and back: headers of scripts, parcels, answers of children, the history.
+
+msgspec checks each value of a table against the type of its field. Keys that no field has are passed over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import MISSING, fields
-from typing import Any
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, TypeVar
 
-FIELD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "str": ((str,), "a string"),
-    "bool": ((bool,), "a boolean"),
-    "int": ((int,), "an integer"),
-    "float": ((int, float), "a number"),
-}
-"""What an annotation allows, and its name in a sentence; ``X | None`` allows None as well."""
+import msgspec
+
+from minidbg.core.literals import read_literal, write_literal
+
+AnyRecord = TypeVar("AnyRecord")
+
+LITERALS = ("options", "config")
+"""Fields of a backend and of a context that a table holds as the text of a Python literal: their
+values may be None, tuples and torch's dtypes."""
+MALFORMED = (
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    SyntaxError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+)
+"""What reading a table that anybody may have edited can raise."""
 
 
-def check_types(record: Any) -> None:
-    """Raises ValueError, with name and value, where a field of the dataclass ``record`` holds
-    another type than its annotation says.
-
-    Fields that are no string, number or boolean are left to who reads them.
-    """
+def table_of(record: Any) -> dict[str, Any]:
+    """The fields of ``record`` that differ from their defaults. Raises NotALiteral."""
+    table: dict[str, Any] = {}
     for one in fields(record):
-        plain = str(one.type).removesuffix(" | None")
+        usual = one.default if one.default_factory is MISSING else one.default_factory()
         value = getattr(record, one.name)
-        if plain not in FIELD_TYPES or (value is None and plain != one.type):
+        if value == usual:
             continue
-        allowed, name = FIELD_TYPES[plain]
-        if not isinstance(value, allowed) or (isinstance(value, bool) and plain != "bool"):
-            raise ValueError(f"{one.name} = {value!r:.80}: expected {name}")
-
-
-def differing(record: Any, without: Collection[str] = ()) -> dict[str, Any]:
-    """The fields of a record that differ from their defaults, but those named in ``without``."""
-    table = {}
-    for item in fields(record):
-        usual = item.default if item.default_factory is MISSING else item.default_factory()
-        if item.name not in without and (value := getattr(record, item.name)) != usual:
-            table[item.name] = list(value) if isinstance(value, tuple) else value
+        if one.name in LITERALS:
+            table[one.name] = write_literal(dict(value))
+        else:
+            table[one.name] = table_of(value) if is_dataclass(value) else plain(value)
     return table
+
+
+def plain(value: Any) -> Any:
+    """``value`` with each record as a dict of all its fields, and as JSON can hold it."""
+    return msgspec.to_builtins(value, enc_hook=of_another_class)
+
+
+def of_another_class(value: Any) -> Any:
+    """What an instance of a subclass of somebody's is to everybody."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    return float(value) if isinstance(value, float) else str(value)
+
+
+def record_of(table: Any, kind: type[AnyRecord]) -> AnyRecord:
+    """The record that ``table_of`` or ``plain`` made ``table`` of. Raises one of MALFORMED, mostly
+    ValueError with the place, the value and what belongs there."""
+    value = table = _with_literals(table)
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at ")
+        parts = re.findall(r"\.(\w+)|\[(\d+)\]", place.partition("[...]")[0])
+        for name, index in parts:
+            value = value[name or int(index)]
+        where = "".join(f".{name}" if name else f"[{index}]" for name, index in parts)
+        where = where.removeprefix(".spec").removeprefix(
+            "."
+        )  # the keys of a header's spec are the header's own
+        what = f"{what[0].lower()}{what[1:]}"
+        raise ValueError(f"{where} = {value!r:.80}: {what}" if where else what) from None
+
+
+def _with_literals(table: Any) -> Any:
+    if not isinstance(table, Mapping):
+        return table
+    return {
+        name: read_literal(value)
+        if name in LITERALS and isinstance(value, str)
+        else _with_literals(value)
+        if name in ("spec", "backend", "context")
+        else value
+        for name, value in table.items()
+    }
 
 
 def describe_malformed(error: BaseException) -> str:
     match error:
-        case KeyError():
-            what = f"its header has no {error}"
         case MemoryError() | RecursionError():
             what = "its code or its header is nested too deeply to be read"
         case SyntaxError():
@@ -57,15 +104,3 @@ def describe_malformed(error: BaseException) -> str:
         case _:
             what = f"{type(error).__name__}: {error}"
     return what if "; " in what else f"{what}; fix it or move it away"
-
-
-def string_list(value: Any, name: str) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-        raise ValueError(f"{name} = {value!r:.80}: expected a list of strings")
-    return tuple(value)
-
-
-def mapping(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} = {value!r:.80}: expected a mapping")
-    return value

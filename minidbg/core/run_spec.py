@@ -1,8 +1,7 @@
 """``RunSpec``: the one record of how a graph is run and what it must show; and where a case comes from. Needs no torch.
 
-``to_table`` and ``from_table`` are what a script's header holds of them, and the only code that
-names a key of that table. A new field of the record is a field here, a line in each of the two, and
-whoever uses it.
+A script's header holds these records as they are (``records.table_of``): a new field is a field
+here, and whoever uses it.
 """
 
 from __future__ import annotations
@@ -10,36 +9,20 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from minidbg.core import script_header
 from minidbg.core.kinds import UNSEEN, Kind, Traits
-from minidbg.core.literals import read_literal, write_literal
 from minidbg.core.outcome import Signature
-from minidbg.core.records import check_types, differing, mapping, string_list
-from minidbg.core.script_header import HANG_LIMIT_S
 from minidbg.core.text import display_path
-
-MALFORMED = (
-    KeyError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    SyntaxError,
-    OverflowError,
-    RecursionError,
-    MemoryError,
-)
-"""What reading a table that anybody may have edited can raise."""
 
 PRECISIONS = {"bfloat16": 3e-2, "float16": 5e-3, "tf32": 5e-3}
 """What float32 results may be off, relative and absolute, of a backend that computes them in this precision by design."""
-
+HANG_LIMIT_S = 120.0
+"""What a script of the kind hang gets when its header names no limit."""
 
 CompiledFn: TypeAlias = Callable[..., Any]
 """What a backend returns: called as ``compiled_fn(*args)`` at dynamo level."""
-
 
 CompilerFn: TypeAlias = Callable[..., CompiledFn]
 """A backend: ``(gm, example_inputs, **kwargs) -> compiled_fn``."""
@@ -69,9 +52,10 @@ class BackendRef:
 
     name: str
     """For people, and for file names: ``inductor``, ``my_pkg.mod.my_backend``."""
-    expression: str
+    expression: str = ""
     """Python expression for ``torch.compile(backend=...)``, evaluated after ``setup``:
-    ``'"inductor"'``, ``my_pkg.mod.fn``."""
+    ``'"inductor"'``, ``my_pkg.mod.fn``. A header has none: it stands at the top of the script, with
+    ``setup`` and ``embedded``."""
     setup: tuple[str, ...] = ()
     """Statements run first, in this order: ``import my_pkg``."""
     embedded: str = ""
@@ -104,43 +88,6 @@ class BackendRef:
         """Why a script that lacks its backend cannot be judged, as it says itself."""
         return f"its backend is to be filled in: {self.missing_backend or 'what torch.compile gets as its backend'}"
 
-    def to_table(self) -> dict[str, Any]:
-        """What a header tells of it; how it is reached stands at the top of the script."""
-        table: dict[str, Any] = {"backend": self.name}
-        if self.options:
-            table["options"] = write_literal(dict(self.options))
-        if self.mode:
-            table["mode"] = self.mode
-        if self.paths:
-            table["paths"] = list(self.paths)
-        reference = {
-            "modules": list(self.modules),
-            "requirements": list(self.requirements),
-            "remarks": list(self.remarks),
-            "missing_backend": [self.missing_backend] if self.missing_backend else [],
-        }
-        if any(reference.values()):
-            table["reference"] = {name: texts for name, texts in reference.items() if texts}
-        return table
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> BackendRef:
-        """Read ``to_table`` back, without an expression. Raises MALFORMED."""
-        reference = mapping(table.get("reference", {}), "reference")
-        found = cls(
-            name=table["backend"],
-            expression="",
-            paths=string_list(table.get("paths", ()), "paths"),
-            options=options_from_table(table.get("options", {})),
-            mode=table.get("mode"),
-            requirements=string_list(reference.get("requirements", ()), "requirements"),
-            remarks=string_list(reference.get("remarks", ()), "remarks"),
-            modules=string_list(reference.get("modules", ()), "modules"),
-            missing_backend="".join(string_list(reference.get("missing_backend", ()), "missing_backend")),
-        )
-        check_types(found)
-        return found
-
 
 def how_to_supply_backend(path: str | os.PathLike[str], missing_backend: str) -> str:
     """What the script at ``path`` holds, with the ways to give it its backend: ``graph whose
@@ -152,19 +99,8 @@ def how_to_supply_backend(path: str | os.PathLike[str], missing_backend: str) ->
     )
 
 
-def pairs(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    for name, pair in table.items():
-        if [type(one) in (int, float) for one in pair] != [True, True]:
-            raise ValueError(f"tolerances = {{{name} = {pair!r}}}: expected two numbers")
-    return {name: (low, high) for name, (low, high) in table.items()}
-
-
 def in_precision(name: str) -> dict[str, tuple[float, float]]:
     return dict.fromkeys(("float32", "complex64"), (PRECISIONS[name], PRECISIONS[name]))
-
-
-def options_from_table(value: str | Mapping[str, Any]) -> dict[str, Any]:
-    return mapping(read_literal(value) if isinstance(value, str) else value, "options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,41 +126,6 @@ class Context:
     """Environment variables of the allow list that were set."""
     env_matters: bool = False
     """Whether the failure was seen with them only: then a script sets them."""
-
-    def to_table(self) -> dict[str, Any]:
-        """What differs from torch's defaults and has an effect on a run; and ``grad``."""
-        without = {"threads_matter", "env_matters", "config"}
-        without |= set() if self.threads_matter else {"threads"}
-        without |= set() if self.env_matters else {"env"}
-        table = differing(self, without)
-        if self.config:
-            table["config"] = {
-                module: write_literal(dict(options)) for module, options in self.config.items()
-            }
-        return {"grad": self.grad, **table}
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any], origin: Mapping[str, Any]) -> Context:
-        """Read ``to_table`` back; ``origin`` tells the threads and variables that have no effect. Raises MALFORMED."""
-        read_below = {"autocast", "config", "env", "env_matters", "threads", "threads_matter"}
-        plain = {one.name for one in fields(cls)} - read_below
-        env = mapping(table.get("env", origin.get("env", {})), "env")
-        found = cls(
-            **{name: value for name, value in table.items() if name in plain},
-            autocast=tuple(
-                (str(device), str(dtype), bool(cached)) for device, dtype, cached in table.get("autocast", ())
-            ),
-            config={
-                module: options_from_table(options)
-                for module, options in mapping(table.get("config", {}), "config").items()
-            },
-            threads=table.get("threads", origin.get("threads")),
-            threads_matter="threads" in table,
-            env_matters="env" in table,
-            env=dict(zip(env, string_list(list(env.values()), "env"), strict=True)),
-        )
-        check_types(found)
-        return found
 
 
 STAND_IN_NOTE = "values: some inputs had no data when it failed (fake, freed since, or on a device in error); seeded random ones stand in"
@@ -261,21 +162,6 @@ class Provenance:
     """Of a failure not yet reduced: the nodes that the frames of its traceback held, ``add_2
     linear`` for one frame, innermost first."""
 
-    def to_table(self) -> dict[str, Any]:
-        """What a header tells of it: ``done.json`` in ``.minidbg`` has the statistics of the reduction."""
-        return differing(self, {"oracle_calls", "seconds"})
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Provenance:
-        """What a header's whole table tells of it. Raises MALFORMED."""
-        origin = mapping(table.get("origin", {}), "origin")
-        told = {one.name: origin[one.name] for one in fields(cls) if one.name in origin}
-        for name in {"notes", "suspects"} & told.keys():
-            told[name] = string_list(told[name], name)
-        found = cls(**told)
-        check_types(found)
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
@@ -296,7 +182,7 @@ class RunSpec:
     """Graphs of level ATEN are called directly only."""
     device: str = "cpu"
     """The device that a script runs on unless told otherwise."""
-    dynamic: bool | None = False
+    dynamic: bool | None = None
     """``torch.compile(dynamic=...)``."""
     dynamic_dims: tuple[tuple[int, ...], ...] = ()
     """Per input the dimensions to ``mark_dynamic``, the others being static; empty where nothing is known."""
@@ -330,113 +216,3 @@ class RunSpec:
     def expected(self) -> Signature:
         """The signature; one that only names the kind when none has been seen yet."""
         return self.signature or Signature(self.kind_if_unseen)
-
-    def to_table(self, provenance: Provenance = Provenance()) -> dict[str, Any]:
-        """The table of a script's header, with what it tells of ``provenance``: TOML's types only.
-
-        What ``from_table`` supplies is left out.
-        """
-        backend, context, allowed = self.backend.to_table(), self.context.to_table(), self.tolerances
-        kind = str(self.expected.kind)
-        signature = self.signature.to_table() if self.signature else {}
-        usual = {"kind": kind, "direction": "forward", "types": [], "frames": []}
-        told = {
-            "threads": self.context.threads,
-            "env": {} if self.context.env_matters else dict(self.context.env),
-        }
-        optional = {
-            "call": None if self.call is CallPath.TORCH_COMPILE else str(self.call),
-            "level": None if self.level is Level.DYNAMO else str(self.level),
-            "dynamic": self.dynamic,
-            "dynamic_dims": [list(dims) for dims in self.dynamic_dims] if any(self.dynamic_dims) else None,
-            "backward": self.backward or None,
-            "attempts": self.attempts if self.attempts > 1 else None,
-            "time_limit_s": self.time_limit_s if self.time_limit_s != HANG_LIMIT_S else None,
-            "options": backend.get("options"),
-            "mode": backend.get("mode"),
-            "paths": backend.get("paths"),
-            "match": self.match,
-            "tolerances": {name: list(pair) for name, pair in allowed.items()} or None,
-            "context": context if context != {"grad": True} else None,
-            "signature": {name: value for name, value in signature.items() if usual.get(name) != value}
-            or None,
-            "origin": {
-                **provenance.to_table(),
-                **{name: value for name, value in told.items() if value not in (None, {})},
-            },
-            "reference": backend.get("reference"),
-        }
-        optional = {name: value for name, value in optional.items() if value is not None}
-        return {"kind": kind, "backend": self.backend.name, "device": self.device, **optional}
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> RunSpec:
-        """Read ``to_table`` back. Raises MALFORMED for a table that is none."""
-        kind, signature = Kind(table["kind"]), table.get("signature")
-        limit, allowed = table.get("time_limit_s", HANG_LIMIT_S), table.get("tolerances", {})
-        mapping(table.get("context", {}), "context")
-        mapping(table.get("origin", {}), "origin")
-        found = cls(
-            backend=BackendRef.from_table(table),
-            context=Context.from_table(table.get("context", {}), table.get("origin", {})),
-            signature=None if signature is None else Signature.from_table({"kind": kind, **signature}),
-            kind_if_unseen=kind,
-            call=CallPath(table.get("call", CallPath.TORCH_COMPILE)),
-            level=Level(table.get("level", Level.DYNAMO)),
-            device=table.get("device", "cpu"),
-            dynamic=table.get("dynamic"),
-            dynamic_dims=tuple(tuple(map(int, dims)) for dims in table.get("dynamic_dims", ())),
-            backward=table.get("backward", False),
-            attempts=table.get("attempts", 1),
-            time_limit_s=limit if isinstance(limit, int | float) else HANG_LIMIT_S,
-            tolerances=pairs(mapping(allowed, "tolerances")),
-            match=table.get("match"),
-        )
-        check_types(found)
-        return found
-
-    def to_literal(self) -> str:
-        """All of it as the text of a Python literal, for another process: a header holds neither
-        the margin nor the backend's expression."""
-        return write_literal(plain(self))
-
-    @classmethod
-    def from_literal(cls, text: str) -> RunSpec:
-        table = read_literal(text)
-        signature = table["signature"]
-        exact = {
-            "backend": BackendRef(**table["backend"]),
-            "context": Context(**table["context"]),
-            "signature": None if signature is None else Signature.from_table(signature),
-            "kind_if_unseen": Kind(table["kind_if_unseen"]),
-            "call": CallPath(table["call"]),
-            "level": Level(table["level"]),
-        }
-        return cls(**{**table, **exact})
-
-
-def table_of(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the script ``text`` at ``path``: with absolute paths.
-
-    Raises ValueError when there is no such table.
-    """
-    table = script_header.table_in(script_header.metadata_of(text))
-    home = script_header.folder_of_script(os.path.abspath(path))
-    given = table.get("paths")
-    if isinstance(given, list) and all(isinstance(one, str) for one in given):
-        table["paths"] = [os.path.normpath(os.path.join(home, one)) for one in given]
-    return table
-
-
-def plain(value: Any) -> Any:
-    """``value`` with each dataclass as a dict, and in place of members of enums and of subclasses
-    what they are to everybody."""
-    if is_dataclass(value):
-        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, float):
-        return float(value)
-    return tuple(map(plain, value)) if type(value) is tuple else value

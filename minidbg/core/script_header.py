@@ -1,15 +1,16 @@
-"""The PEP 723 header of a repro script, as tools read it: the standard library only, and nothing of
-the script is executed.
-"""
+"""The PEP 723 header of a repro script, as tools read it. Nothing of the script is executed."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from minidbg.core.records import record_of
+from minidbg.core.run_spec import Provenance, RunSpec
 
 BLOCK = re.compile(
     r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
@@ -25,7 +26,18 @@ BLOCK_LIMIT = 1 << 20
 """Characters of a header, of which some hundred are usual."""
 HIDDEN = ".minidbg"
 """The folder in a repro folder for all that is no verified repro."""
-HANG_LIMIT_S = 120.0  # seconds that a script of the kind hang gets when its header names no limit
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    spec: RunSpec
+    """How the script is run and what it must show; its backend without the code at the top of the script."""
+    expect: Literal["reproduces", "gone"] = "reproduces"
+    """``gone`` once fixed: a regression test from then on."""
+    nodes: int = 0
+    provenance: Provenance = Provenance()
+    dependencies: tuple[str, ...] = ()
+    path: Path = Path()
 
 
 def metadata_of(text: str) -> dict[str, Any]:
@@ -53,23 +65,23 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("its values are nested too deeply") from None
 
 
-def table_in(metadata: dict[str, Any]) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the header. Raises ValueError when there is none, or one of another schema."""
+def parse_header(text: str, path: str | os.PathLike[str]) -> Header:
+    """The header of the script ``text`` at ``path``, with absolute paths. Raises one of MALFORMED."""
+    metadata = metadata_of(text)
     tools = metadata.get("tool")
     table = tools.get("minidbg") if isinstance(tools, dict) else None
     if not isinstance(table, dict):
         raise ValueError("the '# /// script' block has no [tool.minidbg] table")
-    details = table.pop("details", None)  # what stands on a line of its own was put there by a person
-    try:
-        told = json.loads(details) if isinstance(details, str) else {}
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"its details are not valid JSON: {error}") from error
-    table = {**told, **table} if isinstance(told, dict) else table
     if table.get("schema") != HEADER_VERSION:
         raise ValueError(
             f"its header has schema {table.get('schema')!r:.40}, this minidbg reads {HEADER_VERSION}; install a newer minidbg to read it"
         )
-    return table
+    facts = {name: table[name] for name in ("expect", "nodes", "provenance") if name in table}
+    header = record_of({"spec": table, "dependencies": metadata.get("dependencies", ()), **facts}, Header)
+    backend, home = header.spec.backend, folder_of_script(os.path.abspath(path))
+    paths = tuple(os.path.normpath(os.path.join(home, one)) for one in backend.paths)
+    backend = replace(backend, expression="", setup=(), embedded="", paths=paths)
+    return replace(header, spec=replace(header.spec, backend=backend), path=Path(path))
 
 
 def folder_of_script(path: str) -> str:
@@ -77,20 +89,6 @@ def folder_of_script(path: str) -> str:
     folder = os.path.dirname(path)
     above, hidden, _ = f"{folder}{os.sep}".rpartition(f"{os.sep}{HIDDEN}{os.sep}")
     return above if hidden else folder
-
-
-def expected_in(table: Mapping[str, Any]) -> str:
-    expect = table.get("expect", "reproduces")
-    if expect not in ("reproduces", "gone"):
-        raise ValueError(f"expect = {expect!r:.80}: expected 'reproduces' or 'gone'")
-    return str(expect)
-
-
-def node_count_of(table: Mapping[str, Any]) -> int:
-    nodes = table.get("nodes", 0)
-    if type(nodes) is not int:
-        raise ValueError(f"nodes = {nodes!r:.80}: expected an integer")
-    return nodes
 
 
 def text_of(script: bytes) -> str:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from minidbg.core.errors import MinidbgError
-from minidbg.core.outcome import Outcome, Verdict
-from minidbg.core.records import check_types, string_list
+from minidbg.core.outcome import Outcome
+from minidbg.core.records import MALFORMED, plain, record_of
 from minidbg.history.records import Flip, Observation, Revision, State, SweepRecord
 
 Record = TypeVar("Record", SweepRecord, Observation, State, Flip)
@@ -40,17 +40,8 @@ create index results_of_repro on results(repro, id);
 create index results_of_sweep on results(sweep);
 alter table flips add column announced default 0;
 """
-READERS: Mapping[str, Callable[[Any], Any]] = {
-    "bool": bool,
-    "Verdict": Verdict,
-    "Verdict | None": lambda value: None if value is None else Verdict(value),
-    "Outcome": lambda text: Outcome.from_json(json.loads(text)),
-    "tuple[str, ...]": lambda text: string_list(json.loads(text), "a column"),
-    "Mapping[str, Revision]": lambda text: {root: Revision(**one) for root, one in json.loads(text).items()},
-}
-"""By a field's annotation. All others are stored as they are."""
-MALFORMED_ROW = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What making a record of a row can raise: bytes may have flipped anywhere in the file."""
+IN_JSON = ("outcome", "files", "revisions")
+"""Columns. All others are stored as they are."""
 
 
 class DamagedHistory(MinidbgError):
@@ -74,7 +65,7 @@ def fenced(path: Path) -> Iterator[None]:
             case _:
                 raise DamagedHistory(path, str(error)) from error
         raise MinidbgError(f"{path} {why}") from error
-    except MALFORMED_ROW as error:
+    except MALFORMED as error:
         raise DamagedHistory(path, f"{type(error).__name__}: {error!s:.200}") from error
 
 
@@ -136,7 +127,7 @@ class History(AbstractContextManager["History", None]):
     def read(self, record_type: type[Record], query: str, *values: object) -> list[Record]:
         with fenced(self.path):
             rows = self.connection.execute(query, [stored(value) for value in values])
-            return [record_of(record_type, row) for row in rows]
+            return [record_of(columns_of(row), record_type) for row in rows]
 
     def start_sweep(self, started: float, *, code: str, files: Sequence[str]) -> int:
         return self.add(SweepRecord(0, started, None, "running", code, tuple(files), {}))
@@ -188,25 +179,20 @@ def stored(value: object) -> object:
     if isinstance(value, str) and not value.isascii():
         name = os.fsencode(value)  # a file's, which need not be UTF-8
         return value if name.decode(errors="ignore") == value else name
-    if isinstance(value, Outcome):
-        return json.dumps(value.to_json())
-    return json.dumps(value, default=asdict) if isinstance(value, tuple | Mapping) else value
+    return json.dumps(plain(value)) if isinstance(value, tuple | Mapping | Outcome) else value
 
 
-def as_stored(value: object) -> object:
-    return os.fsdecode(value) if isinstance(value, bytes) else value
+def columns_of(row: sqlite3.Row) -> dict[str, Any]:
+    """By column. Raises one of MALFORMED: bytes may have flipped anywhere in the file."""
 
+    def value(name: str, content: Any) -> Any:
+        if name in IN_JSON:
+            return json.loads(content)
+        if name == "stale":  # SQLite has no booleans
+            return bool(content)
+        return os.fsdecode(content) if isinstance(content, bytes) else content
 
-def record_of(record_type: type[Record], row: sqlite3.Row) -> Record:
-    """The one place where a row becomes a record. Raises one of ``MALFORMED_ROW`` for values of
-    other kinds than the record's."""
-    names = set(row.keys())
-    read = {
-        one.name: READERS.get(str(one.type), as_stored) for one in fields(record_type) if one.name in names
-    }
-    record = record_type(**{name: reader(row[name]) for name, reader in read.items()})
-    check_types(record)
-    return record
+    return {name: value(name, row[name]) for name in row.keys()}  # noqa: SIM118 - a row's iterator gives values
 
 
 def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:

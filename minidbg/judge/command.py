@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         except ImportError as error:  # Python's own exit status would be 1, which means "reproduces"
             print(f"the judge cannot be loaded with this torch: {error}", file=sys.stderr)
             return 125
-        from minidbg.core.run_spec import MALFORMED
+        from minidbg.core.records import MALFORMED
 
         try:
             executed = script_of(definitions, path, options)
@@ -85,10 +85,9 @@ def spec_with_options(path: str, options: str) -> RunSpec:
     """
     from minidbg.core.files import read_regular
     from minidbg.core.literals import read_literal
-    from minidbg.core.run_spec import RunSpec, table_of
-    from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, text_of
+    from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, parse_header, text_of
 
-    spec = RunSpec.from_table(table_of(text_of(read_regular(path, SCRIPT_LIMIT_BYTES)), path))
+    spec = parse_header(text_of(read_regular(path, SCRIPT_LIMIT_BYTES)), path).spec
     if not options:
         return spec
     import torch  # noqa: F401 - whose dtypes may stand in the options

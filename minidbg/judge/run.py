@@ -19,8 +19,8 @@ from minidbg import torch_internals
 from minidbg.core.environment import judging
 from minidbg.core.errors import TorchNameMissing
 from minidbg.core.foreign import first_line_of, is_of_a_signal_handler
-from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Outcome, Signature, Verdict
+from minidbg.core.records import record_of
 from minidbg.core.run_spec import CallPath, Context, RunSpec
 from minidbg.judge.compare import Comparison
 from minidbg.judge.leaves import CannotCompare
@@ -439,7 +439,7 @@ def compared(runs: Comparison, notes: list[str]) -> Outcome | None:
         return Outcome(Verdict.INVALID, reason=reason)
     if difference is None:
         return None
-    signature = Signature.from_table({"kind": Kind.ACCURACY, **difference["signature"]})
+    signature = record_of({"kind": "accuracy", **difference["signature"]}, Signature)
     figures = {name: value for name, value in difference.items() if name not in ("signature", "message")}
     return failure(signature, runs.spec, difference["message"], figures=figures)
 

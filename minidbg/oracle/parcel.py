@@ -22,6 +22,7 @@ from minidbg.codegen import transport
 from minidbg.core import environment
 from minidbg.core.errors import BackendUnreachable
 from minidbg.core.machine import HERE, Machine
+from minidbg.core.records import record_of
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
 from minidbg.oracle.execute import execute
@@ -111,7 +112,7 @@ def unpacked(package: Mapping[str, Any]) -> Case:
 def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
     """Import the backend of a parcel, then make its case: the backend may define the operators of
     the graph, or make its process group."""
-    compiler = backends.resolve(RunSpec.from_literal(table["spec"]).backend)
+    compiler = backends.resolve(record_of(table["spec"], RunSpec).backend)
     return replace(transport.unpack(table, stored), compiler=compiler)
 
 

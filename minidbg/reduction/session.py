@@ -200,7 +200,7 @@ class Session:
                 self.keep_best()
         seen = outcome.signature if outcome.verdict.exit_status == Verdict.CHANGED.exit_status else None
         if seen and is_of_program and not self.is_made_up and is_another(seen, case.signature):
-            self.others.setdefault(str(seen.to_table()), (case, outcome))
+            self.others.setdefault(str(seen), (case, outcome))
 
     def keep_best(self) -> None:
         """Put the best so far on disk, as a script that is not verified yet."""

@@ -14,12 +14,14 @@ from minidbg import repro
 from minidbg.core.errors import MinidbgError
 from minidbg.core.files import LOG_LIMIT_BYTES, glob, is_file, read_regular
 from minidbg.core.json_lines import last_json
+from minidbg.core.records import plain
 from minidbg.core.run_spec import Provenance
+from minidbg.core.script_header import Header
 from minidbg.core.text import display_path, moment, plural
 from minidbg.history import HISTORY_FILE, Flip, History, State
 from minidbg.report.stages import StageReport, stages_of
 from minidbg.repro.folder import HIDDEN
-from minidbg.repro.header import Header, header_of, script_text
+from minidbg.repro.header import header_of, script_text
 from minidbg.repro.loading import Parts, read_parts
 
 HISTORY_ENTRIES = 200
@@ -78,11 +80,11 @@ class ReproDetails:
         return {
             "repro": str(self.path), "title": self.title, "kind": str(header.spec.expected.kind), "backend": header.spec.backend.name,
             "device": header.spec.device, "call": str(header.spec.call), "expect": header.expect, "message": self.message,
-            "signature": header.spec.signature.to_table() if header.spec.signature else None, "figures": dict(self.figures),
+            "signature": plain(header.spec.signature), "figures": dict(self.figures),
             "captured_from": origin.captured_from, "line": origin.line, "torch": origin.torch_version,
             "python": origin.python_version, "dependencies": list(header.dependencies),
             "notes": list(origin.notes), "passes": origin.neighbour,
-            "stages": self.stages and {**self.stages.to_table(), "sentence": self.stages.sentence},
+            "stages": self.stages and {**self.stages.to_json(), "sentence": self.stages.sentence},
             "capture": str(self.capture) if self.capture else None,
             "devices": [taken(state, "device", "verdict", "since", "seen", "runs") for state in self.past.states],
             "flips": [taken(flip, "device", "at", "kind", "before", "after") for flip in self.past.flips],

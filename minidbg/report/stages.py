@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,14 @@ from minidbg.core.deadline import Deadline
 from minidbg.core.errors import NotReproduced
 from minidbg.core.files import NOTE_LIMIT_BYTES, read_regular, replace_file
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.core.run_spec import MALFORMED, CallPath, Level
-from minidbg.core.script_header import SCRIPT_LIMIT_BYTES
+from minidbg.core.records import MALFORMED, plain, record_of
+from minidbg.core.run_spec import CallPath, Level
+from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, Header
 from minidbg.core.text import ordinal
 from minidbg.fx.case import Case
 from minidbg.fx.copying import copy_graph_module
 from minidbg.fx.effects import is_call
 from minidbg.judge.run import HANDED_BACK
-from minidbg.repro import Header
 from minidbg.repro.folder import HIDDEN, hidden
 
 FAILING_WORDS = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
@@ -84,21 +84,8 @@ class StageReport:
         fails = f"{self.guilty} fails" if self.guilty == self.backend else EARLIER[self.guilty]
         return f"{passed}; {fails}" if passed else fails
 
-    def to_table(self) -> dict[str, Any]:
-        verdicts = {name: str(verdict) for name, verdict in self.verdicts.items()}
-        return {
-            "guilty": self.guilty,
-            **asdict(self),
-            "seconds": round(self.seconds, 1),
-            "verdicts": verdicts,
-        }
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> StageReport:
-        return cls(
-            {str(name): Verdict(verdict) for name, verdict in table["verdicts"].items()}, str(table["backend"]),
-            tuple(map(str, table["passes"])), tuple(map(str, table["notes"])), float(table["seconds"]), str(table["torch"]),
-        )  # fmt: skip
+    def to_json(self) -> dict[str, Any]:
+        return {"guilty": self.guilty, **plain(self), "seconds": round(self.seconds, 1)}
 
 
 # --- where the answer lies ---
@@ -112,13 +99,13 @@ def stages_of(header: Header) -> StageReport | None:
     with contextlib.suppress(OSError, *MALFORMED):
         kept = json.loads(read_regular(kept_file(header.path), NOTE_LIMIT_BYTES))
         if kept["digest"] == files_digest(header.path):
-            return StageReport.from_table(kept)
+            return record_of(kept, StageReport)
     return None
 
 
 def keep_stages(path: Path, report: StageReport) -> None:
     hidden(repro.folder_of(path), "stages")
-    table = {"digest": files_digest(path), **report.to_table()}
+    table = {"digest": files_digest(path), **report.to_json()}
     replace_file(kept_file(path), json.dumps(table).encode())
 
 

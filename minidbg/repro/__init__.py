@@ -14,7 +14,7 @@ from minidbg.repro.folder import (
     write as write,
     write_script as write_script,
 )
-from minidbg.repro.header import Header as Header, read_header as read_header
+from minidbg.repro.header import read_header as read_header
 from minidbg.repro.loading import load as load
 from minidbg.repro.render import (
     NOT_JUDGED_HERE as NOT_JUDGED_HERE,

@@ -22,6 +22,7 @@ from minidbg.codegen.size import canonical_text
 from minidbg.core import script_header
 from minidbg.core.errors import UnreadableRepro
 from minidbg.core.files import replace_file, sync_folder
+from minidbg.core.records import plain
 from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.fx.case import Case
 from minidbg.repro.header import read_header
@@ -139,7 +140,7 @@ def case_digest(case: Case) -> str:
         repr(sorted(backend.options.items())),
         str(backend.mode),
         str(case.spec.call),
-        repr(case.signature.to_table() if case.signature else None),
+        repr(plain(case.signature)),
         str(case.spec.backward),
         canonical_text(case.graph_module),
     ]

@@ -4,45 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from minidbg.codegen.size import call_nodes
-from minidbg.core import run_spec
+from minidbg.core import script_header
 from minidbg.core.errors import UnreadableRepro
 from minidbg.core.files import read_regular
 from minidbg.core.kinds import Kind
-from minidbg.core.records import describe_malformed, string_list
-from minidbg.core.run_spec import MALFORMED, Provenance, RunSpec
-from minidbg.core.script_header import (
-    HANG_LIMIT_S,
-    HEADER_VERSION,
-    SCRIPT_LIMIT_BYTES,
-    expected_in,
-    metadata_of,
-    node_count_of,
-    text_of,
-)
+from minidbg.core.records import MALFORMED, describe_malformed, table_of
+from minidbg.core.run_spec import HANG_LIMIT_S
+from minidbg.core.script_header import HEADER_VERSION, SCRIPT_LIMIT_BYTES, Header, text_of
 from minidbg.fx.case import Case
 from minidbg.repro import near
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    path: Path
-    spec: RunSpec
-    """How the script is run and what it must show; its backend without an expression, which stands
-    at the top of the script."""
-    expect: str = "reproduces"
-    """``reproduces``, or ``gone`` once fixed: a regression test from then on."""
-    nodes: int = 0
-    provenance: Provenance = field(default_factory=Provenance)
-    dependencies: tuple[str, ...] = ()
-
 
 # --- writing ---
 
@@ -68,15 +45,11 @@ def write_header(
         case = case.with_spec(backend=near.for_header(case.backend, folder))
     if torch_requirement(version) == "torch":
         remarks.insert(0, f"torch was {version}, which no index keeps")
-    details = json.dumps(details_of(case, device=device, kind=kind))
-    for one in ("'", "\x7f"):  # which cannot stand in a literal of TOML
-        details = details.replace(one, f"\\u{ord(one):04x}")
     lines = [
-        f"dependencies = {json.dumps(dependencies(case, has_tensors=has_tensors))}",
+        f"dependencies = {toml(dependencies(case, has_tensors=has_tensors))}",
         *("# " + "".join(one if one.isprintable() else " " for one in remark) for remark in remarks),
         "[tool.minidbg]",
-        'expect = "reproduces"',
-        f"details = '{details}'",
+        *(f"{name} = {toml(value)}" for name, value in facts_of(case, device=device, kind=kind).items()),
     ]
     body = "\n".join(f"# {line}" for line in lines)
     return f"# /// script\n{body}\n# ///"
@@ -98,21 +71,43 @@ def torch_requirement(version: str) -> str:
     return "torch" if parsed.is_devrelease or parsed.is_prerelease else f"torch=={parsed.public}"
 
 
-def details_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the case, without what a person may change: what tools read."""
-    hangs = case.spec.traits.endless
+def facts_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
+    """``[tool.minidbg]`` of the case."""
+    spec, hangs = case.spec, case.spec.traits.endless
     spec = replace(
-        case.spec,
+        spec,
+        backend=replace(spec.backend, expression="", setup=(), embedded=""),
         device=device,
-        kind_if_unseen=kind or case.spec.kind_if_unseen,
+        dynamic_dims=spec.dynamic_dims if any(spec.dynamic_dims) else (),
+        kind_if_unseen=Kind.COMPILE if spec.signature else kind or spec.kind_if_unseen,
         # generous, since a healthy compile must not pass for a hang
-        time_limit_s=30 + len(case.graph_module.graph.nodes) // 10 if hangs else HANG_LIMIT_S,
+        time_limit_s=30.0 + len(case.graph_module.graph.nodes) // 10 if hangs else HANG_LIMIT_S,
+        margin=1.0,
     )
     return {
+        "expect": "reproduces",
         "schema": HEADER_VERSION,
         "nodes": call_nodes(case.graph_module),
-        **spec.to_table(case.provenance),
+        **table_of(spec),
+        # done.json in .minidbg has the statistics of the reduction
+        "provenance": table_of(replace(case.provenance, oracle_calls=0, seconds=0.0)),
     }
+
+
+def toml(value: Any) -> str:
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{_key(name)} = {toml(item)}" for name, item in value.items()) + "}"
+        case list() | tuple():
+            return f"[{', '.join(map(toml, value))}]"
+        case str():
+            text = json.dumps(re.sub("[\ud800-\udfff]", "\ufffd", value), ensure_ascii=False)
+            return "".join(one if one.isprintable() else f"\\U{ord(one):08X}" for one in text)
+    return str(value).lower()
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else toml(name)
 
 
 # --- reading ---
@@ -138,23 +133,7 @@ def script_text(path: Path) -> str:
 
 def header_of(text: str, path: Path) -> Header:
     try:
-        metadata = metadata_of(text)
-        table = run_spec.table_of(text, path)
-    except ValueError as error:
-        missing = re.search("(?m)^What is missing: (.*)", text)  # the text of a case that no script can hold
-        raise UnreadableRepro(f"{path}: {missing[1] if missing else error}") from error
-    try:
-        return _header(path, table, string_list(metadata.get("dependencies", ()), "dependencies"))
+        return script_header.parse_header(text, path)
     except MALFORMED as error:
-        raise UnreadableRepro(f"{path}: [tool.minidbg] is damaged: {describe_malformed(error)}") from error
-
-
-def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> Header:
-    return Header(
-        path,
-        RunSpec.from_table(table),
-        expected_in(table),
-        nodes=node_count_of(table),
-        provenance=Provenance.from_table(table),
-        dependencies=required,
-    )
+        missing = re.search("(?m)^What is missing: (.*)", text)  # the text of a case that no script can hold
+        raise UnreadableRepro(f"{path}: {missing[1] if missing else describe_malformed(error)}") from error

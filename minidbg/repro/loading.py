@@ -24,12 +24,13 @@ from minidbg.codegen.origins import stack_trace
 from minidbg.codegen.parse import read_module
 from minidbg.core.errors import UnreadableRepro
 from minidbg.core.files import open_regular
-from minidbg.core.records import describe_malformed
-from minidbg.core.run_spec import MALFORMED, BackendRef, CallPath
+from minidbg.core.records import MALFORMED, describe_malformed
+from minidbg.core.run_spec import BackendRef, CallPath
+from minidbg.core.script_header import Header
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro.folder import tensors_of
-from minidbg.repro.header import Header, header_of, script_text
+from minidbg.repro.header import header_of, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, SCRIPT_IMPORTS
 
 _module_numbers = itertools.count(1)

@@ -26,6 +26,7 @@ from minidbg.core.errors import CannotWrite
 from minidbg.core.kinds import Kind
 from minidbg.core.literals import write_literal
 from minidbg.core.run_spec import CallPath
+from minidbg.core.script_header import Header
 from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.core.templates import fill
 from minidbg.fx.case import Case
@@ -34,7 +35,7 @@ from minidbg.fx.effects import tensors_in
 from minidbg.fx.mutation import mutated_placeholders
 from minidbg.fx.ranks import with_group
 from minidbg.repro import near, selfcheck
-from minidbg.repro.header import Header, header_of, write_header
+from minidbg.repro.header import header_of, write_header
 from minidbg.repro.wording import case_message, docstring, message_lines
 
 SCRIPT_IMPORTS = (ANNOTATIONS, "import pathlib, sys", "import torch")

@@ -19,6 +19,7 @@ from minidbg.core.errors import MinidbgError
 from minidbg.core.literals import write_literal
 from minidbg.core.outcome import Signature, without_expressions
 from minidbg.core.run_spec import CallPath, Context, Level
+from minidbg.core.script_header import Header
 from minidbg.judge.signature import (
     BUILDS_GUARDS,
     CONTROL_SEQUENCE,
@@ -27,7 +28,6 @@ from minidbg.judge.signature import (
     VOLATILE,
     meaningful_lines,
 )
-from minidbg.repro.header import Header
 from minidbg.repro.wording import is_dotted_name, mode_phrases
 from minidbg.torch_internals.devices import is_accelerator
 

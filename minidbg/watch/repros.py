@@ -1,7 +1,6 @@
 """The repros that are watched: found, read without running them, told apart when they change; and who watches them.
 
-The header is read here with the standard library alone, since the daemon holds no torch;
-``minidbg.repro.read_header`` reads the same block in full.
+The daemon holds no torch, so nothing here does.
 """
 
 from __future__ import annotations
@@ -27,15 +26,9 @@ import psutil
 from minidbg.core.errors import MinidbgError
 from minidbg.core.files import NOTE_LIMIT_BYTES, glob, is_file, open_regular, read_regular, replace_file
 from minidbg.core.outcome import Verdict
-from minidbg.core.records import describe_malformed
-from minidbg.core.run_spec import MALFORMED, BackendRef, Provenance, RunSpec, table_of
-from minidbg.core.script_header import (
-    HIDDEN,
-    SCRIPT_LIMIT_BYTES,
-    expected_in,
-    node_count_of,
-    text_of,
-)
+from minidbg.core.records import MALFORMED, describe_malformed
+from minidbg.core.run_spec import BackendRef, RunSpec
+from minidbg.core.script_header import HIDDEN, SCRIPT_LIMIT_BYTES, parse_header, text_of
 from minidbg.core.settings import VALUE_LIMIT_BYTES
 from minidbg.core.text import moment
 from minidbg.watch.files import digest_of
@@ -153,10 +146,10 @@ def read_repro(path: Path, name: str, *, parsed: bool = True) -> Repro | None:
         data = read_regular(path, SCRIPT_LIMIT_BYTES)
         digest = digest_of_files(path, data)
         text = text_of(data)
-        table = table_of(text, path)
+        header = parse_header(text, path)
         return Repro(
-            name, path, digest, now, spec=RunSpec.from_table(table), expect=Verdict(expected_in(table)),
-            nodes=Provenance.from_table(table).nodes or node_count_of(table), backend_source=backend_source(text) if parsed else "",
+            name, path, digest, now, spec=header.spec, expect=Verdict(header.expect),
+            nodes=header.provenance.nodes or header.nodes, backend_source=backend_source(text) if parsed else "",
         )  # fmt: skip
     except FileNotFoundError:
         return None

@@ -25,6 +25,7 @@ from minidbg.core.errors import AccuracyError, NothingLeadsThere
 from minidbg.core.foreign import fence
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction, Signature
+from minidbg.core.records import record_of
 from minidbg.core.run_spec import (
     LOST,
     STAND_IN_NOTE,
@@ -158,7 +159,7 @@ def reference_of_link(link: Link, settings: Settings) -> BackendRef:
 
 def signature(failure: Failure) -> Signature:
     if isinstance(failure.error, AccuracyError):
-        return Signature.from_table({"kind": str(Kind.ACCURACY), **failure.error.signature})
+        return record_of({"kind": "accuracy", **failure.error.signature}, Signature)
     return signature_of(failure.error, failure.kind, failure.direction)
 
 

@@ -75,7 +75,9 @@ def compile_relu() -> Golden:
     )
     backend = BackendRef("raises_on_relu", "raises_on_relu", embedded=RAISES_ON_RELU)
     told = story("ReluNotSupported: cannot lower relu")
-    return Golden(Case(graph_module, inputs, RunSpec(backend, signature=signature), provenance=told))
+    return Golden(
+        Case(graph_module, inputs, RunSpec(backend, signature=signature, dynamic=False), provenance=told)
+    )
 
 
 def runtime_modes() -> Golden:
@@ -116,7 +118,7 @@ def runtime_modes() -> Golden:
         Case(
             graph_module,
             inputs,
-            RunSpec(backend, context, signature),
+            RunSpec(backend, context, signature, dynamic=False),
             provenance=story(message, certified=False),
         ),
         Exactness.EXACT,
@@ -136,7 +138,7 @@ def accuracy_direct() -> Golden:
     case = Case(
         fx.GraphModule(root, graph),
         (torch.randn(20, 16, requires_grad=True),),
-        RunSpec(backend, signature=signature, call=CallPath.DIRECT),
+        RunSpec(backend, signature=signature, call=CallPath.DIRECT, dynamic=False),
         provenance=story(
             "output 0 differs: max relative error 3.1e-2",
             notes=("fails only when the backend is called directly",),

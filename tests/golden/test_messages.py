@@ -24,6 +24,7 @@ from minidbg.core.deadline import Deadline
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Kind, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, Provenance, RunSpec
+from minidbg.core.script_header import Header
 from minidbg.core.settings import Reduce, Settings
 from minidbg.core.text import moment
 from minidbg.fx.case import Case
@@ -31,7 +32,6 @@ from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction.result import Progress, ReductionResult, figures_of
 from minidbg.report.details import reduction_line
 from minidbg.report.stages import StageReport
-from minidbg.repro.header import Header
 from minidbg.repro.loading import read_parts
 from minidbg.watch.queries import list_text, status_text
 from minidbg.workers import Ended
@@ -85,9 +85,7 @@ def failures(*kinds: str) -> str:
 def parts_without(name: str) -> str:
     text = "class Repro: ...\ndef inputs(): ...\n"
     lacking = re.sub(rf"(?m)^(class|def) {name}.*\n", "", text)
-    return refused(
-        lambda: read_parts(lacking, Header(Path("r.py"), RunSpec(BackendRef("b", "b")), Provenance()))
-    )
+    return refused(lambda: read_parts(lacking, Header(RunSpec(BackendRef("b", "b")), path=Path("r.py"))))
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -106,7 +104,7 @@ def status_of(**verdicts: int) -> str:
 
 def accepted() -> str:
     script = Path("compile_sin.py")
-    script.write_text("# /// script\n# [tool.minidbg]\n# schema = 1\n# ///\n")
+    script.write_text("# /// script\n# [tool.minidbg]\n# schema = 1\n# backend.name = 'b'\n# ///\n")
     return CliRunner().invoke(accept, [str(script), "--force"]).output.rstrip()
 
 

@@ -19,11 +19,15 @@ HEADER = """# /// script
 # dependencies = ["torch==2.13.0"]
 # [tool.minidbg]
 # expect = "reproduces"
-# details = '{"schema": 1, "nodes": 1, "kind": "compile", "backend": "eager", "device": "cpu", "dynamic": false, \
-"signature": {"types": ["ValueError"], "frames": ["toy:lower"], "message": "no relu"}, "context": {"grad": true}, \
-"origin": {"nodes": 4, "inputs": 2, "captured_from": "train.py:41", "line": "y = x.relu()", "message": "no relu", \
-"torch_version": "2.13.0", "reduced": true, "notes": ["values: seeded"], "env": {"A": "1"}, "threads": 2}, \
-"reference": {"modules": ["toy"], "requirements": ["toy==1"]}, "paths": ["/src"], "options": {"level": 3}, "attempts": 2}'
+# schema = 1
+# nodes = 1
+# backend = {name = "eager", options = "{'level': 3}", paths = ["/src"], modules = ["toy"], requirements = ["toy==1"]}
+# context = {env = {A = "1"}, threads = 2}
+# signature = {kind = "compile", types = ["ValueError"], frames = ["toy:lower"], message = "no relu"}
+# dynamic = false
+# attempts = 2
+# provenance = {nodes = 4, inputs = 2, captured_from = "train.py:41", line = "y = x.relu()", message = "no relu", \
+torch_version = "2.13.0", reduced = true, notes = ["values: seeded"]}
 # ///
 """
 SCRIPT = '''"""eager fails to compile relu: ValueError: no relu

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -13,14 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minidbg.core.errors import UnreadableRepro
+from minidbg.core.script_header import Header
 from minidbg.core.text import in_one_line, printable
-from minidbg.repro import Header, read_header
-from minidbg.repro.header import header_of
+from minidbg.repro import read_header
+from minidbg.repro.header import header_of, toml
 
 FILE = Path("repro.py")
 KEYS = [
-    "schema", "kind", "expect", "backend", "call", "device", "nodes", "signature", "context", "origin", "reference",
-    "options", "dynamic_dims", "autocast", "config", "types", "frames", "message", "notes", "env", "modules",
+    "schema", "kind", "expect", "backend", "name", "call", "device", "nodes", "signature", "context", "provenance", "tolerances",
+    "options", "dynamic_dims", "autocast", "config", "types", "frames", "message", "others", "notes", "env", "modules", "paths",
 ]  # fmt: skip
 scalars = st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
 tables: st.SearchStrategy[Any] = st.recursive(
@@ -31,8 +31,7 @@ tables: st.SearchStrategy[Any] = st.recursive(
 
 
 def tool_table(table):
-    details = json.dumps(table).replace("'", "\\u0027").replace("\x7f", "\\u007f")
-    return f"[tool.minidbg]\ndetails = '{details}'"
+    return "\n".join(["[tool.minidbg]", *(f"{name} = {toml(value)}" for name, value in table.items())])
 
 
 def script(body: str) -> str:
@@ -53,7 +52,7 @@ def is_header_or_refusal(text: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), tables, max_size=9))
 def test_any_table_is_read_or_refused(table: dict[str, Any]) -> None:
-    whole = {"schema": 1, "kind": "compile", "backend": "x", **table}
+    whole = {"schema": 1, "backend": {"name": "x"}, **table}
     is_header_or_refusal(script(tool_table(whole)))
 
 
@@ -61,13 +60,9 @@ def test_any_table_is_read_or_refused(table: dict[str, Any]) -> None:
 @given(st.text())
 @example('tool = "text"')
 @example("tool = {minidbg = 3}")
-@example(
-    "[tool.minidbg]\nschema = 1\nkind = 'compile'\nbackend = 'x'\ncontext.config.a = '" + "[" * 9000 + "'"
-)
-@example("[tool.minidbg]\nschema = 1\nkind = 'compile'\nbackend = 'x'\nnodes = inf")
-@example(
-    "[tool.minidbg]\nschema = 1\nkind = 'compile'\nbackend = 'x'\ncontext.config.a = '__import__(\"os\")._exit(9)'"
-)
+@example("[tool.minidbg]\nschema = 1\nbackend.name = 'x'\ncontext.config = '" + "[" * 9000 + "'")
+@example("[tool.minidbg]\nschema = 1\nbackend.name = 'x'\nnodes = inf")
+@example("[tool.minidbg]\nschema = 1\nbackend.name = 'x'\ncontext.config = '__import__(\"os\")._exit(9)'")
 @example("a = " + "[" * 100_000)
 @example("a." * 20_000 + "a = 1")
 def test_any_block_is_read_or_refused(body: str) -> None:
@@ -134,7 +129,7 @@ def test_commands_print_no_control_sequence_of_a_header(
 
     told = {"message": EVIL, "captured_from": EVIL, "line": EVIL, "notes": [EVIL]}
     signature = {"kind": "compile", "types": [EVIL], "frames": [EVIL], "message": EVIL}
-    table = {"schema": 1, "kind": "compile", "backend": EVIL, "signature": signature, "origin": told}
+    table = {"schema": 1, "backend": {"name": EVIL}, "signature": signature, "provenance": told}
     folder = tmp_path / "minidbg_repros"
     folder.mkdir()
     (folder / "compile_x_1.py").write_text(PROGRAM + script(tool_table(table)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 
@@ -11,10 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minidbg.core.outcome import same_message
+from minidbg.core.run_spec import BackendRef, RunSpec
+from minidbg.core.script_header import Header
 from minidbg.judge.run import first_lines
 from minidbg.judge.signature import signature_of
 from minidbg.repro import selfcheck
-from minidbg.repro.header import Header, header_of
 
 PIECES = st.sampled_from(
     ["error: ", "x.cpp:3:7: ", "Fehler: ", "'", "\u2018", "\u00ab\u00a0", "\x1b[31m", "\x1b[m", "\x1b", "\x00", "\t", "\n", "\r\n", "  ",
@@ -26,9 +26,7 @@ MESSAGES = st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join)
 
 def header_of_failure(error: BaseException, message: str) -> Header:
     signature = signature_of(error, "compile")
-    table = {"schema": 1, "kind": "compile", "backend": "x", "signature": signature.to_table()}
-    details = json.dumps(table).replace("'", "\\u0027").replace("\x7f", "\\u007f")
-    header = header_of(f"# /// script\n# [tool.minidbg]\n# details = '{details}'\n# ///\n", "x.py")
+    header = Header(RunSpec(BackendRef("x"), signature=signature))
     object.__setattr__(header.provenance, "message", message)
     return header
 

@@ -15,9 +15,8 @@ HEADER = """
 #
 # [tool.minidbg]
 # schema = 1
-# kind = "compile"
 # expect = "reproduces"
-# backend = "no_relu"
+# backend.name = "no_relu"
 # call = "torch.compile"
 # device = "cpu"
 # nodes = {nodes}
@@ -28,7 +27,7 @@ HEADER = """
 # types = ["ValueError"]
 # frames = ["<script>:no_relu"]
 # message = "no kernel for relu"
-# [tool.minidbg.origin]
+# [tool.minidbg.provenance]
 # nodes = 5
 # inputs = 3
 # captured_from = "train.py:21"

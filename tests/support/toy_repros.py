@@ -14,9 +14,8 @@ HEADER = '''# /// script
 #
 # [tool.minidbg]
 # schema = 1
-# kind = "{kind}"
 # expect = "{expect}"
-# backend = "toy"
+# backend = {{name = "toy", modules = ["toy"]}}
 # device = "cpu"
 # call = "torch.compile"
 # nodes = 1
@@ -26,8 +25,6 @@ HEADER = '''# /// script
 # types = ["{types}"]
 # frames = []
 # message = "{message}"
-# [tool.minidbg.reference]
-# modules = ["toy"]
 # ///
 """toy fails on {op}."""
 '''

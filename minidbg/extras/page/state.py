@@ -12,8 +12,8 @@ from typing import Any
 from minidbg.core import templates
 from minidbg.core.errors import MinidbgError
 from minidbg.core.files import read_regular, replace_file
-from minidbg.core.run_spec import Provenance, table_of
-from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, text_of
+from minidbg.core.run_spec import Provenance
+from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, parse_header, text_of
 from minidbg.core.text import display_path, moment, plural, printable
 from minidbg.watch import events, queries
 from minidbg.watch.events import Event
@@ -63,7 +63,7 @@ class Page(View):
         try:
             # what is no repro of ours is nobody's to read, such as what a link leads to
             script = "" if repro.damage else text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
-            provenance = provenance if repro.damage else Provenance.from_table(table_of(script, path))
+            provenance = provenance if repro.damage else parse_header(script, path).provenance
             if len(script) > SHOWN_CHARACTERS:
                 script = f"{script[:SHOWN_CHARACTERS]}\n# ... and {plural(len(script) - SHOWN_CHARACTERS, 'more character')}"
         except (OSError, ValueError) as error:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from minidbg.core.outcome import Direction, Kind, Signature
+from minidbg.core.records import record_of, table_of
 from minidbg.core.run_spec import BackendRef, CallPath, Context, Level, RunSpec
 
 
@@ -15,7 +18,7 @@ from minidbg.core.run_spec import BackendRef, CallPath, Context, Level, RunSpec
         RunSpec(BackendRef("eager", '"eager"'), signature=Signature(Kind.HANG), kind_if_unseen=Kind.CRASH),
         RunSpec(
             BackendRef(
-                "b.f", "b.f", ("import b", "x = 'a\n\"b'"), "def f(): ...", ("/a b/c.py",), ("/p",),
+                "b.f", "b.f", ("import b", "x = 'a\n\"b'"), "def f(): ...", ("/p",),
                 {"pass": (1, None, [2.5, float("inf")]), "inner": {"deep": ("x",)}}, "max-autotune", ("b==1",), ("remark",), ("b",),
             ),
             Context(
@@ -30,4 +33,4 @@ from minidbg.core.run_spec import BackendRef, CallPath, Context, Level, RunSpec
     ],
 )  # fmt: skip
 def test_all_of_the_record_travels_to_another_process(spec: RunSpec) -> None:
-    assert RunSpec.from_literal(spec.to_literal()) == spec
+    assert record_of(json.loads(json.dumps(table_of(spec))), RunSpec) == spec

@@ -53,9 +53,7 @@ def write_script(tmp_path: Path) -> WriteScript:
         inputs: str = INPUTS,
         function: str = "",
     ) -> Path:
-        table = (
-            f'[tool.minidbg]\nschema = 1\nkind = "{kind}"\nbackend = "{backend}"\ncall = "{call}"\n{header}'
-        )
+        table = f'[tool.minidbg]\nschema = 1\nkind_if_unseen = "{kind}"\nbackend.name = "{backend}"\ncall = "{call}"\n{header}'
         lines = "\n".join("# " + line if line else "#" for line in table.splitlines())
         function = function or f"import planted_backends\nbackend = planted_backends.{backend}\n"
         text = (
@@ -182,7 +180,9 @@ def test_a_script_that_lacks_its_backend_says_what_and_is_judged_with_what_an_ex
     (tmp_path / "lib" / "train.py").write_text(
         "import planted_backends\n\ndef make(name):\n    return getattr(planted_backends, name)\n"
     )
-    header = f'paths = [{str(tmp_path / "lib")!r}]\nreference = {{missing_backend = ["a closure of train.py:4"]}}\n'
+    header = (
+        f'backend.paths = [{str(tmp_path / "lib")!r}]\nbackend.missing_backend = "a closure of train.py:4"\n'
+    )
     path = write_script("make.backend", header=header, function="backend = ...\n")
     assert run_here(path) == 125
     said = in_words(capfd.readouterr().out)

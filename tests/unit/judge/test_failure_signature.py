@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from minidbg.core.outcome import Direction, Kind, Signature
+from minidbg.core.records import record_of, table_of
 from minidbg.judge.signature import also_imported, function_name, phase_of, signature_of, stable_message
 
 
@@ -259,7 +260,7 @@ def test_function_names_are_the_same_in_every_python(qualified: str, expected: s
 def test_signature_is_plain_and_read_back_by_the_package() -> None:
     found = signature_of(raised(lambda: [][3]), "runtime", "backward")
     assert (found.kind, found.direction) == (Kind.RUNTIME, Direction.BACKWARD)
-    assert Signature.from_table(json.loads(json.dumps(found.to_table()))) == found
+    assert record_of(json.loads(json.dumps(table_of(found))), Signature) == found
 
 
 def test_exceptions_with_hostile_text_are_only_text() -> None:

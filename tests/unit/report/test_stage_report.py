@@ -14,6 +14,7 @@ from torch import fx
 
 from minidbg import repro
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.core.records import record_of
 from minidbg.core.run_spec import BackendRef, Provenance, RunSpec
 from minidbg.fx.case import Case
 from minidbg.report.stages import StageReport, find_stages, keep_stages, kept_file, stages_of
@@ -185,4 +186,4 @@ def test_what_a_program_can_change_is_tried(folder: Path, is_gone: Any, passes: 
 
 def test_a_report_is_read_back_from_what_is_kept() -> None:
     for report in (REPORT, replace(REPORT, passes=(), notes=("a",))):
-        assert StageReport.from_table(report.to_table()) == replace(report, seconds=12.3)
+        assert record_of(report.to_json(), StageReport) == replace(report, seconds=12.3)

@@ -48,6 +48,13 @@ def test_everything_written_is_read_back(make_case, tmp_path):
     assert header.nodes == 1
 
 
+def test_half_a_surrogate_makes_no_other_failure(make_case, tmp_path):
+    signature = Signature(Kind.COMPILE, types=("T",), message="a file a\udc80.cpp \U0001f600 \x7f\t\u2028")
+    assert signature.matches(
+        read_header(write(make_case(signature=signature), tmp_path / "r.py")).spec.signature
+    )
+
+
 def test_a_published_header_holds_of_a_long_message_what_the_failure_is_recognised_by(make_case, tmp_path):
     said = "ValueError: no relu here, in any of the tiles\n  of the first kernel\n" + "    ops.load\n" * 50
     path = write(make_case(provenance=Provenance(message=said)), tmp_path / "r.py")
@@ -77,7 +84,7 @@ EDITS = {
     "byte order mark": lambda text: "\ufeff" + text,
     "a comment above": lambda text: "# my notes\n\n" + text,
     "code that no longer parses": lambda text: text.replace("def inputs", "def broken syntax ("),
-    "a value of one's own": lambda text: text.replace("# details", "# attempts = 3\n# details"),
+    "a value of one's own": lambda text: text.replace("# schema", "# attempts = 3\n# schema"),
     "more tables": lambda text: (
         text.removesuffix("# ///\n") + "#\n# [tool.minidbg.mine]\n# x = 1\n#\n# ///\n"
     ),
@@ -95,16 +102,27 @@ def test_an_edited_script_is_still_read(make_case, tmp_path, edit):
     ("damage", "why"),
     [
         (lambda text: "print(1)\n", "no '# /// script' block"),
-        (lambda text: text[: text.index("# details")], "no '# /// script' block"),
+        (lambda text: text[: text.index("# schema")], "no '# /// script' block"),
         (lambda text: text.replace("expect =", "expect"), "not valid TOML"),
-        (lambda text: text.replace('"kind": ', '"kind" '), "not valid JSON"),
-        (lambda text: text.replace('"kind": "compile"', '"kind": "mystery"', 1), "mystery"),
+        (
+            lambda text: text.replace('kind = "compile"', 'kind = "mystery"'),
+            "signature.kind = 'mystery': invalid",
+        ),
+        (
+            lambda text: text.replace("nodes = 1", "nodes = true", 1),
+            "nodes = True: expected `int`, got `bool`",
+        ),
+        (
+            lambda text: text.replace("# schema", "# tolerances = {float32 = [1, 'x']}\n# schema"),
+            "tolerances = .*expected `float`",
+        ),
+        (lambda text: text.replace("name =", "nom ="), "missing required field `name`"),
         (lambda text: text.replace("tool.minidbg", "tool.other"), r"no \[tool.minidbg\]"),
-        (lambda text: text.replace('"schema": 1', '"schema": 9'), "schema 9"),
-        (lambda text: text.replace('"schema": 1, ', ""), "schema"),
+        (lambda text: text.replace("schema = 1", "schema = 9"), "schema 9"),
+        (lambda text: text.replace("# schema = 1\n", ""), "schema None"),
         (lambda text: text.replace('expect = "reproduces"', 'expect = "perhaps"'), "perhaps"),
         (lambda text: text + text, "2 '# /// script' blocks"),
-        (lambda text: text.replace('"types": [', '"types": 3, "x": ['), "damaged"),
+        (lambda text: text.replace("types = [", "types = 3, x = ["), "signature.types = 3: expected `array`"),
         (lambda text: "", "no '# /// script' block"),
     ],
 )
@@ -158,6 +176,6 @@ def test_stored_tensors_bring_their_readers(make_case, tmp_path):
 
 def test_what_a_person_adds_on_a_line_of_its_own_counts(make_case, tmp_path):
     path = write(make_case(), tmp_path / "r.py")
-    path.write_text(path.read_text().replace("# details", '# device = "cuda:1"\n# details'))
+    path.write_text(path.read_text().replace("# schema", '# device = "cuda:1"\n# schema'))
     header = read_header(path)
     assert (header.spec.device, header.nodes) == ("cuda:1", 1)

@@ -12,7 +12,7 @@ from torch import fx
 from minidbg.core.errors import CannotWrite
 from minidbg.core.outcome import Kind, Signature
 from minidbg.core.run_spec import BackendRef, CallPath, Context
-from minidbg.core.script_header import metadata_of, table_in
+from minidbg.core.script_header import metadata_of
 from minidbg.repro import Exactness, Form, render, write
 
 
@@ -81,7 +81,7 @@ def test_a_script_never_names_minidbg_in_its_code(make_case, form):
 def test_options_and_config_are_written_so_that_they_are_read(make_case):
     backend = BackendRef("b", '"b"', options={"a": (1, None), "b": 'x"y'})
     text = render(make_case(backend=backend)).text
-    options = table_in(metadata_of(text))["options"]
+    options = metadata_of(text)["tool"]["minidbg"]["backend"]["options"]
     assert ast.literal_eval(options) == {"a": (1, None), "b": 'x"y'}
 
 

@@ -24,11 +24,9 @@ from minidbg.workers import Ended, Request
 REPRO = """# /// script
 # [tool.minidbg]
 # schema = 1
-# kind = "{kind}"
+# kind_if_unseen = "{kind}"
 # expect = "{expect}"
-# backend = "toy"
-# [tool.minidbg.reference]
-# modules = ["toy_backend"]
+# backend = {{name = "toy", modules = ["toy_backend"]}}
 # ///
 def backend():
     import toy_backend

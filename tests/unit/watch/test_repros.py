@@ -36,8 +36,7 @@ SCRIPT = """# /// script
 #
 # [tool.minidbg]
 # schema = 1
-# kind = "compile"
-# backend = "toy"
+# backend.name = "toy"
 # nodes = 3
 # [tool.minidbg.signature]
 # kind = "compile"
@@ -123,9 +122,9 @@ HOSTILE = {
     "a line of dashes": (SCRIPT.replace("# nodes = 3", "# " + "-" * 100_000), "not valid TOML"),
     "a long key": (SCRIPT.replace("# nodes = 3", "# " + "a." * 20_000 + "a = 1"), "more than 100 parts"),
     "a deep value": (SCRIPT.replace("# nodes = 3", "# a = " + "[" * 50_000), "nested too deeply"),
-    "paths of a number": (SCRIPT.replace("# nodes = 3", "# paths = 5"), "paths = 5: expected a list of strings"),
-    "nodes without an end": (SCRIPT.replace("nodes = 3", "nodes = inf"), "nodes = inf: expected an integer"),
-    "another expectation": (SCRIPT.replace("# nodes = 3", "# expect = 'flaky'"), "expected 'reproduces' or 'gone'"),
+    "paths of a number": (SCRIPT.replace("# nodes = 3", "# backend.paths = 5"), "backend.paths = 5: expected `array`, got `int`"),
+    "nodes without an end": (SCRIPT.replace("nodes = 3", "nodes = inf"), "nodes = inf: expected `int`, got `float`"),
+    "another expectation": (SCRIPT.replace("# nodes = 3", "# expect = 'flaky'"), "expect = 'flaky': invalid enum value"),
     "a newer schema": (SCRIPT.replace("schema = 1", "schema = 2"), "schema 2, this minidbg reads 1; install a newer minidbg to read it"),
     "too long": ("#" * (SCRIPT_LIMIT_BYTES + 1), "more than 16 MiB"),
 }  # fmt: skip

@@ -314,7 +314,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """A repro folder with a day of history, which a daemon has open."""
     for name, expect in (("a.py", "gone"), ("b.py", "reproduces"), ("never.py", "reproduces")):
         (tmp_path / name).write_text(
-            f'# /// script\n# [tool.minidbg]\n# schema = 1\n# kind = "compile"\n# expect = "{expect}"\n# backend = "toy"\n# ///\n'
+            f'# /// script\n# [tool.minidbg]\n# schema = 1\n# expect = "{expect}"\n# backend.name = "toy"\n# ///\n'
         )
     (tmp_path / "damaged.py").write_text("")
     from minidbg.watch.repros import read_repros
@@ -440,7 +440,7 @@ def test_accept_takes_no_repro_that_still_fails_nor_another_beside_it(
 
 
 def test_list_names_the_repros_of_one_kind(folder: Path) -> None:
-    crash = (folder / "b.py").read_text().replace('kind = "compile"', 'kind = "crash"')
+    crash = (folder / "b.py").read_text().replace("# schema", '# kind_if_unseen = "crash"\n# schema')
     (folder / "crash.py").write_text(crash)
     assert [line.split()[0] for line in run(list_repros, folder, "--kind", "crash")[1].splitlines()] == [
         "crash.py"
