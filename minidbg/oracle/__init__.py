@@ -1,11 +1,12 @@
-"""Questions about a case, each answered in a child: one ``ask``, whatever the case."""
+"""Questions about a case, each answered in a child: one ``ask_all``, whatever the cases."""
 
-from minidbg.oracle.ask import answers_in_forks, ask, unless_the_machine_failed
+from minidbg.oracle.ask import answers_in_forks, ask, ask_all, unless_the_machine_failed
 from minidbg.oracle.parcel import packed, pickled_for_children, unpacked, warmup_for, with_backend
 
 __all__ = [
     "answers_in_forks",
     "ask",
+    "ask_all",
     "packed",
     "pickled_for_children",
     "warmup_for",

@@ -1,4 +1,4 @@
-"""One run in a child: what kills the child, or never comes back, is an Outcome like any other.
+"""Runs in children: what kills the child, or never comes back, is an Outcome like any other.
 
 How long such a call may take when the case is a hang is derived from what a healthy call takes with
 the same backend. A hang is only known by its length, and each question that shows it costs all of
@@ -13,7 +13,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,60 +39,81 @@ from minidbg.workers.kernel_cache import CACHE_VARIABLE, remove_unfinished
 log = logging.getLogger("minidbg")
 
 
-def ask(
-    case: Case,
+def ask(case: Case, *, seconds: float, **more: Any) -> Outcome:
+    """As ``ask_all`` of one case."""
+    return ask_all([(case, seconds)], **more)[0]
+
+
+def ask_all(
+    questions: Sequence[tuple[Case, float]],
     *,
-    seconds: float,
     memory_bytes: int | None = None,
     to_the_end: bool = True,
     deadline: Deadline = NEVER,
     bisection: str = "",
     submit: Submit = workers.submit,
-) -> Outcome:
-    """Have a child run ``execute(case)``, a fork of this process's forkserver where the backend
-    answers in one, and wait for its outcome.
+) -> list[Outcome]:
+    """Have children run ``execute(case)``, each for so many seconds, and wait for the outcomes: in
+    forks of this process's server where the backend answers in one. All are put, then each is finished.
 
-    A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is
-    free), is an outcome of kind crash or hang. One that does so in eager is invalid. A hang is not
-    waited for to the end of ``seconds`` when healthy calls are much shorter; and what may be only
-    slow gets more. ``to_the_end`` is ``execute``'s. Nothing that is waited for passes the
-    ``deadline``: a question that it cuts off looks like a hang. ``bisection``: the folder in which
+    A child that dies, or passes its seconds or ``memory_bytes`` (by default its share of four
+    fifths of what is free), is an outcome of kind crash or hang. One that does so in eager is
+    invalid. A hang is not waited for to the end of ``seconds`` when healthy calls are much shorter;
+    and what may be only slow gets more. ``to_the_end`` is ``execute``'s. Nothing that is waited for
+    passes the ``deadline``: a question that it cuts off looks like a hang. ``bisection``: the folder in which
     torch's bisector keeps its state. Raises OSError when no process can be made, and
     BackendUnreachable where the child could not unpickle the case's backend, or died of it: that is
     no answer.
     """
-    memory_bytes = memory_bytes or memory_limit()
+    memory_bytes = memory_bytes or memory_limit(len(questions))
 
-    def ask(case: Case, seconds: float) -> Outcome:
+    def put(case: Case, seconds: float) -> Future[Ended]:
+        with contextlib.ExitStack() as files:
+            argument = {"case": files.enter_context(packed(case)), "to_the_end": to_the_end}
+            asked = submit(Request(
+                call=ANSWER, argument={**argument, "bisection": bisection}, seconds=deadline.left(seconds),
+                deadline=deadline, memory_bytes=memory_bytes,
+                fork=warmup_for(case) if answers_in_forks(case) else None,
+            ))  # fmt: skip
+            until_its_end = files.pop_all()
+        asked.add_done_callback(lambda _: until_its_end.close())
+        return asked
+
+    def outcome_of(case: Case, seconds: float, *begun: Future[Ended]) -> Outcome:
+        first = list(begun)
+
         def once() -> Outcome:
             try:
-                with packed(case) as package:
-                    request = Request(
-                        call=ANSWER,
-                        argument={"case": package, "to_the_end": to_the_end, "bisection": bisection},
-                        seconds=deadline.left(seconds),
-                        deadline=deadline,
-                        memory_bytes=memory_bytes,
-                        fork=warmup_for(case) if answers_in_forks(case) else None,
-                    )
-                    return outcome_of_question(case, submit(request).result(), deadline)
+                asked = first.pop() if first else put(case, seconds)
+                return outcome_of_question(case, asked.result(), deadline)
             except CannotWrite as refusal:
                 return Outcome(Verdict.INVALID, reason=str(refusal))
 
         return unless_the_machine_failed(once, expected=case.signature, deadline=deadline)
 
-    if case.spec.traits.endless:
-        enough = time_for(case, ask, deadline)
-        return ask(case, seconds if enough is None else min(seconds, max(LEAST_S, enough)))
-    forked = answers_in_forks(case)
-    outcome = ask(case, seconds)
-    if is_hang(outcome):
-        enough = time_for(case, ask, deadline)
-        if forked and not answers_in_forks(case):
-            return ask(case, seconds)
-        if case.kind is None and enough is not None and enough > seconds:
-            return ask(case, enough)
-    return outcome
+    def finished(case: Case, seconds: float, forked: bool, *begun: Future[Ended]) -> Outcome:
+        outcome = outcome_of(case, seconds, *begun)
+        if is_hang(outcome) and not case.spec.traits.endless:
+            enough = time_for(case, outcome_of, deadline)
+            if forked and not answers_in_forks(case):
+                return outcome_of(case, seconds)
+            if case.kind is None and enough is not None and enough > seconds:
+                return outcome_of(case, enough)
+        return outcome
+
+    asked: list[tuple[Any, ...]] = []
+    try:
+        for case, seconds in questions:
+            if case.spec.traits.endless and (enough := time_for(case, outcome_of, deadline)) is not None:
+                seconds = min(seconds, max(LEAST_S, enough))
+            asked.append((case, seconds, answers_in_forks(case)))
+            with contextlib.suppress(CannotWrite, OSError):  # it is put again when it is waited for
+                asked[-1] = (*asked[-1], put(case, seconds))
+        return [finished(*question) for question in asked]
+    finally:
+        for _, _, _, *begun in asked:
+            for future in begun:
+                future.cancel()  # on Ctrl-C
 
 
 def is_hang(outcome: Outcome) -> bool:

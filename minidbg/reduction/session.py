@@ -6,16 +6,13 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from minidbg import oracle, repro, workers
 from minidbg.codegen.size import call_nodes
 from minidbg.core.deadline import Clock, Deadline
 from minidbg.core.errors import CannotWrite
-from minidbg.core.machine import memory_limit
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.core.text import plural
 from minidbg.fx.case import Case
@@ -134,14 +131,7 @@ class Session:
         What is asked in a ``phase`` is learnt at once; a search says itself when it learns.
         """
         for _ in range(self.repeats):
-            self.oracle_calls += sum(not self.is_too_slow(case) for case in cases)
-            with ThreadPoolExecutor(len(cases)) as pool:  # one alone runs in this thread
-                try:
-                    run = partial(self.run, at_once=len(cases))
-                    outcomes = list((pool.map if len(cases) > 1 else map)(run, cases))
-                except BaseException:  # Ctrl-C: the other one is not waited for
-                    workers.interrupt_questions()
-                    raise
+            outcomes = self.run(cases)
             if any(outcome.verdict is not Verdict.GONE for outcome in outcomes):
                 break
         for case, outcome in zip(cases, outcomes, strict=True):
@@ -155,32 +145,39 @@ class Session:
         least = self.too_slow_nodes
         return least is not None and call_nodes(case.graph_module) >= least and not case.spec.traits.endless
 
-    def run(self, case: Case, at_once: int = 1) -> Outcome:
-        """Run ``case`` once in a child, by ``oracle.ask``; what a killed one left half written in the kernel cache goes.
+    def run(self, cases: Sequence[Case]) -> list[Outcome]:
+        """Run each case once in a child, by ``oracle.ask_all``; what a killed one left half written
+        in the kernel cache goes.
 
         Raises BudgetSpent where no time is left for it, or too little: what the deadline cuts off looks like a hang.
         """
-        if self.is_too_slow(case):
-            return Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
-        if self.until.is_over:
+        asked = [(case, self.seconds_for(case)) for case in cases if not self.is_too_slow(case)]
+        self.oracle_calls += len(asked)
+        if asked and self.until.is_over:
             raise BudgetSpent
-        began, seconds = time.time(), self.limits.call_seconds
-        if call_nodes(case.graph_module) > LARGE and not case.spec.traits.endless:
-            seconds = max(seconds, self.remaining() / 2)  # a compiler may need minutes for it
-        outcome = oracle.ask(
-            case,
-            seconds=seconds,
-            memory_bytes=self.limits.memory_bytes or memory_limit(at_once),
+        began = time.time()
+        outcomes = oracle.ask_all(
+            asked,
+            memory_bytes=self.limits.memory_bytes,
             to_the_end=False,
             deadline=self.until,
             submit=self.submit,
         )
-        died = outcome.signature is not None and outcome.signature.kind.traits.dies
+        signatures = [outcome.signature for outcome in outcomes]
+        died = any(signature is not None and signature.kind.traits.dies for signature in signatures)
         if died and self.kernels is not None:
             workers.remove_unfinished(self.kernels, since=began)
-        if self.was_cut_off(outcome, self.until):
+        if any(self.was_cut_off(outcome, self.until) for outcome in outcomes):
             raise BudgetSpent
-        return outcome
+        too_slow = Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
+        shown = iter(outcomes)
+        return [too_slow if self.is_too_slow(case) else next(shown) for case in cases]
+
+    def seconds_for(self, case: Case) -> float:
+        seconds = self.limits.call_seconds
+        if call_nodes(case.graph_module) > LARGE and not case.spec.traits.endless:
+            return max(seconds, self.remaining() / 2)  # a compiler may need minutes for it
+        return seconds
 
     def was_cut_off(self, outcome: Outcome, deadline: Deadline) -> bool:
         """Whether a run ended by the deadline and not by a time limit of its own, or may have."""

@@ -1,44 +1,21 @@
 """Child processes that can be killed: what may crash, hang or fill the memory runs there. Nothing here imports torch."""
 
-from minidbg.workers.child import Ended
-from minidbg.workers.client import (
-    Pool,
-    Request,
-    Scripts,
-    Standby,
-    StandbyPlan,
-    Submit,
-    Warmup,
-    end_server,
-    interrupt_questions,
-    preload_for,
-    start_server,
-    stream_to_the_user,
-    submit_to_server,
-)
-from minidbg.workers.fork import call_in_fork
-from minidbg.workers.interpreter import run_python, submit
-from minidbg.workers.kernel_cache import own_kernel_cache, remove_unfinished, where_kernels_go
-
-__all__ = [
-    "Ended",
-    "Pool",
-    "Request",
-    "Scripts",
-    "Standby",
-    "StandbyPlan",
-    "Submit",
-    "Warmup",
-    "call_in_fork",
-    "end_server",
-    "interrupt_questions",
-    "own_kernel_cache",
-    "preload_for",
-    "remove_unfinished",
-    "run_python",
-    "start_server",
-    "stream_to_the_user",
-    "submit",
-    "submit_to_server",
-    "where_kernels_go",
-]
+from minidbg.workers.child import Ended as Ended
+from minidbg.workers.client import Pool as Pool
+from minidbg.workers.client import Request as Request
+from minidbg.workers.client import Scripts as Scripts
+from minidbg.workers.client import Standby as Standby
+from minidbg.workers.client import StandbyPlan as StandbyPlan
+from minidbg.workers.client import Submit as Submit
+from minidbg.workers.client import Warmup as Warmup
+from minidbg.workers.client import end_server as end_server
+from minidbg.workers.client import preload_for as preload_for
+from minidbg.workers.client import start_server as start_server
+from minidbg.workers.client import stream_to_the_user as stream_to_the_user
+from minidbg.workers.client import submit_to_server as submit_to_server
+from minidbg.workers.fork import call_in_fork as call_in_fork
+from minidbg.workers.interpreter import run_python as run_python
+from minidbg.workers.interpreter import submit as submit
+from minidbg.workers.kernel_cache import own_kernel_cache as own_kernel_cache
+from minidbg.workers.kernel_cache import remove_unfinished as remove_unfinished
+from minidbg.workers.kernel_cache import where_kernels_go as where_kernels_go

@@ -23,7 +23,6 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
@@ -180,8 +179,6 @@ AnyAsked = TypeVar("AnyAsked", bound=Asked)
 class AskedHere(Asked):
     """One that who waits for it reads, so that the process that asks gets no thread."""
 
-    was_interrupted = False
-
     def result(self, timeout: float | None = None, on_interrupt: Callable[[], object] | None = None) -> Ended:
         """How it ended, which is waited for here. Raises OSError where it is lost, and
         KeyboardInterrupt, which ends it: the first one is passed on, after a call of
@@ -198,17 +195,15 @@ class AskedHere(Asked):
             if self.is_under_way:  # an interrupt, or a time limit of the program's own
                 self.cancel()
         ended = super().result(0)
-        if ended.lost and self.was_interrupted:
-            raise KeyboardInterrupt
         if ended.lost:
             raise OSError(": ".join(filter(None, ("a fresh interpreter gave no answer", ended.error))))
         return ended
 
     def cancel(self) -> bool:
-        was_under_way = super().cancel()
-        if was_under_way:
+        is_cancelled = super().cancel()
+        if self.is_under_way:
             self.end(Ended(lost=True))
-        return was_under_way
+        return is_cancelled
 
 
 def import_path() -> list[str]:
@@ -323,7 +318,6 @@ class Server:
         """``home`` is where its folder and those of its runs are; among the temporary files without it."""
         self.home = home
         self.lock = threading.RLock()
-        self.under_way = weakref.WeakSet[Asked]()
         self.standby: Standby | None = None
         self.pid: int | None = None
         """None where it does not run, 0 for the one that has forked this process, which ends with it."""
@@ -444,7 +438,6 @@ class Server:
         asked = kind(put(self.control, question, files), ends)
         if standby is not None:
             standby.let_go()
-        self.under_way.add(asked)
         return asked
 
     def last_words(self) -> str:
@@ -570,12 +563,3 @@ def end_server() -> None:
     with STARTING:
         if (server := SERVERS.pop(os.getpid(), None)) is not None:
             server.end()
-
-
-def interrupt_questions() -> None:
-    """End what this process has asked, whose threads then get a KeyboardInterrupt."""
-    server = SERVERS.get(os.getpid())
-    for asked in list(server.under_way) if server is not None else ():
-        if isinstance(asked, AskedHere):
-            asked.was_interrupted = True
-            asked.interrupt()

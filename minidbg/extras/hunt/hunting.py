@@ -112,7 +112,6 @@ class Hunt:
             for future in futures:
                 future.cancel()
             while wait(futures, timeout=HUNT_POLL_S).not_done:
-                workers.interrupt_questions()
                 workers.end_server()
             raise
 
