@@ -305,7 +305,7 @@ class Daemon:
             return
         message, job, repro = end.result(), run.job, sweep.repros[run.job.repro]
         is_canary = run.purpose is Purpose.CANARY
-        if message.lost and not (run.fresh or sweep.superseded):
+        if message.lost and (run.forked or not run.fresh) and not sweep.superseded:
             self.announce(Notice(f"the worker server ended; a new one starts: {message.error[-300:]}"))
             sweep.lost(run)
             return
@@ -378,6 +378,7 @@ class Daemon:
     def end_sweep(self, sweep: Sweep) -> None:
         """All of it is done; with ``--once`` the daemon is, when the code stood still."""
         self.sweep, watched = None, self.watched
+        self.pool.let_go()
         if self.settings.once:
             watched.rescan()
             sweep.superseded |= watched.snapshot != watched.begun

@@ -57,7 +57,7 @@ class Runner:
     def submit(self, run: Run, repro: Repro, state: State | None) -> None:
         """Have the pool judge the repro on the run's device."""
         device = run.job.device
-        fork = fork_for(self.settings.workers, device, fresh=run.fresh)
+        fork = fork_for(self.settings.workers, device, fresh=run.fresh and not run.forked)
         command = judge_arguments(repro, device)
         if run.purpose is Purpose.CANARY:
             command = (JUDGE_SCRIPT, str(repro.path.absolute()), "--device", device, "--one-op")
@@ -67,6 +67,7 @@ class Runner:
         end = self.pool.submit(Request(
             command, seconds=self.time_limit(run, repro, state, fresh=fork is None), fork=fork, memory_bytes=memory,
             recompiled=self.recompiled, nice=LONG_NICE if run.lane is Lane.LONG else 0, one_thread=not run.fresh,
+            anew=run.forked,
         ))  # fmt: skip
         self.under_way[end] = run
         end.add_done_callback(self.hear)

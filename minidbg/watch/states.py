@@ -7,7 +7,8 @@ Everything here is a pure function of what was seen. The rules, in order:
 - A flaky repro is taken to be fixed only after so many quiet runs that luck is ruled out.
 - A verdict unlike the last one is asked again in fresh interpreters before it counts: once
   (``after_difference``). Although no watched file has changed, ``SAME_CODE_RUNS`` times, or none
-  that it loads, twice: something that is not watched may have changed.
+  that it loads, twice: something that is not watched may have changed. Where many flip at once the
+  first confirmations are by a fork each of one fresh interpreter (``Sweep.may_fork``).
 - A repro is flaky when the fresh runs of one sweep are neither all like the first run nor all like the last verdict.
 - What ``MOST_RUNS`` runs of one sweep cannot confirm changes nothing.
 """

@@ -45,6 +45,8 @@ ORDER: Sequence[Queue] = (
 """Who gets a free slot: first verdicts, confirmations, and then what takes longer."""
 BackendKey: TypeAlias = tuple[str, str]
 """``Repro.backend_key``, and a device: what a canary is run for."""
+MANY_TO_CONFIRM = 4
+"""So many that wait at once are worth the start of a server that imports anew."""
 CAN_RUN = frozenset({Verdict.GONE, Verdict.SKIPPED})
 """Of a canary: the backend handles an op; or is not here, as each of its repros will say."""
 
@@ -57,6 +59,8 @@ class Run:
     job: Job
     fresh: bool = False
     lane: Lane = Lane.WARM
+    forked: bool = False
+    """A fresh one in a fork of a server that has imported since the sweep began, the same for all."""
 
 
 @dataclass(slots=True)
@@ -86,6 +90,9 @@ class Sweep:
     """Of each job that is not decided."""
     canaries: dict[BackendKey, Verdict | None] = field(default_factory=dict)
     """What a program of a single op has shown; None until it has."""
+    many_flip: bool = False
+    agreed: dict[BackendKey, bool] = field(default_factory=dict)
+    """Whether forks have shown what interpreters of their own showed then, each time."""
     held: list[tuple[Run, Observation]] = field(default_factory=list)
     """What has been seen before the canary of its backend."""
 
@@ -144,6 +151,7 @@ class Sweep:
         running = Counter((machine_of(run.job.device), run.lane) for run in under_way)
         busy = Counter(whole_name(run.job.device) for run in under_way)
         warm = bool(self.waiting[Lane.WARM, False])
+        self.many_flip |= len(self.waiting[Lane.FRESH, True]) >= MANY_TO_CONFIRM
 
         @cache
         def has_room(lane: Lane, device: str) -> bool:
@@ -158,12 +166,25 @@ class Sweep:
             for run in self.waiting[queue]:
                 if has_room(run.lane, run.job.device):
                     self.waiting[queue].remove(run)
-                    return run
+                    return replace(run, forked=self.may_fork(run))
         return None
+
+    def may_fork(self, run: Run) -> bool:
+        """Whether a fork of a fresh server will do to confirm: once, what is no death, where forks of
+        the backend and interpreters of their own have agreed in this sweep, and always for this job."""
+        job, state = run.job, self.before(run.job)
+        is_first = run.purpose is Purpose.CONFIRM and run.lane is Lane.FRESH and len(self.runs[job]) == 1
+        return (
+            self.many_flip and is_first and is_cpu(job.device) and not machine_of(job.device)
+            and self.agreed.get(self.key(job), False) and not (state is not None and state.disagreements)
+            and self.runs[job][0].verdict in (Verdict.GONE, Verdict.REPRODUCES)
+        )  # fmt: skip
 
     def lost(self, run: Run) -> None:
         """Its server has died under it: it runs again before all others of its lane, in an interpreter of its own."""
-        self.waiting[run.lane, False].insert(0, replace(run, fresh=True))
+        if run.forked:
+            self.agreed[self.key(run.job)] = False
+        self.waiting[run.lane, run.purpose is Purpose.CONFIRM].insert(0, replace(run, fresh=True))
 
     def saw_canary(self, run: Run, verdict: Verdict) -> list[Decision | Unconfirmed]:
         """A canary has reported. What follows from what was held for it; nothing more is run with a broken backend."""
@@ -182,6 +203,9 @@ class Sweep:
         if self.is_broken(job):
             return []
         runs = self.runs.setdefault(job, [])
+        if run.purpose is Purpose.CONFIRM and not run.forked:
+            agreed = self.agreed.get(self.key(job), True)
+            self.agreed[self.key(job)] = agreed and shown.verdict is runs[0].verdict
         runs.append(shown)
         before, repro = self.before(job), self.repros[job.repro]
         decision = decide(job, before, runs, expect=repro.expect)

@@ -116,6 +116,8 @@ class Request:
     recompiled: tuple[str, ...] = ()
     """Files and folders whose bytecode is not used: it may be of code that had the same size in the same second."""
     nice: int = 0
+    anew: bool = False
+    """In a fork, where it is one, of a server that has imported since the last ``refresh``, and has the usual threads."""
     one_thread: bool = False
     """Give an interpreter of its own one thread, as a fork of the warm one has: that would hang with more."""
 
@@ -453,14 +455,17 @@ class Scripts(Server):
     judged is in it. Its scripts have the environment of an interpreter that was just started, not
     of whoever asks; a thread hears each answer, and a run that it loses says so in its ``Ended``."""
 
-    def __init__(self, preload: Warmup, state: Path | None = None) -> None:
+    def __init__(self, preload: Warmup, state: Path | None = None, *, is_anew: bool = False) -> None:
         """``state`` is the folder for scratch files and compiled kernels; one of its own without
-        it. Raises OSError."""
+        it. ``is_anew``: that of another, for what is asked anew. Raises OSError."""
         self.own_state = None if state else leftovers.make_temporary_folder("scripts")
         self.preload, self.state = preload, state or self.own_state or Path()
-        super().__init__(self.state / "scratch")
+        self.is_anew = is_anew
+        self.anew: Scripts | None = None
+        home = self.state / "scratch" / ("anew" if is_anew else "")
+        super().__init__(home)
         self.loaded: Future[Ended] = Future()
-        shutil.rmtree(self.state / "scratch", ignore_errors=True)  # of a daemon that was killed
+        shutil.rmtree(home, ignore_errors=True)  # of a daemon that was killed
         self.start()
 
     def start(self) -> Self:
@@ -479,7 +484,12 @@ class Scripts(Server):
 
     def submit(self, request: Request) -> Asked:
         fork = None if request.fork is None else self.preload
-        request = replace(request, fork=fork, one_thread=request.one_thread or fork is not None)
+        if request.anew and fork is not None:
+            with self.lock:
+                self.anew = self.anew or Scripts(self.preload, self.state, is_anew=True)
+            return self.anew.submit(replace(request, anew=False))
+        one_thread = request.one_thread or (fork is not None and not self.is_anew)
+        request = replace(request, fork=fork, one_thread=one_thread)
         asked = self.ask(Asked, request)
         threading.Thread(target=asked.wait, name="minidbg-run", daemon=True).start()
         return asked
@@ -492,6 +502,7 @@ class Scripts(Server):
 
     def refresh(self) -> Sequence[str]:
         """End a server that would run old code; the files by whose change it is old."""
+        self.let_go()
         loaded = self.loaded.result().value or {} if self.loaded.done() else {}
         now = fingerprints(list(loaded))
         changed = tuple(path for path, before in loaded.items() if now.get(path) != before)
@@ -500,7 +511,15 @@ class Scripts(Server):
             self.start()
         return changed
 
+    def let_go(self) -> None:
+        """End the server that was started for what is asked anew."""
+        with self.lock:
+            anew, self.anew = self.anew, None
+        if anew is not None:
+            anew.close()
+
     def close(self) -> None:
+        self.let_go()
         self.end()
         if self.own_state is not None:
             shutil.rmtree(self.own_state, ignore_errors=True)
@@ -511,6 +530,7 @@ class Pool(Protocol):
 
     def submit(self, request: Request) -> Future[Ended]: ...
     def refresh(self) -> Sequence[str]: ...
+    def let_go(self) -> None: ...
     def close(self) -> None: ...
 
 

@@ -82,6 +82,9 @@ class RoutingPool:
         self.code = None
         return self.here.refresh()
 
+    def let_go(self) -> None:
+        self.here.let_go()
+
     def close(self) -> None:
         self.others.close()
         self.here.close()

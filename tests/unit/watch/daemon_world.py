@@ -59,6 +59,8 @@ class TablePool:
     """Files that the servers have loaded and that have changed since."""
     closed: bool = False
 
+    def let_go(self) -> None: ...
+
     def submit(self, order: Request) -> Future[Ended]:
         return Children(self.ends)(order)
 

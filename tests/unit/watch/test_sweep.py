@@ -178,6 +178,40 @@ def test_a_flip_is_told_after_its_confirmation_which_runs_beside_the_warm_runs()
     assert [run.purpose for run in decision.runs] == [Purpose.RUN, Purpose.CONFIRM]
 
 
+def many_flips(confirmed: Verdict) -> Driven:
+    """A sweep in which all of nine are gone by a warm run, and interpreters of their own have confirmed two so."""
+    sweep = passed(sweep_over(*(state(f"{number}.py") for number in range(9))))
+    while runs := [run for run in (*sweep.under_way, *started(sweep)) if run.purpose is Purpose.RUN]:
+        report(sweep, runs[0], GONE)
+    alone = list(sweep.under_way)
+    assert [(run.fresh, run.forked) for run in alone] == [(True, False)] * 2
+    for run in alone:
+        report(sweep, run, confirmed)
+    return sweep
+
+
+@pytest.mark.parametrize(("confirmed", "forked"), [(GONE, True), (REPRODUCES, False)])
+def test_forks_of_one_fresh_server_confirm_many_flips_once_an_interpreter_of_its_own_has_agreed(
+    confirmed: Verdict, forked: bool
+) -> None:
+    sweep, others = many_flips(confirmed), list[Run]()
+    while runs := started(sweep) or sweep.under_way:
+        others.append(runs[0])
+        report(sweep, runs[0], GONE)
+    assert {(run.fresh, run.forked) for run in others} == {(True, forked)}
+    assert {run.job for run in others} >= {*sweep.jobs[2:]}
+
+
+def test_where_the_fresh_server_ends_under_a_fork_interpreters_of_their_own_go_on() -> None:
+    sweep = many_flips(GONE)
+    (lost, _), sweep.under_way = started(sweep), []
+    sweep.lost(lost)
+    runs = started(sweep)
+    assert lost.forked
+    assert lost.job in {run.job for run in runs}
+    assert not any(run.forked for run in runs)
+
+
 def test_a_change_during_the_sweep_drops_what_was_not_vouched_for() -> None:
     sweep = sweep_over(state("a.py"), state("b.py"))
     canary, run = started(sweep)

@@ -111,6 +111,23 @@ def test_a_program_ends_in_the_same_way_wherever_it_runs(way: str, tmp_path: Pat
     assert not wrong
 
 
+def test_what_is_asked_anew_is_forked_from_one_server_that_started_after_the_last_refresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    (tmp_path / "script.py").write_text("print(hash('a word'))")
+    with contextlib.closing(Scripts(Warmup(), state=tmp_path)) as pool:
+
+        def hashed(*, anew: bool) -> str:
+            request = Request((str(tmp_path / "script.py"),), fork=Warmup(), anew=anew)
+            return pool.submit(request).result().stdout
+
+        first, again, warm = hashed(anew=True), hashed(anew=True), hashed(anew=False)
+        pool.refresh()
+        assert first == again
+        assert len({first, warm, hashed(anew=True)}) == 3
+
+
 @pytest.mark.slow
 def test_the_time_begins_when_the_program_says_so() -> None:
     program = (
