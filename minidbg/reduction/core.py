@@ -16,15 +16,7 @@ from minidbg.core.deadline import NEVER, Deadline
 from minidbg.core.errors import MinidbgError
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx.copying import clone_values, copy_graph_module, freezing_gc
-from minidbg.reduction import edits
-from minidbg.reduction.find import (
-    FEW_UNITS,
-    drop_chunks,
-    follow_suspects,
-    keep_needed,
-    narrow_window,
-    try_islands,
-)
+from minidbg.reduction import edits, find
 from minidbg.reduction.search import BudgetSpent, Candidate, Pass, Search, once, repeat, run_passes
 from minidbg.reduction.simplify import SIMPLIFYING, is_another_cause, plainness, simplify_inputs_at_once
 
@@ -55,9 +47,9 @@ class Minimized:
 Passes: TypeAlias = tuple[tuple[str, Pass], ...]
 
 FINDING: tuple[tuple[str, Callable[[Search], None]], ...] = (
-    ("islands", try_islands),
-    ("bisect", narrow_window),
-    ("needed", keep_needed),
+    ("islands", find.try_islands),
+    ("bisect", find.narrow_window),
+    ("needed", find.keep_needed),
 )
 """From a large graph to the few nodes that matter; each once, and none in a small graph."""
 
@@ -90,7 +82,7 @@ def reduce_graph(search: Search, *, simplify: bool = False) -> None:
     what the oracle raises, and NotReproduced when the whole was asked and did not fail.
     """
     try:
-        follow_suspects(search)
+        find.follow_suspects(search)
         reduce_to_fixed_point(search)
         if search.by_predicate:
             search.confirm_whole()
@@ -113,20 +105,20 @@ def reduce_to_fixed_point(search: Search) -> None:
         is_first, before = before is None, search.best
         search.passing.clear()
         search.keep_passed_through = False
-        if is_first or len(before.calls) > 2 * FEW_UNITS:
-            for name, find in FINDING:
+        if is_first or len(before.calls) > 2 * find.FEW_UNITS:
+            for name, narrower in FINDING:
                 larger = search.best
                 # what has led back from an op to where it went wrong is one cluster, and none of it an island
                 is_slice = search.fails_when_it_runs and search.followed and search.steps
-                if len(larger.calls) > FEW_UNITS and not (name == "islands" and is_slice):
+                if len(larger.calls) > find.FEW_UNITS and not (name == "islands" and is_slice):
                     search.phase = name
-                    find(search)
+                    narrower(search)
                 if search.best is not larger:
-                    follow_suspects(search)
+                    find.follow_suspects(search)
         # a failure that is not monotone may need none of what single removals keep
-        elif len(before.calls) > FEW_UNITS:
+        elif len(before.calls) > find.FEW_UNITS:
             search.phase = "chunks"
-            drop_chunks(search)
+            find.drop_chunks(search)
         search.keep_passed_through = True
         repeat(search, ALONG_A_CHAIN if search.fails_when_it_runs else POLISHING)
 

@@ -67,9 +67,8 @@ class Subsets:
         return verdict in SHOWN
 
     def called(self, names: Set[str] | Sequence[str]) -> list[int]:
-        """Units with a node of one of these names."""
-        named = {*names}
-        return [n for n, unit in enumerate(self.units) if any(node.name in named for node in unit)]
+        wanted = {*names}
+        return sorted({number for node, number in self.unit_of.items() if node.name in wanted})
 
 
 def units_of(recording: Recording) -> list[Unit]:

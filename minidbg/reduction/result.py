@@ -85,18 +85,15 @@ class ReductionResult:
         why = f": {self.ended_by}" if self.ended_by else ""
         extra = f" (values and settings not simplified{why})" if why else ""
         extra = extra if self.certified else f" (not certified as minimal{why})"
-        counts += f"{extra}{self._others()}"
+        also = f"; also found: {plural(self.also_found, 'other failure')}" if self.also_found else ""
+        if self.others:  # ; also found: `input 3 differs`, in .minidbg/captures/accuracy_relu_12ab34.py
+            said, path = self.others[0]
+            more = f" ({self.also_found - 1} more beside it)" if self.also_found > 1 else ""
+            also = f"; also found: `{said}`, in {display_path(path)}{more}"
+        counts += f"{extra}{also}"
         if self.lacking:
             return f"{counts}; a reduced {how_to_supply_backend(self.path, self.lacking)}"
         return f"{counts}; run: python {display_path(self.path)}"
-
-    def _others(self) -> str:
-        """``; also found: `input 3 differs`, in .minidbg/captures/accuracy_relu_12ab34.py``."""
-        if not self.others:
-            return f"; also found: {plural(self.also_found, 'other failure')}" if self.also_found else ""
-        said, path = self.others[0]
-        more = self.also_found - 1
-        return f"; also found: `{said}`, in {display_path(path)}{f' ({more} more beside it)' if more > 0 else ''}"
 
     def to_json(self) -> dict[str, Any]:
         path, verdict = str(self.path) if self.path else None, str(self.verdict)
