@@ -16,7 +16,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -223,8 +222,15 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
                 search = searched(smallest, session)
                 steps = [*steps, *search.steps]
     session.best = smallest = of_case(case, search.best)
-    settings_fail = partial(session.fails, phase="settings")
-    simpler = context_passes.simplify(smallest, settings_fail, session.remaining)
+
+    def fails(simpler: Case) -> bool:
+        try:
+            return session.fails(simpler, "settings")
+        except KeyboardInterrupt:  # which leaves no time for another
+            session.interrupted = True
+            return False
+
+    simpler = context_passes.simplify(smallest, fails, session.remaining)
     notes = ("interrupted by Ctrl-C",) if session.interrupted else ()
     if chance.is_flaky:
         simpler = simpler.with_spec(attempts=session.repeats)

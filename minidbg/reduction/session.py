@@ -214,16 +214,10 @@ class Session:
             )
 
     def fails(self, case: Case, phase: str) -> bool:
-        """Whether a run shows the case's own failure; where no time is left for one, or the first
-        Ctrl-C ends it, none did."""
+        """Whether a run shows the case's own failure; where no time is left for one, none did."""
         try:
             return self.ask([case], phase=phase)[0].verdict in SHOWN
         except BudgetSpent:
-            return False
-        except KeyboardInterrupt:
-            if self.interrupted:
-                raise
-            self.interrupted = True
             return False
 
     def tell(self, phase: str, nodes: int, start_nodes: int) -> None:
