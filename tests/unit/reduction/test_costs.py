@@ -50,6 +50,9 @@ CAUSES: dict[str, tuple[int, Sequence[int], dict[str, Any], int]] = {
     "thirty: two": (30, [3, 20], {}, 15),
     "four: one": (4, [0], {}, 4),
     "four: two": (4, [0, 3], {}, 6),
+    "four: frames name it": (4, [1], frames((1,)), 1),
+    "four: frames name another": (4, [1], frames((2,)), 4),
+    "four: the text names it": (4, [1], {"hints": ("op_1",)}, 1),
 }
 
 
