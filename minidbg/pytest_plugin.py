@@ -24,10 +24,9 @@ import pytest
 
 from minidbg.core.errors import MinidbgError
 from minidbg.core.files import read_regular
-from minidbg.core.json_lines import last_json
 from minidbg.core.outcome import Outcome, Verdict, is_expected
 from minidbg.core.script_header import BLOCK, HIDDEN, SCRIPT_LIMIT_BYTES, text_of
-from minidbg.core.text import display_path
+from minidbg.core.text import display_path, last_json
 from minidbg.watch.repros import Repro, is_script, read_repro
 from minidbg.watch.runner import PROBE_SCRIPT, fork_for, judge_arguments, outcome_of_job
 from minidbg.watch.settings import Devices, Workers, chosen_devices, parse_devices

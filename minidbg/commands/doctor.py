@@ -25,9 +25,8 @@ from packaging.requirements import Requirement
 
 from minidbg import torch_internals, workers
 from minidbg.core import environment, settings
-from minidbg.core.json_lines import last_json
 from minidbg.core.machine import HERE
-from minidbg.core.text import plural
+from minidbg.core.text import last_json, plural
 from minidbg.repro import crash_records
 from minidbg.watch.probe import accelerators
 

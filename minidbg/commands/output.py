@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minidbg.core.errors import MinidbgError
-from minidbg.core.files import glob, is_file
+from minidbg.core.files import glob
 from minidbg.core.script_header import HIDDEN
 from minidbg.core.text import display_path, printable
 
@@ -49,7 +49,7 @@ def find_repro(text: Path, folder: Path) -> Path:
 
     captures = folder / HIDDEN / "captures"
     for candidate in (text, folder / text, folder / f"{text}.py", captures / text):
-        if is_file(candidate):
+        if os.path.isfile(candidate):
             return candidate
     if text.name != str(text) or text.suffix == ".py":
         raise MinidbgError(f"{text}: no such file; give the path of a repro script, or a part of its name")

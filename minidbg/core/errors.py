@@ -34,11 +34,10 @@ class TorchNameMissing(MinidbgError):
 
 class UnknownBackend(MinidbgError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        self.name = name
-        self.known = sorted(known)
+        names = sorted(known)
         super().__init__(
-            f"no backend named {name!r}{nearest(name, self.known)}. "
-            f"torch.compile knows: {', '.join(self.known)}; a backend that is registered by an import "
+            f"no backend named {name!r}{nearest(name, names)}. "
+            f"torch.compile knows: {', '.join(names)}; a backend that is registered by an import "
             f"needs that import first: minidbg.wrap(..., setup='import PACKAGE'), or PACKAGE:NAME on a command line"
         )
 

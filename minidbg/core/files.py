@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import stat
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
@@ -42,28 +43,16 @@ def read_regular(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
 
 
 def glob(folder: Path, pattern: str) -> list[Path]:
-    """What ``folder`` has of that pattern, in order; nothing where it may not be looked into:
-    somebody else's hidden folder."""
+    """What ``folder`` has of that pattern, in order; nothing where it may not be looked into."""
     try:
         return sorted(folder.glob(pattern))
     except OSError:
         return []
 
 
-def is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
-def for_others_to_read(path: str, flags: int) -> int:
-    """An opener whose new files have the mode of the user's umask, and are never writable by everybody."""
-    return os.open(path, flags, 0o664)
-
-
-def for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+for_its_owner = partial(os.open, mode=0o600)
+for_others_to_read = partial(os.open, mode=0o664)
+"""Openers: less what the user's umask takes, so that no new file is writable by everybody."""
 
 
 def replace_file(path: Path, content: bytes, *, private: bool = False) -> None:
@@ -84,8 +73,6 @@ def replace_file(path: Path, content: bytes, *, private: bool = False) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return  # a folder cannot be opened there
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

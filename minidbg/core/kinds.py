@@ -14,10 +14,8 @@ from dataclasses import dataclass
 class Traits:
     title: str
     """The first line of a repro."""
-    report: str
-    """In a bug report, after the backend's name and before the ops."""
     warning: str
-    """Of a program that goes on, after the backend's name."""
+    """After the backend's name: of a program that goes on, and in a bug report."""
     happened: str = "failed"
     """Of graphs: ``3 graphs failed to compile``."""
     raises: bool = False
@@ -42,7 +40,7 @@ class Traits:
         return self.raises and self.compiles
 
 
-UNSEEN = Traits(title="", report="", warning="", compiles=False)
+UNSEEN = Traits(title="", warning="", compiles=False)
 """Of a case whose failure nobody has seen yet: nothing may be concluded."""
 
 
@@ -67,7 +65,6 @@ class Kind(enum.StrEnum):
 TRAITS: Mapping[Kind, Traits] = {
     Kind.COMPILE: Traits(
         title="{backend} fails to compile {ops}.",
-        report="fails to compile",
         warning="failed to compile",
         happened="failed to compile",
         raises=True,
@@ -75,21 +72,18 @@ TRAITS: Mapping[Kind, Traits] = {
     ),
     Kind.RUNTIME: Traits(
         title="The code that {backend} makes of {ops} fails.",
-        report="compiles, and what it compiled fails at",
         warning="failed to run",
         happened="failed to run",
         raises=True,
     ),
     Kind.ACCURACY: Traits(
         title="{backend} gives wrong results for {ops}.",
-        report="gives a wrong result for",
         warning="gives wrong results for",
         happened="gave wrong results",
         compares=True,
     ),
     Kind.CRASH: Traits(
         title="The process dies in {backend} with {ops}.",
-        report="ends the process at",
         warning="ended a process with",
         dies=True,
         otherwise="crashed",
@@ -97,7 +91,6 @@ TRAITS: Mapping[Kind, Traits] = {
     ),
     Kind.HANG: Traits(
         title="{backend} does not come back from {ops}.",
-        report="does not come back from",
         warning="did not come back from",
         dies=True,
         endless=True,

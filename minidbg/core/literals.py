@@ -37,7 +37,7 @@ def write_literal(value: object, path: str = "") -> str:
         return repr(value)
     if kind is complex and math.isfinite(abs(value)):  # type: ignore[arg-type]
         return repr(value)
-    if name in TORCH_TYPES or kind is TorchName:
+    if name in TORCH_TYPES:
         return str(value)
     if name == "torch.device":
         return f"torch.device({str(value)!r})"
@@ -73,14 +73,8 @@ def write_container(values: Iterable[Any], kind: str, path: str) -> str:
     return opening + ", ".join(items) + comma + closing
 
 
-class TorchName(str):
-    """The text of a value of torch's, in a process that has not imported torch."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
 def read_literal(text: str) -> Any:
+    """What ``write_literal`` wrote; values of torch's as their text in a process without torch."""
     return value_of(ast.parse(text, mode="eval").body)
 
 
@@ -104,10 +98,10 @@ def value_of(node: ast.expr) -> Any:
             func=ast.Attribute(ast.Name("torch"), "device" | "Size" as name), args=items, keywords=[]
         ):
             torch = sys.modules.get("torch")
-            return getattr(torch, name)(*map(value_of, items)) if torch else TorchName(ast.unparse(node))
+            return getattr(torch, name)(*map(value_of, items)) if torch else ast.unparse(node)
         case ast.Attribute(value=ast.Name(id="torch"), attr=name):
             if (torch := sys.modules.get("torch")) is None:
-                return TorchName(ast.unparse(node))
+                return ast.unparse(node)
             if isinstance(
                 found := getattr(torch, name, None), (torch.dtype, torch.layout, torch.memory_format)
             ):

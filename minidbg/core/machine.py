@@ -1,12 +1,16 @@
 """What the machine has and what of it is free. Whoever decides by that how many children there are,
-and how much each may have, is handed one."""
+and how much each may have, is handed one. And ``Deadline``: the moment by which an answer is due,
+handed down to everybody who waits for something on the way, since seconds that each of several
+waits may take add up to more than anybody asked for."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -71,3 +75,34 @@ def busyness(machine: Machine = HERE) -> float:
     A limit that is too short for a busy machine would turn a slow start of an interpreter into a verdict.
     """
     return min(MOST_BUSY, max(1.0, machine.load() / machine.processors()))
+
+
+class Clock(Protocol):
+    """Seconds that only grow. Whoever measures or waits is handed one."""
+
+    def __call__(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    at: float = math.inf
+    """In the seconds of ``clock``. Those of ``time.monotonic`` are the same in each process of a machine."""
+    clock: Clock = time.monotonic
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        return cls(time.monotonic() + seconds)
+
+    def left(self, at_most: float = math.inf) -> float:
+        """Seconds until then, never negative, and never more than ``at_most``."""
+        return max(0.0, min(at_most, self.at - self.clock()))
+
+    @property
+    def is_over(self) -> bool:
+        return self.clock() >= self.at
+
+    def earlier(self, seconds: float) -> Deadline:
+        return replace(self, at=self.at - seconds)
+
+
+NEVER = Deadline()

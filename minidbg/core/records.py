@@ -19,17 +19,8 @@ AnyRecord = TypeVar("AnyRecord")
 LITERALS = ("options", "config")
 """Fields of a backend and of a context that a table holds as the text of a Python literal: their
 values may be None, tuples and torch's dtypes."""
-MALFORMED = (
-    KeyError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    SyntaxError,
-    OverflowError,
-    RecursionError,
-    MemoryError,
-)
-"""What reading a table that anybody may have edited can raise."""
+MALFORMED = (ValueError, TypeError, SyntaxError, OverflowError, RuntimeError, MemoryError)
+"""What reading a table that anybody may have edited can raise; torch refuses a device by RuntimeError."""
 
 
 def table_of(record: Any) -> dict[str, Any]:
@@ -71,24 +62,20 @@ def record_of(table: Any, kind: type[AnyRecord]) -> AnyRecord:
         for name, index in parts:
             value = value[name or int(index)]
         where = "".join(f".{name}" if name else f"[{index}]" for name, index in parts)
-        where = where.removeprefix(".spec").removeprefix(
-            "."
-        )  # the keys of a header's spec are the header's own
+        # the keys of a header's spec are the header's own
+        where = where.removeprefix(".spec").removeprefix(".")
         what = f"{what[0].lower()}{what[1:]}"
         raise ValueError(f"{where} = {value!r:.80}: {what}" if where else what) from None
 
 
 def _with_literals(table: Any) -> Any:
-    if not isinstance(table, Mapping):
-        return table
-    return {
-        name: read_literal(value)
-        if name in LITERALS and isinstance(value, str)
-        else _with_literals(value)
-        if name in ("spec", "backend", "context")
-        else value
-        for name, value in table.items()
-    }
+    if isinstance(table, Mapping):
+        table = dict(table)
+        for name in table.keys() & {"spec", "backend", "context"}:
+            table[name] = _with_literals(table[name])
+        for name in table.keys() & {*LITERALS}:
+            table[name] = read_literal(table[name]) if isinstance(table[name], str) else table[name]
+    return table
 
 
 def describe_malformed(error: BaseException) -> str:

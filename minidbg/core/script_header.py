@@ -35,6 +35,7 @@ class Header:
     expect: Literal["reproduces", "gone"] = "reproduces"
     """``gone`` once fixed: a regression test from then on."""
     nodes: int = 0
+    inputs: int = 0
     provenance: Provenance = Provenance()
     dependencies: tuple[str, ...] = ()
     path: Path = Path()
@@ -76,7 +77,7 @@ def parse_header(text: str, path: str | os.PathLike[str]) -> Header:
         raise ValueError(
             f"its header has schema {table.get('schema')!r:.40}, this minidbg reads {HEADER_VERSION}; install a newer minidbg to read it"
         )
-    facts = {name: table[name] for name in ("expect", "nodes", "provenance") if name in table}
+    facts = {name: table[name] for name in ("expect", "nodes", "inputs", "provenance") if name in table}
     header = record_of({"spec": table, "dependencies": metadata.get("dependencies", ()), **facts}, Header)
     backend, home = header.spec.backend, folder_of_script(os.path.abspath(path))
     paths = tuple(os.path.normpath(os.path.join(home, one)) for one in backend.paths)

@@ -11,21 +11,98 @@ import dataclasses
 import enum
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import platformdirs
 
-from minidbg.core import converters, script_header
-from minidbg.core.converters import Converter, choice, integer, number, path, setting, strings
+from minidbg.core import script_header
 from minidbg.core.errors import BadSetting, nearest
 from minidbg.core.files import NOTE_LIMIT_BYTES, read_regular
 from minidbg.core.run_spec import PRECISIONS, in_precision
 
 DEFAULT_FOLDER = Path("minidbg_repros")
 VALUE_LIMIT_BYTES = 1024**3
+
+Converter: TypeAlias = Callable[[Any], Any]
+"""From what was written to the setting's type. Raises ValueError or TypeError that says what is allowed."""
+
+
+def choice(kind: type[enum.StrEnum]) -> Converter:
+    words = [str(member) for member in kind]
+
+    def chosen(value: Any) -> Any:
+        if isinstance(value, str) and value in words:
+            return kind(value)
+        near = nearest(value, words) if isinstance(value, str) else ""
+        raise ValueError(f"must be one of {', '.join(map(repr, words))}{near}")
+
+    return chosen
+
+
+def number(value: Any, *, at_least: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("must be a number")
+    try:
+        result = float(value)
+    except (ValueError, OverflowError):
+        raise ValueError("must be a number") from None
+    if not result >= at_least:
+        raise ValueError(f"must be {at_least:g} or more")
+    return result
+
+
+def integer(value: Any, *, at_least: int) -> int:
+    result = number(value, at_least=at_least)
+    if not result.is_integer():
+        raise ValueError("must be an integer")
+    return int(result)
+
+
+def boolean(value: Any) -> bool:
+    yes, no = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in yes + no:
+        return value.lower() in yes
+    raise ValueError("must be a boolean (true or false)")
+
+
+def strings(value: Any) -> tuple[str, ...]:
+    """One text, or a list of them. From the environment, one a line."""
+    if not isinstance(value, str | list | tuple) or not all(isinstance(item, str) for item in value):
+        raise ValueError("must be a string or a list of strings")
+    items = value.splitlines() if isinstance(value, str) else value
+    return tuple(item for item in items if item.strip())
+
+
+def string(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("must be a string")
+    return value
+
+
+def pattern(value: Any) -> str:
+    try:
+        re.compile(string(value))
+    except re.error as error:
+        raise ValueError(f"must be a regular expression: {error}") from None
+    return str(value)
+
+
+def path(value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value):
+        raise ValueError("must be a path")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"must be a path: {error}") from None
+
+
+def setting(default: Any, check: Converter) -> Any:
+    return dataclasses.field(default=default, metadata={"check": check})
 
 
 class OnFailure(enum.StrEnum):
@@ -52,13 +129,8 @@ class Verify(enum.StrEnum):
 
 
 def verification(value: Any) -> Verify | int:
-    if isinstance(value, bool):
-        raise ValueError("must be 'first', 'always', 'never' or a number of calls")
-    if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
-        calls = int(value)
-        if calls < 1:
-            raise ValueError("a number of calls must be 1 or more; 'never' compares none")
-        return calls
+    if str(value).removeprefix("-").isdecimal():
+        return integer(value, at_least=1)
     try:
         return Verify(choice(Verify)(value))
     except ValueError as error:
@@ -109,13 +181,13 @@ class Settings:
     """Runs of one reduction."""
     setup: tuple[str, ...] = setting((), strings)
     """Statements that make the backend known in a fresh process."""
-    reference: str | None = setting(None, converters.string)
+    reference: str | None = setting(None, string)
     """``module:qualname`` of the backend, or of a function without arguments that returns it."""
     value_limit_bytes: int = setting(VALUE_LIMIT_BYTES, lambda value: integer(value, at_least=0))
     """Most bytes of real tensor values that are written for one failure, or kept while a graph is unverified."""
-    reduce_oom: bool = setting(False, converters.boolean)
+    reduce_oom: bool = setting(False, boolean)
     """Reduce failures for want of memory too."""
-    match: str | None = setting(None, converters.pattern)
+    match: str | None = setting(None, pattern)
     """A regular expression; a failure whose text does not contain it is captured and not reduced."""
     rtol: float | None = setting(None, lambda value: number(value, at_least=0.0))
     """Relative tolerance of floats in comparisons with eager, for all dtypes; given together with ``atol``."""
@@ -130,7 +202,7 @@ class Settings:
     """Names of further environment variables that a repro needs; their values are written into it."""
     memory_bytes: int | None = setting(None, lambda value: integer(value, at_least=1 << 20))
     """Most bytes of memory that one run may take; None is four fifths of what is free."""
-    crash_records: bool = setting(True, converters.boolean)
+    crash_records: bool = setting(True, boolean)
     """Write down what a backend is about to do, for the case that the process dies in it."""
 
     @property
@@ -185,22 +257,24 @@ def of_call(arguments: Mapping[str, Any], kind: type[WrapSettings | CompilerSett
 
 
 def load(arguments: Mapping[str, Any] | None = None) -> Settings:
-    """The settings of all sources; an argument that is None counts as not given.
-
-    Raises BadSetting for an unknown name or a value out of range, saying where it was written.
-    """
+    """The settings of all sources; an argument that is None counts as not given. Raises BadSetting,
+    which says where it was written."""
     return Settings(**{origin.name: origin.value for origin in load_with_origins(arguments)})
 
 
 def load_with_origins(arguments: Mapping[str, Any] | None = None) -> tuple[Origin, ...]:
     """Each setting with its value and where that was written, in the order of Settings. Raises
     BadSetting as ``load`` does."""
+    sources: list[tuple[str, Mapping[str, Any]]] = []
+    if (user_file := user_settings_file()).is_file():
+        sources.append((str(user_file), read_toml(user_file)))
+    project, table = project_table(Path.cwd())
+    where = f"[tool.minidbg] of {project}"
+    if isinstance(table.get("repro_dir"), str):
+        table["repro_dir"] = project.parent / checked("repro_dir", table["repro_dir"], where, CONVERTERS)
+    table.pop("watch", None)  # it is read, and checked, by watch
     given = {name: value for name, value in (arguments or {}).items() if value is not None}
-    sources = (
-        *files(Path.cwd(), user_settings_file()),
-        ("the environment", from_environment(os.environ)),
-        ("the arguments", given),
-    )
+    sources += [(where, table), ("the environment", from_environment(os.environ)), ("the arguments", given)]
     return merged(Settings(), CONVERTERS, sources)
 
 
@@ -216,17 +290,6 @@ def merged(
             known(name, source, names)
             found[name] = Origin(name, checked(name, value, source, convert), source)
     return tuple(found.values())
-
-
-def files(folder: Path, user_file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if user_file.is_file():
-        yield str(user_file), read_toml(user_file)
-    project, table = project_table(folder)
-    if isinstance(table.get("repro_dir"), str):
-        found = checked("repro_dir", table["repro_dir"], f"[tool.minidbg] of {project}", CONVERTERS)
-        table["repro_dir"] = project.parent / found
-    # [tool.minidbg.watch] is read, and checked, by watch
-    yield f"[tool.minidbg] of {project}", {name: value for name, value in table.items() if name != "watch"}
 
 
 def project_table(folder: Path) -> tuple[Path, dict[str, Any]]:

@@ -1,11 +1,16 @@
 """Text for people. That of others is made safe: exceptions, headers and file names are data, and a
-terminal obeys what it reads."""
+terminal obeys what it reads. And JSON and phases among other lines: what a process says to one that
+reads its stdout, and logs."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 
 def printable(text: str) -> str:
@@ -56,10 +61,7 @@ def ordinal(number: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return signal.Signals(number).name if number in [*signal.Signals] else f"signal {number}"
 
 
 def moment(at: float) -> str:
@@ -68,3 +70,21 @@ def moment(at: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
     except (OverflowError, ValueError, OSError):
         return f"{at!r} s"  # out of a damaged file: beyond what a calendar holds
+
+
+def last_json(text: str) -> Mapping[str, Any] | None:
+    return next(json_objects(reversed(text.splitlines())), None)
+
+
+def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The lines that are JSON objects; others, and those that were cut off by a kill or a full disk, are passed over."""
+    for line in lines:
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError):
+                yield json.loads(line)
+
+
+def last_phase(text: str) -> str:
+    """The last phase that a run has named on stdout, as ``phase compile forward``; empty without one."""
+    phases = [line.removeprefix("phase ") for line in text.splitlines() if line.startswith("phase ")]
+    return phases[-1] if phases else ""

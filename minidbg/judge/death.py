@@ -14,11 +14,10 @@ import re
 import sys
 from dataclasses import replace
 
-from minidbg.core.json_lines import last_json, last_phase
 from minidbg.core.kinds import Kind
 from minidbg.core.outcome import Direction, Outcome, Signature, Verdict
 from minidbg.core.run_spec import RunSpec
-from minidbg.core.text import signal_name
+from minidbg.core.text import last_json, last_phase, signal_name
 from minidbg.judge.signature import CALLS_BACKEND, CARRIERS, failure
 from minidbg.workers import Ended
 

@@ -24,9 +24,8 @@ from torch import fx
 
 from minidbg import torch_internals, workers
 from minidbg.backends import is_pickled
-from minidbg.core.deadline import NEVER, Deadline
 from minidbg.core.errors import BackendUnreachable, CannotWrite
-from minidbg.core.machine import memory_limit
+from minidbg.core.machine import NEVER, Deadline, memory_limit
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from minidbg.core.deadline import NEVER, Deadline
 from minidbg.core.errors import MinidbgError
+from minidbg.core.machine import NEVER, Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx.copying import clone_values, copy_graph_module, freezing_gc
 from minidbg.reduction import edits, find

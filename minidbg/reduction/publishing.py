@@ -14,7 +14,7 @@ from minidbg import backends, oracle, repro, workers
 from minidbg.codegen.inputs import materialise, write_inputs
 from minidbg.codegen.origins import user_line
 from minidbg.codegen.size import call_nodes, targets_of_calls
-from minidbg.core.deadline import Deadline
+from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import LOST, CallPath
 from minidbg.core.text import last_line, signal_name

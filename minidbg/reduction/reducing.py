@@ -24,9 +24,9 @@ from filelock import FileLock, Timeout
 from minidbg import backends, oracle, repro, torch_internals, workers
 from minidbg.codegen.size import call_nodes
 from minidbg.core import foreign
-from minidbg.core.deadline import Deadline
 from minidbg.core.errors import BackendUnreachable, BadSetting, Interrupted, MinidbgError, NotReproduced
 from minidbg.core.files import LOG_LIMIT_BYTES, read_regular, replace_file
+from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.run_spec import LOST, STAND_IN_NOTE, CallPath, CompilerFn, Level
 from minidbg.core.text import display_path, plural

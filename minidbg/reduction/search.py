@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals
-from minidbg.core.deadline import NEVER, Deadline
 from minidbg.core.errors import NotReproduced
+from minidbg.core.machine import NEVER, Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.fx.copying import bytes_of
 from minidbg.fx.edit import extract

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from minidbg import oracle, repro, workers
 from minidbg.codegen.size import call_nodes
-from minidbg.core.deadline import Clock, Deadline
 from minidbg.core.errors import CannotWrite
+from minidbg.core.machine import Clock, Deadline
 from minidbg.core.outcome import Outcome, Signature, Verdict
 from minidbg.core.text import plural
 from minidbg.fx.case import Case

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,12 +13,11 @@ from typing import Any
 
 from minidbg import repro
 from minidbg.core.errors import MinidbgError
-from minidbg.core.files import LOG_LIMIT_BYTES, glob, is_file, read_regular
-from minidbg.core.json_lines import last_json
+from minidbg.core.files import LOG_LIMIT_BYTES, glob, read_regular
 from minidbg.core.records import plain
 from minidbg.core.run_spec import Provenance
 from minidbg.core.script_header import Header
-from minidbg.core.text import display_path, moment, plural
+from minidbg.core.text import display_path, last_json, moment, plural
 from minidbg.history import HISTORY_FILE, Flip, History, State
 from minidbg.report.stages import StageReport, stages_of
 from minidbg.repro.folder import HIDDEN
@@ -68,7 +68,7 @@ class ReproDetails:
             "reduced": provenance.reduced,
             "nodes": self.header.nodes,
             "nodes_before": provenance.nodes,
-            "inputs": count_inputs(self.parts.model),
+            "inputs": self.header.inputs,
             "inputs_before": provenance.inputs,
             "certified": provenance.certified,
             "oracle_calls": provenance.oracle_calls,
@@ -115,25 +115,6 @@ def repro_details(path: Path) -> ReproDetails:
     )
 
 
-def count_inputs(model: str) -> int:
-    """The inputs that ``class Repro`` or ``def graph`` takes, or makes as placeholders."""
-    functions = [one for one in ast.walk(ast.parse(model)) if isinstance(one, ast.FunctionDef)]
-    outermost = next((one for one in functions if one.name in ("forward", "graph")), None)
-    if outermost is None:
-        return 0
-    calls = [
-        one.value.args
-        for one in outermost.body
-        if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)
-    ]
-    made = [
-        args
-        for args in calls
-        if args and isinstance(args[0], ast.Constant) and args[0].value == "placeholder"
-    ]
-    return len([one for one in outermost.args.args if one.arg != "self"]) + len(made)
-
-
 # --- what lies around it ---
 
 
@@ -142,7 +123,7 @@ def capture_beside(path: Path, done: Path | None, home: Path) -> Path | None:
     if path.absolute().parent == captures_in(home):
         return path
     capture = captures_in(home) / f"{done.parent.name}.py" if done is not None else None
-    return capture if capture is not None and is_file(capture) else None
+    return capture if capture is not None and os.path.isfile(capture) else None
 
 
 def captures_in(home: Path) -> Path:
@@ -157,7 +138,7 @@ def done_of(path: Path, header: Header, home: Path) -> Path | None:
     folder = home / HIDDEN / "reductions"
     if path.absolute().parent == captures_in(home):
         done = folder / path.stem / "done.json"
-        return done if is_file(done) else None
+        return done if os.path.isfile(done) else None
     for done in glob(folder, "*/done.json"):
         written = result_in(done)
         names = Path(str(written.get("path", ""))).name, written.get("nodes_before")

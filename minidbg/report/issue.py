@@ -66,7 +66,7 @@ def issue(
     variables = {
         "issue_title": title,
         "kind": str(header.spec.expected.kind),
-        "said": header.spec.expected.kind.traits.report,
+        "said": header.spec.expected.kind.traits.warning,
         "backend_name": header.spec.backend.name,
         "name": re.sub(r"\W", "_", details.path.stem),
         "captured_from": header.provenance.captured_from,

@@ -20,9 +20,9 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from minidbg import backends, oracle, repro, torch_internals, workers
-from minidbg.core.deadline import Deadline
 from minidbg.core.errors import NotReproduced
 from minidbg.core.files import NOTE_LIMIT_BYTES, read_regular, replace_file
+from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.records import MALFORMED, plain, record_of
 from minidbg.core.run_spec import CallPath, Level
@@ -96,7 +96,7 @@ def kept_file(path: Path) -> Path:
 
 
 def stages_of(header: Header) -> StageReport | None:
-    with contextlib.suppress(OSError, *MALFORMED):
+    with contextlib.suppress(OSError, KeyError, *MALFORMED):
         kept = json.loads(read_regular(kept_file(header.path), NOTE_LIMIT_BYTES))
         if kept["digest"] == files_digest(header.path):
             return record_of(kept, StageReport)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from minidbg.core.deadline import Clock
-from minidbg.core.files import NOTE_LIMIT_BYTES, glob, is_file, read_regular
+from minidbg.core.files import NOTE_LIMIT_BYTES, glob, read_regular
+from minidbg.core.machine import Clock
 from minidbg.core.script_header import SCRIPT_LIMIT_BYTES
 from minidbg.repro.folder import HIDDEN, IGNORE, captures, hidden
 from minidbg.workers.leftovers import has_ended, started_ms, this_place
@@ -191,7 +191,7 @@ def reduced_crash(folder: Path | str) -> Mapping[str, Any] | None:
     ):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             written = json.loads(read_regular(note, NOTE_LIMIT_BYTES))["written"]
-            if is_file(Path(written["path"])):
+            if os.path.isfile(written["path"]):
                 return cast(Mapping[str, Any], written)
     return None
 

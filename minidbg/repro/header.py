@@ -88,6 +88,7 @@ def facts_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, 
         "expect": "reproduces",
         "schema": HEADER_VERSION,
         "nodes": call_nodes(case.graph_module),
+        "inputs": len(case.inputs),
         **table_of(spec),
         # done.json in .minidbg has the statistics of the reduction
         "provenance": table_of(replace(case.provenance, oracle_calls=0, seconds=0.0)),

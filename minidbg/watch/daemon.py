@@ -24,9 +24,8 @@ from typing import TypeAlias, TypeVar
 
 from minidbg.core import settings as base
 from minidbg.core.errors import MinidbgError
-from minidbg.core.json_lines import last_json
 from minidbg.core.outcome import Verdict, is_expected
-from minidbg.core.text import display_path, last_line, plural
+from minidbg.core.text import display_path, last_json, last_line, plural
 from minidbg.history import HISTORY_FILE, Flip, Observation, Revision, open_or_begin_anew
 from minidbg.watch import events
 from minidbg.watch.events import Notice

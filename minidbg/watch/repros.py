@@ -24,7 +24,7 @@ import filelock
 import psutil
 
 from minidbg.core.errors import MinidbgError
-from minidbg.core.files import NOTE_LIMIT_BYTES, glob, is_file, open_regular, read_regular, replace_file
+from minidbg.core.files import NOTE_LIMIT_BYTES, glob, open_regular, read_regular, replace_file
 from minidbg.core.outcome import Verdict
 from minidbg.core.records import MALFORMED, describe_malformed
 from minidbg.core.run_spec import BackendRef, RunSpec
@@ -202,7 +202,7 @@ def unreduced(folder: Path) -> list[Repro]:
     """The captures of the repro folder that nobody has reduced since they were written, the oldest first."""
 
     def written(path: Path) -> int:
-        return path.stat().st_mtime_ns if is_file(path) else 0
+        return path.stat().st_mtime_ns if os.path.isfile(path) else 0
 
     paths = sorted(glob(folder / HIDDEN / "captures", "*.py"), key=written)
     waiting = (path for path in paths if written(path) > written(path.with_suffix(".reduced")))

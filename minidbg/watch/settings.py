@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from minidbg.core import settings as base
-from minidbg.core.converters import choice, integer, number, path, setting, string, strings
 from minidbg.core.errors import BadSetting
 from minidbg.core.machine import HERE
+from minidbg.core.settings import choice, integer, number, path, setting, string, strings
 
 
 class FailOn(enum.StrEnum):

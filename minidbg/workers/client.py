@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self, TextIO, TypeVar
 
 from minidbg.core import environment
-from minidbg.core.deadline import NEVER, Deadline
-from minidbg.core.machine import HERE
+from minidbg.core.machine import HERE, NEVER, Deadline
 from minidbg.workers import leftovers
 from minidbg.workers.child import Ended, JsonValue, end_of, kill_group, process_has_ended
 from minidbg.workers.entry import fingerprints

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from minidbg.core import environment
-from minidbg.core.json_lines import last_json, last_phase
+from minidbg.core.text import last_json, last_phase
 from minidbg.workers.child import Child, Ended, end_of
 from minidbg.workers.client import Request, import_path, submit_to_server
 from minidbg.workers.entry import ENTRY

@@ -23,10 +23,10 @@ import torch
 
 from minidbg import oracle, repro, torch_internals, workers
 from minidbg.core import environment
-from minidbg.core.deadline import Deadline
 from minidbg.core.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
 from minidbg.core.files import replace_file
 from minidbg.core.foreign import fence, first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
+from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Signature
 from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import Reduce, Settings

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from minidbg.core.deadline import Clock
+from minidbg.core.machine import Clock
 from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
 from minidbg.wrapper.budget import ReductionBudget

@@ -20,8 +20,8 @@ from click.testing import CliRunner
 from minidbg.commands.output import existing_folder, find_repro
 from minidbg.commands.run.launch import Ending, failure_lines, graph_lines, nothing_failed
 from minidbg.commands.watching import accept
-from minidbg.core.deadline import Deadline
 from minidbg.core.errors import MinidbgError
+from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Kind, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, Provenance, RunSpec
 from minidbg.core.script_header import Header

@@ -63,6 +63,7 @@ def test_any_table_is_read_or_refused(table: dict[str, Any]) -> None:
 @example("[tool.minidbg]\nschema = 1\nbackend.name = 'x'\ncontext.config = '" + "[" * 9000 + "'")
 @example("[tool.minidbg]\nschema = 1\nbackend.name = 'x'\nnodes = inf")
 @example("[tool.minidbg]\nschema = 1\nbackend.name = 'x'\ncontext.config = '__import__(\"os\")._exit(9)'")
+@example("[tool.minidbg]\nschema = 1\nbackend = {name = 'x', options = \"{'on': torch.device('mars')}\"}")
 @example("a = " + "[" * 100_000)
 @example("a." * 20_000 + "a = 1")
 def test_any_block_is_read_or_refused(body: str) -> None:

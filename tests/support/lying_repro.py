@@ -20,6 +20,7 @@ HEADER = """
 # call = "torch.compile"
 # device = "cpu"
 # nodes = {nodes}
+# inputs = {inputs}
 # dynamic = false
 # [tool.minidbg.signature]
 # kind = "compile"
@@ -103,7 +104,7 @@ def lay(home: Path) -> Path:
     reduced = (
         'reduced = true\n# certified = true\n# oracle_calls = 6\n# seconds = 1.25\n# notes = ["one note"]'
     )
-    write(repro, SMALL.format(backend=BACKEND) + HEADER.format(nodes=1, story=reduced))
+    write(repro, SMALL.format(backend=BACKEND) + HEADER.format(nodes=1, inputs=1, story=reduced))
     write(capture, LARGE.format(backend=BACKEND) + captured(5))
     written = {"path": str(repro), "nodes_before": 5}
     write(hidden / "reductions" / capture.stem / "done.json", json.dumps(written))
@@ -129,4 +130,4 @@ def write(path: Path, text: str) -> None:
 
 def captured(count: int) -> str:
     """What stands below the graph of ``count`` nodes in a capture."""
-    return HEADER.format(nodes=count, story='python_version = "3.11.7"')
+    return HEADER.format(nodes=count, inputs=3, story='python_version = "3.11.7"')

@@ -20,7 +20,7 @@ from fails_on import all_nodes, name_of
 
 import minidbg
 from minidbg import oracle, torch_internals, workers
-from minidbg.core.deadline import Deadline
+from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Outcome, Verdict
 from minidbg.core.settings import Settings
 from minidbg.fx.case import Case

@@ -16,11 +16,10 @@ from typing import Any
 
 from minidbg.core import environment
 from minidbg.core.files import glob
-from minidbg.core.json_lines import json_objects, last_json
 from minidbg.core.kinds import Kind
 from minidbg.core.run_spec import how_to_supply_backend
 from minidbg.core.settings import Reduce, Settings
-from minidbg.core.text import display_path, plural, signal_name
+from minidbg.core.text import display_path, json_objects, last_json, plural, signal_name
 from minidbg.workers.child import PR_SET_PDEATHSIG, prctl
 from minidbg.workers.leftovers import SAME_START_S
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from minidbg.core.json_lines import last_json
-from minidbg.core.text import plural
+from minidbg.core.text import last_json, plural
 from minidbg.watch.daemon import Message
 from minidbg.watch.events import Notice
 from minidbg.watch.files import scan, walk_files

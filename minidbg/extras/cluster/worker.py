@@ -29,8 +29,8 @@ from distributed import Worker, WorkerPlugin, get_worker
 
 from minidbg import __version__
 from minidbg.core.errors import MinidbgError
-from minidbg.core.json_lines import last_json
 from minidbg.core.machine import memory_limit
+from minidbg.core.text import last_json
 from minidbg.extras.cluster import on_path
 from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.watch.runner import PROBE_SCRIPT

@@ -20,10 +20,9 @@ from typing import Any
 from minidbg import workers
 from minidbg.core import settings
 from minidbg.core.errors import MinidbgError
-from minidbg.core.json_lines import json_objects
 from minidbg.core.machine import memory_limit
 from minidbg.core.outcome import Outcome, Verdict
-from minidbg.core.text import last_line, plural
+from minidbg.core.text import json_objects, last_line, plural
 from minidbg.extras.hunt.judging import SampleResult, backend_of, failure_key, sample_result
 from minidbg.extras.hunt.samples import Sample, SampleCell, plan
 from minidbg.reduction.result import Limits

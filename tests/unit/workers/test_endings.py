@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from minidbg import workers
-from minidbg.core.deadline import Deadline
+from minidbg.core.machine import Deadline
 from minidbg.workers import Request, Warmup
 
 FORK = Warmup(warm="imports")

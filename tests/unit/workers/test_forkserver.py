@@ -20,7 +20,7 @@ from support.command_line import python
 from torch import fx
 
 from minidbg import backends, oracle, torch_internals, workers
-from minidbg.core.deadline import NEVER, Deadline
+from minidbg.core.machine import NEVER, Deadline
 from minidbg.core.run_spec import RunSpec
 from minidbg.fx.case import Case
 from minidbg.workers import server

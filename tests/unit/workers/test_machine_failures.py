@@ -14,7 +14,7 @@ import pytest
 from support.doubles import Hands
 
 from minidbg import oracle
-from minidbg.core.deadline import Deadline
+from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.workers import kernel_cache
 

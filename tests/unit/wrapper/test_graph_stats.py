@@ -14,8 +14,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
 from minidbg.commands.run.launch import graph_lines
-from minidbg.core.deadline import Deadline
 from minidbg.core.foreign import chain_of
+from minidbg.core.machine import Deadline
 from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
 from minidbg.judge import eager_runs

@@ -15,8 +15,8 @@ from support.doubles import Hands
 from torch import fx
 
 from minidbg import workers
-from minidbg.core.deadline import Deadline
 from minidbg.core.errors import AccuracyError, MinidbgError
+from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Kind, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.core.settings import Reduce, Settings
