@@ -142,7 +142,7 @@ MAY_END_WITH: dict[str, set[int]] = {
     "minidbg watch": {0, 1, 3},
     "minidbg run": {1},
     "minidbg reduce --last-crash": {125},  # nothing has crashed
-    "python minidbg_repros/compile_add_5d3b5b.py --device cuda:1": {1, 125},  # 125: it is not here
+    "python minidbg_repros/compile_add_d0c6ca.py --device cuda:1": {1, 125},  # 125: it is not here
     "python minidbg_repros": {1},
     "pytest minidbg_repros": {1},
 }

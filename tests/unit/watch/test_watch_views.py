@@ -287,16 +287,16 @@ def test_readme_shows_the_matrix_as_it_is_drawn() -> None:
     matrix = screen.matrix
     replace(STARTED, home="/home/me/minidbg_repros", states=()).update(matrix)
     events.SweepStarted(12, 4, 2, ("torch/_inductor/lowering.py",), 1, at=NOW).update(matrix)
-    seconds = {"compile_add_5d3b5b.py": 0.4, "runtime_bmm_51c0de.py": 4.1}
+    seconds = {"compile_add_d0c6ca.py": 0.4, "runtime_bmm_51c0de.py": 4.1}
     for repro, verdict, device, since in (
         ("runtime_bmm_51c0de.py", "reproduces", "cpu", NOW - 3 * 3600),
         ("runtime_bmm_51c0de.py", "crashed", "cuda:0", NOW - 3 * 3600),
-        ("compile_add_5d3b5b.py", "gone", "cpu", NOW),
-        ("compile_add_5d3b5b.py", "skipped", "cuda:0", NOW),
+        ("compile_add_d0c6ca.py", "gone", "cpu", NOW),
+        ("compile_add_d0c6ca.py", "skipped", "cuda:0", NOW),
     ):
         replace(result(repro, verdict, device), since=since, seconds=seconds[repro]).update(matrix)
     revisions = {"last_before": "3f9c2a1b0d", "first_after": "3f9c2a1b0d+77ab01c2"}
-    flip("compile_add_5d3b5b.py", files=("torch/_inductor/lowering.py",), **revisions).update(matrix)
+    flip("compile_add_d0c6ca.py", files=("torch/_inductor/lowering.py",), **revisions).update(matrix)
     events.SweepFinished(12, "complete", 1.94, {}, 0, at=NOW).update(matrix)
     drawn = [line.rstrip() for line in as_text(screen, width=110).splitlines()]
     assert drawn[:-1] == shown[1].replace("14:02:51", clock(NOW)).splitlines(), "all but the keys"
