@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import planted_backends as planted
@@ -18,7 +20,7 @@ from minidbg import oracle
 from minidbg.core.outcome import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.core.run_spec import CallPath
 from minidbg.fx.case import Case
-from minidbg.workers import Ended
+from minidbg.workers import Ended, Request
 
 CaseOf = Callable[..., Case]
 MEMORY = 512 << 20
@@ -154,6 +156,25 @@ def test_fault_of_the_oracle_is_invalid_and_says_so(case_of: CaseOf) -> None:
         Verdict.INVALID,
         "the oracle itself failed: TypeError: a fault of ours",
     )
+
+
+def test_all_are_put_before_one_is_waited_for_and_none_is_asked_twice(case_of: CaseOf) -> None:
+    """The files of each question go with its end."""
+    asked: list[tuple[Future[Ended], Path]] = []
+
+    def submit(request: Request) -> Future[Ended]:
+        files = request.argument["case"]["files"].values()
+        asked.append((Future(), Path(next(iter(files))[0])))
+        if len(asked) == 2:
+            for number, (end, _) in enumerate(asked):
+                verdict = (Verdict.GONE, Verdict.SKIPPED)[number]
+                end.set_result(Ended(answered=True, value=Outcome(verdict).to_json()))
+        return asked[-1][0]
+
+    case = case_of(planted.returns_gm_forward)
+    outcomes = oracle.ask_all([(case, 30), (case, 30)], submit=submit)
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.GONE, Verdict.SKIPPED]
+    assert not any(path.exists() for _, path in asked)
 
 
 def test_outcome_is_read_back_whole(case_of: CaseOf) -> None:
