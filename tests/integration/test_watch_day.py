@@ -86,45 +86,6 @@ FIRST_STATES = {
 }  # fmt: skip
 
 
-def test_the_first_sweep_sees_every_state_and_flips_nothing(desk: Desk, daemon: WatchProcess) -> None:
-    assert states(desk) == FIRST_STATES
-    assert [event["repro"] for event in daemon.since(0, "repro_damaged")] == ["damaged.py"]
-    assert daemon.flips() == []
-
-
-def test_edits_that_fix_break_and_change_are_told_once_each(desk: Desk, daemon: WatchProcess) -> None:
-    for op, source, kind in [
-        ("relu", WORKS, "FIXED"),
-        ("cos", BROKEN, "REGRESSED"),
-        ("relu", BROKEN, "REGRESSED"),
-        ("sin", OTHERWISE, "changed"),
-        ("tan", CRASHES, "REGRESSED"),
-        ("exp", CRASHES, "crashed"),
-        ("crash", WORKS, "FIXED"),
-        ("hang", WORKS, "FIXED"),
-        ("exp", BROKEN, "reproduces again"),
-        ("sum", WORKS, "FIXED"),
-        ("sum", WRONG, "REGRESSED"),
-    ]:
-        with daemon.sweep() as mark:
-            desk.save(op, source)
-        told = [(event["kind"], event["repro"]) for event in daemon.since(mark, "flip")]
-        assert told == [(kind, f"{op}.py")]
-    expected = {**FIRST_STATES, "cos.py": "reproduces", "sin.py": "changed", "tan.py": "crashed"}
-    assert states(desk) == {**expected, "crash.py": "gone", "hang.py": "gone"}
-
-
-def test_a_flip_names_the_revisions_on_both_sides(desk: Desk, daemon: WatchProcess) -> None:
-    first = git(desk.source, "rev-parse", "HEAD")[:10]
-    mark = daemon.mark()
-    desk.save("relu", WORKS)
-    flip = daemon.wait_for_event("flip", since=mark)
-    assert flip["last_before"] == first
-    assert flip["first_after"].startswith(f"{first}+")
-    assert flip["files"] == ["backend/toy/relu.py"]
-    daemon.wait_for_sweep(since=mark)
-
-
 def test_a_save_without_a_change_and_junk_cause_no_sweep(desk: Desk, daemon: WatchProcess) -> None:
     mark = daemon.mark()
     desk.save("sqrt", BROKEN)
@@ -176,41 +137,6 @@ def test_a_branch_switch_with_hundreds_of_files_is_one_sweep(desk: Desk, daemon:
     assert states(desk) == FIRST_STATES
 
 
-def test_an_edit_during_a_sweep_leaves_no_result_that_spans_it(desk: Desk, daemon: WatchProcess) -> None:
-    slow = "import time\n\n\ndef {op}(value):\n    time.sleep(0.7)\n    return value + 1\n"
-    with daemon.sweep() as mark:
-        desk.save("log", slow)
-    mark = daemon.mark()
-    desk.save("relu", WORKS)
-    daemon.wait_for_event("sweep_started", since=mark)
-    time.sleep(0.3)
-    desk.save("log", BROKEN)
-    desk.save("relu", BROKEN)
-    daemon.wait_for_sweep(since=mark)
-    assert states(desk) == {**FIRST_STATES, "log.py": "reproduces"}
-    flips = sorted((flip["kind"], flip["repro"]) for flip in daemon.since(mark, "flip"))
-    log, relu = [("REGRESSED", "log.py")], [("FIXED", "relu.py"), ("REGRESSED", "relu.py")]
-    assert flips in (log, sorted(log + relu))
-
-
-def test_kill_9_loses_nothing_but_the_running_sweep(desk: Desk) -> None:
-    with watching(desk.folder, env=desk.env) as first:
-        first.wait_for_sweep(since=0)
-        desk.save("relu", WORKS)
-        first.wait_for_event("sweep_started", sweep=2)
-        family = [process.pid for process in psutil.Process(first.process.pid).children(recursive=True)]
-        first.stop(signal.SIGKILL)
-    assert all_gone(family), "a process outlived the daemon"
-    desk.save("cos", BROKEN)
-    with watching(desk.folder, env=desk.env) as second:
-        second.wait_for_sweep(since=0)
-        assert sorted(second.flips()) == [("FIXED", "relu.py"), ("REGRESSED", "cos.py")]
-        assert second.stop() == 0
-    with watching(desk.folder, env=desk.env) as third:
-        third.wait_for_sweep(since=0)
-        assert third.flips() == []
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly_within_seconds_also_during_a_hang(
     desk: Desk, number: signal.Signals
@@ -223,14 +149,6 @@ def test_a_signal_ends_it_cleanly_within_seconds_also_during_a_hang(
         assert time.monotonic() - began < 10
         assert all_gone(family)
     assert not (desk.repros / ".minidbg" / "watch.json").exists()
-
-
-def test_a_second_daemon_says_who_holds_the_folder(desk: Desk, daemon: WatchProcess) -> None:
-    with watching(desk.folder, env=desk.env) as second:
-        assert second.process.wait(30) != 0
-    said = (desk.folder / "daemon-stderr.txt").read_text()
-    assert f"already watched by process {daemon.process.pid}" in said
-    (desk.folder / "daemon-stderr.txt").write_text("")
 
 
 def test_polling_sees_the_same(desk: Desk) -> None:
@@ -251,27 +169,5 @@ def test_spawned_workers_see_the_same(desk: Desk) -> None:
         assert states(desk) == FIRST_STATES
         with running.sweep(150):
             desk.save("relu", WORKS)
-        assert running.flips() == [("FIXED", "relu.py")]
-        assert running.stop() == 0
-
-
-def test_a_build_runs_first_and_its_failure_flips_nothing(desk: Desk) -> None:
-    build = "cp backend/toy/relu.src backend/toy/relu.py"
-    (desk.package / "relu.src").write_text(BROKEN.format(op="relu"))
-    with watching(desk.folder, "--build", build, env=desk.env) as running:
-        running.wait_for_sweep(since=0)
-        running.wait_until_quiet()  # what loads a file that was built just before is run again
-        with running.sweep() as mark:
-            (desk.package / "relu.src").write_text(WORKS.format(op="relu"))
-        assert running.flips() == [("FIXED", "relu.py")]
-        running.wait_until_quiet()
-        mark = running.mark()
-        (desk.package / "relu.src").unlink()
-        failed = running.wait_for_event("build_failed", since=mark)
-        assert "relu.src" in failed["output"]
-        time.sleep(1.0)
-        assert running.since(mark, "sweep_started") == []
-        with running.sweep() as mark:
-            (desk.package / "relu.src").write_text(WORKS.format(op="relu") + "\n")
         assert running.flips() == [("FIXED", "relu.py")]
         assert running.stop() == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.command_line import cli, python
+from support.command_line import python
 from support.watch_driver import WatchProcess, watching
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -83,23 +83,3 @@ def test_a_save_is_answered_at_once_and_confirmed_as_a_person_would_see_it(folde
         flips = sorted(told(running, mark, "flip"))
         assert flips == [("relu.py", "reproduces again"), ("tanh.py", "REGRESSED")]
         assert running.stop() == 0
-
-
-def test_the_command_line_has_the_commands(folder: Path) -> None:
-    def run(*words: str) -> tuple[int, str]:
-        done = cli(*words, cwd=folder, env={"PYTHONPATH": str(folder / "src")}, timeout=300)
-        return done.returncode, done.stdout + done.stderr
-
-    once = "watch", "repros", "--once", "--fail-on", "unexpected"
-    status, text = run(*once)
-    assert status == 0, text
-    assert "relu.py [cpu] (reproduces)" in text
-
-    (folder / "src" / "watched_backend" / "rules.py").write_text(RULES.replace('"relu"', '"nothing"'))
-    status, text = run(*once)
-    assert status == 1, text
-    assert "FIXED relu" in text
-    assert run("accept", "repros/relu.py")[0] == 0
-    words = "-m", "pytest", "-p", "no:cacheprovider", "--minidbg", "repros"
-    done = python(*words, cwd=folder, env={"PYTHONPATH": str(folder / "src")}, timeout=300)
-    assert "1 passed, 1 xfailed" in done.stdout

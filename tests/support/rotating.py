@@ -28,8 +28,7 @@ journeys/test_journeys.py::test_last_crash
 journeys/test_journeys.py::test_pytest
 corpus/test_captures.py::test_some_captures
 corpus/test_programs.py::test_what_comes_of_every_failing_program[accuracy]
-integration/test_watch_day.py::test_edits_that_fix_break_and_change_are_told_once_each
-integration/test_watch_day.py::test_kill_9_loses_nothing_but_the_running_sweep
+corpus/test_sessions.py::test_the_other_sessions
 integration/test_watch_bisect.py::test_the_commit_that_broke_it_is_found_past_commits_that_cannot_be_judged
 integration/test_pytest_plugin.py::test_headers_say_what_is_expected_and_anything_else_fails[alone]
 integration/test_cluster.py::test_code_goes_to_each_machine_and_one_that_is_away_is_a_column_that_waits
@@ -55,7 +54,7 @@ ASKED_BY = {
     "core": "integration/test_readme integration/test_package",
     "extras": "integration/test_cluster integration/test_hunt_command integration/test_page",
     "fx": "integration/test_constructs integration/test_drawn_numbers integration/test_travelling",
-    "history": "integration/test_watch_day",
+    "history": "integration/test_watch_day corpus/test_sessions",
     "judge": "integration/test_verify integration/test_drawn_numbers property/test_verdict integration/test_what_scripts_say",
     "oracle": "integration/test_travelling integration/test_workers integration/test_ways_of_a_question",
     "reduction": "corpus integration/test_ended_reductions integration/test_by_chance integration/test_real_cases",
