@@ -22,32 +22,6 @@ def keeps(gm: Any, inputs: Any, **given: Any) -> Callable[..., Any]:
     return gm
 
 
-@pytest.mark.parametrize(
-    ("options", "mode", "given"),
-    [
-        (None, None, {}),
-        ({}, "default", {}),
-        ({"level": 2}, None, {"options": {"level": 2}}),
-        (None, "fast", {"mode": "fast"}),
-        ({"level": 2}, "fast", {"options": {"level": 2}, "mode": "fast"}),
-    ],
-)
-def test_backend_gets_options_and_mode_only_when_they_are_given(
-    options: dict[str, Any] | None, mode: str | None, given: dict[str, Any]
-) -> None:
-    compiler_fn(keeps, options=options, mode=mode)("gm", [])
-    assert keeps.given == given  # type: ignore[attr-defined]
-
-
-def test_inductor_gets_them_as_config_patches() -> None:
-    """Compared with torch.compile's own wrapper. No kernel is compiled."""
-    options = {"max-autotune": False, "triton.cudagraphs": False, "epilogue_fusion": True}
-    ours = compiler_fn("inductor", options=options, mode="max-autotune-no-cudagraphs")
-    theirs = torch._TorchCompileInductorWrapper("max-autotune-no-cudagraphs", options, None)
-    assert ours == theirs
-    assert ours.config == theirs.config != {}  # type: ignore[attr-defined]
-
-
 def test_an_unknown_option_is_torchs_own_error_and_an_unknown_name_is_told_the_nearest() -> None:
     with pytest.raises(RuntimeError, match="Unexpected optimization option nonsense"):
         compiler_fn("inductor", options={"nonsense": 1})
@@ -107,13 +81,3 @@ def test_hooks_are_those_of_the_backend_behind_its_arguments() -> None:
     behind = compiler_fn(functools.partial(backend, more=1), options={"level": 2})
     for name in BACKEND_HOOKS:
         assert hook(behind, name) == getattr(backend, name)
-
-
-def test_plain_function_has_no_hooks() -> None:
-    assert [hook(compiler_fn(keeps, mode="fast"), name) for name in BACKEND_HOOKS] == [None] * 3
-
-
-def test_hooks_of_inductor_know_its_options() -> None:
-    inductor = compiler_fn("inductor", options={"max_autotune": True})
-    assert hook(inductor, "reset")
-    assert hook(inductor, "get_compiler_config")()["max_autotune"] is True

@@ -203,6 +203,7 @@ def test_a_script_that_lacks_its_backend_says_what_and_is_judged_with_what_an_ex
         ({}, ("--device", "acme"), "skipped: .*acme"),
         ({"model": MODEL.replace("torch.relu(x)", "x @ x")}, (), ".*eager itself"),
         ({"inputs": "def inputs(device='cpu'):\n    raise OSError('no tensors')\n"}, (), ".*no tensors"),
+        ({"inputs": "def outputs(device='cpu'):\n    return ()\n"}, (), "invalid: .*inputs"),
     ],
 )
 def test_what_is_not_here_or_proves_nothing_exits_with_125(

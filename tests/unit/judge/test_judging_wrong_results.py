@@ -119,19 +119,6 @@ def test_values_that_are_not_beside_the_script_are_skipped(error: Exception) -> 
     assert str(error) in found.reason
 
 
-def test_gradients_begin_with_the_same_cotangents_whatever_the_seed() -> None:
-    """Else eager, run again with another seed, would differ from itself in each gradient."""
-
-    class Sine(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.sin()
-
-    x = torch.ones(3, requires_grad=True)
-    program = run.Runnable(Sine, lambda: (x,), "eager", replace(ANY, backward=True))
-    runs = [program.eager(seed=seed) for seed in (0, 1)]
-    assert torch.equal(*(run["gradients"]["input 0"] for run in runs))
-
-
 def masked_in_place(scores: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     scores += 1
     return torch.sin(scores) * weight

@@ -52,22 +52,5 @@ def test_inputs_and_gradients_are_called_by_their_number_or_name() -> None:
     assert list(by_name) == ["input weight after the call", "gradient of weight"]
 
 
-def test_what_a_mask_hides_has_no_value() -> None:
-    mask = torch.tensor([True, False])
-    one, other = (collect_leaves(masked_tensor(torch.tensor([1.0, hidden]), mask)) for hidden in (5.0, 6.0))
-    assert torch.equal(one["output 0.data"].value, other["output 0.data"].value)
-
-
-def test_a_sparse_result_is_compared_by_its_layout_and_its_values() -> None:
-    found = collect_leaves(torch.eye(2).to_sparse_csr())
-    assert found["output 0.layout"].value == "sparse_csr"
-    assert torch.equal(found["output 0"].value, torch.eye(2))
-
-
 def test_a_sparse_meta_tensor_stays_what_it_is_since_it_has_no_values() -> None:
     assert list(collect_leaves(torch.eye(2).to_sparse().to("meta"))) == ["output 0"]
-
-
-def test_a_number_is_a_leaf_without_a_gradient() -> None:
-    leaf = collect_leaves(3)["output 0"]
-    assert (leaf.value, leaf.requires_grad) == (3, False)
