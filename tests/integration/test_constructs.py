@@ -54,11 +54,6 @@ def test_what_fails_is_reduced_to_just_that(
     assert_smallest(construct, tmp_path)
 
 
-@each(lambda one: one.full, by_default=lambda one: False)
-def test_its_repro_fails_again_in_a_fresh_interpreter(construct: Construct, tmp_path: Path) -> None:
-    assert_smallest(construct, tmp_path)
-
-
 def assert_smallest(construct: Construct, folder: Path) -> None:
     with construct.around():
         found = failing_program(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -59,37 +58,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def only_repro(folder: Path) -> Path:
     (path,) = (folder / "minidbg_repros").glob("*.py")
     return path
-
-
-def test_check_prints_one_object_a_line_and_exits_with_the_worst_status(folder: Path) -> None:
-    done = cli("check", "--json", "minidbg_repros", cwd=folder)
-    assert done.returncode == 1, done.stderr
-    (line,) = done.stdout.strip().splitlines()
-    found = json.loads(line)
-    assert found["verdict"] == "reproduces"
-    assert found["signature"]["types"] == ["ValueError"]
-    assert {"repro", "device", "seconds"} <= set(found)
-
-
-def test_accept_says_that_a_repro_still_reproduces_and_changes_nothing(folder: Path) -> None:
-    path, before = only_repro(folder), only_repro(folder).read_text()
-    done = cli("accept", "relu", cwd=folder)
-    assert (done.returncode, done.stdout) == (125, "")
-    still, advice = done.stderr.splitlines()
-    assert still == f"minidbg: {path.relative_to(folder)} still reproduces: ValueError: no kernel for relu"
-    assert "--force" in advice
-    assert path.read_text() == before
-
-
-def test_a_repro_loads_as_a_case_and_is_checked(folder: Path) -> None:
-    case = minidbg.load(only_repro(folder))
-    assert targets_of_calls(case.graph_module) == ("torch.relu",)
-    assert case.kind is minidbg.Kind.COMPILE
-    assert case.signature.types == ("ValueError",)
-    assert [tuple(value.shape) for value in case.inputs] == [(1, 1)], "sizes do not matter to this failure"
-    assert case.backend.name == "no_relu"
-    outcome = minidbg.check(only_repro(folder))
-    assert outcome.verdict is minidbg.Verdict.REPRODUCES
 
 
 def test_reducing_a_repro_that_was_edited_by_hand(folder: Path, tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """The measured weaknesses W1 to W16 of torch's own minifier, and minidbg without them. A number in a title is theirs.
 
-W6 (slipping to another failure) is test_after_dynamo_error of test_dynamo_suite.py; W10 (hangs) and W11 (crashes) are in
-unit/workers/test_submit.py; W13 (symbolic shapes) and the nested graphs of W12 are in the table of constructs; W16 (a healthy
-program is compiled once and called as often as it calls) is in integration/test_wrap.py and integration/test_verify.py.
+W1 (a healthy backend that returns a function) and W16 (a healthy program is compiled once and called as often as it calls) are in
+integration/test_wrap.py and test_verify.py, W2 (callables, partials and instances are found again) is in test_references.py and the
+corpus, W7 (what does not reproduce is no failure) in test_by_chance.py; W6 (slipping to another failure) is test_after_dynamo_error
+of test_dynamo_suite.py; W9 (a script that cannot run has not failed) is in unit/judge/test_command.py, W10 (hangs) and W11 (crashes)
+are in unit/workers/test_submit.py; W13 (symbolic shapes) and the nested graphs of W12 are in the table of constructs.
 """
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,6 @@ from fails_on import raises_on
 from support.quick_path import failing_program, judge_in_fork, take_the_quick_path
 
 import minidbg
-from minidbg import workers
-from minidbg.core.errors import NotReproduced
 from minidbg.core.outcome import Direction, Verdict
 
 
@@ -39,29 +38,6 @@ def square() -> tuple[torch.Tensor, ...]:
 
 def wrapped(backend: Any, folder: Path, **given: Any) -> Any:
     return torch.compile(sandwich, backend=minidbg.wrap(backend, repro_dir=folder, **given))
-
-
-@pytest.mark.parametrize("backend", ["eager", planted_backends.returns_gm_forward], ids=["eager", "forward"])
-def test_w1_a_healthy_backend_that_returns_a_function_is_no_failure(backend: Any, tmp_path: Path) -> None:
-    (x,) = square()
-    assert torch.equal(wrapped(backend, tmp_path)(x), sandwich(x))
-    assert not list(tmp_path.glob("**/*.py"))
-
-
-@pytest.mark.parametrize(
-    "backend",
-    [
-        odd_backends.fails_while_broken,
-        functools.partial(odd_backends.fails_by_option, options={"level": 3}),
-        odd_backends.compiler,
-    ],
-    ids=["function", "partial", "instance"],
-)
-def test_w2_callables_partials_and_instances_are_found_again(backend: Any, way: str, tmp_path: Path) -> None:
-    found = failing_program(sandwich, square(), backend, tmp_path)
-    assert found.ops == ["relu"]
-    assert "odd_backends" in found.text
-    assert "object at 0x" not in found.text
 
 
 def test_w3_options_of_other_backends_are_in_the_repro(quick: None, tmp_path: Path) -> None:
@@ -95,35 +71,10 @@ def test_w5_a_backend_may_destroy_the_graph_that_it_was_given(
     assert found.ops == ["relu"]
 
 
-@pytest.mark.slow
-def test_w7_what_does_not_reproduce_is_not_taken_for_a_failure(quick: None, tmp_path: Path) -> None:
-    (broken := tmp_path / "broken").touch()
-    backend = functools.partial(odd_backends.fails_while_broken, broken=str(broken))
-    with pytest.raises(Exception, match="no relu yet") as caught:
-        wrapped(backend, tmp_path, reduce="later")(*square())
-    report = minidbg.report_of(caught.value)
-    assert report is not None
-    broken.unlink()
-    with pytest.raises(NotReproduced, match="does not show its failure here"):
-        minidbg.reduce(report.capture)
-    workers.end_server()  # other tests expect to find no child
-    assert not list(tmp_path.glob("*.py"))
-
-
 def test_w8_two_failures_without_a_message_are_told_apart_by_type(quick: None, tmp_path: Path) -> None:
     found = failing_program(sandwich, square(), odd_backends.fails_in_two_silent_ways, tmp_path)
     assert found.ops == ["relu"]
     assert found.case.signature.types == ("odd_backends.OneError",)
-
-
-def test_w9_a_script_that_cannot_run_has_not_failed(quick: None, tmp_path: Path) -> None:
-    """A module that is missing, and a script that is broken: exit status 125, never the failure."""
-    found = failing_program(sandwich, square(), odd_backends.fails_while_broken, tmp_path)
-    missing, broken = tmp_path / "missing.py", tmp_path / "broken.py"
-    missing.write_text(found.text.replace("odd_backends", "no_such_module"))
-    broken.write_text(found.text.replace("def inputs(", "def outputs("))
-    assert judge_in_fork(missing).verdict is Verdict.SKIPPED
-    assert judge_in_fork(broken).verdict is Verdict.INVALID
 
 
 @pytest.mark.slow

@@ -41,8 +41,6 @@ class Construct:
     given: dict[str, Any] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     check: Callable[[Found], bool] = lambda found: True
-    full: bool = False
-    """Whether a slow test takes it the whole way, through fresh interpreters."""
 
 
 def square() -> tuple[Any, ...]:
@@ -80,7 +78,7 @@ def is_static(found: Found) -> bool:
 
 
 SHAPES = [
-    Construct("all_dynamic", sandwich, square, raises_where("symbolic"), ["relu"], {"dynamic": True}, check=is_dynamic, full=True),
+    Construct("all_dynamic", sandwich, square, raises_where("symbolic"), ["relu"], {"dynamic": True}, check=is_dynamic),
     Construct("dynamic_not_needed", sandwich, square, raises_on("relu"), ["relu"], {"dynamic": True}, check=is_static),
     Construct("marked", sandwich, marked, raises_where("symbolic"), ["relu"], check=is_dynamic),
     Construct(
@@ -186,29 +184,29 @@ def in_jvp(*ops: str) -> list[str]:
 
 
 HIGHER_ORDER = [
-    Construct("cond", branching, square, raises_on("cond"), ["sin", "cos", "cond"], full=True),
+    Construct("cond", branching, square, raises_on("cond"), ["sin", "cos", "cond"]),
     Construct("in_a_branch", branching, square, raises_on("cond", "relu"), ["relu", "cos", "cond"]),
     Construct("alone_in_a_branch", branching, square, raises_on("relu"), ["relu"]),
-    Construct("while_loop", looping, square, raises_on("while_loop"), ["lt", "add", "while_loop"], full=True),
+    Construct("while_loop", looping, square, raises_on("while_loop"), ["lt", "add", "while_loop"]),
     Construct("in_a_loop", looping, square, raises_on("while_loop", "relu"), ["lt", "add", "relu", "while_loop"]),
-    Construct("scan", scanning, square, raises_on("scan"), ["relu", "sin", "scan"], full=True),
+    Construct("scan", scanning, square, raises_on("scan"), ["relu", "sin", "scan"]),
     Construct("in_a_scan", scanning, square, raises_on("scan", "relu"), ["relu", "sin", "scan"]),
     Construct("map", mapping, square, raises_on("map_impl"), ["sin", "map_impl"]),
     Construct("in_a_map", mapping, square, raises_on("map_impl", "relu"), ["relu", "map_impl"]),
-    Construct("region", regions, square, raises_on("invoke_subgraph"), ["sin", "invoke_subgraph"], full=True),
+    Construct("region", regions, square, raises_on("invoke_subgraph"), ["sin", "invoke_subgraph"]),
     Construct("in_a_region", regions, square, raises_on("invoke_subgraph", "relu"), ["relu", "invoke_subgraph"]),
     Construct(
         "checkpoint", checkpointed, square_with_grad,
-        raises_on("tag_activation_checkpoint"), ["sin", "tag_activation_checkpoint"], full=True,
+        raises_on("tag_activation_checkpoint"), ["sin", "tag_activation_checkpoint"],
     ),
     Construct(
         "in_a_checkpoint", checkpointed, square_with_grad,
         raises_on("tag_activation_checkpoint", "relu"), ["relu", "tag_activation_checkpoint"],
     ),
-    Construct("masked_attention", masked, heads, raises_on("flex_attention"), ["ge", "flex_attention"], full=True),
+    Construct("masked_attention", masked, heads, raises_on("flex_attention"), ["ge", "flex_attention"]),
     Construct(
         "autograd_function", lambda x: Custom.apply(x.sinh()).exp(), square_with_grad,
-        raises_on("autograd_function_apply"), ["autograd_function_apply"], full=True,
+        raises_on("autograd_function_apply"), ["autograd_function_apply"],
     ),
     Construct(
         "in_an_autograd_function", lambda x: Custom.apply(x.sinh()).exp(), square_with_grad,
@@ -219,10 +217,10 @@ HIGHER_ORDER = [
         raises_on("autograd_function_apply", "cos"), ["cos", "autograd_function_apply"],
     ),
     Construct("in_a_score", scored, heads, raises_on("flex_attention", "relu"), ["relu", "new_ones", "flex_attention"]),
-    Construct("jvp", pushed_forward, square, raises_on("relu"), in_jvp("relu"), full=True),
+    Construct("jvp", pushed_forward, square, raises_on("relu"), in_jvp("relu")),
     Construct(
         "jacfwd", forward_jacobian, square, raises_on("relu"),
-        ["_vmap_increment_nesting", "_add_batch_dim", *in_jvp("relu"), "_vmap_decrement_nesting"], full=True,
+        ["_vmap_increment_nesting", "_add_batch_dim", *in_jvp("relu"), "_vmap_decrement_nesting"],
     ),
     Construct(
         "jvp_of_grad", forward_over_reverse, square, raises_on("relu"),
@@ -308,7 +306,7 @@ def quantizing(x: torch.Tensor) -> torch.Tensor:
 MODES_AND_WRITES = [
     Construct(
         "autocast_block", with_autocast, square, raises_on("_enter_autocast", "mm"),
-        ["_enter_autocast", "mm", "_exit_autocast"], check=lambda found: "with torch.autocast(" in found.text, full=True,
+        ["_enter_autocast", "mm", "_exit_autocast"], check=lambda found: "with torch.autocast(" in found.text,
     ),
     Construct("in_an_autocast_block", with_autocast, square, raises_on("mm"), ["mm"]),
     Construct(
@@ -316,7 +314,7 @@ MODES_AND_WRITES = [
         ["_set_grad_enabled", "relu", "_set_grad_enabled"],
     ),
     Construct("in_a_grad_mode_block", without_grad, square_with_grad, raises_on("relu"), ["relu"]),
-    Construct("no_grad_around", sandwich, square, raises_where("no_grad"), ["relu"], around=torch.no_grad, full=True),
+    Construct("no_grad_around", sandwich, square, raises_where("no_grad"), ["relu"], around=torch.no_grad),
     Construct(
         "inference_around", sandwich, square, raises_where("inference", when="run"), ["relu"], around=torch.inference_mode
     ),
@@ -328,7 +326,7 @@ MODES_AND_WRITES = [
     Construct("written_input", writes_its_input, square, raises_on("mul_"), ["mul_"]),
     Construct(
         "aliased_inputs", writes_one_of_two, two_views, raises_where("aliased"), ["relu_", "cos"],
-        check=lambda found: found.text.count("= storage.") == 2, full=True,
+        check=lambda found: found.text.count("= storage.") == 2,
     ),
     Construct("assignment", assigns, square, raises_on("setitem"), ["setitem"]),
     Construct("graph_break", breaks, square, raises_on("relu"), ["relu"]),
@@ -343,7 +341,7 @@ def tensors(make: Callable[[], torch.Tensor]) -> Callable[[], tuple[Any, ...]]:
 VALUES = [
     Construct(
         "no_leaf", plus_one, tensors(lambda: torch.ones(4, requires_grad=True) * 2), raises_where("non_leaf"), ["add"],
-        check=lambda found: not found.case.inputs[0].is_leaf, full=True,
+        check=lambda found: not found.case.inputs[0].is_leaf,
     ),
     Construct(
         "expanded", plus_one, tensors(lambda: torch.randn(4, 1).expand(4, 4)), raises_where("expanded"), ["add"],
@@ -364,12 +362,12 @@ VALUES = [
     ),
     Construct("conjugated", lambda c: (c + 1).abs(), tensors(lambda: torch.randn(4, dtype=torch.complex64).conj()),
            raises_where("conjugated"), ["add"], check=lambda found: found.case.inputs[0].is_conj()),
-    Construct("quantized", quantizing, square, raises_on("dequantize"), ["quantize_per_tensor", "dequantize"], full=True),
+    Construct("quantized", quantizing, square, raises_on("dequantize"), ["quantize_per_tensor", "dequantize"]),
     Construct("module", Block(), square, raises_on("relu"), ["relu"]),
     Construct("parameter", Block(), square, raises_where("parameter"), ["linear"],
            check=lambda found: "torch.nn.Parameter(" in found.text),
     Construct("statistics", Block(), square, raises_on("batch_norm"), ["batch_norm"]),
-    Construct("tied_weights", Block(), square, raises_on("embedding", "linear"), ["linear", "embedding"], full=True),
+    Construct("tied_weights", Block(), square, raises_on("embedding", "linear"), ["linear", "embedding"]),
     Construct("constant", lambda x: x.sin() * torch.tensor([1.0, 2.0, 3.0, 4.0]), square, raises_on("mul"), ["mul"]),
     Construct("several_outputs", lambda x: torch.std_mean(x.sin(), 0)[1].cos(), square, raises_on("std_mean"), ["std_mean"]),
     Construct("two_of_several_outputs", lambda x: operator.add(*torch.topk(x.sin(), 2)).cos(), square,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,13 +16,6 @@ def has(gm: fx.GraphModule, name: str) -> bool:
     return any(name_of(node) == name for node in all_nodes(gm) if node.op.startswith("call"))
 
 
-def fails_while_broken(gm: fx.GraphModule, example_inputs: Sequence[Any], *, broken: str = "/") -> CompiledFn:
-    """Fails on relu while the path ``broken`` is there."""
-    if os.path.exists(broken) and has(gm, "relu"):
-        raise NotSupported("no relu yet")
-    return gm.forward
-
-
 def fails_by_option(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -35,21 +27,6 @@ def fails_by_option(
     if dict(options or {}).get("level") == 3 and has(gm, "relu"):
         raise NotSupported("relu at level 3")
     return gm.forward
-
-
-class Compiler:
-    """An instance that is called as a backend."""
-
-    def __init__(self, level: int = 0) -> None:
-        self.level = level
-
-    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        if self.level and has(gm, "relu"):
-            raise NotSupported(f"relu at level {self.level}")
-        return gm.forward
-
-
-compiler = Compiler(3)
 
 
 class OneError(Exception):
