@@ -6,6 +6,7 @@ import pytest
 import torch
 from constructs import square, views_and_writes
 from support.graphs_to_write import graph_of
+from support.travelled import described, shared
 from torch import Tensor, fx, nn
 
 from minidbg.codegen.module_text import write_module
@@ -75,66 +76,39 @@ def test_what_dynamo_leaves_on_module_and_nodes_comes_along() -> None:
     assert copied.unused is gm.unused
 
 
-def test_strides_and_offset_stay() -> None:
-    x = torch.randn(6, 4)[1:, ::2].t()
-    (clone,) = clone_values([x])
-    assert (clone.shape, clone.stride(), clone.storage_offset()) == (x.shape, x.stride(), x.storage_offset())
-    assert torch.equal(clone, x)
-
-
-def test_aliasing_stays() -> None:
-    x = torch.zeros(4)
-    one, view, same = clone_values([x, x[1:3], x])
-    assert one is same
-    view.fill_(7)
-    assert one.tolist() == [0, 7, 7, 0]
-    assert x.tolist() == [0, 0, 0, 0]
-
-
-def test_parameters_stay_parameters() -> None:
-    (clone,) = clone_values([torch.nn.Parameter(torch.ones(2), requires_grad=False)])
-    assert isinstance(clone, torch.nn.Parameter)
-    assert not clone.requires_grad
-
-
-def test_leafness_stays_and_what_is_no_leaf_may_be_written() -> None:
-    leaf = torch.ones(2, requires_grad=True)
-    one, other = clone_values([leaf, leaf * 2])
-    assert one.is_leaf
-    assert one.requires_grad
-    assert not other.is_leaf
-    other.add_(1)
-
-
-def test_what_is_no_tensor_is_passed_on_and_tuples_are_opened() -> None:
-    x = torch.ones(2)
-    number, (clone, nothing) = clone_values([3, (x, None)])
-    assert (number, nothing) == (3, None)
-    assert clone is not x
-
-
-def test_tensors_without_a_plain_storage_are_cloned_too() -> None:
-    sparse = torch.eye(3).to_sparse()
-    conjugated = torch.randn(2, dtype=torch.complex64).conj()
-    clones = clone_values([sparse, conjugated])
-    assert torch.equal(clones[0].to_dense(), torch.eye(3))
-    assert torch.equal(clones[1], conjugated)
-
-
-def test_inference_tensors_stay_inference_tensors() -> None:
+def inference() -> Tensor:
     with torch.inference_mode():
-        x = torch.ones(2)
-    (clone,) = clone_values([x])
-    assert clone.is_inference()
+        return torch.ones(2)
 
 
-def test_lazy_conjugation_and_negation_stay() -> None:
-    x = torch.randn(3, dtype=torch.complex64)
-    values = [x.conj(), x.conj().imag, torch._neg_view(x.conj())]
-    for value, clone in zip(values, clone_values(values), strict=True):
-        assert (clone.is_conj(), clone.is_neg()) == (value.is_conj(), value.is_neg())
-        assert torch.equal(clone, value)
-        assert clone.untyped_storage()._cdata != value.untyped_storage()._cdata
+def test_a_clone_is_what_the_value_is_and_shares_what_it_shares_but_no_memory_with_it() -> None:
+    """Strides, offset, parameters, leaves, inference, lazy conjugation and negation, aliasing."""
+    x, leaf = torch.zeros(4), torch.ones(2, requires_grad=True)
+    complex_ = torch.randn(3, dtype=torch.complex64)
+    values = [
+        torch.randn(6, 4)[1:, ::2].t(), torch.nn.Parameter(torch.ones(2), requires_grad=False), leaf,
+        leaf * 2, inference(), complex_.conj(), torch._neg_view(complex_.conj()), x, x[1:3], x, 3, None,
+    ]  # fmt: skip
+    clones = clone_values(values)
+    assert [described(one) for one in clones] == [described(one) for one in values]
+    assert shared(clones[7:]) == shared(values[7:])
+    pairs = zip(clones[:10], values, strict=False)
+    assert all(one.untyped_storage()._cdata != other.untyped_storage()._cdata for one, other in pairs)
+    clones[3].add_(1)
+    clones[8].fill_(7)
+    assert clones[7].tolist() == [0, 7, 7, 0]
+    assert x.tolist() == [0, 0, 0, 0]
+    (imaginary,) = clone_values([complex_.conj().imag])
+    assert imaginary.is_neg()
+    assert torch.equal(imaginary, complex_.conj().imag)
+
+
+def test_tuples_are_opened_and_tensors_without_a_plain_storage_are_cloned_too() -> None:
+    x, sparse = torch.ones(2), torch.eye(3).to_sparse()
+    (clone, nothing), other = clone_values([(x, None), sparse])
+    assert nothing is None
+    assert clone is not x
+    assert torch.equal(other.to_dense(), torch.eye(3))
 
 
 def test_capture_gives_the_graph_and_the_live_inputs_and_runs_nothing() -> None:
