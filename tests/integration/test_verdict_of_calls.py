@@ -175,7 +175,7 @@ LARGE: dict[str, tuple[Any, Callable[[], tuple[Any, ...]], Any]] = {
     "integers": (
         lambda x: x.sign(), lambda: (torch.randint(-9, 9, (FLOATS_OF_68_MB // 2,)),), doing(Tensor.sign_)),
     "written where eager writes": (lambda x: x.add_(1).sign(), lambda: (torch.rand(FLOATS_OF_68_MB),), doubled_before),
-    "plain, 4 MB": (torch.relu, lambda: (torch.randn(2**20),), clamped),
+    "plain, 16 kB": (torch.relu, lambda: (torch.randn(2**12),), clamped),
 }  # fmt: skip
 
 

@@ -110,13 +110,27 @@ class WrongAtOneNode(fx.Interpreter):
         return value + 1e-2 if node.name == "x_41" else value
 
 
+def layers(count: int, *relus: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for layer in range(count):
+            x = x.relu() if layer in relus else x + 0.01
+        return x
+
+    return function
+
+
 @pytest.mark.parametrize(
-    ("backend", "node"),
-    [(planted.wrong_relu, "x_11"), (lambda gm, inputs: WrongAtOneNode(gm).run, "x_41")],
-    ids=["each time", "of its kind once"],
+    ("backend", "function", "nodes", "compiles"),
+    [
+        (planted.wrong_relu, layers(60, 11, 41), ("x_11",), [60, 60]),
+        (lambda gm, inputs: WrongAtOneNode(gm).run, layers(60, 11, 41), ("x_41",), [60, 60]),
+        (planted.wrong_relu, layers(MOST_TAPPED + 1, MOST_TAPPED), (), [MOST_TAPPED + 1]),
+        (planted.wrong_gradient, lambda x: x.sin() * 2, None, [2]),
+    ],
+    ids=["each time", "of its kind once", "in a graph of many calls", "only gradients differ"],
 )
-def test_the_first_differing_node_of_a_large_graph_is_found_by_one_more_compile(
-    backend: Any, node: str
+def test_the_first_differing_node_is_found_by_one_more_compile_or_not_looked_for(
+    backend: Any, function: Any, nodes: tuple[str, ...] | None, compiles: list[int]
 ) -> None:
     sizes: list[int] = []
 
@@ -124,42 +138,10 @@ def test_the_first_differing_node_of_a_large_graph_is_found_by_one_more_compile(
         sizes.append(sum(node.op.startswith("call") for node in graph_module.graph.nodes))
         return backend(graph_module, example_inputs)
 
-    def function(x: torch.Tensor) -> torch.Tensor:
-        for layer in range(60):
-            x = x.relu() if layer in (11, 41) else x + 0.01
-        return x
-
-    error = mismatch(function, GRID, backend=counted)
-    assert error.suspect_nodes == (node,)
-    assert sizes == [60, 60]
-
-
-def test_no_node_is_looked_for_in_a_graph_of_many_calls() -> None:
-    compiles: list[fx.GraphModule] = []
-
-    def counted(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
-        compiles.append(graph_module)
-        return planted.wrong_relu(graph_module, example_inputs)
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(MOST_TAPPED):
-            x = x + 0.01
-        return x.relu()
-
-    assert mismatch(function, GRID, backend=counted).suspect_nodes == ()
-    assert len(compiles) == 1
-
-
-def test_no_node_is_looked_for_where_only_gradients_differ() -> None:
-    compiles: list[fx.GraphModule] = []
-
-    def counted(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
-        compiles.append(graph_module)
-        return planted.wrong_gradient(graph_module, example_inputs)
-
-    error = mismatch(lambda x: x.sin() * 2, GRID.clone().requires_grad_(), backend=counted)
-    assert error.where.startswith("gradient")
-    assert len(compiles) == 1
+    error = mismatch(function, GRID.clone().requires_grad_(nodes is None), backend=counted)
+    assert error.where.startswith("gradient") is (nodes is None)
+    assert nodes is None or error.suspect_nodes == nodes
+    assert sizes == compiles
 
 
 def test_a_failing_backward_is_found_by_the_first_call(answers: Answers) -> None:
@@ -745,11 +727,6 @@ def test_the_case_has_the_match_and_a_margin_that_grows_with_the_error(answers: 
 # ---- what is not verified
 
 
-def prints(x: torch.Tensor) -> torch.Tensor:
-    torch._higher_order_ops.print("{}", x.shape[0])
-    return x.sin()
-
-
 def test_what_memory_does_not_allow_is_left_out_and_said_once(
     answers: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -863,26 +840,28 @@ class Words(nn.Module):
         return self.table(ids).sin().sum(1)
 
 
+def ids() -> torch.Tensor:
+    return torch.tensor([[1, 2, 2], [0, 1, 8]])
+
+
+def nested_words() -> torch.Tensor:
+    parts = [torch.randn(2, 3), torch.randn(4, 3)]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+
+
 @pytest.mark.parametrize(("backend", "is_right"), [("aot_eager", True), (planted.wrong_gradient, False)])
-def test_sparse_gradients_are_compared(
-    backend: Any, is_right: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("program", "inputs"),
+    [(Words(), ids), pytest.param(lambda x: x.sin() * 2, nested_words, marks=pytest.mark.slow)],
+    ids=["sparse", "nested"],
+)
+def test_gradients_of_every_layout_are_compared(
+    program: Any, inputs: Any, backend: Any, is_right: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    compiled = torch.compile(Words(), backend=wrap(backend))
     if is_right:
-        compiled(torch.tensor([[1, 2, 2], [0, 1, 8]])).sum().backward()
+        call(program, inputs(), backend=backend)
+        assert (stats().verified, stats().left_out) == (1, {})
         assert not warnings_of(caplog)
     else:
-        with pytest.raises(AccuracyError, match="gradient of"):
-            compiled(torch.tensor([[1, 2, 2], [0, 1, 8]]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("backend", "is_right"), [("aot_eager", True), (planted.wrong_gradient, False)])
-def test_gradients_of_nested_tensors_are_compared(backend: Any, is_right: bool) -> None:
-    parts = [torch.randn(2, 3), torch.randn(4, 3)]
-    words = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
-    if is_right:
-        call(lambda x: x.sin() * 2, words, backend=backend)
-        assert (stats().verified, stats().left_out) == (1, {})
-    else:
-        assert mismatch(lambda x: x.sin() * 2, words, backend=backend).signature["direction"] == "backward"
+        error = mismatch(program, inputs(), backend=backend)
+        assert error.signature["direction"] == "backward"
