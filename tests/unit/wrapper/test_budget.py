@@ -29,12 +29,6 @@ def grant(
     return settings.reduce, why
 
 
-def test_failures_without_signature_are_each_their_own() -> None:
-    budget = ReductionBudget()
-    assert grant(budget, None)[0] is Reduce.NOW
-    assert grant(budget, None)[0] is Reduce.NOW
-
-
 def test_the_seconds_are_for_all_reductions_together() -> None:
     budget = ReductionBudget()
     budget.spend(7, None, None)
@@ -45,46 +39,48 @@ def test_the_seconds_are_for_all_reductions_together() -> None:
     assert "10 s" in why
 
 
-def test_only_what_matches_is_reduced() -> None:
+def test_what_was_refused_does_not_count_as_reduced_and_what_has_no_signature_is_each_its_own() -> None:
     budget = ReductionBudget()
     assert grant(budget, error=ValueError("size mismatch"), match="stride")[0] is Reduce.LATER
-    assert grant(budget, error=ValueError("wrong stride 3"), match=r"stride \d")[0] is Reduce.NOW
-
-
-def test_what_was_refused_does_not_count_as_reduced() -> None:
-    budget = ReductionBudget()
     assert grant(budget, reduce=Reduce.LATER)[0] is Reduce.LATER
-    assert grant(budget)[0] is Reduce.NOW
+    assert grant(budget, error=ValueError("wrong stride 3"), match=r"stride \d")[0] is Reduce.NOW
+    assert [grant(budget, None)[0] for _ in range(2)] == [Reduce.NOW, Reduce.NOW]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def real_error_of_the_cpu_allocator() -> Exception:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    return caught.value
+
+
+def around(attribute: str, inner: Exception) -> Exception:
+    outer = ValueError("compiling failed")
+    setattr(outer, attribute, inner)
+    return outer
+
+
+def test_out_of_memory_waits_unless_asked_and_is_known_by_type_or_by_the_text_of_a_plain_error() -> None:
+    of_memory = [
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"),
-    ],
-    ids=["MemoryError", "torch.OutOfMemoryError", "cpu allocator"],
-)
-def test_out_of_memory_waits_unless_asked(error: Exception) -> None:
-    assert grant(ReductionBudget(), error=error)[0] is Reduce.LATER
-    assert grant(ReductionBudget(), error=error, reduce_oom=True)[0] is Reduce.NOW
-
-
-def test_the_cpu_allocators_real_error_is_out_of_memory() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(1 << 60, dtype=torch.uint8)
-    assert is_out_of_memory(caught.value)
-
-
-def test_out_of_memory_is_found_inside_what_wraps_it() -> None:
-    for attribute in ("inner_exception", "__cause__"):
-        outer = ValueError("compiling failed")
-        setattr(outer, attribute, MemoryError())
-        assert is_out_of_memory(outer)
-    assert not is_out_of_memory(ValueError("out of memory"))
-    assert not is_out_of_memory(RuntimeError("shapes do not match"))
-    assert not is_out_of_memory(None)
+        RuntimeError("acme: Out of memory: 3 bytes"),
+        RuntimeError("acme: not enough memory: 3 bytes"),
+        real_error_of_the_cpu_allocator(),
+        around("inner_exception", MemoryError()),
+        around("__cause__", MemoryError()),
+    ]
+    for error in of_memory:
+        assert is_out_of_memory(error), error
+        assert grant(ReductionBudget(), error=error)[0] is Reduce.LATER
+        assert grant(ReductionBudget(), error=error, reduce_oom=True)[0] is Reduce.NOW
+    others = (
+        ValueError("out of memory"),
+        KeyError("not enough memory"),
+        RuntimeError("shapes do not match"),
+        None,
+    )
+    assert [error for error in others if is_out_of_memory(error)] == []
 
 
 @pytest.mark.parametrize(("size", "several"), [("1", False), ("2", True), ("", False), ("many", False)])

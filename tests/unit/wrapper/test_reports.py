@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minidbg.core.foreign import chain_of, is_of_a_signal_handler, is_out_of_memory
+from minidbg.core.foreign import chain_of, is_of_a_signal_handler
 from minidbg.wrapper.budget import is_missing_compiler
 from minidbg.wrapper.reports import Report, add_line, own_report, report_of, set_report
 
@@ -116,12 +116,6 @@ def test_a_missing_cpp_compiler_is_told_by_the_type_of_what_is_wrapped() -> None
     assert is_missing_compiler(missing)
     assert is_missing_compiler(wraps(raised_from(missing)))
     assert not is_missing_compiler(RuntimeError("InvalidCxxCompiler"))
-
-
-@pytest.mark.parametrize("text", ["can't allocate memory", "Out of memory", "not enough memory"])
-def test_a_plain_runtime_error_is_one_of_memory_by_its_text_alone(text: str) -> None:
-    assert is_out_of_memory(RuntimeError(f"acme: {text}: 3 bytes"))
-    assert not is_out_of_memory(KeyError(text))
 
 
 def test_what_a_handler_of_a_signal_raises_is_told_from_what_is_raised_beside_it() -> None:
