@@ -16,7 +16,6 @@ import minidbg
 from house.source import PACKAGE, ROOT, trees
 
 WORD = re.compile(r"[A-Za-z_]\w*")
-ENTRY = {"minidbg.pytest_plugin", "minidbg.__main__"}
 CALLED_BY_OTHERS = {
     "create_module": "Python's import system",
     "_repr_markdown_": "notebooks",

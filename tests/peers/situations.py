@@ -183,7 +183,6 @@ class Situation:
     """Whether a refusal by name is an answer."""
 
 
-BUILT_IN = "inject_relu_bug_TESTING_ONLY"
 ONE_AFTER = ("dynamo",)
 
 SITUATIONS: tuple[Situation, ...] = (

@@ -23,8 +23,6 @@ from minidbg.judge.leaves import CannotCompare, _are_plain, collect_leaves
 from minidbg.wrapper import rollback
 from minidbg.wrapper.capture import real_value
 
-LEVELS = torch._C._functorch
-
 
 class OwnTensor(torch.Tensor):
     pass

@@ -84,10 +84,6 @@ def text_of(outcome: Outcome) -> str:
 # ---- what is spoiled
 
 
-def honest(run: Run, names: list[str], args: list[Any]) -> Any:
-    return run(*args)
-
-
 def place_of(which: int | str, names: list[str]) -> int:
     """Of the input with this number, or of the parameter or buffer whose name ends so."""
     ending = f"inputs_{which}_" if isinstance(which, int) else f"{which}_"

@@ -1,7 +1,7 @@
 """Which lines of minidbg which tests reach, in whichever process: the map for what is deleted.
 
-    python tests/house/reached.py run GROUP FOLDER COMMAND ...   run a command, and note in FOLDER/GROUP.txt what it reaches
-    python tests/house/reached.py report FOLDER [ROOM ...]       every function with its groups, and a table of the rooms
+    python tests/tools/reached.py run GROUP FOLDER COMMAND ...   run a command, and note in FOLDER/GROUP.txt what it reaches
+    python tests/tools/reached.py report FOLDER [ROOM ...]       every function with its groups, and a table of the rooms
 
 GROUP is a name of one's own; those in ``NOT_THE_NET`` stand for tests that go with the code they test. Each block of each
 function is marked when it is compiled, and writes its line on its first visit in a process: children, forks and what dies by

@@ -46,7 +46,6 @@ def pool_gradient(x: Tensor) -> Tensor:
 
 
 CASTS = torch.tensor([1.5, -3.0, 300.0, NAN, 7.9])
-BYTES = ints(1, 253, 44, 0, 7, dtype=torch.uint8)
 KINDS = [
     Open(
         "cast",
