@@ -167,17 +167,6 @@ def test_the_programs_first_backward_decides_what_is_donated(
 
 
 @pytest.mark.slow
-def test_the_plain_program_still_donates_and_compiles_its_backward_once(
-    donating: Donating, tmp_path: Path
-) -> None:
-    with warnings.catch_warnings(action="ignore"):
-        outcome(plain, wrapped(donating.backend, tmp_path))
-    assert donating.compiled == donating.ran[:1]
-    assert donating.compiled[0] > 0
-    assert len(set(donating.ran)) == 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("job", [plain, kept_graph])
 def test_warnings_and_counters_of_the_backward_come_in_the_programs_own_backward(
     job: Job, donating: Donating, tmp_path: Path

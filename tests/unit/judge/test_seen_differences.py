@@ -52,12 +52,6 @@ def test_a_member_that_raises_explains_nothing_and_is_named_beside_the_differenc
     assert found["message"].splitlines()[1:] == [said]
 
 
-def test_a_member_that_would_raise_is_not_asked_where_nothing_differs() -> None:
-    eager_runs = EagerRuns({tag: fails_after(0) for tag in Tag})
-    assert mismatch(collect_leaves((RIGHT,)), collect_leaves((RIGHT,)), eager_runs) is None
-    assert not eager_runs.failed
-
-
 def test_members_are_made_once_and_only_as_many_as_are_asked_for() -> None:
     made = []
 
@@ -90,11 +84,6 @@ def test_an_ensemble_lets_go_of_its_runs_without_the_collector() -> None:
         assert all(one.expired() for one in held)
     finally:
         gc.enable()
-
-
-def test_when_no_run_of_eager_comes_through_again() -> None:
-    found = Comparison(left(WRONG), left(RIGHT), fails, DEFAULT_SPEC).difference([])
-    assert found is not None
 
 
 def test_a_program_that_draws_and_fails_with_other_numbers_is_not_judged() -> None:

@@ -38,14 +38,6 @@ def test_modes_are_those_in_force_now() -> None:
     assert found.matmul_precision == "high"
 
 
-def test_an_inference_tensor_counts_as_inference_mode() -> None:
-    with torch.inference_mode():
-        assert current_context().inference
-        x = torch.ones(1)
-    assert current_context([3, x]).inference
-    assert not current_context([torch.ones(1)]).inference
-
-
 def test_changed_configuration_is_kept_where_repr_gives_it_back() -> None:
     changed = {"epilogue_fusion": False, "cpp.threads": 3, "joint_custom_pre_pass": print}
     with (
