@@ -29,7 +29,8 @@ def refusing(*packages: str) -> str:
 
 def test_words_workers_and_commands_that_only_read_need_no_torch(tmp_path: Path) -> None:
     """The daemon of ``minidbg watch`` imports them, every command line does, and a server for scripts that need no torch."""
-    modules = [
+    daemon = ["watch.daemon", "watch.terminal", "commands.watching", "judge.death"]
+    modules = ["minidbg." + name for name in daemon] + [
         "minidbg." + name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         for name in trees()
         if name.startswith(("core/", "workers/"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
@@ -230,13 +229,6 @@ def test_a_fault_of_our_own_is_logged_and_survived(world: World) -> None:
     world.settle()
     assert world.data("result", "repro") == ["b.py"]
     assert "TypeError: 'int' object is not iterable" in (world.repros / ".minidbg" / "watch.log").read_text()
-
-
-def test_the_daemon_needs_no_torch() -> None:
-    import subprocess
-
-    program = "import minidbg.watch.daemon, minidbg.commands.watching, minidbg.watch.terminal, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 
 
 def test_while_the_history_cannot_be_written_nothing_is_judged_and_all_is_later(world: World) -> None:
