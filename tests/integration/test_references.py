@@ -622,17 +622,6 @@ write(with_graph(backends.find_reference("eager"), *graphs))
 """
 
 
-def test_operators_of_a_module_come_back_with_all_modules_that_add_to_them(world: World) -> None:
-    calls = "torch.ops.ops_like.double(x) + torch.ops.ops_like_library.triple(x) + torch.ops.ops_like.quadruple(x)"
-    program = f"import ops_like\nimport torch\n{FIND}\ndef model(x):\n    return {calls}\n{CAPTURED}"
-    (found,) = world.find(program)
-
-    setup = "\n".join(found["setup"])
-    assert "import ops_like.schema  # adds to ops_like::double" in setup
-    assert "import ops_like.kernels" in setup
-    assert "result [10.0, 10.0]" in world.run(found, calls).output
-
-
 def test_operators_of_a_script_come_back_by_their_source(world: World) -> None:
     (found,) = world.find(f"{OPERATORS}\n{FIND}\n{CAPTURED}")
 
@@ -668,7 +657,7 @@ _register_effectful_op(torch.ops.ops_like.double.default, _EffectType.ORDERED)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_what_a_program_registers_for_the_operator_of_a_module_comes_along(
+def test_operators_of_a_module_come_with_all_that_add_to_them_and_what_the_program_registers(
     world: World, elsewhere: bool
 ) -> None:
     calls = "torch.ops.ops_like.double(x) + torch.ops.ops_like_library.triple(x) + torch.ops.ops_like.quadruple(x)"
@@ -679,6 +668,8 @@ def test_what_a_program_registers_for_the_operator_of_a_module_comes_along(
     text = world.write(found, calls).read_text()
     parts = [line for line in ADDED.splitlines() if line.startswith(("torch.library", "_register"))]
     assert "import adds_to_it" in text if elsewhere else all(line in text for line in parts), text
+    assert "import ops_like.schema  # adds to ops_like::double" in text
+    assert "import ops_like.kernels" in text
     assert "result [10.0, 10.0]" in world.run(found, calls).output
 
 

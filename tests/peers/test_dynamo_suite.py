@@ -18,7 +18,7 @@ from torch.ao import quantization
 from torch.ao.nn.intrinsic import qat
 
 import minidbg
-from minidbg.codegen.module_text import instantiate, write_module
+from minidbg.codegen.module_text import write_module
 from minidbg.core.errors import CannotWrite
 from minidbg.core.outcome import Kind
 from minidbg.core.run_spec import Context
@@ -146,39 +146,6 @@ def calling(module: torch.nn.Module) -> fx.GraphModule:
     return fx.GraphModule(root, Leaves().trace(root))
 
 
-def fake_quantize() -> torch.nn.Module:
-    module = quantization.get_default_qat_qconfig("fbgemm").activation()
-    module(torch.randn(2))  # what it has observed is part of its state
-    return module
-
-
-def written(module: torch.nn.Module) -> tuple[str, torch.nn.Module]:
-    """The source of a graph that calls ``module``, and what it builds."""
-    source = write_module(calling(module))
-    return "\n".join([*source.imports, source.text]), instantiate(
-        source, {name: value.clone() for name, value in source.constants.items()}
-    )
-
-
-@pytest.mark.parametrize("engine", ["fbgemm", "x86", "qnnpack"])
-def test_a_module_of_qat_is_refused_by_name(engine: str) -> None:
-    """..uses_constructor_for_qat_fused_module, ..for_fake_quant_with_child_repr: dynamo inlines modules, so none is built anew."""
-    fused = qat.ConvBnReLU2d(3, 4, 3, bias=False, qconfig=quantization.get_default_qat_qconfig(engine))
-    for module in (fused, fake_quantize()):
-        with pytest.raises(CannotWrite, match=type(module).__name__):
-            written(module)
-
-
-def test_repro_rejects_custom_qat_qconfig() -> None:
-    activation = quantization.FakeQuantize.with_args(
-        observer=quantization.MinMaxObserver, quant_min=-3, quant_max=9, dtype=torch.qint8
-    )
-    config = quantization.QConfig(activation=activation, weight=quantization.default_weight_fake_quant)
-    module = qat.ConvBnReLU2d(3, 4, 3, bias=False, qconfig=config)
-    with pytest.raises(CannotWrite, match="ConvBnReLU2d"):
-        written(module)
-
-
 class Misnamed(torch.nn.Module):
     def __repr__(self) -> str:
         return "<lambda>()"
@@ -187,7 +154,24 @@ class Misnamed(torch.nn.Module):
         return x.sin()
 
 
-def test_a_module_whose_repr_is_no_code_is_refused_by_name() -> None:
-    """test_after_aot_repro_falls_back_for_unconvertible_module_repr, which upstream writes as it is: a syntax error."""
-    with pytest.raises(CannotWrite, match="Misnamed"):
-        written(Misnamed())
+def fused(config: quantization.QConfig) -> torch.nn.Module:
+    return qat.ConvBnReLU2d(3, 4, 3, bias=False, qconfig=config)
+
+
+def custom_config() -> quantization.QConfig:
+    activation = quantization.FakeQuantize.with_args(
+        observer=quantization.MinMaxObserver, quant_min=-3, quant_max=9, dtype=torch.qint8
+    )
+    return quantization.QConfig(activation=activation, weight=quantization.default_weight_fake_quant)
+
+
+def test_a_module_that_a_graph_calls_is_refused_by_name() -> None:
+    """..uses_constructor_for_qat_fused_module, ..for_fake_quant_with_child_repr, ..rejects_custom_qat_qconfig: dynamo inlines modules,
+    so none is built anew. test_after_aot_repro_falls_back_for_unconvertible_module_repr is written as it is upstream: a syntax error.
+    """
+    engines = [quantization.get_default_qat_qconfig(engine) for engine in ("fbgemm", "x86", "qnnpack")]
+    observer = engines[0].activation()
+    observer(torch.randn(2))  # what it has observed is part of its state
+    for module in (*map(fused, [*engines, custom_config()]), observer, Misnamed()):
+        with pytest.raises(CannotWrite, match=type(module).__name__):
+            write_module(calling(module))
