@@ -1,4 +1,4 @@
-"""Every real case is the same in the child as here, and judged alike; constructs are in test_constructs.py."""
+"""Every real case is the same in the child as here; constructs are in test_constructs.py, and what comes of each in the corpus."""
 
 from __future__ import annotations
 

@@ -1,26 +1,20 @@
-"""Oracle calls in forks of a process that has really used torch: threads, autograd, inductor; and real failures."""
+"""Oracle calls in forks of a process that has really used torch: threads, autograd, inductor; what many of them leave behind."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from support.command_line import python
 
-from minidbg.core.outcome import Kind, Outcome, Verdict
-from minidbg.core.run_spec import BackendRef, CallPath, Context, RunSpec
+from minidbg.core.run_spec import BackendRef, RunSpec
 from minidbg.fx.case import Case
 from minidbg.fx.copying import capture_by_dynamo
 from minidbg.oracle import ask
 
 pytestmark = pytest.mark.slow
-
-CASES = Path(__file__).parents[1] / "cases"
 
 AFTER_REAL_USE = """
 import os, sys, time
@@ -66,64 +60,6 @@ def test_questions_are_answered_after_threads_autograd_and_inductor(tmp_path: Pa
     done = python("-W", "error::DeprecationWarning:minidbg", program, env=env, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "inside: gone \nalive\n"
-
-
-def from_file(name: str) -> tuple[Any, tuple[Any, ...]]:
-    path = next(CASES.rglob(f"{name}.py"))
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    here = ".".join(torch.__version__.split(".")[:2])
-    if here not in module.FAILS:
-        pytest.skip(f"{name} is known to fail in torch {', '.join(module.FAILS)}, not in {torch.__version__}")
-    function, inputs = module.make()
-    return function.eval() if isinstance(function, torch.nn.Module) else function, inputs
-
-
-def asked(function: Any, inputs: tuple[Any, ...], call: CallPath = CallPath.TORCH_COMPILE) -> Outcome:
-    with torch.no_grad():
-        graph, values = capture_by_dynamo(function, inputs)
-    backend = BackendRef("inductor", "'inductor'")
-    case = Case(graph, values, RunSpec(backend, Context(grad=False), call=call), compiler="inductor")
-    return ask(case, seconds=500)
-
-
-def one_pool(kernel: int) -> tuple[Any, tuple[Any, ...]]:
-    torch.manual_seed(0)
-    return torch.nn.FractionalMaxPool2d(kernel, output_size=(8, 8)), (torch.randn(1, 4, 16, 16),)
-
-
-@pytest.mark.parametrize("call", list(CallPath))
-def test_lowering_failure_is_the_same_in_one_op(call: CallPath) -> None:
-    large = asked(*from_file("compile_188218_fractional_pool_kernel_zero"), call).signature
-    small = asked(*one_pool(0), call).signature
-    assert large.types[1:] == ("torch._inductor.exc.LoweringException", "AssertionError")
-    assert large.matches(small)
-
-
-def test_failure_in_gpt2_is_the_same_in_one_op() -> None:
-    pytest.importorskip("transformers")
-    large = asked(*from_file("compile_193265_gpt2_step_schedule")).signature
-    small = asked(*from_file("compile_193265_cumsum_0dim")).signature
-    assert large.kind is Kind.COMPILE
-    assert large.matches(small)
-
-
-@pytest.mark.timeout(1100)
-def test_runtime_failure_in_densenet_is_the_same_in_one_op() -> None:
-    large = asked(*from_file("runtime_190272_densenet121_fractional_pool")).signature
-    small = asked(*one_pool(-1)).signature
-    assert large.kind is Kind.RUNTIME
-    assert large.matches(small)
-
-
-def test_generated_kernel_that_reads_too_far_is_a_crash() -> None:
-    outcome = asked(*from_file("crash_own_custom_op_fake_dtype"))
-    assert outcome.verdict is Verdict.REPRODUCES
-    assert (outcome.signature.kind, outcome.signature.types) == (Kind.CRASH, ("SIGSEGV",))
-    assert "runtime" not in outcome.signature.frames
-    assert outcome.signature.frames[0].endswith(":call")
 
 
 def test_hundred_mixed_calls_leave_memory_processes_and_files_as_they_were() -> None:
