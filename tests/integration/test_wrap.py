@@ -239,6 +239,7 @@ def test_wrappers_compare_by_backend_options_and_settings() -> None:
 def test_a_wrapper_can_be_registered_under_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.backends import registry
 
+    torch._dynamo.list_backends()  # torch fills its tables once: not in the copies below
     monkeypatch.setattr(registry, "_COMPILER_FNS", dict(registry._COMPILER_FNS))
     monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
     register_backend(wrap("eager"), name="wrapped_eager")
