@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minidbg.core.run_spec import RunSpec
     from minidbg.judge.script import ExecutedScript
 
 JUDGE_SCRIPT = __file__
@@ -70,34 +69,28 @@ def clean_stdout() -> Iterator[Callable[[str], object]]:
 
 
 def script_of(definitions: dict[str, Any], path: str, options: str = "") -> ExecutedScript:
-    """The executed script, with ``options`` beside those of its header. Raises OSError, and
-    MALFORMED for an unreadable header."""
-    from minidbg.judge.script import ExecutedScript
-
-    command = (__file__, path, *(("--options", options) if options else ()))
-    return ExecutedScript(path, definitions, spec_with_options(path, options), command, definitions[FAILED])
-
-
-def spec_with_options(path: str, options: str) -> RunSpec:
-    """How the script is run, with ``options``, a dict as text, beside those of its header.
+    """The executed script, with ``options``, a dict as text, beside those of its header.
 
     Raises OSError, MALFORMED for an unreadable header, and ValueError where a mode stands in their way.
     """
     from minidbg.core.files import read_regular
     from minidbg.core.literals import read_literal
     from minidbg.core.script_header import SCRIPT_LIMIT_BYTES, parse_header, text_of
+    from minidbg.judge.script import ExecutedScript
 
     spec = parse_header(text_of(read_regular(path, SCRIPT_LIMIT_BYTES)), path).spec
-    if not options:
-        return spec
-    import torch  # noqa: F401 - whose dtypes may stand in the options
+    command: tuple[str, ...] = (__file__, path)
+    if options:
+        import torch  # noqa: F401 - whose dtypes may stand in the options
 
-    if spec.backend.mode is not None:
-        raise ValueError(
-            f"its header has mode {spec.backend.mode!r}, which torch.compile does not take together with options"
-        )
-    together = {**spec.backend.options, **read_literal(options)}
-    return replace(spec, backend=replace(spec.backend, options=together))
+        if spec.backend.mode is not None:
+            raise ValueError(
+                f"its header has mode {spec.backend.mode!r}, which torch.compile does not take together with options"
+            )
+        together = {**spec.backend.options, **read_literal(options)}
+        spec = replace(spec, backend=replace(spec.backend, options=together))
+        command = (*command, "--options", options)
+    return ExecutedScript(definitions, spec, command, definitions[FAILED])
 
 
 def definitions_of(path: str) -> dict[str, Any]:

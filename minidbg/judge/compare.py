@@ -27,7 +27,7 @@ are in the places of eager's, or of one of these runs. What torch leaves undefin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -356,7 +356,13 @@ def _first_relation(actual: Leaves, expected: Leaves) -> Difference | None:
             text = f"{where} has requires_grad {got}, eager gives {wanted}"
             return _difference(where, "output", "requires_grad", text, actual=got, expected=wanted)
     inputs = [where for where in both if expected[where].role == "input"]
-    pairs = {pair for run in (actual, expected) for pair in _in_one_storage(run, outputs, inputs)}
+    pairs: set[tuple[str, str]] = set()
+    for run in (actual, expected):
+        in_storage: dict[int, list[str]] = {}
+        for where in inputs + outputs:
+            others = in_storage.setdefault(run[where].value.untyped_storage().data_ptr(), [])
+            pairs |= {(where, other) for other in others if run[where].role == "output"}
+            others.append(where)
     for one, two in sorted(pairs, key=lambda pair: [both.index(where) for where in pair]):
         got_shared, shared = (_share_memory(run[one].value, run[two].value) for run in (actual, expected))
         if got_shared is not None and shared is not None and got_shared != shared:
@@ -364,14 +370,6 @@ def _first_relation(actual: Leaves, expected: Leaves) -> Difference | None:
             text = f"{one} and {two} {does} memory; in eager they {other}"
             return _difference(one, "output", "aliasing", text)
     return None
-
-
-def _in_one_storage(run: Leaves, outputs: list[str], inputs: list[str]) -> Iterator[tuple[str, str]]:
-    seen: dict[int, list[str]] = {}
-    for where in inputs + outputs:
-        others = seen.setdefault(run[where].value.untyped_storage().data_ptr(), [])
-        yield from ((where, other) for other in others if run[where].role == "output")
-        others.append(where)
 
 
 def _share_memory(one: torch.Tensor, two: torch.Tensor) -> bool | None:

@@ -64,8 +64,15 @@ class Runnable:
     spec: RunSpec
 
     def made(self, change: Change = unchanged) -> tuple[Any, tuple[Any, ...]]:
-        with plain_modes():
-            return change(self.make_model()), change(self.make_inputs())
+        """torch is as when a script begins: no mode, float32, the seed."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            with without_modes():
+                torch.manual_seed(SEED)
+                return change(self.make_model()), change(self.make_inputs())
+        finally:
+            torch.set_default_dtype(before)
 
     def eager(self, change: Change = unchanged, seed: int = SEED) -> dict[str, Any]:
         model, inputs = self.made(change)
@@ -207,11 +214,10 @@ ONE_OP: tuple[Callable[[Any], Any], ...] = (lambda value: value + 1, torch.relu,
 def model_of(op: Callable[[Any], Any]) -> torch.fx.GraphModule:
     """A graph module, which every level and call path takes."""
 
-    class OneOp(torch.nn.Module):
-        def forward(self, value: Any) -> Any:
-            return (op(value),)
+    def one_op(value: Any) -> Any:
+        return (op(value),)
 
-    return torch.fx.symbolic_trace(OneOp())
+    return torch.fx.symbolic_trace(one_op)
 
 
 def eight_numbers(device: Any) -> tuple[torch.Tensor]:
@@ -366,19 +372,6 @@ def without_modes() -> Iterator[None]:
             stack.enter_context(torch.device("cpu"))
         stack.enter_context(without_autocast())
         yield
-
-
-@contextlib.contextmanager
-def plain_modes() -> Iterator[None]:
-    """torch as it is when a script begins, for what is made before a run: no mode, float32, the seed."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with without_modes():
-            torch.manual_seed(SEED)
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextlib.contextmanager

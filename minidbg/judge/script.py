@@ -31,13 +31,11 @@ STDERR_SHOWN = 4000
 
 @dataclass(frozen=True, slots=True)
 class ExecutedScript:
-    path: str
     definitions: Mapping[str, Any]
     spec: RunSpec
     command: tuple[str, ...] = ()
     """The arguments of a Python that judges it in a process of its own, without options of the judge."""
     failed: Sequence[BaseException] = ()
-    """What its statements raised."""
 
     def runnable(self, device: str | None = None, backend: str | None = None) -> Runnable:
         compiler = self.compiler(backend)

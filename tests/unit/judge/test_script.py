@@ -15,7 +15,7 @@ from minidbg.judge.script import ExecutedScript, Unavailable, judged_on_one_op, 
 GONE, REPRODUCES = Outcome(Verdict.GONE), Outcome(Verdict.REPRODUCES, Signature(Kind.COMPILE))
 CHANGED = Outcome(Verdict.CHANGED, Signature(Kind.RUNTIME, types=("KeyError",)), message="KeyError: 3")
 SPEC = RunSpec(BackendRef("b", "b"), signature=Signature(Kind.COMPILE, types=("ValueError",)))
-SCRIPT = ExecutedScript("r.py", {}, SPEC)
+SCRIPT = ExecutedScript({}, SPEC)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_flaky_script_is_run_until_it_fails_and_no_longer(
 def test_a_graph_of_aot_autograd_is_not_given_to_a_backend_of_torch_compile() -> None:
     spec = replace(SPEC, level=Level.ATEN)
     for backend, refused in (("eager", True), (torch.nn.Module, False)):
-        made = ExecutedScript("r.py", {"backend": backend, "graph": id, "inputs": id}, spec)
+        made = ExecutedScript({"backend": backend, "graph": id, "inputs": id}, spec)
         if refused:
             with pytest.raises(Unavailable, match="a compiler for aot_autograd is needed"):
                 made.runnable()
@@ -50,7 +50,7 @@ def test_a_graph_of_aot_autograd_is_not_given_to_a_backend_of_torch_compile() ->
 
 def test_a_script_without_a_backend_function_asks_the_backend_of_its_header() -> None:
     spec = replace(SPEC, backend=BackendRef("eager", "'eager'"))
-    assert ExecutedScript("r.py", {"graph": id, "inputs": id}, spec).runnable().compiler == "eager"
+    assert ExecutedScript({"graph": id, "inputs": id}, spec).runnable().compiler == "eager"
 
 
 def runs_but(wrong: tuple[str, ...]) -> object:
