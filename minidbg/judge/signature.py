@@ -77,16 +77,6 @@ def module_name(name: str) -> str:
     return "<generated>" if name.startswith(GENERATED) else name
 
 
-def also_imported(found: Signature, name: str) -> Signature:
-    """``found`` with a further form: as it is where the program's own script is imported, as ``name``."""
-    types, frames = (
-        tuple(name + one.removeprefix(SCRIPT) if one.startswith(SCRIPT) else one for one in texts)
-        for texts in (found.types, found.frames)
-    )
-    form = replace(found, types=types, frames=frames)
-    return found if form == found else replace(found, others=(*found.others, form))
-
-
 def exception_chain(error: BaseException | None) -> list[BaseException]:
     """``error`` and what it wraps, outermost first, without dynamo's own wrapping of what a backend raises."""
     chain: list[BaseException] = []

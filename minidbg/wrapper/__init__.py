@@ -1,7 +1,6 @@
 """Wrapping a backend: transparent until it fails, then a captured case, a report, and the user's own exception."""
 
-from minidbg.wrapper.process import Stats, stats
-from minidbg.wrapper.reports import Report, report_of
+from minidbg.wrapper.process import Report, Stats, report_of, stats
 from minidbg.wrapper.wrapper import EntryPoint, WrappedBackend, entry_point, wrap, wrap_compiler
 
 __all__ = [

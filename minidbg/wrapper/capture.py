@@ -8,10 +8,8 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,8 +40,8 @@ from minidbg.fx.context import config_without_literal, current_context
 from minidbg.fx.effects import is_call
 from minidbg.fx.ranks import rank_note
 from minidbg.judge.compare import margin_for
-from minidbg.judge.signature import also_imported, error_text, signature_of
-from minidbg.judge.suspects import Suspects, suspects_of, telling
+from minidbg.judge.signature import error_text, signature_of
+from minidbg.judge.suspects import Suspects, suspects_of
 from minidbg.torch_internals import devices
 from minidbg.wrapper.chain import Link, is_symbolic_number
 
@@ -81,13 +79,8 @@ def case_of_failure(failure: Failure, settings: Settings) -> Case:
     if any(map(is_without_values, failure.inputs)) or devices.in_error(failure.inputs):
         notes.append(STAND_IN_NOTE)
     notes += [*rank_note(), *lost_note(failure)]
-    found = signature(failure)
-    if call.backend.missing_backend and (
-        name := name_of_program()
-    ):  # what is filled in may be imported from there
-        found = also_imported(found, name)
     call = call.with_spec(
-        signature=found,
+        signature=signature(failure),
         call=CallPath.DIRECT if failure.level is Level.ATEN else CallPath.TORCH_COMPILE,
         level=failure.level,
         backward=failure.direction is Direction.BACKWARD,
@@ -131,17 +124,6 @@ def lost_note(failure: Failure) -> list[str]:
     return [f"{LOST} {' and '.join(lost)}"] if lost else []
 
 
-def case_to_fill_in(failure: Failure, settings: Settings) -> Case:
-    """The failure as a case whose script leaves the backend to the person who knows how to get it:
-    what was said of it is wrong."""
-    link = failure.link
-    link.references[settings] = backends.missing_backend(link.backend)
-    try:
-        return case_of_failure(failure, settings)
-    finally:
-        del link.references[settings]
-
-
 def reference_of_link(link: Link, settings: Settings) -> BackendRef:
     """How a fresh process gets the link's backend, or what a person is to fill in; looked for once.
 
@@ -161,13 +143,6 @@ def signature(failure: Failure) -> Signature:
     if isinstance(failure.error, AccuracyError):
         return record_of({"kind": "accuracy", **failure.error.signature}, Signature)
     return signature_of(failure.error, failure.kind, failure.direction)
-
-
-def name_of_program() -> str:
-    """The module as which others import the program; empty where it has no file."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    return spec.name if spec is not None else Path(getattr(main, "__file__", None) or "").stem
 
 
 def failure_digest(failure: Failure) -> str:
@@ -191,16 +166,11 @@ def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
 
 
 def suspects(failure: Failure) -> Suspects:
-    """The nodes that the frames of the failure name, that take the input which is wrong after the
-    call, or the first with a wrong value.
-
-    They are a hint: what cannot be found out is left out.
-    """
+    """The nodes that the frames of the failure name, or the first with a wrong value: a hint, empty
+    where that is not known."""
     nodes = failure.graph_module.graph.nodes
     if isinstance(failure.error, AccuracyError):
-        if suspect_nodes := failure.error.suspect_nodes:
-            return (suspect_nodes,)
-        return takers_of_input(failure.graph_module, failure.error.where)
+        return (failure.error.suspect_nodes,) if failure.error.suspect_nodes else ()
     with fence("no_suspects"):  # foreign objects in foreign frames
         calls = [torch_internals.GivenCall.of(node) for node in nodes if is_call(node)]
         return suspects_of(failure.error, calls)
@@ -210,14 +180,6 @@ def suspects(failure: Failure) -> Suspects:
 def index_of_input(where: str) -> int | None:
     found = INPUT.search(where)
     return int(found["place"]) if found else None
-
-
-def takers_of_input(graph_module: fx.GraphModule, where: str) -> Suspects:
-    index = index_of_input(where)
-    if index is None or not where.endswith(AFTER_THE_CALL):
-        return ()
-    takers = graph_module.graph.find_nodes(op="placeholder")[index].users
-    return telling([{node.name for node in takers if is_call(node)}], call_nodes(graph_module))
 
 
 def message_head(message: str) -> str:

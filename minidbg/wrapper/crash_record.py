@@ -32,7 +32,6 @@ from minidbg.core.files import for_its_owner
 from minidbg.core.foreign import is_of_a_signal_handler
 from minidbg.core.kinds import Kind
 from minidbg.core.settings import Settings
-from minidbg.fx.case import Case
 from minidbg.fx.context import current_context
 from minidbg.fx.ranks import collective_name, rank_note
 from minidbg.repro import Exactness, Form, crash_records, render
@@ -46,6 +45,7 @@ log = logging.getLogger("minidbg")
 RECORD_VALUE_BYTES = 64 << 20
 """Most bytes of integers and booleans in one record."""
 RECORD_NUMBERS = itertools.count(1)
+NOTE = "the graph was recorded before the call, by a process that did not come back from it"
 
 
 class CrashRecord:
@@ -63,17 +63,13 @@ class CrashRecord:
         """A block in which the process may die; ``values`` are what the graph is called with."""
         return RecordedStep(self, step, link, values)
 
-    def during_backward(self) -> RecordedStep:
-        return RecordedStep(self, Step.BACKWARD, self.link, ())
-
-    def begin(self, step: Step, link: Link | None, values: Sequence[Any]) -> None:
+    def begin(self, step: Step, link: Link, values: Sequence[Any]) -> None:
         """Have the record on disk under the name of ``step``. Raises what a handler of a signal
         does, and no other ordinary exception."""
         try:
             if self.name is not None and self.name.pid != os.getpid():
                 return  # forked: it is our parent's
-            is_new = self.name is None or link is not self.link
-            if is_new and link is not None and step is not Step.BACKWARD:
+            if step is not Step.BACKWARD and (self.name is None or link is not self.link):
                 self.write(step, link, values)
             self.move(step)
         except Exception as trouble:  # no form as a script, no room for one, a fault of ours: the backend is called all the same
@@ -87,7 +83,15 @@ class CrashRecord:
     def write(self, step: Step, link: Link, values: Sequence[Any]) -> None:
         self.discard()
         with torch_internals.restoring_random_numbers(values), torch_internals.outside_tracing():
-            case = case_about_to_run(self.graph_module, link, values, self.settings)
+            context = current_context(values, further_env=self.settings.env)
+            case = case_of_call(link, self.graph_module, values, context, self.settings)
+            tensors = (value for value in case.inputs if isinstance(value, torch.Tensor))
+            trains = context.grad and any(value.requires_grad for value in tensors)
+            backend = case.backend
+            if lacks := backend.missing_backend:
+                backend = replace(backend, missing_backend=f"{lacks}, which ended with its process")
+            story = replace(case.provenance, notes=(NOTE, *rank_note()))
+            case = replace(case.with_spec(backward=trains, backend=backend), provenance=story)
             script = render(
                 case,
                 Form.CAPTURE,
@@ -113,18 +117,15 @@ class CrashRecord:
         os.replace(draft, self.path)
 
     def move(self, step: Step) -> None:
-        if self.name is None or self.path is None or self.name.step is step:
+        """Rename the record after ``step``; one that is not there, or our parent's, stays as it is."""
+        if self.name is None or self.path is None or self.name.pid != os.getpid() or self.name.step is step:
             return
         name = self.name.at(step)
-        os.replace(self.path, self.path.with_name(str(name)))
-        self.name, self.path = name, self.path.with_name(str(name))
-        if name.number in PROCESS.records:
-            PROCESS.records[name.number] = self.path
-
-    def quietly_move(self, step: Step) -> None:
-        if self.name is not None and self.name.pid == os.getpid():
-            with contextlib.suppress(OSError):
-                self.move(step)
+        with contextlib.suppress(OSError):
+            os.replace(self.path, self.path.with_name(str(name)))
+            self.name, self.path = name, self.path.with_name(str(name))
+            if name.number in PROCESS.records:
+                PROCESS.records[name.number] = self.path
 
     def close(self) -> None:
         """Nothing more can happen, or what happened is known: the record goes, unless another thread is in a step."""
@@ -173,9 +174,9 @@ class Collectives(torch_internals.DispatchMode):  # type: ignore[no-untyped-call
         if collective_name(func) is None:
             return func(*args, **(kwargs or {}))
         self.begun = True
-        self.record.quietly_move(Step.WAITING)
+        self.record.move(Step.WAITING)
         result = func(*args, **(kwargs or {}))
-        self.record.quietly_move(Step.RUN)
+        self.record.move(Step.RUN)
         return result
 
 
@@ -184,7 +185,7 @@ class RecordedStep:
 
     __slots__ = ("began", "link", "record", "step", "values")
 
-    def __init__(self, record: CrashRecord, step: Step, link: Link | None, values: Sequence[Any]) -> None:
+    def __init__(self, record: CrashRecord, step: Step, link: Link, values: Sequence[Any]) -> None:
         self.record, self.step, self.link, self.values = record, step, link, values
         self.began = 0.0
 
@@ -207,28 +208,12 @@ class RecordedStep:
             record.close()
         elif isinstance(error, KeyboardInterrupt):
             if record.name.step is not Step.WAITING:  # it is another rank that hangs
-                record.quietly_move(Step.INTERRUPTED)
+                record.move(Step.INTERRUPTED)
             record.leave()
         elif error is not None:
             record.leave()  # SystemExit, a panic
         elif not record.inside:
-            record.quietly_move(Step.IDLE)
-
-
-def case_about_to_run(
-    graph_module: fx.GraphModule, link: Link, values: Sequence[Any], settings: Settings
-) -> Case:
-    context = current_context(values, further_env=settings.env)
-    case = case_of_call(link, graph_module, values, context, settings)
-    trains = context.grad and any(isinstance(one, torch.Tensor) and one.requires_grad for one in case.inputs)
-    story = replace(case.provenance, notes=(NOTE, *rank_note()))
-    backend = case.backend
-    if backend.missing_backend:
-        backend = replace(backend, missing_backend=f"{backend.missing_backend}, which ended with its process")
-    return replace(case.with_spec(backward=trains, backend=backend), provenance=story)
-
-
-NOTE = "the graph was recorded before the call, by a process that did not come back from it"
+            record.move(Step.IDLE)
 
 
 # ---- where records lie

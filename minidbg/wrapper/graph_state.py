@@ -7,6 +7,7 @@ until it has run well, and then left alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -33,8 +34,7 @@ from minidbg.torch_internals.thread_state import thread_state
 from minidbg.wrapper import crash_record, handle, verify
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link, compile_at_run_time
-from minidbg.wrapper.process import PROCESS
-from minidbg.wrapper.reports import Report, add_line, own_report, set_report
+from minidbg.wrapper.process import PROCESS, Report, add_line, own_report, set_report
 from minidbg.wrapper.rollback import NOTHING, Kept, capturing_device_graph, keep, tensors_among
 from minidbg.wrapper.verify_runs import declared_otherwise
 
@@ -284,32 +284,24 @@ class GraphState:
         if torch_internals.is_of_a_saved_tensor_hook(error) or is_of_a_signal_handler(error):
             return None
         left = self.keep(args) if kept is not None else NOTHING
-        again = self.instead(error, args, kept, undeclared, begun=begun)
+        restored, again = self.put_back(kept), None
+        failure = self.failure(error, args, Kind.RUNTIME, () if restored else (STALE,))
+        is_programs = False
+        if is_waiting_in_vain(error, self.untouched, args):
+            undeclared, begun = ABSENT_RANK, True
+        elif restored and own_report(error) is None and not devices.in_error(args):
+            is_programs = handle.eager_fails_too(failure, os.environ)
+            self.put_back(kept)
+        if not is_programs:
+            report = Report(undeclared) if undeclared else self.report_on(failure)
+            if begun or not (restored and self.can_go_on()):
+                self.say_why_it_is_raised(error, report)
+            else:
+                self.warn(failure, report)
+                again = self.next_that_compiles(error, args, kept)
         if again is None:
             self.put_back(left)  # whoever catches the error finds what the backend has left, as without us
         return again
-
-    def instead(
-        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, undeclared: str, *, begun: bool
-    ) -> CompiledFn | None:
-        """What to call after a failure that is told about, or None. What the graph writes to may be
-        as before the call."""
-        restored = self.put_back(kept)
-        if is_waiting_in_vain(error, self.untouched, args):
-            self.say_why_it_is_raised(error, Report(ABSENT_RANK))
-            return None
-        failure = self.failure(error, args, Kind.RUNTIME, () if restored else (STALE,))
-        if restored and own_report(error) is None and not devices.in_error(args):
-            blameless = handle.eager_fails_too(failure, os.environ)  # then it is the program's own error
-            self.put_back(kept)
-            if blameless:
-                return None
-        report = Report(undeclared) if undeclared else self.report_on(failure)
-        if begun or not (restored and self.can_go_on()):
-            self.say_why_it_is_raised(error, report)
-            return None
-        self.warn(failure, report)
-        return self.next_that_compiles(error, args, kept)
 
     def put_back(self, kept: Kept | None) -> bool:
         if kept is None:
@@ -377,8 +369,9 @@ class GraphState:
                     handle.warn_going_on(failure, report, "eager in later calls")
                     self.called_as_eager()
 
+        around = functools.partial(self.record.during, Step.BACKWARD, link, ())
         for function_class in classes:
-            torch_internals.guard_backward(function_class, on_failure, self.record.during_backward)
+            torch_internals.guard_backward(function_class, on_failure, around)
         return True
 
     # ---- handling
@@ -411,7 +404,6 @@ class GraphState:
         handle.warn_going_on(failure, report, later[0].name if later else "eager")
 
     def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
-        """Let ``error``, which the caller gets, say what became of it."""
         add_line(error, report)
 
 

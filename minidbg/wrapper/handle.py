@@ -23,7 +23,7 @@ import torch
 
 from minidbg import oracle, repro, torch_internals, workers
 from minidbg.core import environment
-from minidbg.core.errors import AccuracyError, BackendUnreachable, MinidbgError, TorchNameMissing
+from minidbg.core.errors import AccuracyError, MinidbgError, TorchNameMissing
 from minidbg.core.files import replace_file
 from minidbg.core.foreign import fence, first_line_of, is_of_a_signal_handler, is_out_of_memory, message_of
 from minidbg.core.machine import Deadline
@@ -36,9 +36,8 @@ from minidbg.judge.run import without_modes
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits, ReductionResult
 from minidbg.wrapper.budget import several_ranks
-from minidbg.wrapper.capture import Failure, case_of_failure, case_to_fill_in, failure_digest, lost_note
-from minidbg.wrapper.process import PROCESS
-from minidbg.wrapper.reports import Report
+from minidbg.wrapper.capture import Failure, case_of_failure, failure_digest, lost_note
+from minidbg.wrapper.process import PROCESS, Report
 
 log = logging.getLogger("minidbg")
 SHARE = 0.5
@@ -72,16 +71,6 @@ def handle(failure: Failure, settings: Settings) -> Report:
         for listener in PROCESS.listeners:
             listener(failure, report)
     return report
-
-
-def report_without_script(failure: Failure, refusal: Exception, settings: Settings) -> Report:
-    path = None
-    with contextlib.suppress(TorchNameMissing), handling(failure.inputs):
-        path = write_what_is_known(failure, refusal, settings)
-    kept = f"; the graph and what else is known are in {path}" if path else ""
-    if path is not None and path.suffix == ".py":
-        kept = f"; the graph is in {path}: fill in its backend, then minidbg reduce {path}"
-    return Report("; ".join([f"not captured: {refusal}", *lost_note(failure)]) + kept, capture=path)
 
 
 @contextlib.contextmanager
@@ -235,38 +224,31 @@ def written_by(done: workers.Ended) -> ReductionResult:
     raise MinidbgError(f"not reduced: {done.why_no_answer}")
 
 
-def write_what_is_known(failure: Failure, refusal: Exception, settings: Settings) -> Path | None:
-    """Write to the captures a script without its backend, or else a text; the path, None where the
-    file system refuses that too.
-
-    The same failure gives the same file.
-    """
-    if isinstance(refusal, BackendUnreachable):
-        with contextlib.suppress(MinidbgError, OSError):
-            return captured(case_to_fill_in(failure, settings), settings)
-    text = "\n".join(parts(failure, refusal))
-    graph = str(failure.graph_module.graph).encode("utf-8", "backslashreplace")
-    mark = hashlib.sha256(graph).hexdigest()[:6]
-    try:
+def report_without_script(failure: Failure, refusal: Exception, settings: Settings) -> Report:
+    """Write to the captures what is known of a failure that no script can hold: a text, whose name is
+    the same for the same graph; and say so."""
+    missing = "; ".join([str(refusal), *lost_note(failure)])
+    line, link = f"not captured: {missing}", failure.link
+    with contextlib.suppress(TorchNameMissing, OSError), handling(failure.inputs):
+        placeholders = failure.graph_module.graph.find_nodes(op="placeholder")
+        inputs = zip(placeholders, failure.inputs, strict=False)
+        text = "\n".join(
+            [
+                f"{link.name}: a {failure.kind} failure that minidbg cannot write as a script.\n",
+                f"What is missing: {missing}\n",
+                f"torch {torch.__version__}; options {dict(link.options)!r}, mode {link.mode!r}\n",
+                f"The graph:\n\n{failure.graph_module.print_readable(print_output=False)}\n",
+                "Its inputs:\n",
+                *(f"  {node.name}: {value_text(value)}" for node, value in inputs),
+                f"\nThe failure:\n\n{''.join(traceback.format_exception(failure.error))}",
+            ]
+        )
+        graph = str(failure.graph_module.graph).encode("utf-8", "backslashreplace")
+        mark = hashlib.sha256(graph).hexdigest()[:6]
         path = repro.captures(settings.repro_dir) / f"incomplete_{failure.kind}_{mark}.txt"
         replace_file(path, text.encode("utf-8", "backslashreplace"), private=True)
-    except OSError:
-        return None
-    return path
-
-
-def parts(failure: Failure, refusal: Exception) -> Iterator[str]:
-    yield f"{failure.link.name}: a {failure.kind} failure that minidbg cannot write as a script.\n"
-    yield f"What is missing: {'; '.join([str(refusal), *lost_note(failure)])}\n"
-    yield f"torch {torch.__version__}; options {dict(failure.link.options)!r}, mode {failure.link.mode!r}\n"
-    yield "The graph:\n"
-    yield failure.graph_module.print_readable(print_output=False)
-    yield "\nIts inputs:\n"
-    placeholders = [node for node in failure.graph_module.graph.nodes if node.op == "placeholder"]
-    for node, value in zip(placeholders, failure.inputs, strict=False):
-        yield f"  {node.name}: {value_text(value)}"
-    yield "\nThe failure:\n"
-    yield "".join(traceback.format_exception(failure.error))
+        return Report(f"{line}; the graph and what else is known are in {path}", capture=path)
+    return Report(line)
 
 
 def value_text(value: Any) -> str:

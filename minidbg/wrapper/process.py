@@ -1,4 +1,4 @@
-"""The tables of this process, in one object, and what they tell: ``minidbg.stats()``.
+"""The tables of this process, in one object, what they tell (``minidbg.stats()``), and the reports on failures.
 
 Their entries are values: none keeps a backend, a graph or a tensor alive.
 """
@@ -16,16 +16,85 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from minidbg.core.foreign import attribute_of, chain_of
 from minidbg.core.machine import Clock
+from minidbg.core.script_header import START
 from minidbg.core.settings import Settings
 from minidbg.fx.case import Case
 from minidbg.wrapper.budget import ReductionBudget
 from minidbg.wrapper.capture import Failure
-from minidbg.wrapper.reports import Report
 
 log = logging.getLogger("minidbg")
 STATS_VARIABLE = "MINIDBG_STATS"
+ATTRIBUTE = "minidbg_report"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Report:
+    """What became of a failure. A notebook and IPython show it with the script."""
+
+    line: str
+    """The result for people, one line: ``812 -> 1 nodes, 14 runs, 3.2 s; run: python ...``; or why
+    nothing was written."""
+    path: Path | None = None
+    """The verified repro."""
+    capture: Path | None = None
+    """The unreduced capture."""
+    missing_backend: Path | None = None
+    """The reduced script that lacks its backend, where nothing leads to that: no verified repro."""
+
+    def __repr__(self) -> str:
+        return f"<minidbg report: {self.line}>"
+
+    def _repr_markdown_(self) -> str:
+        # Markdown rather than HTML: the notebook brings the highlighting, in the reader's own colours.
+        script = self.script()
+        return f"**minidbg**: {self.line}" + (f"\n\n```python\n{script}\n```" if script else "")
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        script = self.script()
+        printer.text(f"minidbg: {self.line}" + (f"\n\n{script}" if script else ""))
+
+    def script(self) -> str:
+        """The part of the repro that is about the failure; empty when there is none, or it has gone."""
+        try:
+            path = self.path or self.missing_backend
+            text = path.read_text(encoding="utf-8") if path else ""
+        except OSError:
+            return ""
+        return START.split(text)[0].rstrip()
+
+
+def report_of(error: BaseException | None) -> Report | None:
+    """What minidbg wrote about ``error``, or about the exception that it wraps or was raised from; else None.
+
+    ``.path`` is the verified repro (None when there is none), ``.capture`` the unreduced capture,
+    ``.line`` the result in one line. As the last value of a notebook's cell it shows the script.
+    """
+    return next((report for one in chain_of(error) if (report := own_report(one)) is not None), None)
+
+
+def own_report(error: BaseException) -> Report | None:
+    report = attribute_of(error, ATTRIBUTE)
+    return report if isinstance(report, Report) else None
+
+
+def set_report(error: BaseException, report: Report) -> None:
+    for one in (error, attribute_of(error, "inner_exception")):
+        if isinstance(one, BaseException):
+            with contextlib.suppress(AttributeError, TypeError):  # a type that takes no attribute
+                # exceptions that are frozen dataclasses refuse a plain assignment
+                object.__setattr__(one, ATTRIBUTE, report)
+
+
+def add_line(error: BaseException, report: Report) -> None:
+    """Let the report's line be the last thing that is printed for ``error``; once."""
+    note = f"minidbg: {report.line}"
+    with contextlib.suppress(Exception):  # one that refuses notes stays without
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
 
 @dataclass(slots=True)
@@ -35,28 +104,25 @@ class GraphFacts:
     handed_back: str = ""
     """What is said of a graph that its backend gave back as it was; it is then never verified."""
     verified: bool = False
-    """A call of it was compared with eager and agreed."""
     why_not: str = ""
-    """Why no call of it was compared."""
     eager_raises: str = ""
     """What eager raised for inputs for which the backend returned a result."""
     left_out: tuple[str, ...] = ()
-    """What was not judged in a call that was compared."""
     restarted: bool = False
     """Dynamo stopped the compile, to begin again with another graph."""
     process: int = field(default_factory=os.getpid)
 
     def not_verified(self, reason: str) -> None:
         self.why_not = self.why_not or reason
-        PROCESS.say(f"a graph is not verified: {reason}")
+        PROCESS.say_once(f"a graph is not verified: {reason}")
 
     def refused_by_eager(self, text: str) -> None:
         self.eager_raises = text
-        PROCESS.say(text)
+        PROCESS.say_once(text)
 
     def leave_out(self, note: str) -> None:
         self.left_out = tuple(dict.fromkeys((*self.left_out, note)))
-        PROCESS.say(f"a part of a graph is not verified: {note}")
+        PROCESS.say_once(f"a part of a graph is not verified: {note}")
 
 
 @dataclass(slots=True)
@@ -73,20 +139,17 @@ class Process:
     reports: dict[Hashable, Report] = field(default_factory=dict)
     """What was answered to failures seen before: a program may catch one and run into it again at each step."""
     listeners: list[Callable[[Failure, Report], object]] = field(default_factory=list)
-    """Called with each failure and what became of it."""
     graphs: list[GraphFacts] = field(default_factory=list)
     records: dict[int, Path] = field(default_factory=dict)
     """Crash records that are on disk, by number."""
     folders: dict[Path, int] = field(default_factory=dict)
     """Repro folders that were not there before the first crash record, and the process that made them."""
     said: set[str] = field(default_factory=set)
-    """What is told once."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     comparing: threading.RLock = field(default_factory=threading.RLock)
     """Held while a thread compares a graph with eager."""
 
-    def say(self, text: str) -> None:
-        """Tell ``text`` once in this process."""
+    def say_once(self, text: str) -> None:
         with self.lock:
             is_new, self.said = text not in self.said, self.said | {text}
         if is_new:

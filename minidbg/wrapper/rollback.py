@@ -79,7 +79,6 @@ class Kept:
 
     tensors: tuple[KeptTensor, ...]
     generators: tuple[tuple[str, torch.Tensor], ...]
-    """Device and RNG state."""
     complete: bool = True
     """Whether all that the call may change is here; else running again would build on changed values."""
 

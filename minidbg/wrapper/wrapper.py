@@ -24,7 +24,7 @@ from minidbg.core.settings import CompilerSettings, Settings, WrapSettings
 from minidbg.judge.randomness import may_draw
 from minidbg.wrapper.chain import Backend, Link, backend_hash, link_name, merged_links, same_backend
 from minidbg.wrapper.graph_state import GraphState, state_of
-from minidbg.wrapper.reports import Report, add_line, own_report, set_report
+from minidbg.wrapper.process import Report, add_line, own_report, set_report
 from minidbg.wrapper.verify import NUMBERS_OF_BACKWARD
 
 log = logging.getLogger("minidbg")
@@ -306,7 +306,6 @@ class WrappedCompiler:
         """Whether AOTAutograd stores what is compiled for another process, by its type."""
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], /, **keywords: Any) -> CompiledFn:
-        """What the wrapped compiler returns, behind a thin function; what it raises is raised, with a note."""
         compiler = functools.partial(self.compiler, **keywords) if keywords else self.compiler
         graph = state_of(lambda: AtenGraph(gm, compiler, self.settings, stored=self.stored))
         if graph is None:
@@ -380,7 +379,6 @@ class AtenGraph(GraphState):
         )
 
     def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
-        """``compiled_fn`` behind some care, or as it is where AOTAutograd stores it."""
         return compiled_fn if self.stored else super().called_as(compiled_fn)
 
     def say_why_it_is_raised(self, error: Exception, report: Report) -> None:

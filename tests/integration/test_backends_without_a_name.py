@@ -23,8 +23,7 @@ from minidbg.backends.pickled import LIMIT_BYTES
 from minidbg.core.outcome import Verdict
 from minidbg.fx.case import Case
 from minidbg.repro import read_header
-from minidbg.wrapper.process import PROCESS
-from minidbg.wrapper.reports import Report
+from minidbg.wrapper.process import PROCESS, Report
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ def test_record_is_there_during_a_step_and_rests_between_two(
     assert steps(repro_dir) == ["idle"]
     with record.during(Step.RUN, LINK, VALUES):
         assert steps(repro_dir) == ["run"]
-    with record.during_backward():
+    with record.during(Step.BACKWARD, LINK, ()):
         assert steps(repro_dir) == ["backward"]
     assert steps(repro_dir) == []
     assert list(crash_records.make_record_folder(repro_dir).iterdir()) == []

@@ -17,8 +17,7 @@ from minidbg.wrapper import Report
 from minidbg.wrapper.capture import Failure
 from minidbg.wrapper.chain import Link
 from minidbg.wrapper.graph_state import GraphState
-from minidbg.wrapper.process import PROCESS
-from minidbg.wrapper.reports import own_report, set_report
+from minidbg.wrapper.process import PROCESS, own_report, set_report
 
 REPORT = Report("3 -> 1 nodes; run: python r.py")
 

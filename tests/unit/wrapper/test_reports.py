@@ -11,7 +11,7 @@ import pytest
 
 from minidbg.core.foreign import chain_of, is_of_a_signal_handler
 from minidbg.wrapper.budget import is_missing_compiler
-from minidbg.wrapper.reports import Report, add_line, own_report, report_of, set_report
+from minidbg.wrapper.process import Report, add_line, own_report, report_of, set_report
 
 REPORT = Report("3 -> 1 nodes; run: python r.py")
 
