@@ -1,4 +1,4 @@
-"""Definitions that no import reaches, copied out of a script or a session together with all that they use."""
+"""Definitions that no import reaches, copied out of a script or session with all that they use."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SourcePiece(NamedTuple):
 
 
 class Copy:
-    """Statements of the program that hold certain names, and everything that these use, transitively.
+    """Statements of the program that hold certain names, and all that these use, transitively.
 
     Each ``add_`` method raises NotSelfContained and then leaves the copy as it was.
     ``file`` is the ``co_filename`` of a function of a program that has no file.
@@ -67,7 +67,7 @@ class Copy:
         self._files = list(dict.fromkeys(found.file for found in self.statements))
 
     def text(self, known: Set[str] = frozenset()) -> str:
-        """All that was copied, beyond the statements with a ``known`` text and what every script imports."""
+        """All that was copied, less statements with a ``known`` text and every script's imports."""
         pieces = [piece for text, piece in self.pieces.items() if text not in {*known, "import torch"}]
         pieces.sort(key=lambda piece: (piece.order, piece.statement.text if piece.order[0] == 0 else ""))
         return joined([piece.statement.text for piece in pieces])
@@ -144,7 +144,7 @@ class Copy:
         self.pieces = known
 
     def _for_name(self, name: str) -> list[SourcePiece]:
-        """The pieces that bind ``name`` to what it stands for now; none for one that does not exist yet."""
+        """Pieces that bind ``name`` to what it stands for now; none if it does not exist yet."""
         if name.startswith("__"):
             raise NotSelfContained(f"it uses {name}")
         if name not in self.namespace:
@@ -188,7 +188,7 @@ class Copy:
         return self._piece(statement)
 
     def _value(self, name: str, value: Any, binders: list[Statement]) -> SourcePiece:
-        """A name without one plain statement (star import, loop, several assignments): by what it stands for."""
+        """A name without one plain statement (star import, loop, reassignment): by its value."""
         if isinstance(value, types.ModuleType):
             return self._import(f"import {value.__name__} as {name}")
         if (literal := short_literal(value)) is not None:
@@ -228,7 +228,7 @@ def short_literal(value: object) -> str | None:
 
 
 def is_heavy(value: object) -> bool:
-    """Whether a value is, or holds, what only the whole program makes: tensors, models, optimizers."""
+    """Whether a value is, or holds, what only the whole program makes: tensor, model, optimizer."""
     inside: Any = value.values() if isinstance(value, dict) else value
     items = inside if isinstance(value, dict | list | tuple | set) else ()
     return any(isinstance(item, _HEAVY) for item in (value, *items))
@@ -255,7 +255,7 @@ def _statements_in(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def single_imports(node: ast.stmt, package: str) -> Iterator[tuple[str, str]]:
-    """Each name that an import statement of a module in ``package`` binds, with a statement for it alone."""
+    """Each name that an import in a module of ``package`` binds, with a statement for it alone."""
     for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
         single: ast.stmt = ast.Import([alias])
         if isinstance(node, ast.ImportFrom):
@@ -267,7 +267,7 @@ def single_imports(node: ast.stmt, package: str) -> Iterator[tuple[str, str]]:
 
 
 def without_registration(statement: Statement) -> str:
-    """A definition without its ``@register_backend``: registering a name twice in one process is an error."""
+    """A definition without its ``@register_backend``: one process may not register a name twice."""
     (again,) = ast.parse(statement.text).body
     marks: list[ast.expr] = getattr(again, "decorator_list", [])
     unwanted = [mark for mark in marks if re.match(r"[\w.]*\bregister_\w*backend\b", ast.unparse(mark))]

@@ -26,9 +26,9 @@ class Location:
 
 
 def location_of(value: Any) -> Location | None:
-    """A location that leads to ``value`` itself, in a module other than ours; None when there is none.
+    """A location leading to ``value`` itself, in a module other than ours; None when there is none.
 
-    A function or class says where it was defined; any other object is looked for by identity: a global name,
+    A function or class says where it was defined; others are looked for by identity: a global name,
     an attribute of a class, an entry of a global dict. Of several that one counts which reads best.
     """
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
@@ -54,7 +54,7 @@ def _locations(value: object) -> Iterator[Location]:
         for key, found in vars(module).copy().items():
             if type(key) is not str or key.startswith("__"):
                 continue
-            # type(found) and not isinstance: lazy objects answer __class__ with an import or a warning
+            # type(found), not isinstance: lazy objects answer __class__ with an import or a warning
             if found is value:
                 parts = [""]
             elif issubclass(type(found), type) and found.__module__ == name:
@@ -72,9 +72,9 @@ def _locations(value: object) -> Iterator[Location]:
 
 
 def _awkwardness(location: Location) -> tuple[bool, bool, int, int] | None:
-    """What a reader would rather not see: scripts, borrowed names, table entries, long module names.
+    """What readers would rather not see: scripts, borrowed names, table entries, long module names.
 
-    None where the program gave it its value while it ran, and not the module's own source: no import would do so again.
+    None where the running program, not the module's source, set its value: no import does so again.
     """
     first, module, _, key = location.first, location.module, *location.path.partition("[")[1:]
     statements = statements_of(module)  # none of what is compiled or has no source: it is trusted

@@ -14,7 +14,7 @@ from importlib.metadata import distribution, packages_distributions
 from types import ModuleType
 
 MAIN_MODULES = ("__main__", "__mp_main__")
-"""What the program is called; a process that multiprocessing has started has its script under two names."""
+"""Names of the program; a process started by multiprocessing has its script under two names."""
 _OURS = frozenset({"torch", "functorch", "torchgen", "minidbg", *MAIN_MODULES})
 
 
@@ -30,15 +30,15 @@ def is_foreign(module: str) -> bool:
 
 
 def foreign_modules() -> Iterator[tuple[str, ModuleType]]:
-    """The loaded modules that come neither with Python nor with torch nor from us, in order of loading."""
-    # A copy is made in one step; while a list of the items is made, the garbage collector may run code that imports.
+    """The loaded modules that come neither with Python nor torch nor us, in order of loading."""
+    # A copy is one step; while items are listed, the garbage collector may run code that imports.
     for name, module in sys.modules.copy().items():
         if isinstance(module, ModuleType) and is_foreign(name):
             yield name, module
 
 
 def finds_again(name: str) -> bool:
-    """Whether an import of ``name`` on the present ``sys.path`` leads to the file of the loaded module."""
+    """Whether importing ``name`` on the present ``sys.path`` leads to the loaded module's file."""
     loaded, parent = sys.modules.get(name), name.rpartition(".")[0]
     if loaded is None or name in MAIN_MODULES or (parent and not finds_again(parent)):
         return False
@@ -51,7 +51,7 @@ def finds_again(name: str) -> bool:
 
 
 def _search(name: str, parent: str = "") -> importlib.machinery.ModuleSpec | None:
-    """What an import would find if ``name`` were not loaded, which ``importlib.util.find_spec`` does not ask."""
+    """What importing an unloaded ``name`` finds; ``importlib.util.find_spec`` does not ask that."""
     folders = getattr(sys.modules.get(parent), "__path__", None)
     for finder in sys.meta_path:
         try:
@@ -80,7 +80,7 @@ def requirement_of(module: str) -> tuple[str, str, tuple[str, ...]]:
 
 
 def folders_of(module: str) -> tuple[str, ...]:
-    """The folders from which the top-level package of ``module`` is imported, installed ones left out."""
+    """Folders from which the top-level package of ``module`` is imported, except installed ones."""
     top = top_level(module)
     found: object = sys.modules.get(top) or _search(top)  # what a setup imports is not loaded yet
     inside = getattr(found, "__path__", None) or getattr(found, "submodule_search_locations", None)
@@ -104,5 +104,5 @@ def _installed_places() -> tuple[str, ...]:
 
 @lru_cache(maxsize=2)
 def _distributions_by_module(path: tuple[str, ...]) -> dict[str, list[str]]:
-    """Top-level module to distribution names; reading all metadata takes a while, so once per ``sys.path``."""
+    """Top-level module to distribution names; reading metadata is slow: once per ``sys.path``."""
     return dict(packages_distributions())

@@ -94,7 +94,7 @@ def statements_of_operator(name: str, module: str = "__main__") -> tuple[Stateme
 
 
 def native_libraries(name: str) -> tuple[str | None, str | None]:
-    """The shared library that defines ``ns::name``, and the importable module that loads it; None for unknown."""
+    """Shared library of ``ns::name``, and the importable module that loads it; None for unknown."""
     namespace, _, last = name.partition(".")[0].partition("::")
     words = (namespace.encode(), last.encode())
     for module, loaded in foreign_modules():
@@ -142,8 +142,8 @@ def with_operators(
 ) -> BackendRef:
     """``ref`` with what the graph needs besides the backend, found and treated in the same way.
 
-    Modules that define its custom operators, and foreign functions that it calls. Raises BackendUnreachable where nothing
-    leads to a definition; when the user gave a ``setup``, that is trusted to bring it.
+    Modules that define its custom operators, and foreign functions that it calls. Raises
+    BackendUnreachable if nothing leads to a definition; a user's ``setup`` is trusted to bring it.
     """
     builder = RefBuilder(ref)
     names = operators_of(gm)
@@ -163,20 +163,21 @@ def with_operators(
         except (NotReferable, NotSelfContained) as error:
             if not as_statements(setup):
                 raise BackendUnreachable(
-                    f"{what} in the failing graph cannot be found again by a fresh process: {error}. Define it in a "
-                    f'module that can be imported, or say which: minidbg.wrap(backend, setup="import my_ops")'
+                    f"{what} in the failing graph cannot be found again by a fresh process: "
+                    f"{error}. Define it in a module that can be imported, or say which: "
+                    f'minidbg.wrap(backend, setup="import my_ops")'
                 ) from error
     return builder.reference(ref.name, ref.expression, ref.options, ref.mode)
 
 
 def operators_of(gm: fx.GraphModule) -> tuple[str, ...]:
-    """``ns::name.overload`` of the custom operators in a graph and the graphs inside it, in order."""
+    """``ns::name.overload`` of the custom operators in a graph and graphs inside it, in order."""
     names = (torch_internals.operator_name(target) for target in _called(gm))
     return tuple(dict.fromkeys(name for name in names if name and name.partition("::")[0] not in BUILT_IN))
 
 
 def functions_of(gm: fx.GraphModule) -> tuple[types.FunctionType, ...]:
-    """Python functions that neither torch nor Python has: those of ``torch.fx.wrap`` and ``allow_in_graph``."""
+    """Functions of neither torch nor Python: those of ``torch.fx.wrap`` and ``allow_in_graph``."""
     found = (target for target in _called(gm) if isinstance(target, types.FunctionType))
     return tuple(
         dict.fromkeys(one for one in found if is_foreign(one.__module__) or one.__module__ in MAIN_MODULES)
@@ -201,7 +202,7 @@ def _operator(name: str, builder: RefBuilder) -> None:
 
 
 def _operators_of_script(names: Sequence[str], builder: RefBuilder, *, extends: bool = False) -> None:
-    """Copy the statements of ``__main__`` for operators, of all at once: they may share a Library."""
+    """Copy the statements of ``__main__`` for operators, all at once: they may share a Library."""
     statements = {found.line: found for name in names for found in statements_of_operator(name)}
     ordered = [statements[line] for line in sorted(statements)]
     builder.copy_of_main().add_operators(names[0], ordered, extends=extends)

@@ -78,7 +78,7 @@ def folders_of_program() -> tuple[str, ...]:
     return tuple(one for one in folders if os.path.basename(one) not in others and not is_installed(one))
 
 
-# ---- to the children of this process, and to nobody else -------------------------------------------
+# ---- to the children of this process, and to nobody else -----------------------------------------
 
 
 def pickle_into(path: Path, backend: str | CompilerFn, *, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -113,7 +113,7 @@ def at(path: Path, reference: BackendRef) -> BackendRef:
 
 
 def unpickled(path: str) -> Any:
-    """The object in the file. Raises BackendUnreachable: an error here is no answer about a case."""
+    """The file's object. Raises BackendUnreachable: an error here is no answer about a case."""
     try:
         with open(path, "rb") as file:
             return pickle.load(file)
@@ -124,7 +124,7 @@ def unpickled(path: str) -> Any:
 
 
 def is_pickled(reference: BackendRef) -> bool:
-    """Whether the backend is in a file of the forkserver's, which is gone when the failure has been answered."""
+    """Whether the backend is in a file of the forkserver's, gone once the failure is answered."""
     return IMPORT in reference.setup
 
 

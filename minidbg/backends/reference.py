@@ -1,4 +1,4 @@
-"""From what was wrapped, and what the user says of it, to how a fresh process gets it back: ``find_reference``.
+"""From what was wrapped and the user's word to how a fresh process gets it: ``find_reference``.
 
 In this order: the user's word, a registered name, a location that an import reaches, its parts put
 together anew, a copy of its source; or the reason why not.
@@ -40,15 +40,15 @@ NEEDS = {
 }
 """Backends of torch that import another package when they are first called."""
 REGISTERS = re.compile(r"^@?[\w.]*register_\w*backend\b", re.MULTILINE)
-"""A registration at the top level of a module; what a function of it registers nobody need have called."""
+"""A registration at the top level of a module; nobody need have called one in a function."""
 
 
 class NotReferable(Exception):
-    """No fresh process gets an object back; the text is a clause: ``it is a closure over level``."""
+    """No fresh process gets it back; the text is a clause: ``it is a closure over level``."""
 
 
 class RefBuilder:
-    """Imports and their surroundings, each once and in order, while the parts of a backend are being found.
+    """Imports and their surroundings, each once in order, while the parts of a backend are found.
 
     Names are given out so that two objects of one name from two modules stay apart.
     """
@@ -83,7 +83,7 @@ class RefBuilder:
         return self.copied
 
     def uses(self, module: str) -> None:
-        """``module`` is part of the backend: what it needs to be installed, and what there is to watch."""
+        """``module`` is part of the backend: what it needs installed and what there is to watch."""
         if is_foreign(module) or top_level(module) == "torch":
             self._used[module] = None
 
@@ -125,7 +125,7 @@ class RefBuilder:
 
 
 def expression_for(value: Any, builder: RefBuilder) -> str:
-    """The expression for ``value``; what it needs first goes on the ``builder``, also where that ends in NotReferable.
+    """The expression for ``value``; what it needs first goes on ``builder``, even on NotReferable.
 
     In this order: a location that an import reaches, its parts put together anew, its source.
     """
@@ -161,7 +161,7 @@ def _rebuilt(value: Any, builder: RefBuilder) -> str:
 
 
 def _embedded_text(value: Any, location: Location | None, builder: RefBuilder) -> str:
-    """The expression for a global of the program, or a function of one that uses nothing local; empty for all others."""
+    """The expression for a program's global or function in one that uses no locals; else empty."""
     module = getattr(value, "__module__", "") if location is None else location.module
     if module not in MAIN_MODULES:
         return ""
@@ -187,7 +187,7 @@ def _call(
     builder: RefBuilder,
     first: str | None = None,
 ) -> str:
-    """``function(first, *arguments, **keywords)`` with each argument a literal or an object with a location."""
+    """``function(first, *arguments, **keywords)``, each argument a literal or a located object."""
     parts = [first] if first is not None else []
     parts += [_argument_text(value, f"argument {index}", builder) for index, value in enumerate(arguments)]
     named = [(name, _argument_text(value, f"argument {name!r}", builder)) for name, value in keywords.items()]
@@ -226,7 +226,7 @@ def find_reference(
     ``setup`` (statements) and ``reference`` (``"pkg.mod:name"``, ``"pkg.mod:make(level=2)"`` or a
     registered name) are the user's word and win over what would be found.
 
-    Raises UnknownBackend for a name that nobody registered, BackendUnreachable where nothing importable leads
+    Raises UnknownBackend for an unregistered name, BackendUnreachable when nothing importable leads
     to the backend or an option is not a literal; its message says what to pass instead.
     """
     inner, inner_options, inner_mode = torch_internals.as_given_to_compile(backend)
@@ -242,7 +242,7 @@ def find_reference(
 
 
 def as_statements(setup: str | Sequence[str] | None) -> tuple[str, ...]:
-    """``setup`` as a tuple of texts, each of which compiles. Raises BackendUnreachable when one does not."""
+    """``setup`` as a tuple of texts that compile. Raises BackendUnreachable when one does not."""
     statements = (setup,) if isinstance(setup, str) else tuple(setup or ())
     for statement in statements:
         try:
@@ -264,14 +264,14 @@ def _expression(
     except NotReferable as error:
         live = torch_internals.registered_backend(name) if names else backend
         raise NothingLeadsThere(
-            f"the backend {repr(name) if names else name} cannot be found again by a fresh process: {error}. "
-            f"Give it a global name in a module that can be imported, or say how to get it: "
-            f'minidbg.wrap(backend, setup="import my_pkg", reference="{suggested(live)}")'
+            f"the backend {repr(name) if names else name} cannot be found again by a fresh process:"
+            f" {error}. Give it a global name in a module that can be imported, or say how to "
+            f'get it: minidbg.wrap(backend, setup="import my_pkg", reference="{suggested(live)}")'
         ) from error
 
 
 def given_reference(reference: str, statements: Sequence[str], builder: RefBuilder) -> tuple[str, str]:
-    """Name and expression that ``reference`` stands for. Raises BackendUnreachable when it cannot be right."""
+    """Name and expression of ``reference``. Raises BackendUnreachable when it cannot be right."""
     if ":" not in reference:
         if not reference.strip() or any(char in reference for char in "()"):
             raise BackendUnreachable(f"reference={reference!r} names no backend; {WRITE}")
@@ -296,7 +296,7 @@ def given_reference(reference: str, statements: Sequence[str], builder: RefBuild
 
 
 def _registered(name: str, statements: Sequence[str], builder: RefBuilder) -> str:
-    """The expression for a registered name: the name itself after the import that registers it, or else the function."""
+    """For a registered name: that name after the import that registers it, or else the function."""
     compiler_fn = _look_up(name, statements)
     declared = next(iter(entry_points(group=GROUP, name=name)), None)
     if declared is not None:
@@ -336,7 +336,7 @@ def _look_up(name: str, statements: Sequence[str]) -> CompilerFn:
 
 
 def made_by(backend: Any) -> Any:
-    """The function at the bottom of what torch and Python put around one: partials, ``aot_autograd``."""
+    """The function under what torch and Python put around one: partials, ``aot_autograd``."""
     inner = innermost(backend)
     compiler = (torch_internals.aot_autograd_arguments(inner) or {}).get("fw_compiler")
     return inner if compiler is None else made_by(compiler)
@@ -367,7 +367,7 @@ def backend_name(backend: CompilerFn) -> str:
 
 
 def described(backend: Any) -> str:
-    """The kind of object and where it was defined, as far as that is known: ``a closure of train.py:4``."""
+    """The kind of object and where it was defined, as far as known: ``a closure of train.py:4``."""
     if isinstance(backend, functools.partial):
         return f"a functools.partial of {described(backend.func)}"
     if isinstance(backend, types.MethodType):
@@ -404,13 +404,13 @@ def suggested(backend: Any) -> str:
 
 
 def check_option_values(options: Mapping[str, Any], name: str) -> None:
-    """Raise BackendUnreachable for an option of the backend called ``name`` that is not a literal."""
+    """Raise BackendUnreachable for an option of backend ``name`` that is not a literal."""
     try:
         write_literal(dict(options), "options")
     except NotALiteral as error:
         raise BackendUnreachable(
-            f"{error.path} of backend {name} is not a literal but a "
-            f"{type(error.value).__module__}.{type(error.value).__qualname__}, so no script can hold it. "
-            f"Write a function that returns the backend with this option set, and pass "
-            f'minidbg.wrap(backend, setup="import my_pkg", reference="my_pkg.mod:factory()") without it'
+            f"{error.path} of backend {name} is not a literal but a {type(error.value).__module__}."
+            f"{type(error.value).__qualname__}, so no script can hold it. Write a function that "
+            f"returns the backend with this option set, and pass minidbg.wrap(backend, "
+            f'setup="import my_pkg", reference="my_pkg.mod:factory()") without it'
         ) from None

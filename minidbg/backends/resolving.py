@@ -23,7 +23,7 @@ from minidbg.core.run_spec import BackendRef, CompilerFn
 
 
 def named(backend: str) -> str | CompilerFn:
-    """What a command line means by ``backend``: a registered name, or what ``module:attribute`` leads to.
+    """What a command line means by ``backend``: a registered name, or what ``module:attribute`` is.
 
     A name that nobody has registered is looked for again after the import of the package of that
     name, which registers it in most cases; ``package:name`` is a name that another package
@@ -53,7 +53,7 @@ def named(backend: str) -> str | CompilerFn:
 def compiler_fn(
     backend: str | CompilerFn, *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> CompilerFn:
-    """``backend`` as ``torch.compile(backend=, options=, mode=)`` would build it: ``(gm, example_inputs)``.
+    """``backend`` as ``torch.compile(backend=, options=, mode=)`` has it: ``(gm, example_inputs)``.
 
     Inductor by name takes options and mode as config patches; every other backend as keyword
     arguments, and only when given. An object that torch.compile itself has built is taken apart
@@ -71,7 +71,7 @@ def hook(compiler: CompilerFn, name: str) -> Any:
     """What torch.compile asks of a backend beside the call, of the one behind its keyword
     arguments; None where it has none.
 
-    ``compiler`` is what ``compiler_fn`` returned, ``name`` one of ``torch_internals.BACKEND_HOOKS``.
+    ``compiler`` is what ``compiler_fn`` returned, ``name`` is in ``torch_internals.BACKEND_HOOKS``.
     """
     inner: Any = compiler
     # functools.partial holds the keyword arguments
@@ -81,9 +81,9 @@ def hook(compiler: CompilerFn, name: str) -> Any:
 
 
 def resolve(ref: BackendRef) -> str | CompilerFn:
-    """What ``torch.compile(backend=)`` takes, after the reference's setup and definitions have run in this process.
+    """What ``torch.compile(backend=)`` takes, after the reference's setup and definitions run here.
 
-    The folders of ``ref.paths`` join the end of ``sys.path``. Raises what the setup raises, ImportError above all.
+    ``ref.paths`` go last in ``sys.path``. Raises what the setup raises, ImportError above all.
     """
     backend: str | CompilerFn = eval(compile(ref.expression, "<backend>", "eval"), namespace_of(ref))
     return backend
@@ -96,7 +96,7 @@ def namespace_of(ref: BackendRef) -> dict[str, Any]:
     The module's name is one that signatures take for a script's.
     """
     sys.path.extend(folder for folder in ref.paths if folder not in sys.path)
-    # annotations as text, as in a script: they may name what a program imports for a type checker alone
+    # annotations as text, as in a script: they may name imports for a type checker alone
     text = "\n\n".join([ANNOTATIONS, *ref.setup, ref.embedded])
     name = f"minidbg_backend_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return vars(sys.modules[name]) if name in sys.modules else run_as_module(name, text, torch=torch)
@@ -119,7 +119,7 @@ def run_as_module(name: str, text: str, /, **known: Any) -> dict[str, Any]:
 
 
 def assignment(ref: BackendRef) -> str:
-    """``backend = EXPR`` as a script has it; nothing where a definition that was copied is called ``backend``."""
+    """``backend = EXPR`` as a script has it; nothing where a copied definition has that name."""
     if ref.expression == "backend":
         return ""
     text = ref.expression

@@ -50,7 +50,7 @@ class Statement:
 
     @cached_property
     def needs(self) -> frozenset[str]:
-        """Global names that it looks up, or its functions when they are called, or that these bind."""
+        """Global names that it looks up, or its functions do when called, or that these bind."""
         return frozenset(_looked_up(self.code)) - OF_PYTHON
 
     @cached_property
@@ -78,7 +78,7 @@ def _looked_up(code: CodeType) -> Iterator[str]:
 
 
 def read_statements(text: str, file: str) -> tuple[Statement, ...]:
-    """The statements of one source text; those of the ``__main__`` block stand in its location. Raises SyntaxError."""
+    """Statements of a text; the ``__main__`` block's stand in its place. Raises SyntaxError."""
     return tuple(_statements(ast.parse(text).body, text.splitlines(), file))
 
 
@@ -100,7 +100,7 @@ def first_line_number(node: ast.stmt) -> int:
 
 
 def _text_of(node: ast.stmt, lines: list[str]) -> str:
-    """The statement as it was written, comments included; put together anew where it shares a line."""
+    """The statement as written, comments included; put together anew where it shares a line."""
     text = textwrap.dedent("\n".join(lines[first_line_number(node) - 1 : node.end_lineno]))
     try:
         again = ast.parse(text).body
@@ -120,7 +120,7 @@ def source_of(module: str) -> str:
 def statements_of(module: str, file: str | None = None) -> tuple[Statement, ...]:
     """The statements that made ``module``: its file, or the cells that an interactive session kept.
 
-    ``file`` is the ``co_filename`` of a function of it, for source that is known under that name only.
+    ``file`` is the ``co_filename`` of a function of it, for source known under that name only.
     """
     if text := source_of(module):
         return _read_or_nothing(text, sys.modules[module].__file__ or "")
@@ -137,7 +137,7 @@ def _read_or_nothing(text: str, file: str) -> tuple[Statement, ...]:
 
 
 def _is_cell(file: str) -> bool:
-    """Whether a name in linecache is one of IPython's, Jupyter's, doctest's or Python's own prompt."""
+    """Whether a name in linecache is IPython's, Jupyter's, doctest's or of Python's own prompt."""
     prompts = ("<ipython-input-", "<python-input-", "<stdin>", "<doctest ")
     return file.startswith(prompts) or "/ipykernel_" in file
 

@@ -53,7 +53,7 @@ def rounded(value: float) -> str:
 
 
 def tensor_literal(value: Tensor) -> str:
-    """Nested lists (a bare number for no dimension) with which ``torch.tensor`` makes ``value`` again.
+    """Nested lists (a bare number for no dimension) from which ``torch.tensor`` makes ``value``.
 
     ``value`` is ``[*S]`` of any dtype that has numbers; its stride is not kept.
     """
@@ -135,7 +135,7 @@ class Expressions:
             raise
 
     def value(self, value: Any) -> str:
-        """``value`` as an expression that gives an equal one. Raises CannotWrite naming its type."""
+        """``value`` as an expression giving an equal one. Raises CannotWrite naming its type."""
         if isinstance(value, fx.Node):
             return self.name_of(value)
         if value is None or isinstance(value, bool):
@@ -262,7 +262,7 @@ class Expressions:
 
 
 def literal(value: Any) -> str:
-    """``value`` as an expression in which ``torch`` is the only name. Raises CannotWrite naming its type."""
+    """``value`` as an expression that names only ``torch``. Raises CannotWrite naming its type."""
     write = Expressions()
     text = write.value(value)
     if write.imports:

@@ -60,9 +60,9 @@ class TensorFactory:
 
     @torch.no_grad()
     def exact(self, value: Tensor, most: int = 0) -> str | None:
-        """The first expression that makes ``value`` ``[*size]`` bit for bit, of NaN any; None where none of ours does.
+        """The first expression that makes ``value`` ``[*size]`` bit for bit (NaN: any); else None.
 
-        Up to ``most`` elements may be written one by one, integers and booleans up to ``FEW_VALUES``.
+        Up to ``most`` elements may be written singly, integers and booleans up to ``FEW_VALUES``.
         """
         return next((text for text in self._rules(value, most) if self._makes(text, value)), None)
 
@@ -122,7 +122,7 @@ class TensorFactory:
 
     @torch.no_grad()
     def like(self, value: Tensor | None) -> str:
-        """Numbers like those of ``value``, which may have another shape; NaN and infinities count for nothing.
+        """Numbers like those of ``value``, maybe of another shape; NaN and infinities are ignored.
 
         Where nobody can see them, standard normal numbers, and integers 0 and 1 (a safe index).
         """
@@ -164,7 +164,7 @@ class TensorFactory:
         return self.drawn("randn", ".abs()", math.copysign(scale, low + high))
 
     def _integers_like(self, value: Tensor) -> str:
-        """Those from the lowest to the highest; where none comes twice, as many of them in any order."""
+        """Those from the lowest to the highest; where none comes twice, as many in any order."""
         value = value if value.dtype in (torch.int32, torch.int64) else value.to(torch.int64)
         low, high = (min(int(bound), 2**63 - 2) for bound in value.aminmax())  # 2**63 - 1 is the largest end
         if self.dtype is torch.uint64 and low < 0:
@@ -183,7 +183,7 @@ class TensorFactory:
     def drawn(
         self, function: str, method: str = "", scale: float = 1, mean: float = 0, tolerance: float = 0
     ) -> str:
-        """``torch.function(size).method() * scale + mean``, drawn in a dtype that has random numbers."""
+        """``torch.function(size).method() * scale + mean`` drawn in a dtype with random numbers."""
         dtype = self.dtype if self.dtype in _HAVE_RANDOM else torch.float32
         if self.dtype is torch.complex32:  # it has random numbers, and no arithmetic to scale them with
             dtype = torch.complex64
@@ -206,7 +206,7 @@ class TensorFactory:
         dtype: torch.dtype | None = None,
         usual: torch.dtype = torch.float32,
     ) -> str:
-        """``torch.function(arguments)``, by default of the size, with the dtype unless it is the ``usual`` one."""
+        """``torch.function(arguments)``, by default of the size, with a dtype unless ``usual``."""
         arguments, dtype = arguments or ", ".join(map(str, self.size)) or "()", dtype or self.dtype
         if dtype is not usual or (self.explicit and usual is torch.float32):
             arguments += f", dtype={dtype}"

@@ -1,6 +1,6 @@
-"""The text of a script's ``inputs()``: one object that writes it, value by value, and the values that the text makes.
+"""The text of a script's ``inputs()``: one object writes it, value by value, and what it makes.
 
-``materialise`` runs the very lines that a script has: script and judge cannot have different inputs.
+``materialise`` runs the very lines of a script: script and judge cannot have different inputs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INPUT_SEED = 0
 SMALL_ELEMENTS = 64
 """A tensor of this many elements or fewer is small: its values may stand in the text."""
 FEW_PLACES = 8
-"""NaN and infinities up to this number are written one by one; more of them come where a drawn mask says."""
+"""NaN and infinities up to this number are written singly; more come where a drawn mask says."""
 SPECIAL = (math.nan, math.inf, -math.inf)
 INPUTS_RESERVED = ("torch", "device", "stored", "inputs", "float", "complex")
 """Names that the text of ``inputs()`` uses itself."""
@@ -41,7 +41,7 @@ DRAWS = re.compile(r"\b(rand|randn|randint|randperm|uniform_)\(")
 
 
 class Exactness(enum.StrEnum):
-    """How faithful the values of a script's inputs are. Seeded first: weights of a private model stay where they are."""
+    """How faithful a script's inputs are. Seeded first: a private model's weights stay put."""
 
     SEEDED = "seeded"
     """Random values of the same distribution and range."""
@@ -199,7 +199,7 @@ class InputsText:
         return factory.like(value)
 
     def odd(self, name: str, factory: TensorFactory, value: Tensor, layout: StridedLayout) -> None:
-        """Write ``name``, a base of drawn numbers into which the NaN and infinities of ``value`` are put."""
+        """Write ``name``, a base of drawn numbers that gets the NaN and infinities of ``value``."""
         data = wide(base_data(value, factory.size, layout))
         odd = ~data.isfinite()
         if int(odd.sum()) > FEW_PLACES:  # so many as there were, and nobody's weights beside them
@@ -225,7 +225,7 @@ def write_inputs(
 
     Raises CannotWrite, naming the input, for a value that has no form in a script.
     """
-    # A warning of torch's about a dtype, turned into an error by the user's filters, would take the place of the failure.
+    # A torch warning about a dtype that the user's filters raise would take the failure's place.
     with torch.no_grad(), torch_internals.without_modes(), torch_internals.without_warnings():
         hints = [torch_internals.hint(value) for value in values]
         for on_cpu in (False, True):
@@ -247,7 +247,7 @@ def write_inputs(
 def write_constant(
     key: str, value: Tensor, exactness: Exactness, stored: dict[str, Tensor], *, seed: int, explicit: bool
 ) -> str:
-    """The expression by which ``__init__`` makes a tensor that the graph owns; no device, the module is moved as a whole.
+    """The expression in ``__init__`` for a tensor of the graph; no device: the module moves whole.
 
     Integers and small tensors are part of the program, so they are exact even where inputs are
     seeded. Random ones are the same in each instance of the module. What the text reads from the
@@ -270,7 +270,7 @@ def write_constant(
 
 
 def bytes_to_store(values: Sequence[Any], exactness: Exactness) -> int:
-    """About how many bytes of ``values`` a script of that exactness stores, before any is copied."""
+    """About how many bytes of ``values`` a script of that exactness stores, before any copy."""
     sizes: dict[int, int] = {}
     for value in values:
         if is_constructed(value):
@@ -313,7 +313,7 @@ def storage_of(value: Tensor) -> int:
 
 
 def flagged(value: Tensor, text: str, view: str = "", *, is_new: bool = True) -> str:
-    """The base's ``text`` seen as ``value``: its view, its lazy bits, Parameter, requires_grad, leafness.
+    """The base's ``text`` seen as ``value``: view, lazy bits, Parameter, requires_grad, leafness.
 
     ``is_new``: the base is nobody else's, so it may be made to require grad itself.
     """
@@ -379,7 +379,7 @@ def copy(target: Tensor, value: Tensor) -> None:
 
 
 def materialise(text: InputsText) -> list[Any]:
-    """The very values that the script's ``inputs(device)`` makes. The RNG states are left as they were."""
+    """The very values that the script's ``inputs(device)`` makes. RNG states stay as they were."""
 
     def stored(key: str, dtype: torch.dtype, device: str = "cpu") -> Tensor:
         return text.stored[key].clone().view(dtype).to(device)

@@ -1,4 +1,4 @@
-"""Shape, stride and offset of a tensor as a contiguous base and a view of it, as a person would write it."""
+"""Shape, stride and offset of a tensor as a contiguous base and a view, as a person writes it."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def start_of(values: Sequence[Tensor]) -> int:
 
 
 def view_of(layout: StridedLayout) -> tuple[tuple[int, ...], str]:
-    """The shape of a contiguous base, and the text of a view that gives ``layout`` on it: the first that does on meta."""
+    """A contiguous base's shape, and the text of the first view of it giving ``layout`` on meta."""
     if layout.is_contiguous:
         return layout.shape, ""
     return next(found for found in _candidates(layout) if _gives(*found, layout))
 
 
 def view_into(size: int, layout: StridedLayout) -> str:
-    """The text of a view that gives ``layout`` on a flat base ``[size]`` that other tensors share."""
+    """The text of a view giving ``layout`` on a flat base ``[size]`` that other tensors share."""
     sizes = ", ".join(map(str, layout.shape)) or "()"
     return next(text for text in ("", f".view({sizes})", _strided(layout)) if _gives((size,), text, layout))
 

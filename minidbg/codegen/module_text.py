@@ -52,21 +52,21 @@ class ModuleSource:
     name: str = "Repro"
     """The class or function."""
     kernels: Mapping[str, str] = field(default_factory=dict)
-    """Name -> statement that binds it, a Triton kernel or what one looks up; they stand above ``text``, in this order."""
+    """Name -> statement binding it, a Triton kernel or what one uses; above ``text`` in order."""
 
 
 def write_module(gm: fx.GraphModule, *, constant_expression: ConstantExpression = by_name) -> ModuleSource:
-    """Source of a plain ``class Repro(torch.nn.Module)`` that computes what ``gm`` does, one statement a node.
+    """Source of a plain ``class Repro(torch.nn.Module)`` computing ``gm``, one statement a node.
 
-    ``constant_expression`` gives the expression that makes a tensor the module owns. ``parse.read_module`` gives the
-    graph back exactly. Raises CannotWrite naming the part that has no form.
+    ``constant_expression`` gives the expression for a tensor that the module owns.
+    ``parse.read_module`` gives the graph back exactly. Raises CannotWrite naming what has no form.
     """
     writer = _Writer(constant_expression)
     return writer.source("Repro", *writer.write_class(gm, "Repro", ""))
 
 
 class _Writer:
-    """Writes a graph and those inside it; ``path``, with a dot at its end, leads to one from the outermost.
+    """Writes a graph and those inside; ``path``, ending in a dot, leads to one from the outermost.
 
     Each graph is given as its text and the names of its inputs.
     """
@@ -204,7 +204,7 @@ class _Writer:
 
 
 def _attribute_names(gm: fx.GraphModule) -> dict[str, str]:
-    """By the dotted name of each attribute that the nodes of ``gm`` use the plain one that it is written under."""
+    """For the dotted name of each attribute that nodes of ``gm`` use, the plain one to write."""
     names = Names(dir(fx.GraphModule))
     targets = (str(node.target) for node in gm.graph.nodes if node.op in ("get_attr", "call_module"))
     return {target: names.free(target) for target in dict.fromkeys(targets)}

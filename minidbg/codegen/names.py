@@ -1,4 +1,4 @@
-"""Readable names: of a graph's values, and the public dotted names of functions, classes, operators and enum members.
+"""Readable names: of a graph's values; public dotted ones of functions, classes, operators, enums.
 
 Everything that ends up as an identifier in written source goes through ``Names`` or is checked by
 ``is_plain_identifier``: a node's name is text from a stranger.
@@ -22,7 +22,7 @@ from minidbg.core.errors import CannotWrite
 from minidbg.fx.effects import walk
 
 _RENAMED_BY_FX = ("inf", "nan", "NoneType", "device", "fx_pytree", "pytree")
-"""Nodes that are called like these get another name, so a name read back would not be the name written."""
+"""Nodes called like these get another name, so a name read back would not be the one written."""
 
 RESERVED = frozenset({*keyword.kwlist, *dir(builtins), "self", "torch", "constants", *_RENAMED_BY_FX})
 """Names that no value of a written graph may have."""
@@ -37,7 +37,7 @@ _NOT_IN_NAMES = re.compile(r"[^0-9a-zA-Z_]+")
 def is_plain_identifier(text: str) -> bool:
     """Whether ``text`` means the same as attribute, keyword or variable anywhere in a class body.
 
-    Names beyond ASCII are normalised by Python's parser, ``__private`` names are mangled inside classes.
+    Python's parser normalises names beyond ASCII, and mangles ``__private`` names inside classes.
     """
     mangled = text.startswith("__") and not text.endswith("__")
     return text.isascii() and text.isidentifier() and not keyword.iskeyword(text) and not mangled
@@ -61,7 +61,7 @@ def identifier(name: str) -> str:
 
 
 class Names:
-    """Unique names for the nodes of one graph; a set of names that is already clean comes back unchanged."""
+    """Unique names for the nodes of one graph; a set of clean names comes back unchanged."""
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
         self._used: set[str] = set(reserved)

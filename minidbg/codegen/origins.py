@@ -63,19 +63,19 @@ def location(node: fx.Node) -> str:
 
 
 def stack_trace(line: str) -> str:
-    """The stack trace that ``location`` reads as the comment at the end of ``line``; nothing for another comment."""
+    """The stack trace that ``location`` reads as the end comment of ``line``; else nothing."""
     match = _COMMENT.fullmatch(line)
     return f'  File "{match[1]}", line {match[2]}, in forward\n' if match else ""
 
 
 def users_frame(node: fx.Node) -> str:
-    """The stack trace of ``node`` for another process: one frame, in the place that ``location`` names."""
+    """The stack trace of ``node`` for another process: one frame, where ``location`` says."""
     frames = user_frames(node) if node.op not in ("placeholder", "output") else ()
     return "".join(f"{stack_trace(f'  # {location(node)}')}    {text}\n" for _, _, text in frames[:1])
 
 
 def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False) -> tuple[str, str]:
-    """``train.py:41`` and that line's text: of the node that ``message`` names, else of the first or ``last`` one.
+    """``train.py:41`` and its text: of the node that ``message`` names, else the first or ``last``.
 
     Two empty texts when the graph knows no source lines.
     """
@@ -90,7 +90,7 @@ def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False)
 
 
 def is_the_users(file: str) -> bool:
-    """Whether ``file`` is neither torch's own, nor that of minidbg's own programs in a hunt, nor generated.
+    """Whether ``file`` is neither torch's, nor of minidbg's own programs in a hunt, nor generated.
 
     A notebook's cells are the user's.
     """
@@ -107,6 +107,6 @@ def mentions(message: str, node: fx.Node) -> bool:
 
 
 def short_path(file: str) -> str:
-    """Relative to the working directory where it lies in it, else the file's name: a path may tell too much."""
+    """Relative in the working directory, else the file's name: a path may tell too much."""
     relative = os.path.relpath(file)
     return cell_name(file) or (Path(file).name if relative.startswith("..") else relative)

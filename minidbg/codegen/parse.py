@@ -31,7 +31,7 @@ def read_module(class_source: str, namespace: dict[str, Any]) -> fx.GraphModule 
     """The graph module that ``class_source``, one class, was written from; None where
     ``write_module`` writes none like it.
 
-    ``namespace`` has the class and what it refers to. One instance is made, for its constants; ``forward`` is only read.
+    ``namespace``: the class and its needs. An instance gives constants; ``forward`` is only read.
     """
     (definition,) = ast.parse(class_source).body
     assert isinstance(definition, ast.ClassDef)
@@ -58,7 +58,7 @@ def read_module(class_source: str, namespace: dict[str, Any]) -> fx.GraphModule 
         try:
             graph_module = read(definition, outermost)
             again = write_module(graph_module).text
-        except Exception:  # noqa: BLE001 - what a person wrote may raise anything where it is taken for ours
+        except Exception:  # noqa: BLE001 - what a person wrote may raise anything if taken for ours
             return None
     return graph_module if _without_init(again) == _without_init(class_source) else None
 

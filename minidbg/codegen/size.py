@@ -40,7 +40,7 @@ def calls_of(gm: fx.GraphModule, seen: set[nn.Module]) -> Iterator[fx.Node]:
 
 
 def canonical_text(gm: fx.GraphModule) -> str:
-    """A text that is the same in every process and for every naming of nodes, inputs and attributes."""
+    """A text that is the same in every process and every naming of nodes, inputs and attributes."""
     names: dict[fx.Node, str] = {}
     attributes: dict[int, str] = {}
     write, lines = Expressions(names.__getitem__), []

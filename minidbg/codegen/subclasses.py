@@ -1,4 +1,4 @@
-"""Tensors of a subclass: the constructor of their class, called with the tensors that they are made of."""
+"""Tensors of a subclass: their class's constructor, called with the tensors they are made of."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_constructed(value: Any) -> bool:
 
 
 def construction_of(value: Tensor, part: str) -> Construction:
-    """How to make ``value`` again, a tensor of a subclass. Raises CannotWrite, with ``part``, that names the class."""
+    """How to make ``value``, of a subclass. Raises CannotWrite, with ``part``, naming the class."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     try:
         return CONSTRUCTORS.get(kind, _by_unflatten)(value)
@@ -45,8 +45,8 @@ def construction_of(value: Tensor, part: str) -> Construction:
     except (AttributeError, NotImplementedError, TypeError) as error:
         raise CannotWrite(
             part,
-            f"a {kind} is a tensor subclass that cannot be taken apart "
-            f"({type(error).__name__}: {error}); __tensor_flatten__ and __tensor_unflatten__ would let it be written",
+            f"a {kind} is a tensor subclass that cannot be taken apart ({type(error).__name__}: "
+            f"{error}); __tensor_flatten__ and __tensor_unflatten__ would let it be written",
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Send a case to another process: its graph as code that builds it, its values as code that makes
 them, and one block of bytes a storage.
 
-A question needs no script: nobody reads it. So names of nodes stay as they are, and the record of the case is whole.
+A question needs no script: nobody reads it. So node names stay, and the case's record is whole.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Parcel:
     table: dict[str, Any]
     """Plain values, for JSON."""
     storages: Mapping[str, Tensor]
-    """What the code of the values reads, by key: uint8 ``[n]`` on the CPU, which may be the memory of the case itself."""
+    """What the values' code reads, by key: uint8 ``[n]`` on the CPU, maybe the case's memory."""
     owners: Mapping[str, Tensor]
     """By key the tensor of the case whose memory the storage is."""
     left_out_bytes: int = 0

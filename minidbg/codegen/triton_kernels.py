@@ -21,14 +21,14 @@ from minidbg.core.errors import CannotWrite
 from minidbg.fx.effects import walk
 
 USUAL_IMPORTS = {"triton": "triton", "tl": "triton.language"}
-"""What modules are called by custom: a function keeps no local name that only its decorators and annotations look up."""
+"""Custom names of modules: functions keep no local name only decorators and annotations use."""
 
 
 class Definitions:
     """The statements that define kernels and what these look up, imports among them, by the names
     that they bind, in order.
 
-    ``write`` gives the expression for a value that is no kernel; ``imports`` collects what installed kernels need.
+    ``write`` gives a non-kernel's expression; ``imports`` collects what installed kernels need.
     """
 
     def __init__(self, write: Callable[[Any], str], imports: set[str]) -> None:
@@ -88,7 +88,7 @@ class Definitions:
             self._bind(name, text)
 
     def _tuned(self, tuner: Any) -> str:
-        """An autotuned kernel, from the tuner as it is: dynamo makes some of its own, for ``num_warps=`` at a launch."""
+        """An autotuned kernel from its tuner: dynamo makes some for ``num_warps=`` at a launch."""
         for part in ("user_defined_pre_hook", "user_defined_post_hook", "perf_model", "early_config_prune"):
             if getattr(tuner, part, None):
                 raise CannotWrite("its autotuner", f"it has a function of its own, {part}")

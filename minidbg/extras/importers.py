@@ -1,4 +1,4 @@
-"""What others wrote, as cases: programs of ``torch.export``, and repros that torch's own minifier or tlparse wrote.
+"""Cases that others wrote: programs of ``torch.export``, repros of torch's minifier or tlparse.
 
 Which of several forms of a program fails is found by running each once, in a child process.
 
@@ -65,7 +65,7 @@ def forms_of(
 
 
 def first_that_fails(forms: Iterable[Case], what: str) -> Case:
-    """The first form that fails, expecting that failure. Raises NotReproduced, with what each of them did."""
+    """The first failing form, expecting that failure. Raises NotReproduced with what each did."""
     said: list[Outcome] = []
     name = ""
     for case in forms:
@@ -97,7 +97,7 @@ class UnreadableProgram(UnreadableRepro):
 
 
 def read_exported(path: Path) -> torch.export.ExportedProgram:
-    """The program in the file at ``path``. What it stores is read as tensors and JSON; pickled objects are refused.
+    """The program in the file at ``path``, read as tensors and JSON; pickled objects are refused.
 
     Raises UnreadableProgram.
     """
@@ -116,7 +116,7 @@ def read_exported(path: Path) -> torch.export.ExportedProgram:
 
 
 def cases_of_exported(program: torch.export.ExportedProgram, backend: ChosenBackend) -> Iterator[Case]:
-    """The program's graph in the modes in which it may fail, the most usual first: inference, then training.
+    """The program's graph in the modes in which it may fail, the usual first: inference, training.
 
     Raises NoGraph, and what dynamo raises on a program that it cannot capture.
     """
@@ -201,9 +201,9 @@ def is_torch_repro(path: Path) -> bool:
 def cases_of_torch_repro(
     path: Path, backend: str | CompilerFn | None, *, seconds: float = SECONDS
 ) -> Iterator[Case]:
-    """The forms in which the file's failure may show, the most readable first. Executes the file, in a child.
+    """Forms in which the file's failure may show, most readable first. Runs the file in a child.
 
-    ``backend`` replaces the one in the file. Raises UnreadableTorchRepro, UnknownBackend and BackendUnreachable.
+    ``backend`` replaces its own. Raises UnreadableTorchRepro, UnknownBackend, BackendUnreachable.
     """
     wanted = asdict(backend_named(backend).ref) if backend is not None else None
     with tempfile.TemporaryDirectory(prefix="minidbg-") as folder:
@@ -247,7 +247,7 @@ def read(path: Path) -> Case:
 
 
 def list_forms(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
-    """The files with the cases that the file at ``path`` becomes, or why it becomes none; and what of it was left out."""
+    """The files of the cases made from the file at ``path``, or why none; and what was left out."""
     ref = ast.literal_eval(argument["backend"])
     replacing = ChosenBackend(BackendRef(**ref), "") if ref is not None else None
     execution = Execution(Path(argument["path"]), Path(argument["folder"]), replacing)
@@ -258,7 +258,7 @@ class Execution:
     """A file of torch's minifier in a process that is the file's from now on."""
 
     def __init__(self, path: Path, folder: Path, replacing: ChosenBackend | None) -> None:
-        """``folder`` is for the cases; ``replacing`` is wanted instead of the backend in the file."""
+        """``folder`` is for the cases; ``replacing`` is wanted instead of the file's backend."""
         self.path, self.folder, self.replacing = path, folder, replacing
         self.forms: list[str] = []
         self.skipped: list[str] = []
@@ -296,7 +296,7 @@ class Execution:
         backend: Any = "inductor",
         **_: Any,
     ) -> NoReturn:
-        """In place of ``run_repro``: write the cases that it would run, in the modes that are on, and end the file."""
+        """Replaces ``run_repro``: writes its cases, in the modes that are on, and ends the file."""
         stored = storages_folder(self.path, save_dir)
         reader = torch_internals.input_reader(str(stored) if stored else None)
         torch.manual_seed(0)
@@ -351,6 +351,6 @@ def own_backend(named: Any) -> ChosenBackend:
 
 
 def storages_folder(path: Path, save_dir: str | None) -> Path | None:
-    """The folder that holds ``storages``: the one that the file names, or one beside it, when it was moved."""
+    """The folder that holds ``storages``: the one the file names, or one beside a moved file."""
     folders = (*([Path(save_dir)] if save_dir else ()), path.parent / "checkpoints", path.parent)
     return next((folder for folder in folders if (folder / "storages").is_dir()), None)

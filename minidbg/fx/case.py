@@ -1,4 +1,4 @@
-"""``Case``: one failing graph with all that is needed to run it again, in values that do not change."""
+"""``Case``: one failing graph with all that is needed to run it again, in unchanging values."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from minidbg.core.run_spec import BackendRef, CompilerFn, Provenance, RunSpec
 class Case:
     """A graph, its inputs, its backend and the failure that they show together.
 
-    ``inputs`` are live values in placeholder order: tensors (their storages may alias), ints, floats, bools,
-    None, or anything a graph takes. They are never written to: who runs a case clones them.
+    ``inputs`` are live values in placeholder order: tensors (storages may alias), ints, floats,
+    bools, None, or anything a graph takes. They are never written to: who runs a case clones them.
     """
 
     graph_module: fx.GraphModule
@@ -27,7 +27,7 @@ class Case:
     """How it is run and what it must show; ``with_spec`` changes it."""
     provenance: Provenance = Provenance(torch_version=torch.__version__)
     compiler: str | CompilerFn | None = None
-    """The backend itself, where this process has it (a forked worker does); else ``backend`` is resolved."""
+    """The backend, if this process has it (a forked worker does); else ``backend`` is resolved."""
 
     @property
     def backend(self) -> BackendRef:
@@ -43,11 +43,11 @@ class Case:
         return self.spec.kind
 
     def with_spec(self, **changes: Any) -> Case:
-        """This case run in another way, or expecting another failure: ``with_spec(call=CallPath.DIRECT)``."""
+        """This case run otherwise, or with another failure: ``with_spec(call=CallPath.DIRECT)``."""
         return replace(self, spec=replace(self.spec, **changes))
 
     def with_graph(self, graph_module: fx.GraphModule, inputs: tuple[Any, ...]) -> Case:
-        """This case over another graph, whose inputs are dynamic where their placeholders, or those of their names here, are."""
+        """This case with another graph, inputs dynamic as their placeholders or namesakes are."""
         own, placeholders = (
             gm.graph.find_nodes(op="placeholder") for gm in (self.graph_module, graph_module)
         )

@@ -38,7 +38,7 @@ read; the setting ``env`` adds names."""
 
 
 def current_context(inputs: Iterable[Any] = (), *, further_env: Iterable[str] = ()) -> Context:
-    """What is in force in this thread now. An inference tensor among ``inputs`` counts as inference mode."""
+    """What holds in this thread now. An inference tensor in ``inputs`` counts as inference mode."""
     tensors = (value for value in inputs if isinstance(value, torch.Tensor))
     return Context(
         grad=torch.is_grad_enabled(),
@@ -75,7 +75,7 @@ def literal_config(module_name: str) -> dict[str, Any]:
 
 
 def config_without_literal() -> list[str]:
-    """The options that differ from their defaults and that no script can set: a pass of the program's own."""
+    """Options unlike their defaults that no script can set: a pass of the program's own."""
     changed = ((name, torch_internals.changed_config(name)) for name in CONFIG_MODULES)
     return [
         f"{module}.{name}" for module, values in changed for name in values if not round_trips(values[name])

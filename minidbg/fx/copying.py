@@ -47,7 +47,7 @@ def freezing_gc() -> Iterator[None]:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """A number that tensors share exactly when they share their storage; for those without one, their own."""
+    """A number that tensors share exactly when they share storage; those without have their own."""
     try:
         return torch_internals.storage_identity(tensor)
     except (RuntimeError, NotImplementedError):  # sparse, opaque and wrapper tensors have none
@@ -68,7 +68,7 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 
 
 def clone_values(values: Sequence[Any], change: Callable[[Tensor], Tensor] | None = None) -> list[Any]:
-    """A clone of each value, the same object for the same object; tensors that shared a storage share a new one.
+    """A clone of each value, the same for the same; tensors that shared a storage share a new one.
 
     What is no tensor is passed on as it is, tuples and lists are opened. No autograd history is
     kept: what was no leaf gets a short history of its own. ``change`` gives the elements of the
@@ -78,7 +78,7 @@ def clone_values(values: Sequence[Any], change: Callable[[Tensor], Tensor] | Non
 
 
 def with_history(value: Any) -> Any:
-    """A tensor that requires grad as one that is no leaf, so that a graph may write to it; anything else as it is."""
+    """A tensor that requires grad as a non-leaf, so that a graph may write to it; others as is."""
     if not isinstance(value, Tensor) or not value.requires_grad or not value.is_leaf:
         return value
     with torch.enable_grad():
@@ -126,7 +126,7 @@ class _Cloner:
         return clone if value.is_leaf else self._with_history(clone, value)
 
     def _is_simple(self, value: Tensor) -> bool:
-        """Whether a plain clone keeps all there is to keep: most inputs, and several times faster."""
+        """Whether a plain clone keeps all there is: most inputs, and several times faster."""
         return (
             self._change is None
             and value.is_contiguous()
@@ -147,7 +147,7 @@ class _Cloner:
         return empty.set_(memory, value.storage_offset(), value.size(), value.stride())
 
     def _with_history(self, leaf: Tensor, value: Tensor) -> Tensor:
-        """A tensor like ``leaf`` that is none; it may be written in place unless it shares its storage."""
+        """A tensor like ``leaf``, but no leaf; writable in place unless it shares its storage."""
         with torch.enable_grad():
             if self._members[self._keys[id(value)]] > 1:
                 return leaf.view_as(leaf)
@@ -166,7 +166,7 @@ class _Cloner:
 
 
 def _clone_of_lazy(value: Tensor) -> Tensor:
-    """A clone that is lazily conjugated or negated as ``value`` is: a plain clone would carry it out."""
+    """A clone lazily conjugated or negated as ``value`` is: a plain clone would carry it out."""
     if value.is_conj():
         plain = value.conj()
         return (_clone_of_lazy(plain) if plain.is_neg() else plain.clone()).conj()
@@ -217,7 +217,7 @@ def _copy(gm: fx.GraphModule, done: dict[int, fx.GraphModule]) -> fx.GraphModule
 
 
 def _copy_nested(module: Any, done: dict[int, fx.GraphModule]) -> None:
-    """Replace the graph modules below ``module`` by copies; containers in between are the copy's own."""
+    """Replace graph modules below ``module`` by copies; containers between are the copy's own."""
     for name, child in list(module._modules.items()):
         if isinstance(child, fx.GraphModule):
             module._modules[name] = _copy(child, done)
@@ -228,7 +228,7 @@ def _copy_nested(module: Any, done: dict[int, fx.GraphModule]) -> None:
 
 
 class NoGraph(MinidbgError):
-    """Dynamo made no single graph of the function: it computes nothing, or not all of it can be captured."""
+    """Dynamo made no single graph: the function computes nothing, or cannot be captured whole."""
 
 
 class _Captured(BaseException):
@@ -263,6 +263,6 @@ def capture_by_dynamo(
         except _Captured as captured:
             return graphs[-1], captured.inputs
     raise NoGraph(
-        "torch.compile made no graph of it: it has no operation on tensors, or dynamo is switched off; "
-        "give a function that computes something"
+        "torch.compile made no graph of it: it has no operation on tensors, or dynamo is switched "
+        "off; give a function that computes something"
     )

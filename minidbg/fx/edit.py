@@ -1,6 +1,6 @@
-"""Smaller graphs out of larger ones: keep some nodes, and let recorded values stand where the others were.
+"""Smaller graphs out of larger ones: keep some nodes; recorded values stand where the others were.
 
-An edit gives a ``Piece``: a GraphModule of its own and an input for each placeholder. It never changes what it was given.
+An edit gives a ``Piece``: a new GraphModule and an input per placeholder. It changes no argument.
 Node names stay, so that a node can be followed through a reduction; so does ``node.meta``.
 """
 
@@ -54,23 +54,23 @@ class _Extraction:
     recording: Recording
     keep: Set[fx.Node]
     outputs: Set[fx.Node] | None = None
-    """Which of the original outputs stay outputs, all by default; every other kept node that nothing uses becomes one."""
+    """Which original outputs stay so, all by default; unused kept nodes become outputs."""
     without_modes: Set[fx.Node] = frozenset()
     """Mode changes around kept nodes that do not stay: blocks entered, settings made."""
     passed_through: bool = False
     """Whether inputs that were outputs stay so."""
     bypass: bool = False
-    """Whether a kept value stands for each dropped one of the same shape that was computed from it."""
+    """Whether a kept value stands for each dropped one of the same shape computed from it."""
     stand_ins: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     """Values that stand where dropped ones were."""
     without: Set[fx.Node] = frozenset()
     """Inputs to take out of lists; None stands where one was a whole argument."""
     whole_tuples: bool = False
     returns_writes: bool = True
-    """Whether a graph that only writes returns what its last write gives, where the whole graph returns anything."""
+    """Whether a graph that only writes returns its last write, where the whole returns anything."""
     replacements: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """What stands for each dropped node, in the end."""
-    # What goes into the new graph: found first, built after, since placeholders come before all else.
+    # What goes into the new graph: found first, built after, as placeholders come before all else.
     kept: dict[fx.Node, None] = field(default_factory=dict)
     """Calls and mode changes in order."""
     placeholders: dict[fx.Node, None] = field(default_factory=dict)
@@ -229,9 +229,9 @@ class _Extraction:
                 self.unpacked.append((node, path))
 
     def _plan_written(self, node: fx.Node, fact: Fact | None) -> None:
-        """Let a write that no later node reads be seen: as the value of the node, of its target, or in an input.
+        """Show a write that no later node reads: as the value of the node, its target, or an input.
 
-        A write that is read stays inside, as in the whole: a compiler treats a returned value otherwise.
+        A write that is read stays, as in the whole: a compiler treats a returned value otherwise.
         """
         storages = self.recording.storages
         targets = self.recording.writing[node]
@@ -258,7 +258,7 @@ class _Extraction:
         return self.recording.index[node]
 
     def _plan_shape_symbols(self) -> None:
-        """Symbolic ints that the shape of an input is made of stay inputs: a backend must be able to bind them."""
+        """Symbolic ints in an input's shape stay inputs: a backend must be able to bind them."""
         examples = {node: node.meta.get("example_value") for node in self.recording.placeholders}
         has_sizes = any(isinstance(value, torch.SymInt) for value in examples.values())
         taken = [*self.placeholders, *(node for node, _, _ in self.lifted)] if has_sizes else []
@@ -318,7 +318,7 @@ class _Extraction:
         return self.new_parts.get(key, fact.plain)
 
     def _unpack(self, node: fx.Node, path: Path) -> fx.Node:
-        """The part of a tuple value at ``path``, by the getitems that the whole graph has for it, or new ones."""
+        """The part of a tuple at ``path``, by the getitems of the whole graph, or new ones."""
         new = self.new[node]
         for index in path:
             new = self.graph.call_function(operator.getitem, (new, index))
@@ -335,7 +335,7 @@ def _becomes_input(node: fx.Node, fact: Fact) -> bool:
 def without_orphans(
     recording: Recording, keep: Set[fx.Node], stand_ins: Iterable[fx.Node], *, whole_tuples: bool
 ) -> set[fx.Node]:
-    """``keep`` as it can stand: no part without its whole, no number or constant that nothing kept uses.
+    """``keep`` as it can stand: no part without its whole, no number or constant unused in it.
 
     ``stand_ins`` are used though no kept node says so. Unless ``whole_tuples``, a tuple value none
     of whose parts are kept gets back its first part that is a tensor.
@@ -359,13 +359,13 @@ def without_orphans(
 
 
 def _acts(node: fx.Node, fact: Fact) -> bool:
-    """Whether the call matters though nothing uses what it gives: assertions, and what is called for an effect."""
+    """Whether the call matters though nothing uses its value: assertions, and calls for effect."""
     gives_nothing = fact.type is FactType.PLAIN and fact.plain is None
     return gives_nothing or leaves_state(node) or "assert" in str(node.target) or node.is_impure()
 
 
 def with_modes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) -> list[fx.Node]:
-    """``keep`` with the mode changes that are in force around its nodes, but for those of ``without``, in order."""
+    """``keep`` with the mode changes in force around its nodes, except ``without``, in order."""
     index = recording.index
     needed = set(keep)
     positions = sorted(index[node] for node in keep)
@@ -379,7 +379,7 @@ def with_modes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) 
 
 
 def _grad_changes(recording: Recording, needed: Set[fx.Node], without: Set[fx.Node]) -> set[fx.Node]:
-    """The settings of grad mode that make a difference to a needed node, and one to end as the whole graph ends."""
+    """Grad mode settings that matter to a needed node, and one to end as the whole graph does."""
     settings = [node for node in recording.nodes if mode_of(node) is Mode.GRAD]
     state = start = recording.grad
     pending: fx.Node | None = None

@@ -18,7 +18,7 @@ from minidbg.core.errors import CannotWrite
 
 @dataclass(frozen=True, slots=True)
 class ContextForm:
-    """How one kind of block is written: dynamo traces ``manager``, not the enter and exit functions themselves."""
+    """How one kind of block is written: dynamo traces ``manager``, not ``enter`` and ``exit``."""
 
     enter: Callable[..., Any]
     exit: Callable[..., Any]
@@ -93,7 +93,7 @@ def mode_of(node: fx.Node) -> Mode:
 
 
 def op_name(node: fx.Node) -> str:
-    """The last part of the op's name: ``cumsum`` of torch.cumsum, of the method and of aten.cumsum.default."""
+    """Last part of the op's name: ``cumsum`` of torch.cumsum, the method, aten.cumsum.default."""
     target = node.target
     if torch_internals.is_overload(target):
         return str(target.overloadpacket.__name__)
@@ -112,11 +112,11 @@ LEAVE_STATE = (
     "_dual_level",
     "_set_fwd_grad_enabled",
 )
-"""Ends of names of functions that change a state of the process for the nodes after them, and no mode of ``MODES``."""
+"""Name ends of functions that change a process state for later nodes, and no mode of ``MODES``."""
 
 
 def leaves_state(node: fx.Node) -> bool:
-    """Whether what comes after ``node`` can only be run after it, so that no run may begin between them."""
+    """Whether what follows ``node`` can only be run after it, so no run may begin between them."""
     return node.op == "call_function" and op_name(node).endswith(LEAVE_STATE)
 
 
@@ -148,7 +148,7 @@ def lookup(module: nn.Module, target: str) -> Any:
 
 
 def graph_attribute(node: fx.Node) -> Any:
-    """What a get_attr node gives; None when its graph has no module, or the module no such attribute."""
+    """What a get_attr node gives; None when its graph has no module, or that no such attribute."""
     return walk(node.graph.owning_module, str(node.target))
 
 
@@ -178,9 +178,9 @@ differentiation, and of those that leave it."""
 
 
 def nesting_levels(graph: fx.Graph) -> tuple[list[tuple[fx.Node, fx.Node]], frozenset[str]]:
-    """First and last node of each outermost level (vmap, grad, jvp): values inside exist nowhere else.
+    """First and last node of each outermost level (vmap, grad, jvp): inner values exist only there.
 
-    And the names of the functions that enter or leave one where the other is missing, or does not nest.
+    And the names of functions that enter or leave one where the other is missing, or does not nest.
     """
     outermost: list[tuple[fx.Node, fx.Node]] = []
     unpaired: list[str] = []
@@ -223,13 +223,13 @@ PLAIN_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One value: ``like`` is equal for values that could stand in for each other, ``traits`` for similar ones."""
+    """One value: ``like`` is equal for interchangeable values, ``traits`` for similar ones."""
 
     type: FactType
     like: Hashable = None
     """Of a tensor: shape, dtype, device."""
     traits: Hashable = None
-    """Of a tensor: what makes an op take another way for it; dtype, rank, order of strides, gradients, odd sizes."""
+    """Of a tensor: what makes an op differ: dtype, rank, order of strides, gradients, odd sizes."""
     plain: Any = None
     """The value itself, of a number or a constant."""
     parts: tuple[Fact, ...] = ()
@@ -302,7 +302,7 @@ def nodes_in(value: Any) -> list[fx.Node]:
 
 
 def class_of_call(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> Hashable:
-    """What calls of a kind have in common: the op, dtypes, ranks, layouts and constant arguments."""
+    """What calls of a kind have in common: op, dtypes, ranks, layouts and constant arguments."""
     return op_name(node), node.op, str(node.target), _class_of_argument((node.args, node.kwargs), facts)
 
 

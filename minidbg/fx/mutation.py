@@ -1,4 +1,4 @@
-"""Which inputs and attributes a graph may write to: a safe guess from schemas, names and storages."""
+"""Which inputs and attributes a graph may write to: a safe guess from schemas, names, storages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _TAKES_OVER = frozenset({"set_", "_set_data_attr", "swap_tensors"})
 
 
 def mutated_placeholders(gm: fx.GraphModule) -> frozenset[int]:
-    """Indices of the placeholders whose memory ``gm`` may write to; never too few, sometimes too many.
+    """Indices of placeholders whose memory ``gm`` may write to; never too few, sometimes too many.
 
     A view of an input counts as the input, inputs that share memory count together, and what an
     unknown function is given counts as written.
@@ -59,7 +59,7 @@ def mutated_placeholders(gm: fx.GraphModule) -> frozenset[int]:
 
 
 def written_attributes(gm: fx.GraphModule) -> list[Tensor]:
-    """The tensors of ``gm`` itself that it may write to: all buffers, and the parameters that its graph updates.
+    """Tensors of ``gm`` that it may write to: all buffers, and parameters that its graph updates.
 
     Dynamo makes the parameters of an optimizer that is compiled attributes of the graph.
     """
@@ -123,7 +123,7 @@ class _Memory:
 
 
 def broken_contracts(gm: fx.GraphModule) -> frozenset[tuple[str, str]]:
-    """What compilers forbid of higher-order ops and eager does not look at: name of the op, and how it breaks it.
+    """What compilers forbid of higher-order ops, unlike eager: the op's name, and how it breaks it.
 
     Its operands share memory; a graph of it writes to an input, returns one, or returns a value
     twice. A view counts as what it is a view of. And of levels of vmap, grad and jvp: that one is
@@ -148,7 +148,7 @@ def _broken_by(node: fx.Node) -> Iterator[str]:
 
 
 def _overlap(user: fx.Node, values: list[fx.Node]) -> bool:
-    """Whether two of ``values``, which are there where ``user`` is, are one tensor or views of one."""
+    """Whether two of ``values``, which are there at ``user``, are one tensor or views of one."""
     memory: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in user.graph.nodes:
         sources = _returned_arguments(node) if node.op.startswith("call") else None
@@ -191,7 +191,7 @@ def _is_known(node: fx.Node) -> bool:
 
 
 def _written_by_name(node: fx.Node) -> Iterator[fx.Node]:
-    """Arguments written by convention: ``add_``, ``__iadd__``, ``x[i] = y``, ``inplace=True``, statistics."""
+    """Written by convention: ``add_``, ``__iadd__``, ``x[i] = y``, ``inplace=True``, statistics."""
     name = _op_name(node)
     if node.target in _IN_PLACE or _is_in_place_name(name):
         yield from nodes_in(node.args[:1])
@@ -268,7 +268,7 @@ def _written_by_module(module: Any, node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _returned_arguments(node: fx.Node) -> list[fx.Node] | None:
-    """The arguments that ``node`` may return, or views of them; None when neither name nor schema tells.
+    """Arguments that ``node`` may return, or views of them; None if neither name nor schema tells.
 
     A schema tells what the layout decides too (``reshape`` is a view or a copy), which meta
     recorded for another layout would not.
@@ -299,7 +299,7 @@ def _op_name(node: fx.Node) -> str:
 
 
 def _schemas(node: fx.Node) -> tuple[Any, ...]:
-    """The operator schemas that ``node`` may stand for; of a torch function those of the same name in aten."""
+    """Operator schemas possible for ``node``; of a torch function those of that name in aten."""
     name = _op_name(node)
     path = torch_internals.operator_path(node.target) or (
         f"torch.ops.aten.{name}" if name.isidentifier() else ""

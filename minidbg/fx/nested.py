@@ -1,7 +1,7 @@
 """Edits of a small graph and of the graphs inside it: the branches of ``cond``, the bodies of
 loops, checkpoints, submodules.
 
-Which operand goes to which input of a nested graph is told by position: they are the last arguments of the higher-order
+Operands go to a nested graph's inputs by position: they are the last arguments of the higher-order
 op. Where that is wrong the edited graph does not run in eager, so it is never asked.
 """
 
@@ -39,7 +39,7 @@ def branches(node: fx.Node) -> list[tuple[str, fx.GraphModule]]:
 
 
 def holders(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
-    """The calls that run a nested graph, in order: higher-order ops, and submodules that are graph modules."""
+    """The calls that run a nested graph, in order: higher-order ops and graph modules."""
     for node in graph_module.graph.nodes:
         is_submodule = node.op == "call_module" and isinstance(graph_attribute(node), fx.GraphModule)
         if is_submodule or (node.op == "call_function" and any(nested_graphs(node))):
@@ -47,7 +47,7 @@ def holders(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def operands(node: fx.Node, branch: fx.GraphModule) -> list[Any] | None:
-    """What ``node`` hands to each input of ``branch``; None when it has too few arguments for that."""
+    """What ``node`` hands to each input of ``branch``; None when it has too few arguments."""
     given = [value for value in _leaves(node.args) if not is_graph(value)]
     count = len(_inputs(branch))
     return given[len(given) - count :] if count <= len(given) else None
@@ -66,7 +66,7 @@ def _inputs(graph_module: fx.GraphModule) -> list[fx.Node]:
 
 
 def inlined(graph_module: fx.GraphModule, node: fx.Node, path: str) -> fx.GraphModule | None:
-    """``graph_module`` with the nested graph at ``path`` in the place of ``node``; None when its operands do not fit."""
+    """``graph_module`` with the nested graph at ``path`` for ``node``; None if operands misfit."""
     branch = dict(branches(node))[path]
     given = operands(node, branch)
     return None if given is None else with_graph_inlined(graph_module, node, branch, path, given)
@@ -89,7 +89,7 @@ def nested_graph_at(graph_module: fx.GraphModule, route: Route) -> fx.GraphModul
 
 
 def with_level(graph_module: fx.GraphModule, route: Route, inner: fx.GraphModule) -> fx.GraphModule:
-    """``graph_module`` with ``inner`` at the end of ``route``; the graphs on the way are made anew."""
+    """``graph_module`` with ``inner`` at the end of ``route``; graphs on the way are made anew."""
     if not route:
         return inner
     path, *rest = route
@@ -103,7 +103,7 @@ IN_ROWS = {"map_impl": 1, "scan": 2}
 
 
 def values_of(recording: Recording, node: fx.Node, path: str) -> list[Any] | None:
-    """A value for each input of the graph at ``path`` that ``node`` runs; None where they cannot be known."""
+    """A value for each input of the graph at ``path`` that ``node`` runs; None where unknown."""
     branch = dict(branches(node))[path]
     if gets_other_values(node, branch):
         return values_like_examples(branch)
@@ -121,7 +121,7 @@ def values_of(recording: Recording, node: fx.Node, path: str) -> list[Any] | Non
 
 
 def without_node(branch: fx.GraphModule, node: fx.Node, stand_in: fx.Node) -> fx.GraphModule:
-    """``branch`` with ``stand_in`` in the place of ``node``, and without what only ``node`` needed."""
+    """``branch`` with ``stand_in`` in place of ``node``, and without what only ``node`` needed."""
     made = rewritten(branch, stand_ins={node: stand_in})
     made.graph.eliminate_dead_code()
     return torch_internals.lazy_graph_module(branch, made.graph)
@@ -134,7 +134,7 @@ def without_grad_modes(branch: fx.GraphModule) -> fx.GraphModule | None:
 
 
 def tensor_lists(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> list[int]:
-    """The length of each list of tensors that a call takes; of a call for each element of one, once more."""
+    """The length of each tensor list a call takes; of a call for each element of one, again."""
 
     def is_one(value: Any) -> bool:
         return isinstance(value, fx.Node) and is_tensor(facts.get(value))
@@ -187,7 +187,7 @@ def without_elements(
 def gets_other_values(node: fx.Node, branch: fx.GraphModule) -> bool:
     """Whether ``branch`` is run on values that are no operands of ``node``.
 
-    The backward of an autograd function gets gradients and what forward saved; attention scores their places.
+    An autograd function's backward gets gradients and what forward saved; attention scores places.
     """
     if op_name(node) == "autograd_function_apply":
         return branch is not next(nested_graphs(node), None)
@@ -195,7 +195,7 @@ def gets_other_values(node: fx.Node, branch: fx.GraphModule) -> bool:
 
 
 def values_like_examples(branch: fx.GraphModule) -> list[Any] | None:
-    """Zeros for each input of ``branch``, of the shapes that it was traced with; None where one is no tensor."""
+    """Zeros for each input of ``branch``, of its traced shapes; None where one is no tensor."""
     examples = [node.meta.get("example_value") for node in branch.graph.nodes if node.op == "placeholder"]
     if not all(isinstance(example, torch.Tensor) for example in examples):
         return None
@@ -214,7 +214,7 @@ what puts the original back into later ones."""
 
 
 def shorter_arguments(node: fx.Node) -> Iterator[Rewrite]:
-    """``node``'s arguments with one left out: the last ones first, then keyword ones. Values of nodes stay, and axes."""
+    """``node``'s arguments less one: the last first, then keywords. Node values and axes stay."""
     if torch_internals.is_kernel_launch(
         node
     ):  # numbers in a table; and a kernel checks nothing that it is given
@@ -258,7 +258,7 @@ def _with_named(key: str, value: Any, given: Arguments) -> Arguments:
 
 
 def axes_of(node: fx.Node) -> frozenset[int | str]:
-    """Places of arguments that are axes, by the names that torch gives them: over another axis it is another op."""
+    """Places of arguments that are axes, by torch's names: over another axis it is another op."""
     named = (key for key in node.kwargs if key.startswith(AXES))
     return frozenset([*named, *(index for index in range(len(node.args)) if _is_axis(op_name(node), index))])
 
@@ -282,7 +282,7 @@ Shapes: TypeAlias = Mapping[str, Sequence[int]]
 
 
 def keeps_order(before: fx.Node, after: fx.Node, shapes: tuple[Shapes, Shapes]) -> bool:
-    """Whether what is less among the numbers that a call takes, and the sizes that it goes along, is so after an edit.
+    """Whether the order of a call's numbers and of the sizes it goes along stays after an edit.
 
     So a window keeps its gaps, and topk takes fewer than all. ``shapes`` are those of the inputs
     before and after, by name.
@@ -351,7 +351,7 @@ def weight_of(value: Any) -> float:
 
 
 def with_sizes(value: Any, sizes: Mapping[int, int]) -> Any:
-    """``value`` with each int that is a key replaced, tuples and lists opened; for shapes among the arguments."""
+    """``value`` with ints that are keys replaced, in tuples and lists too; for shape arguments."""
     if isinstance(value, tuple | list):
         return type(value)(with_sizes(part, sizes) for part in value)
     return sizes.get(value, value) if isinstance(value, int) and not isinstance(value, bool) else value

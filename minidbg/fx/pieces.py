@@ -27,11 +27,11 @@ class Piece:
     origins: tuple[PieceKey, ...]
     """Per input where its value comes from in the graph that this was cut out of."""
     faithful: bool
-    """Whether every node kept computes what it computed in the whole graph, so that eager need not be asked."""
+    """Whether each kept node computes what it did in the whole graph, so eager is not asked."""
 
 
 class CannotExtract(Exception):
-    """A value that the kept nodes need has no form as an input or a constant, or could not be recorded."""
+    """A value that kept nodes need has no form as input or constant, or could not be recorded."""
 
 
 def alike(facts: Mapping[fx.Node, Fact], one: fx.Node, other: fx.Node) -> bool:
@@ -74,9 +74,9 @@ def rewritten(
     stand_ins: Mapping[fx.Node, fx.Node] = MappingProxyType({}),
     without: Set[fx.Node] = frozenset(),
 ) -> fx.GraphModule:
-    """``graph_module`` node by node; ``arguments`` gives new args and kwargs of a call, in terms of the old nodes.
+    """``graph_module`` node by node; ``arguments`` gives a call new args and kwargs, of old nodes.
 
-    ``stand_ins`` are nodes for which an earlier one is used; they go. ``without`` are unused nodes to leave out.
+    ``stand_ins``: nodes that earlier ones replace; they go. ``without``: unused nodes to leave out.
     """
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
@@ -90,7 +90,7 @@ def rewritten(
 
 
 def with_attributes_lifted(graph_module: fx.GraphModule, paths: Sequence[str]) -> fx.GraphModule:
-    """``graph_module`` with an input more, after the others, in the place of each of its attributes at ``paths``."""
+    """``graph_module`` with an input, after the others, for each of its attributes at ``paths``."""
     graph, new, made = fx.Graph(), dict[fx.Node, fx.Node](), dict[str, fx.Node]()
     for node in graph_module.graph.find_nodes(op="placeholder"):
         new[node] = copy_node(graph, node, new.__getitem__)
@@ -118,7 +118,7 @@ def with_graphs(graph_module: fx.GraphModule, graphs: Mapping[str, fx.GraphModul
 def with_graph_inlined(
     graph_module: fx.GraphModule, node: fx.Node, inner: fx.GraphModule, path: str, given: Sequence[Any]
 ) -> fx.GraphModule:
-    """``graph_module`` with the graph of ``inner``, an attribute at ``path``, in the place of the call ``node``.
+    """``graph_module`` with the graph of ``inner``, attribute at ``path``, for the call ``node``.
 
     ``given`` is what each input of ``inner`` gets, in terms of the old nodes.
     """

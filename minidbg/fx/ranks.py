@@ -1,4 +1,4 @@
-"""What a graph of one rank shares with others: meshes, placements, process groups and collectives, and their source text.
+"""What one rank's graph shares: meshes, placements, groups and collectives, and their source text.
 
 A script runs alone. Where a mesh, a DTensor or a collective is left in its graph, it makes a
 process group of torch's ``fake`` backend first: the same rank and number of ranks, and collectives
@@ -31,7 +31,7 @@ TENSOR = "torch.distributed.tensor"
 PLACEMENTS = "torch.distributed.tensor.placement_types"
 MESH = "torch.distributed.device_mesh"
 FAKE_GROUP = "from torch.testing._internal.distributed.fake_pg import FakeStore"
-"""The statement by which a script, and a reader of its setup, knows that it needs a process group."""
+"""The statement by which a script, and a reader of its setup, knows it needs a process group."""
 ASKED_FOR = "which the backend asks for"
 """In the setup of a backend that needs the group itself, whatever its graph does."""
 SEEN = re.compile(r"seen on rank (\d+) of (\d+)")
@@ -49,7 +49,7 @@ def rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
 
 
 def rank_note() -> tuple[str, ...]:
-    """Which of several ranks this process is, for the reader of a capture; empty for a process of its own."""
+    """Which of several ranks this process is, for a capture's reader; empty for a lone process."""
     rank, size = rank_and_size()
     return (f"seen on rank {rank} of {size}",) if size > 1 else ()
 
@@ -59,7 +59,7 @@ def rank_note() -> tuple[str, ...]:
 
 @functools.cache
 def collective_name(operator: Any) -> str | None:
-    """The name of a torch operator in which other ranks take part, without what says where it writes; None for others."""
+    """Name of a torch operator in which other ranks take part, less where it writes; else None."""
     path = torch_internals.operator_path(operator)
     if path is None:
         return None
@@ -121,7 +121,7 @@ def _calls(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def with_group(case: Case) -> Case:
-    """``case`` with a backend whose setup makes the process group that its graph needs, and none that nobody needs."""
+    """``case`` with a backend whose setup makes the process group that its graph needs, if any."""
     needed = needs_group(case.graph_module, case.inputs)
     if is_asked_for_its_rank(case) and not needed:
         return case
@@ -156,10 +156,11 @@ def without_group(setup: Sequence[str]) -> tuple[str, ...]:
 
 
 def group_statements(case: Case) -> tuple[str, ...]:
-    """Statements that make a process group with the rank, the size and the groups of this process."""
+    """Statements that make a process group with the rank, size and groups of this process."""
     made = _setup_statements(*rank_and_size(), "alone: collectives come back at once")
     groups = (
-        f'    distributed.distributed_c10d._register_process_group("{name}", distributed.new_group({members}))'
+        f'    distributed.distributed_c10d._register_process_group("{name}", '
+        f"distributed.new_group({members}))"
         for name, members in groups_named_in(case.graph_module)
     )
     return (*made[:-1], "\n".join([made[-1], *groups]))
@@ -208,7 +209,7 @@ def what_was_needed(original: Case, smallest: Case) -> str:
 
 
 def shared_text(value: Any) -> tuple[str, str] | None:
-    """The expression for a placement, a mesh or a process group, and the module it needs; None for anything else."""
+    """The expression for a placement, mesh or process group, and the module it needs; else None."""
     cls = type(value)
     if cls.__module__ == PLACEMENTS:
         return _placement(cls.__name__, value)

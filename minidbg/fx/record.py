@@ -65,7 +65,7 @@ class ValueFacts:
 
 
 class StorageSerials:
-    """Numbers for storages that stay different when a storage dies and its address is used again."""
+    """Numbers for storages that stay different when a storage dies and its address is reused."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[int, Any]] = {}
@@ -93,7 +93,7 @@ def _weak_storage(tensor: Tensor) -> Callable[[], Any]:
 
 
 def versions(node: fx.Node, targets: Iterable[fx.Node], env: Env) -> list[tuple[Tensor, Any]]:
-    """Each tensor that may be written with what tells whether it was: its version, or a copy of small statistics."""
+    """Each tensor that may be written, and what tells it: a version or copy of small statistics."""
     tensors = [tensor for target in targets for tensor in tensors_in(env[target])]
     if op_name(node) in STATISTICS:
         return [(tensor, tensor.clone()) for tensor in tensors if tensor.dim() <= 1]
@@ -112,7 +112,7 @@ def written_tensors(node: fx.Node, before: Iterable[tuple[Tensor, Any]]) -> Iter
 
 
 NodeAt: TypeAlias = tuple[int, fx.Node]
-"""A position in the graph and the node whose value is wanted as it is just before that position runs."""
+"""A position in the graph and the node whose value is wanted as just before that position runs."""
 
 Env: TypeAlias = dict[fx.Node, Any]
 """The values of nodes that are alive."""
@@ -125,7 +125,7 @@ ModeContext: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
 class Recording:
-    """The values of ``graph_module`` run on ``inputs``, in the grad mode of the moment this is made.
+    """The values of ``graph_module`` run on ``inputs``, in the grad mode when this is made.
 
     ``inputs`` are one for each placeholder, and are only read. Random ops give the same values each
     time. ``around`` gives the modes in which the graph runs: autocast, grad mode; by default those
@@ -155,7 +155,7 @@ class Recording:
             and node.name not in harmless
             and (targets := list(dict.fromkeys(written_arguments(graph_module, node))))
         }
-        """The nodes that may write to values that they did not make, with the nodes of those values."""
+        """Nodes that may write to values that they did not make, with the nodes of those values."""
         self.mode_changes = frozenset(node for node in self.nodes if mode_of(node) is not Mode.NONE)
         self.around: ModeContext = parent.around if parent else around
         with self.around():
@@ -240,7 +240,7 @@ class Recording:
     # --- values ---
 
     def values(self, wanted: Sequence[NodeAt]) -> list[Any]:
-        """The value for each moment wanted. Tensors share storage as they did then, and nobody else's if written later.
+        """Values at wanted moments. Tensors share storage as then, nobody else's if written later.
 
         Raises EagerFailure when the graph fails before it has them all.
         """
@@ -252,7 +252,7 @@ class Recording:
         return [found[moment] for moment in moments]
 
     def _clamped(self, moment: NodeAt) -> NodeAt:
-        """The earliest moment with the same value, so that a run can stop early; always one at which it is alive."""
+        """The earliest moment with this value, to stop a run early; always one where it lives."""
         position, node = moment
         first = self.index[node] + 1
         if not self.writing:
@@ -260,7 +260,7 @@ class Recording:
         return max(first, min(position, self.last_use[node])), node
 
     def _known(self, moment: NodeAt) -> Any:
-        """The value where no run is needed: an input that nothing can have written to, or a value still in use."""
+        """The value where no run is needed: an input surely unwritten, or a value still in use."""
         position, node = moment
         if node.op == "placeholder" and not (self.writing and self.writes_to(node, position)):
             return self.input_of[node]
@@ -358,7 +358,7 @@ class Recording:
         return modules[name]
 
     def _fresh_inputs(self) -> list[Any]:
-        """The inputs, those that the graph writes to as clones; aliasing among the clones is kept."""
+        """The inputs, cloned where the graph writes to them; aliasing among the clones is kept."""
         is_cloned = [node.name in self._cloned for node in self.placeholders]
         clones = iter(clone_values(list(itertools.compress(self.inputs, is_cloned))))
         return [
@@ -366,7 +366,7 @@ class Recording:
         ]
 
     def _protect(self, node: fx.Node, env: Env, held: dict[NodeAt, Any]) -> None:
-        """Before ``node`` writes: held values that share a storage with its arguments move to one of their own."""
+        """Before ``node`` writes: held values in its arguments' storages get one of their own."""
         touched = {
             storage_key(tensor) for argument in self.writing[node] for tensor in tensors_in(env[argument])
         }
@@ -379,7 +379,7 @@ class Recording:
 
     @contextmanager
     def _surroundings(self, env: Env) -> Iterator[None]:
-        """Modes and random state as they are before the first node; all as it was when the block ends."""
+        """Modes and random state as before the first node; all as it was when the block ends."""
         outer_grad, outer_random = torch.is_grad_enabled(), generator_states(self.inputs)
         for device, state in self._random_states:
             set_generator_state(device, state)
@@ -404,7 +404,7 @@ class Recording:
 
 
 def written_names(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[str]:
-    """The placeholders and attributes that the graph may write to, and those that share memory with one."""
+    """Placeholders and attributes that the graph may write to, and those sharing their memory."""
     sources = [node for node in graph_module.graph.nodes if node.op in ("placeholder", "get_attr")]
     values = dict(zip(graph_module.graph.find_nodes(op="placeholder"), inputs, strict=True))
     memory = {
@@ -417,9 +417,9 @@ def written_names(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> frozen
 
 
 def standing_alone(value: Any) -> Any:
-    """``value`` without the autograd history that led to it; the history keeps a whole run's tensors alive.
+    """``value`` without the autograd history behind it, which keeps all tensors of a run alive.
 
-    What exists only inside a level of vmap or grad stays as it is: no op takes it once the level is closed.
+    What exists only inside a level of vmap or grad stays as it is: no op takes it after the level.
     """
     if isinstance(value, Tensor) and value.grad_fn is not None and not torch_internals.is_wrapped(value):
         return value.detach().requires_grad_()

@@ -10,7 +10,7 @@ from minidbg.core.outcome import Outcome, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """What a source repository held: its commit, and a digest of what was not committed (empty when clean)."""
+    """What a repository held: its commit, and a digest of what was uncommitted (empty if clean)."""
 
     commit: str
     uncommitted: str = ""
@@ -36,7 +36,7 @@ class SweepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One run of one repro on one device: what it showed, and on what. ``purpose``: run or confirm."""
+    """One run of one repro on one device: what it showed, on what. ``purpose``: run or confirm."""
 
     repro: str
     device: str
@@ -46,7 +46,7 @@ class Observation:
     script: str
     """Digest of the repro's files."""
     environment: str
-    """The device of a machine: verdicts that were seen on equal ones may be compared, whatever torch it was."""
+    """A machine's device: verdicts seen on equal ones may be compared, whatever torch it was."""
     torch: str = ""
     """Torch's version, which is code under test rather than part of the machine."""
     stale: bool = False
@@ -105,13 +105,13 @@ class State:
 
     @property
     def fresh(self) -> bool:
-        """Whether only fresh interpreters are asked, since warm workers do not show what they show."""
+        """Whether only fresh interpreters are asked, since warm workers do not show the same."""
         return self.disagreements >= 2
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A confirmed change of a verdict. ``last_before`` and ``sweep`` are the sweeps on either side of it."""
+    """A confirmed change of a verdict. ``last_before`` and ``sweep``: the sweeps on either side."""
 
     repro: str
     device: str

@@ -1,6 +1,6 @@
-"""What watch has seen: sweeps, results, flips and the present state of each repro on each device, in SQLite.
+"""What watch has seen: sweeps, results, flips and each repro's state on each device, in SQLite.
 
-One process writes (the daemon, under its lock); any number read meanwhile, since the journal is a write-ahead log.
+One process writes (the daemon, under its lock); any number read, since the journal is write-ahead.
 Each method that writes is one transaction: after ``kill -9`` the file holds whole results or none.
 """
 
@@ -32,7 +32,7 @@ TABLES: Mapping[type, tuple[str, tuple[str, ...]]] = {
     State: ("states", tuple(one.name for one in fields(State))),
     Flip: ("flips", ("sweep", "repro", "device", "at", "kind", "before", "after", "last_before")),
 }  # fmt: skip
-"""Each column holds the field of its name. What an observation has besides is of use in its sweep alone."""
+"""Each column holds the field of its name. An observation's other fields only serve its sweep."""
 SCHEMA = f"""
 {"".join(f"create table {name}(id integer primary key, {', '.join(columns)});" for name, columns in TABLES.values())}
 create unique index state_of_job on states(repro, device);
@@ -53,7 +53,7 @@ class DamagedHistory(MinidbgError):
 
 @contextmanager
 def fenced(path: Path) -> Iterator[None]:
-    """A block that raises nothing but MinidbgError for a file that is busy, full or damaged (DamagedHistory)."""
+    """A block that raises only MinidbgError for a busy, full or damaged (DamagedHistory) file."""
     try:
         yield
     except sqlite3.Error as error:
@@ -95,7 +95,7 @@ class History(AbstractContextManager["History", None]):
                 # With a write-ahead log this is safe against a killed process; only a power cut may
                 # lose the last commits.
                 self.connection.executescript("pragma journal_mode = wal; pragma synchronous = normal;")
-                # The default of 2,000 pages in memory fills slowly and looks like a leak; these are kilobytes.
+                # The default, 2,000 pages in memory, fills slowly like a leak; these are kilobytes.
                 self.connection.executescript("pragma journal_size_limit = 4000000; pragma cache_size = -64;")
                 begin = f"begin; {SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;"
                 self.connection.executescript(begin if version == 0 else "")
@@ -119,7 +119,7 @@ class History(AbstractContextManager["History", None]):
             return self.connection.execute(query, [stored(value) for value in values])
 
     def add(self, record: Record) -> int:
-        """Store a record, a state in place of an earlier one; its number. A flip is not announced yet."""
+        """Store a record, a state in place of an earlier one; its number. Announces no flip yet."""
         table, names = TABLES[type(record)]
         query = f"insert or replace into {table}({', '.join(names)}) values({', '.join('?' * len(names))})"
         return int(self.write(query, *(getattr(record, name) for name in names)).lastrowid or 0)
@@ -158,16 +158,18 @@ class History(AbstractContextManager["History", None]):
     def flips(
         self, repro: str | None = None, *, limit: int = 50, announced: bool | None = None
     ) -> list[Flip]:
-        """The newest first; with ``announced`` those that people have been told of, or those they have not."""
+        """The newest first; with ``announced`` those that people have been told of, or have not."""
         wanted = "repro = ifnull(?, repro) and announced = ifnull(?, announced)"
         query = f"select * from flips where {wanted} order by at desc, id desc limit ?"
         return self.read(Flip, query, repro, announced, limit)
 
     def prune(self, *, keep_sweeps: int = 1000) -> None:
-        """Drop results and sweeps older than the last ``keep_sweeps``, those of flips and states excepted."""
+        """Drop results and sweeps but the last ``keep_sweeps`` and those of flips and states."""
         expired = (
-            "(select id from sweeps where id not in (select id from sweeps order by started desc, id desc limit ?) and id not in"
-            " (select sweep from flips union select last_before from flips where last_before is not null"
+            "(select id from sweeps where id not in"
+            " (select id from sweeps order by started desc, id desc limit ?) and id not in"
+            " (select sweep from flips"
+            " union select last_before from flips where last_before is not null"
             " union select last_sweep from states where last_sweep is not null))"
         )
         with self.transaction():
@@ -196,7 +198,7 @@ def columns_of(row: sqlite3.Row) -> dict[str, Any]:
 
 
 def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:
-    """The history at ``path``, and a sentence when a damaged file had to be set aside (else empty)."""
+    """The history at ``path``, and a sentence if a damaged file was set aside (else empty)."""
     try:
         with History(path) as history:
             # all that a daemon reads later: a file with damaged pages is to be found now

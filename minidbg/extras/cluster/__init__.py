@@ -1,1 +1,1 @@
-"""Many machines: repros run on the workers of a Dask cluster, whose devices are called ``machine/device``."""
+"""Many machines: repros run on a Dask cluster's workers, with devices called ``machine/device``."""

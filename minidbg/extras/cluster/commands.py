@@ -1,4 +1,4 @@
-"""``minidbg worker``, and the pool of ``minidbg watch --cluster``. Dask is imported when one of them is used."""
+"""``minidbg worker``, and the pool of ``minidbg watch --cluster``. Dask is imported when used."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def security_of(address: str) -> Any:
     help="Name of this machine in watch; identical machines may share one.",
 )  # fmt: skip
 @click.option(
-    "-j", "--jobs", type=click.IntRange(min=1), default=min(8, HERE.processors()), help="Runs at the same time."
+    "-j", "--jobs", type=click.IntRange(min=1), default=min(8, HERE.processors()),
+    help="Runs at the same time."
 )  # fmt: skip
 def worker(address: str, name: str, jobs: int) -> None:
     """Run repros here for 'minidbg watch --cluster'.
@@ -58,7 +59,7 @@ def worker(address: str, name: str, jobs: int) -> None:
 
 
 def pool_of(address: str) -> OtherMachines:
-    """How the pool is made: it raises MinidbgError where no scheduler answers. Raises what ``security_of`` does."""
+    """How the pool is made, or MinidbgError with no scheduler. Raises what ``security_of`` does."""
     security = security_of(address)
     from minidbg.extras.cluster.machines import Machines
     from minidbg.extras.cluster.routing import RoutingPool

@@ -1,4 +1,4 @@
-"""The machines of a Dask cluster, as watch sees them. A run is one task of Dask's with one resource, its device.
+"""A Dask cluster's machines as watch sees them. A run is a Dask task with one resource, its device.
 
 Which worker runs it is decided by Dask, also when one dies under it. What is asked of a machine
 that is away ends as skipped, so that a sweep comes to its end; once the machine is back all is run
@@ -42,7 +42,7 @@ class Machines:
         self.sent = ""
         """The digest of the code that the workers have; empty where one may have lost it."""
         self.known: dict[str, tuple[Mapping[str, str], str]] = {}
-        """Of each device that was ever there what the probe says, and its name as a resource of Dask's."""
+        """Of each device ever there what the probe says, and its name as a resource of Dask's."""
         self.there: Mapping[str, tuple[Mapping[str, str], str]] = {}
         self.notices: set[str] = set()
         """What was told and is still so."""
@@ -90,7 +90,7 @@ class Machines:
             while device in self.there and ended is None:
                 with contextlib.suppress(TimeoutError):
                     ended = Ended(**task.result(timeout=MACHINES_REFRESH_S))
-        except Exception as error:  # noqa: BLE001 - what a machine raises; what Dask has lost has another status
+        except Exception as error:  # noqa: BLE001 - a machine's error; losses have another status
             failed = getattr(task, "status", "") == "error" and not isinstance(error, KilledWorker)
             ended = unable(first_line(error)) if failed else Ended(lost=True)
         if ended is not None and ended.lost:

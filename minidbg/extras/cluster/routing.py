@@ -1,7 +1,7 @@
 """The pool of ``watch --cluster``: a device ``machine/device`` is asked for at that machine, one
 without a machine here. Needs no Dask.
 
-What a run elsewhere is to see goes with it: all that is watched, as one zip that is called by the digest of its content.
+A run elsewhere brings what it sees: all that is watched, as one zip named by its content digest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALSO_IGNORED = (".py", ".so", ".safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A zip with each file at its absolute path on this machine; ``paths`` go in front of ``sys.path``."""
+    """A zip with each file at its absolute path on this machine; ``paths`` lead ``sys.path``."""
 
     digest: str
     zipped: bytes
@@ -40,7 +40,7 @@ class Code:
 
 
 class Others(Protocol):
-    """Other machines; of each device, ``machine/device``, what ``probe.py`` says. Tests have scripted ones."""
+    """Other machines; of each ``machine/device`` what ``probe.py`` says. Tests script theirs."""
 
     def devices(self) -> Mapping[str, Mapping[str, str]]: ...
     def submit(self, device: str, request: Request, code: Code) -> Future[Ended]: ...
@@ -90,7 +90,7 @@ class RoutingPool:
 
 
 def packed_code(roots: Iterable[str], tell: Callable[[Message], None]) -> Code:
-    """The files of these trees, and single files. What is installed stays, torch too: each machine has its own."""
+    """Files of these trees and single files. Installed ones stay, torch too: machines have them."""
     torch = find_spec("torch")
     stays = (*site_packages(), f"{os.path.dirname(torch.origin or '')}/" if torch else os.devnull)
     roots = [root for root in roots if not f"{root}/".startswith(stays)]
@@ -112,7 +112,7 @@ def packed_code(roots: Iterable[str], tell: Callable[[Message], None]) -> Code:
 
 
 def import_folder(root: str) -> str:
-    """The folder that must be on ``sys.path`` for a package or module, or for the package that it lies in."""
+    """The folder needed on ``sys.path`` for a package or module, or for the package it lies in."""
     folder = os.path.dirname(root)
     while os.path.isfile(f"{folder}/__init__.py"):
         folder = os.path.dirname(folder)

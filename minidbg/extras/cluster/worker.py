@@ -48,7 +48,7 @@ def resource_of(facts: Mapping[str, Any], device: str) -> str:
 
 @dataclass(slots=True)
 class Judges(WorkerPlugin):  # type: ignore[misc]
-    """The interpreters of this process. They stay when the worker loses its scheduler and joins again."""
+    """This process's interpreters. They stay when the worker loses its scheduler and rejoins."""
 
     pool: Scripts
     folder: Path
@@ -60,7 +60,7 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
     """Why the last code that came is not here."""
 
     def facts(self, name: str) -> dict[str, Any]:
-        """What this machine says of itself; ``mark`` is equal where a verdict is. Raises MinidbgError."""
+        """Facts of this machine; ``mark`` is equal where a verdict is. Raises MinidbgError."""
         no_torch = () if self.pool.preload.modules else ("--no-torch",)
         ended = self.pool.submit(Request((PROBE_SCRIPT, "devices", *no_torch), fork=Warmup())).result()
         if (said := last_json(ended.stdout)) is None:
@@ -81,7 +81,7 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
         options[at] = options[at].rpartition("/")[2]
         folders = os.pathsep.join(tree + path for path in paths)
         end = self.runs[key] = self.pool.submit(replace(
-            request, argv=(on_path.__file__, folders, JUDGE_SCRIPT, tree + script, *options), recompiled=(),
+            request, argv=(on_path.__file__, folders, JUDGE_SCRIPT, tree + script, *options),
             memory_bytes=request.memory_bytes or memory_limit(self.jobs),
         ))  # fmt: skip
         try:
@@ -161,12 +161,16 @@ async def work(address: str, security: Any, judges: Judges, name: str) -> NoRetu
     devices = sorted(set(map(whole_name, facts["devices"])))
     while True:
         async with Worker(
-            address, security=security, plugins=(judges,), memory_limit=0, local_directory=str(judges.folder.parent),
+            address, security=security, plugins=(judges,), memory_limit=0,
+            local_directory=str(judges.folder.parent),
             # tcp:// is for this machine alone
-            host="127.0.0.1" if address.startswith("tcp:") else None, dashboard_address="127.0.0.1:0",
+            host="127.0.0.1" if address.startswith("tcp:") else None,
+            dashboard_address="127.0.0.1:0",
             # fewer at the same time: as many as there are of the resources
-            nthreads=judges.jobs + len(devices), startup_information={PLUGIN_NAME: lambda worker: facts},
-            resources={resource_of(facts, device): judges.jobs if is_cpu(device) else 1 for device in devices},
+            nthreads=judges.jobs + len(devices),
+            startup_information={PLUGIN_NAME: lambda worker: facts},
+            resources={resource_of(facts, device): judges.jobs if is_cpu(device) else 1
+                       for device in devices},
         ) as worker:  # fmt: skip
             click.echo(f"minidbg: {name} works for {address}: {', '.join(devices)}", err=True)
             await worker.finished()

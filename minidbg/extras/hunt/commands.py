@@ -33,7 +33,7 @@ LETTERS = {
 
 
 def listed_words(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of an option that may be repeated, and may hold several with commas between them."""
+    """The words of an option that may be repeated, and may hold several with commas between."""
     return tuple(word for text in given for word in text.split(",") if word)
 
 

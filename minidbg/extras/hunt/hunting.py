@@ -1,7 +1,7 @@
 """The hunt: batches of samples go to children of the forkserver, then each distinct failure is
 reduced to a verified repro.
 
-This process runs no backend. Batches and reductions are asked by threads; the main thread takes in what they bring.
+No backend runs here. Threads ask for batches and reductions; the main thread takes the answers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SampleFailure:
 
 @dataclass
 class Hunt:
-    """One hunt. After ``run`` the ``judged`` and ``failures`` have all that is known, also when it was interrupted."""
+    """One hunt. After ``run``, even interrupted, ``judged`` and ``failures`` hold all results."""
 
     backend: str
     folder: Path
@@ -132,7 +132,8 @@ class Hunt:
         argument = {**self.asked_of, "call_seconds": self.call_seconds, **argument}
         request = workers.Request(
             call=f"minidbg.extras.hunt.judging:{function}", argument=argument, seconds=seconds,
-            memory_bytes=memory_limit(self.jobs), fork=self.fork, asks=function != "run_batch", stream=stream and stream.fileno(),
+            memory_bytes=memory_limit(self.jobs), fork=self.fork,
+            asks=function != "run_batch", stream=stream and stream.fileno(),
         )  # fmt: skip
         return workers.submit_to_server(request).result()
 
@@ -152,7 +153,7 @@ class Hunt:
         return judged
 
     def alone(self, sample: Sample) -> dict[str, Any]:
-        """The outcome of a sample at which a child ended. Raises MinidbgError for a request that cannot be met."""
+        """The outcome of a sample that ended a child. Raises MinidbgError for a request not met."""
         done = self.asked("run_sample_alone", {"sample": sample}, self.call_seconds + ALONE_S)
         if done.error:
             raise MinidbgError(last_line(done.error))
@@ -175,7 +176,7 @@ class Hunt:
     # ---- what is known
 
     def table(self) -> dict[SampleCell, tuple[SampleResult, str]]:
-        """The worst of each cell's samples, and what it said; what did not fail again is no failure."""
+        """The worst of each cell's samples and its text; what did not fail again is no failure."""
         worst: dict[SampleCell, tuple[SampleResult, str]] = {}
         for cell, judged, text, failure in self.judged:
             state = SampleResult.SKIPPED if failure is not None and failure.refused else judged

@@ -39,7 +39,7 @@ SAYS_UNSUPPORTED = re.compile(
 
 
 class SampleResult(enum.StrEnum):
-    """What became of a sample, the worst last; in a cell of the table the worst of its samples stands."""
+    """What became of a sample, the worst last; a table cell has the worst of its samples."""
 
     SKIPPED = "skipped"
     OK = "ok"
@@ -56,7 +56,7 @@ class SampleResult(enum.StrEnum):
 
 
 def backend_of(argument: Mapping[str, Any]) -> ChosenBackend:
-    """The backend with its options and mode. Raises MinidbgError, also where torch.compile would not take them."""
+    """The backend with options and mode. Raises MinidbgError, also if torch.compile refuses it."""
     used, options, mode = backend_named(argument["backend"]), argument["options"], argument["mode"]
     try:
         torch.compile(lambda: None, backend=used.compiler, options=options or None, mode=mode)
@@ -99,7 +99,7 @@ def sample_outcome(
         case = case_of_sample(sample, backend)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - what torch or dynamo refuses says nothing about the backend
+    except BaseException as error:  # noqa: BLE001 - what torch or dynamo refuses is no backend bug
         said = f"no graph: {type(error).__name__}: {error}".partition("\n")[0][:200]
         return Outcome(Verdict.INVALID, reason=said).to_json()
     return judge(case).to_json() if case is not None else {}
@@ -141,6 +141,6 @@ def sample_result(outcome: Outcome) -> SampleResult:
 
 
 def failure_key(signature: Signature, op: str) -> tuple[str, ...]:
-    """What failures share which are one. The text of an exception tells the bug; a wrong number does not."""
+    """What equal failures share. An exception's text tells the bug; a wrong number does not."""
     where = signature.types if signature.kind.traits.raises else (str(signature.direction), op)
     return (str(signature.kind), signature.message, *signature.frames[:1], *where)

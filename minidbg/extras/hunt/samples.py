@@ -49,14 +49,15 @@ class Sample(NamedTuple):
 
 @functools.cache
 def operators() -> Mapping[str, Any]:
-    """``OpInfo`` by name, that of a variant included: ``linalg.norm.subgradients_at_zero``. Raises MinidbgError."""
+    """``OpInfo`` by name and variant: ``linalg.norm.subgradients_at_zero``. Raises MinidbgError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             every = torch_internals.op_samples()
     except ImportError as error:
         raise MinidbgError(
-            f"torch's operator samples cannot be imported ({error}); install what they need: pip install 'minidbg[hunt]'"
+            f"torch's operator samples cannot be imported ({error}); install what they need: "
+            "pip install 'minidbg[hunt]'"
         ) from error
     return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in every}
 
@@ -99,7 +100,7 @@ def case_of_sample(sample: Sample, backend: ChosenBackend) -> Case | None:
     """The graph that dynamo makes of the sample, as a case of which no failure is known; None past
     the cell's last sample.
 
-    Samples of even number that can train do. Raises whatever the operator's own sample function, eager or dynamo raises.
+    Samples of even number that can train do. Raises what the op's function, eager or dynamo does.
     """
     op, dtype = operators()[sample.op], getattr(torch, sample.dtype)
     if sample.op.startswith(UNINITIALISED):

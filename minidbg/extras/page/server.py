@@ -46,7 +46,8 @@ def content_digest(text: str) -> str:
 
 HEADERS = {
     # all texts are escaped; a mistake in that would still run no script and send nothing anywhere
-    "content-security-policy": f"default-src 'none'; style-src {content_digest(PAGE_STYLE)}; script-src {content_digest(PAGE_SCRIPT)}; "
+    "content-security-policy": f"default-src 'none'; style-src {content_digest(PAGE_STYLE)}; "
+    f"script-src {content_digest(PAGE_SCRIPT)}; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
@@ -59,7 +60,7 @@ class PageServer(Page):
     live = True
 
     def __init__(self, address: str, tell: Callable[[str], None]) -> None:
-        """``address``: ``HOST:PORT``, ``HOST`` or ``:PORT``; without a port a free one is taken. Raises MinidbgError."""
+        """``address``: ``HOST:PORT``, ``HOST``, ``:PORT``; no port: any. Raises MinidbgError."""
         super().__init__()
         host, self.socket = bound(address)
         self.port = self.socket.getsockname()[1]
@@ -112,7 +113,7 @@ class PageServer(Page):
         return response
 
     def refusal(self, request: Request) -> Response | None:
-        """The answer to whoever may not read, or who brings the token in the address; None for the others."""
+        """The answer to who may not read, or brings the token in the address; None for others."""
         host, cookie = request.headers.get("host", ""), f"minidbg-{self.port}"
         if not self.token:
             # a page of elsewhere whose name was made to lead here (DNS rebinding)

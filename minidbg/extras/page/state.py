@@ -1,4 +1,4 @@
-"""The state of watch as a page, and a page of each repro; ``minidbg watch --html`` writes the first into a file.
+"""The state of watch as a page, a page of each repro; ``minidbg watch --html`` writes the first.
 
 Both templates are given values only; they escape all of them.
 """
@@ -75,7 +75,7 @@ class Page(View):
 
 
 class HtmlFile(Page):
-    """The page as a file, written anew when a sweep has ended: for a web server, or an artifact of CI."""
+    """The page as a file, written anew after each sweep: for a web server, or an artifact of CI."""
 
     def __init__(self, path: Path, tell: object = None) -> None:
         """Raises OSError where ``path`` cannot be written."""
