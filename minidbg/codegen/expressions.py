@@ -27,7 +27,8 @@ LINE = 88
 def quoted(text: str) -> str:
     """``repr(text)``, in double quotes where that needs no escape."""
     plain = repr(text)
-    return f'"{plain[1:-1]}"' if plain[0] == "'" and '"' not in plain and "\\'" not in plain else plain
+    needs_no_escape = plain[0] == "'" and '"' not in plain and "\\'" not in plain
+    return f'"{plain[1:-1]}"' if needs_no_escape else plain
 
 
 def number_text(value: complex, dtype: torch.dtype = torch.float64) -> str:
@@ -71,7 +72,8 @@ def _nested(items: Any, dtype: torch.dtype, margin: str) -> str:
     if isinstance(items[0], list):
         lines = [f"{part}," for part in parts]
     else:
-        lines = textwrap.wrap(f"{text},", LINE - len(inner), break_long_words=False, break_on_hyphens=False)
+        width = LINE - len(inner)
+        lines = textwrap.wrap(f"{text},", width, break_long_words=False, break_on_hyphens=False)
     return "[\n" + "".join(f"{inner}{line}\n" for line in lines) + f"{margin}]"
 
 
@@ -147,7 +149,7 @@ class Expressions:
         if isinstance(value, float | complex):
             return number_text(complex(value) if isinstance(value, complex) else float(value))
         for cls in (int, str, bytes):
-            if isinstance(value, cls):  # by the plain type's repr: a subclass may have one of its own
+            if isinstance(value, cls):  # the plain type's repr: a subclass may have its own
                 return cls.__repr__(value)
         if isinstance(value, tuple | list | dict | slice | range):
             return self._container(value)
@@ -208,7 +210,7 @@ class Expressions:
                 return f"{self.value(node)}.data"
             case (fx.Node() as node, index) if target is operator.getitem:
                 return f"{self.value(node)}[{self.index(index)}]"
-            case (fx.Node() as node, str() as name) if target is getattr and is_plain_identifier(name):
+            case (fx.Node() as node, str(name)) if target is getattr and is_plain_identifier(name):
                 # x.data is another function to dynamo
                 return f"{self.value(node)}.{name}" if name != "data" or GET_DATA is None else ""
         return ""
@@ -228,13 +230,14 @@ class Expressions:
         return ", ".join(parts)
 
     def _container(self, value: Any) -> str:
+        write = self.value
         if isinstance(value, slice):
-            return f"slice({self.value(value.start)}, {self.value(value.stop)}, {self.value(value.step)})"
+            return f"slice({write(value.start)}, {write(value.stop)}, {write(value.step)})"
         if isinstance(value, range):
             return f"range({value.start}, {value.stop}, {value.step})"
         if isinstance(value, dict):
-            return "{" + ", ".join(f"{self.value(k)}: {self.value(v)}" for k, v in value.items()) + "}"
-        inside = ", ".join(self.value(item) for item in value)
+            return "{" + ", ".join(f"{write(k)}: {write(v)}" for k, v in value.items()) + "}"
+        inside = ", ".join(map(write, value))
         if isinstance(value, list):
             return f"[{inside}]"
         if isinstance(value, torch.Size):

@@ -91,9 +91,9 @@ class TensorFactory:
         if not (step := first[-1] - first[0]):
             return
         start, stop = first[0], first[0] + step * length
-        bounds = [stop] if (start, step) == (0, 1) else [start, stop] if step == 1 else [start, stop, step]
+        bounds = [start, stop, step] if step != 1 else [start, stop] if start else [stop]
         text = self.call("arange", ", ".join(map(str, bounds)), usual=torch.int64)
-        yield from (text, f"{text}.unsqueeze(0)", f"{text}.repeat({', '.join(map(str, [*rows, 1]))})")
+        yield from (text, f"{text}.unsqueeze(0)", f"{text}.repeat{(*rows, 1)}")
 
     def _triangles(self, values: list[float]) -> Iterator[str]:
         """A causal mask: one value on one side of one of the usual diagonals, 0 on the other."""
@@ -108,15 +108,15 @@ class TensorFactory:
     def _makes(self, text: str, value: Tensor) -> bool:
         try:
             made: Tensor = eval(text, {"torch": torch, "device": value.device}).to(value.device)
-        except (OverflowError, RuntimeError):  # an op without this dtype, a number too large, no room
+        except (OverflowError, RuntimeError):  # no op of this dtype, too large a number, no room
             return False
         if (made.shape, made.dtype) != (value.shape, value.dtype):
             return False
-        one, other = (torch.view_as_real(wide(x)) if x.is_complex() else wide(x) for x in (made, value))
-        if not one.is_floating_point():
-            return torch.equal(one, other)
-        same = (one == other) & (one.signbit() == other.signbit())
-        return bool((same | (one.isnan() & other.isnan())).all())
+        a, b = (torch.view_as_real(wide(x)) if x.is_complex() else wide(x) for x in (made, value))
+        if not a.is_floating_point():
+            return torch.equal(a, b)
+        same = (a == b) & (a.signbit() == b.signbit())
+        return bool((same | (a.isnan() & b.isnan())).all())
 
     # --- drawn ---
 
@@ -136,7 +136,8 @@ class TensorFactory:
             return self.full(0)
         if self.dtype is torch.bool:
             share = value.float().mean().item()
-            return self.full(share == 1) if share in (0, 1) else self.mask(min(max(share, 0.01), 0.99))
+            chance = min(max(share, 0.01), 0.99)
+            return self.full(share == 1) if share in (0, 1) else self.mask(chance)
         if is_index(value):
             return self._integers_like(value)
         sample = _sample(value)
@@ -155,20 +156,21 @@ class TensorFactory:
         is_flat = count >= ENOUGH and ((sample - mean) / deviation).pow(4).mean().item() < 2.2
         if low < 0 < high and not is_flat:
             mean = mean if abs(mean) > max(0.1, 3 / math.sqrt(count)) * deviation else 0.0
-            return self.drawn("randn", scale=deviation, mean=mean, tolerance=3 / math.sqrt(2 * count))
+            return self.drawn("randn", scale=deviation, mean=mean, error=3 / math.sqrt(2 * count))
         if 0 <= low < 0.2 and 0.8 < high <= 1:
             return self.drawn("rand")
         if is_flat or size.min() > 0.2 * size.max():
-            ends = f"{rounded(low + 0.0)}, {rounded(high + 0.0)}"  # + 0.0: no end of a range is -0.0
+            ends = f"{rounded(low + 0.0)}, {rounded(high + 0.0)}"  # + 0.0: no end is -0.0
             return self.drawn("empty", f".uniform_({ends}{self.generator})")
         return self.drawn("randn", ".abs()", math.copysign(scale, low + high))
 
     def _integers_like(self, value: Tensor) -> str:
         """Those from the lowest to the highest; where none comes twice, as many in any order."""
         value = value if value.dtype in (torch.int32, torch.int64) else value.to(torch.int64)
-        low, high = (min(int(bound), 2**63 - 2) for bound in value.aminmax())  # 2**63 - 1 is the largest end
+        largest = 2**63 - 2  # the end of a range is one more
+        low, high = (min(int(bound), largest) for bound in value.aminmax())
         if self.dtype is torch.uint64 and low < 0:
-            low, high = 0, 2**63 - 2
+            low, high = 0, largest
         total, count, choices = math.prod(self.size), value.numel(), high - low + 1
         # so many of so few choices are hardly all different by chance
         may_be = total <= choices <= MOST_DISTINCT and 1 < choices <= count * count / 6
@@ -177,20 +179,22 @@ class TensorFactory:
         text = self.call("randperm", str(choices), torch.int64, torch.int64)
         text += f"[:{total}]" if total < choices else ""
         text += f" + {low}" if low else ""
-        text = f"{grouped(text)}.view({', '.join(map(str, self.size))})" if len(self.size) != 1 else text
+        if len(self.size) != 1:
+            text = f"{grouped(text)}.view({', '.join(map(str, self.size))})"
         return text if self.dtype is torch.int64 else f"{grouped(text)}.to({self.dtype})"
 
     def drawn(
-        self, function: str, method: str = "", scale: float = 1, mean: float = 0, tolerance: float = 0
+        self, function: str, method: str = "", scale: float = 1, mean: float = 0, error: float = 0
     ) -> str:
         """``torch.function(size).method() * scale + mean`` drawn in a dtype with random numbers."""
         dtype = self.dtype if self.dtype in _HAVE_RANDOM else torch.float32
-        if self.dtype is torch.complex32:  # it has random numbers, and no arithmetic to scale them with
+        if self.dtype is torch.complex32:  # it has random numbers, but none can be scaled
             dtype = torch.complex64
-        off = max(0.1, tolerance) * abs(scale)
+        off = max(0.1, error) * abs(scale)
         # a round number, so that the same is written of what this makes
-        scale = next((one for one in (1.0, float(f"{scale:.0e}")) if abs(one - scale) <= off), scale)
-        text = self.call(function, dtype=dtype) + method + (f" * {rounded(scale)}" if scale != 1 else "")
+        scale = next((x for x in (1.0, float(f"{scale:.0e}")) if abs(x - scale) <= off), scale)
+        text = self.call(function, dtype=dtype) + method
+        text += f" * {rounded(scale)}" if scale != 1 else ""
         text += f" {'-' if mean < 0 else '+'} {rounded(abs(mean))}" if mean else ""
         return text if dtype is self.dtype else f"{grouped(text)}.to({self.dtype})"
 
@@ -210,7 +214,8 @@ class TensorFactory:
         arguments, dtype = arguments or ", ".join(map(str, self.size)) or "()", dtype or self.dtype
         if dtype is not usual or (self.explicit and usual is torch.float32):
             arguments += f", dtype={dtype}"
-        return f"torch.{function}({arguments}{self.place}{self.generator * function.startswith('rand')})"
+        generator = self.generator if function.startswith("rand") else ""
+        return f"torch.{function}({arguments}{self.place}{generator})"
 
     def full(self, value: complex) -> str:
         if not self.size:

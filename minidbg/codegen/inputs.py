@@ -111,7 +111,8 @@ class InputsText:
             self.emit(value, name, flagged(value, f"{grouped(base)}.to_mkldnn()"))
         elif not is_strided(value):
             kind = "nested" if value.is_nested else f"of layout {value.layout}"
-            raise CannotWrite(f"input {name}", f"the tensor is {'quantized' if value.is_quantized else kind}")
+            kind = "quantized" if value.is_quantized else kind
+            raise CannotWrite(f"input {name}", f"the tensor is {kind}")
         elif storage_of(value) in self.bases:
             text, flat, start = self.bases[storage_of(value)]
             if value.dtype is not flat.dtype:
@@ -131,7 +132,8 @@ class InputsText:
         if text != name:
             lines = [f"{name} = {text}", *more]
             if value.is_inference():
-                lines = ["with torch.inference_mode():", *(textwrap.indent(line, "    ") for line in lines)]
+                body = (textwrap.indent(line, "    ") for line in lines)
+                lines = ["with torch.inference_mode():", *body]
             self.lines += lines
 
     def constructed(self, name: str, value: Tensor) -> str:
@@ -164,7 +166,8 @@ class InputsText:
             if is_exact := wanted and readable(largest) is largest:
                 whole, layout = largest.new_zeros(size), StridedLayout((size,), (1,))
                 for value in group:
-                    copy(layout_of(value, start).seen_in(whole.view(value.dtype)), plain_tensor(value))
+                    place = layout_of(value, start).seen_in(whole.view(value.dtype))
+                    copy(place, plain_tensor(value))
             self.emit(largest, name, self.base(name, whole, (size,), layout, is_exact=is_exact))
 
     # --- the values of a base ---
@@ -203,12 +206,13 @@ class InputsText:
         data = wide(base_data(value, factory.size, layout))
         odd = ~data.isfinite()
         if int(odd.sum()) > FEW_PLACES:  # so many as there were, and nobody's weights beside them
-            parts = [(one, data.isnan() if one != one else data == one) for one in SPECIAL]
-            shares = [(one, part.float().mean().item()) for one, part in parts if part.any()]
-            put_in = [f"{name}[{factory.mask(share)}] = {number_text(one)}" for one, share in shares]
+            parts = [(x, data.isnan() if x != x else data == x) for x in SPECIAL]
+            shares = [(x, part.float().mean().item()) for x, part in parts if part.any()]
+            places = [(factory.mask(share), x) for x, share in shares]
         else:
-            places = zip(odd.nonzero().tolist(), data[odd].tolist(), strict=True)
-            put_in = [f"{name}[{', '.join(map(str, at)) or '()'}] = {number_text(one)}" for at, one in places]
+            numbers = zip(odd.nonzero().tolist(), data[odd].tolist(), strict=True)
+            places = [(", ".join(map(str, at)) or "()", x) for at, x in numbers]
+        put_in = [f"{name}[{place}] = {number_text(x)}" for place, x in places]
         self.emit(value, name, factory.like(value), *put_in)
 
 
@@ -257,11 +261,10 @@ def write_constant(
     with torch.no_grad(), torch_internals.without_modes(), torch_internals.without_warnings():
         value = value.detach()
         if is_constructed(value) or not is_strided(value):
-            raise CannotWrite(
-                f"the constant {key!r}", f"a {type(value).__name__} of {value.layout} has no literal form"
-            )
-        generator = f", generator=torch.Generator().manual_seed({seed})"
-        text = InputsText(faithful, explicit=explicit, stored=stored, on_cpu=True, generator=generator)
+            kind = f"a {type(value).__name__} of {value.layout}"
+            raise CannotWrite(f"the constant {key!r}", f"{kind} has no literal form")
+        seeded = f", generator=torch.Generator().manual_seed({seed})"
+        text = InputsText(faithful, explicit=explicit, stored=stored, on_cpu=True, generator=seeded)
         size, view = view_of(layout := layout_of(value, start_of([value])))
         base = text.base(key, value, size, layout, is_exact=wanted_exact(value, faithful))
         if text.lines:  # NaN in its place takes a statement
@@ -306,7 +309,8 @@ def is_strided(value: Tensor) -> bool:
 
 
 def storage_of(value: Tensor) -> int:
-    return torch_internals.storage_identity(value) if not torch_internals.is_zero_tensor(value) else id(value)
+    is_zero = torch_internals.is_zero_tensor(value)
+    return id(value) if is_zero else torch_internals.storage_identity(value)
 
 
 # --- flags ---

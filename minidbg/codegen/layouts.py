@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minidbg import torch_internals
+from minidbg.torch_internals import hint
 
 CROP_BYTES = 1 << 20
 """Values that begin this far into their storage are moved to its beginning."""
@@ -44,7 +44,7 @@ class StridedLayout:
         if self.is_contiguous:
             return True
         # what has neither gaps nor overlaps is what a copy keeps the strides of
-        once = [1 if step == 0 else size for size, step in zip(self.shape, self.stride, strict=True)]
+        once = [size if step else 1 for size, step in zip(self.shape, self.stride, strict=True)]
         like = torch.empty_strided(once, self.stride, device="meta")
         return self.offset == 0 and torch.empty_like(like).stride() == self.stride
 
@@ -57,16 +57,16 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 def layout_of(value: Tensor, moved_bytes: int = 0) -> StridedLayout:
     """The layout of ``value``, with the numbers that symbolic sizes stand for, in a storage that
     begins ``moved_bytes`` later."""
-    numbers = ([int(torch_internals.hint(one)) for one in many] for many in (value.shape, value.stride()))
+    numbers = ([int(hint(number)) for number in many] for many in (value.shape, value.stride()))
     shape, stride = map(tuple, numbers)
-    offset = int(torch_internals.hint(value.storage_offset())) - moved_bytes // value.dtype.itemsize
+    offset = int(hint(value.storage_offset())) - moved_bytes // value.dtype.itemsize
     return StridedLayout(shape, stride, offset)
 
 
 def start_of(values: Sequence[Tensor]) -> int:
     """The bytes of a storage before all of ``values`` that a script leaves out: a multiple of what
     any dtype and kernel wants aligned."""
-    start = min(int(torch_internals.hint(one.storage_offset())) * one.dtype.itemsize for one in values)
+    start = min(int(hint(value.storage_offset())) * value.dtype.itemsize for value in values)
     return start // 1024 * 1024 if start > CROP_BYTES else 0
 
 
@@ -80,7 +80,8 @@ def view_of(layout: StridedLayout) -> tuple[tuple[int, ...], str]:
 def view_into(size: int, layout: StridedLayout) -> str:
     """The text of a view giving ``layout`` on a flat base ``[size]`` that other tensors share."""
     sizes = ", ".join(map(str, layout.shape)) or "()"
-    return next(text for text in ("", f".view({sizes})", _strided(layout)) if _gives((size,), text, layout))
+    texts = ("", f".view({sizes})", _strided(layout))
+    return next(text for text in texts if _gives((size,), text, layout))
 
 
 def _strided(layout: StridedLayout) -> str:
@@ -90,10 +91,10 @@ def _strided(layout: StridedLayout) -> str:
 
 def _gives(base: tuple[int, ...], text: str, layout: StridedLayout) -> bool:
     try:
-        found: Tensor = eval(f"base{text}", {"torch": torch, "base": torch.empty(base, device="meta")})
+        view: Tensor = eval(f"base{text}", {"base": torch.empty(base, device="meta")})
     except (RuntimeError, IndexError):
         return False
-    return StridedLayout(tuple(found.shape), found.stride(), int(found.storage_offset())) == layout
+    return StridedLayout(tuple(view.shape), view.stride(), int(view.storage_offset())) == layout
 
 
 def _candidates(layout: StridedLayout) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -112,7 +113,8 @@ def _permuted(layout: StridedLayout) -> tuple[tuple[int, ...], str]:
     dims = range(len(layout.shape))
     order = sorted(dims, key=lambda dim: (-layout.stride[dim], layout.shape[dim] == 1))
     inverse = ", ".join(str(order.index(dim)) for dim in dims)
-    return tuple(layout.shape[dim] for dim in order), ".t()" if len(dims) == 2 else f".permute({inverse})"
+    text = ".t()" if len(dims) == 2 else f".permute({inverse})"
+    return tuple(layout.shape[dim] for dim in order), text
 
 
 def _sliced(layout: StridedLayout) -> tuple[tuple[int, ...], str]:

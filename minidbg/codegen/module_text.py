@@ -32,6 +32,9 @@ ConstantExpression = Callable[[str, Tensor], str]
 Nested = Callable[[str, fx.GraphModule], str]
 """Name of an attribute and the graph that it is -> the expression that makes it."""
 
+Written = tuple[str, tuple[str, ...]]
+"""The text of a graph and the names of its inputs."""
+
 _text_numbers = itertools.count(1)
 
 
@@ -66,10 +69,7 @@ def write_module(gm: fx.GraphModule, *, constant_expression: ConstantExpression 
 
 
 class _Writer:
-    """Writes a graph and those inside; ``path``, ending in a dot, leads to one from the outermost.
-
-    Each graph is given as its text and the names of its inputs.
-    """
+    """Writes a graph and those inside; ``path`` leads to it from the outermost, ending in a dot."""
 
     def __init__(self, constant_expression: ConstantExpression, own_names: bool = False) -> None:
         self._constant_expression = constant_expression
@@ -78,22 +78,22 @@ class _Writer:
         self._constants: dict[str, Tensor] = {}
 
     def source(self, name: str, text: str, input_names: tuple[str, ...]) -> ModuleSource:
-        imports, kernels = tuple(sorted(self._write.imports)), list(self._write.kernels.texts.items())
+        imports = tuple(sorted(self._write.imports))
+        kernels = list(self._write.kernels.texts.items())
         kernels.sort(key=lambda kernel: not kernel[1].startswith(("import ", "from ")))
         return ModuleSource(f"{text}\n", imports, input_names, self._constants, name, dict(kernels))
 
-    def write_class(self, gm: fx.GraphModule, name: str, path: str) -> tuple[str, tuple[str, ...]]:
+    def write_class(self, gm: fx.GraphModule, name: str, path: str) -> Written:
         attributes = _attribute_names(gm)
         used = {*dir(nn.Module), *attributes.values()}
         blocks: list[str] = []
         builders: list[str] = []
-        scanned = [
-            node.args[0] for node in gm.graph.nodes if op_name(node) == "scan" and any(nested_graphs(node))
-        ]
+        scans = (node for node in gm.graph.nodes if op_name(node) == "scan")
+        scanned = (node.args[0] for node in scans if any(nested_graphs(node)))
         bodies = {attributes[str(body.target)] for body in scanned}
 
         def nested(attribute: str, inner: fx.GraphModule) -> str:
-            if attribute in bodies:  # dynamo takes a graph alone as the body of a scan, no other module
+            if attribute in bodies:  # dynamo takes only a graph as the body of a scan
                 builder, _ = self.write_builder(inner, f"build_{attribute}", f"{path}{attribute}.")
                 builders.append(f"\n{builder}\n")
                 return f"build_{attribute}()"
@@ -104,16 +104,16 @@ class _Writer:
         if statements := self._attributes(gm, attributes, path, "self", nested):
             lines = ["super().__init__()", *builders, *statements]
             blocks.append("def __init__(self):\n" + textwrap.indent("\n".join(lines), INDENT))
-        for node in gm.graph.find_nodes(op="placeholder"):
-            if str(node.target).startswith("*"):
-                raise CannotWrite(f"the input {node.target!r}", "it takes a varying number of values")
+        for target in (str(node.target) for node in gm.graph.find_nodes(op="placeholder")):
+            if target.startswith("*"):
+                raise CannotWrite(f"the input {target!r}", "it takes a varying number of values")
         # a value that nobody uses is written without a name
         named = [node for node in gm.graph.nodes if node.op == "placeholder" or node.users]
         lines = self._with_names(named, set(), lambda: list(_forward(gm.graph, self._write)))
         body = textwrap.indent("\n\n".join([*blocks, "\n".join(lines)]), INDENT)
         return f"class {name}(torch.nn.Module):\n{body}", self._input_names(gm.graph)
 
-    def write_builder(self, gm: fx.GraphModule, name: str, path: str) -> tuple[str, tuple[str, ...]]:
+    def write_builder(self, gm: fx.GraphModule, name: str, path: str) -> Written:
         attributes, functions = _attribute_names(gm), Names((*_OWN_NAMES, "torch"))
         parts: list[str] = []
 
@@ -164,19 +164,20 @@ class _Writer:
         line = f"g.create_node({node.op!r}, {arguments})"
         if self._own_names:
             trace = users_frame(node)
-            return f"{variable} = {line}" + (f"; {variable}.meta['stack_trace'] = {trace!r}" if trace else "")
+            line += f"; {variable}.meta['stack_trace'] = {trace!r}" if trace else ""
+            return f"{variable} = {line}"
         return _commented(f"{variable} = {line}" if node.users else line, node)
 
     def _attributes(
-        self, gm: fx.GraphModule, attributes: Mapping[str, str], path: str, owner: str, nested: Nested
+        self, gm: fx.GraphModule, names: Mapping[str, str], path: str, owner: str, nested: Nested
     ) -> list[str]:
-        """Statements that make what ``gm`` uses, as ``attributes`` of ``owner``; ``nested`` gives
+        """Statements that make what ``gm`` uses, as ``names`` of ``owner``; ``nested`` gives
         the expression that makes a graph.
 
         Raises CannotWrite naming the attribute that has no form.
         """
         statements, written = [], dict[int, str]()
-        for target, name in attributes.items():
+        for target, name in names.items():
             value = lookup(gm, target)
             is_shared = isinstance(value, Tensor | nn.Module)
             same = written.setdefault(id(value), name) if is_shared else name
@@ -195,19 +196,20 @@ class _Writer:
                     # also for a plain tensor attribute: a GraphModule makes a buffer of it
                     statements.append(f"{owner}.register_buffer({name!r}, {text})")
                     continue
-                text = f"torch.nn.Parameter({text}{'' if value.requires_grad else ', requires_grad=False'})"
+                flag = "" if value.requires_grad else ", requires_grad=False"
+                text = f"torch.nn.Parameter({text}{flag})"
             else:
                 text = self._write.value(value)
             statements.append(f"{owner}.{name} = {text}")
-        self._write.attributes = attributes  # the graphs inside have been written
+        self._write.attributes = names  # the graphs inside have been written
         return statements
 
 
 def _attribute_names(gm: fx.GraphModule) -> dict[str, str]:
     """For the dotted name of each attribute that nodes of ``gm`` use, the plain one to write."""
     names = Names(dir(fx.GraphModule))
-    targets = (str(node.target) for node in gm.graph.nodes if node.op in ("get_attr", "call_module"))
-    return {target: names.free(target) for target in dict.fromkeys(targets)}
+    used = (str(node.target) for node in gm.graph.nodes if node.op in ("get_attr", "call_module"))
+    return {target: names.free(target) for target in dict.fromkeys(used)}
 
 
 def _forward(graph: fx.Graph, write: Expressions) -> Iterator[str]:
@@ -260,9 +262,10 @@ def instantiate(source: ModuleSource, constants: Mapping[str, Tensor] | None = N
     own tensors. The module that holds the class is importable as long as the instance lives.
     """
     name = f"minidbg_source_{next(_text_numbers)}"
-    text = "\n".join(["import torch", *source.imports, "", *source.kernels.values(), "", source.text])
+    lines = ["import torch", *source.imports, "", *source.kernels.values(), "", source.text]
+    constants = source.constants if constants is None else constants
     try:
-        made = run_as_module(name, text, constants=source.constants if constants is None else constants)
+        made = run_as_module(name, "\n".join(lines), constants=constants)
         with torch.random.fork_rng(devices=[]):
             module: nn.Module = made[source.name]()
     except BaseException:

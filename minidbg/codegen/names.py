@@ -21,10 +21,10 @@ from minidbg import torch_internals
 from minidbg.core.errors import CannotWrite
 from minidbg.fx.effects import walk
 
-_RENAMED_BY_FX = ("inf", "nan", "NoneType", "device", "fx_pytree", "pytree")
+_FX_RENAMES = ("inf", "nan", "NoneType", "device", "fx_pytree", "pytree")
 """Nodes called like these get another name, so a name read back would not be the one written."""
 
-RESERVED = frozenset({*keyword.kwlist, *dir(builtins), "self", "torch", "constants", *_RENAMED_BY_FX})
+RESERVED = frozenset({*keyword.kwlist, *dir(builtins), "self", "torch", "constants", *_FX_RENAMES})
 """Names that no value of a written graph may have."""
 
 _FROM_SOURCE = re.compile(r"[LG]_(.+?)_?|[lg]_(.+?)_")
@@ -46,7 +46,7 @@ def is_plain_identifier(text: str) -> bool:
 def readable_name(raw: str) -> str:
     """A name for an input that dynamo called ``raw``: ``h_0_weight`` of
     ``L_self_modules_h_modules_0_parameters_weight_``."""
-    while match := _FROM_SOURCE.fullmatch(raw):  # until no mark is left: a name once written is its own
+    while match := _FROM_SOURCE.fullmatch(raw):  # until none matches: a written name is its own
         raw = identifier(_HOLDERS.sub("_", match[1] or match[2]).removeprefix("_"))
     return identifier(raw)
 
@@ -94,8 +94,8 @@ _HOMES = (
 """Where a function is looked for by its own name, the best place first."""
 
 LOADED_WITH_TORCH = (
-    *("torch._C", "torch._C._nn", "torch.functional", "torch.utils.checkpoint", "torch.autograd"),
-    *("torch.amp", "torch.amp.autocast_mode", "torch.autograd.function", "torch.autograd.grad_mode"),
+    *("torch._C._nn", "torch.functional", "torch.utils.checkpoint", "torch.autograd", "torch.amp"),
+    *("torch._C", "torch.amp.autocast_mode", "torch.autograd.function", "torch.autograd.grad_mode"),
     *(home for home in _HOMES if home.startswith("torch")),
 )
 """Modules that ``import torch`` brings; any other is imported by name."""
@@ -118,8 +118,8 @@ def reference_to(value: Any) -> Reference:
     """
     if id(value) in _KNOWN:
         return _KNOWN[id(value)][1]
-    operator_path = torch_internals.operator_path(value)
-    places = _places(value) if operator_path is None else [("torch", operator_path.removeprefix("torch."))]
+    op_path = torch_internals.operator_path(value)
+    places = _places(value) if op_path is None else [("torch", op_path.removeprefix("torch."))]
     for module, path in places:
         root, _, inside = module.partition(".")
         # of torch._C._functorch the name is no module's, but an attribute's
@@ -135,7 +135,7 @@ def reference_to(value: Any) -> Reference:
         if module != "builtins" and module not in LOADED_WITH_TORCH:
             return Reference(text, f"import {module if module in sys.modules else root}")
         reference = Reference(text.removeprefix("builtins."))
-        if operator_path is None:
+        if op_path is None:
             _KNOWN[id(value)] = value, reference
         return reference
     home, name = (getattr(value, f"__{part}__", None) for part in ("module", "qualname"))
@@ -153,7 +153,8 @@ def _places(value: Any) -> Iterator[tuple[str, str]]:
     yield from (("torch._C._nn", own_name), ("torch._C", own_name))
     kind, home = type(value).__qualname__, type(value).__module__
     if hasattr(type(value), "__members__"):  # an enum of Python or of pybind11
-        yield from ((home, f"{name}.{getattr(value, 'name', '')}") for name in (kind, kind.lstrip("_")))
+        member = getattr(value, "name", "")
+        yield from ((home, f"{name}.{member}") for name in (kind, kind.lstrip("_")))
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(module, str) and isinstance(path, str):
         yield from ((module, path), (module, path.rpartition(".")[2]))

@@ -50,14 +50,15 @@ def _frames(trace: str) -> tuple[tuple[str, str, str], ...]:
     lines = trace.split("\n")
     pairs = reversed(list(itertools.zip_longest(lines, lines[1:], fillvalue="")))
     matches = ((_FRAME.fullmatch(line), below.strip()) for line, below in pairs)
-    return tuple((match[1], match[2], text) for match, text in matches if match and is_the_users(match[1]))
+    frames = ((match[1], match[2], text) for match, text in matches if match)
+    return tuple(frame for frame in frames if is_the_users(frame[0]))
 
 
 def location(node: fx.Node) -> str:
     """``train.py:41`` of the innermost user frame known for ``node``, or nothing."""
     for file, line, _ in user_frames(node):
         # without characters that could end a comment or hide in it
-        name = "".join(char if char.isprintable() else "?" for char in os.path.basename(file)).strip()
+        name = "".join(c if c.isprintable() else "?" for c in os.path.basename(file)).strip()
         return f"{cell_name(file) or name}:{line}"
     return ""
 
@@ -71,7 +72,7 @@ def stack_trace(line: str) -> str:
 def users_frame(node: fx.Node) -> str:
     """The stack trace of ``node`` for another process: one frame, where ``location`` says."""
     frames = user_frames(node) if node.op not in ("placeholder", "output") else ()
-    return "".join(f"{stack_trace(f'  # {location(node)}')}    {text}\n" for _, _, text in frames[:1])
+    return "".join(f"{stack_trace(f'  # {location(node)}')}    {text}\n" for *_, text in frames[:1])
 
 
 def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False) -> tuple[str, str]:

@@ -121,8 +121,8 @@ class _ForwardReader:
 
     def _operation(self, expression: ast.expr) -> Operation:
         match expression:
-            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]):
-                return "call_function", SYMBOLS[type(op)], (self._value(left), self._value(right)), {}
+            case ast.BinOp(a, op, b) | ast.Compare(a, [op], [b]):
+                return "call_function", SYMBOLS[type(op)], (self._value(a), self._value(b)), {}
             case ast.UnaryOp(op=op, operand=operand):
                 return "call_function", SYMBOLS[type(op)], (self._value(operand),), {}
             case ast.Subscript():
@@ -163,7 +163,8 @@ class _ForwardReader:
                 return value
             case ast.Name(id=name) if name in self._values:
                 return self._values[name]
-        return eval(compile(ast.Expression(expression), "<argument>", "eval"), self._namespace, self._values)
+        code = compile(ast.Expression(expression), "<argument>", "eval")
+        return eval(code, self._namespace, self._values)
 
 
 def _symbol(text: str) -> type:

@@ -54,8 +54,8 @@ def canonical_text(gm: fx.GraphModule) -> str:
                 lines.append(f"{attributes[id(value)]}: {text_of_attribute(value)}")
             target = attributes[id(value)]
         is_launch = torch_internals.is_kernel_launch(node)
-        keywords = (write.keywords, node) if is_launch else (write.value, sorted(node.kwargs.items()))
-        line = f"{node.op} {target} {text_by(write.value, node.args)} {text_by(*keywords)}"
+        kwargs = (write.keywords, node) if is_launch else (write.value, sorted(node.kwargs.items()))
+        line = f"{node.op} {target} {text_by(write.value, node.args)} {text_by(*kwargs)}"
         lines.append(f"{names[node]} = {line}")
     return "\n".join([*lines, *write.kernels.texts.values()])
 
@@ -85,4 +85,5 @@ def target_of(node: fx.Node) -> str:
         return reference_to(node.target).text
     except CannotWrite:
         # a local function has no name that another process knows, but one to compare by
-        return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
+        name = getattr(node.target, "__qualname__", node.target)
+        return f"{getattr(node.target, '__module__', '')}.{name}"

@@ -53,10 +53,11 @@ def construction_of(value: Tensor, part: str) -> Construction:
 def _dtensor(value: Any) -> Construction:
     placements = _Values().value(list(value.placements))
     # shards may be of unequal size, so that the whole is not as many times one of them
-    whole = f"shape=torch.Size({list(value.shape)}), stride={tuple(value.stride())}"
-    text = f"{TENSOR}.DTensor.from_local({{local}}, {{mesh}}, {placements}, run_check=False, {whole})"
+    rest = f"run_check=False, shape=torch.Size({list(value.shape)}), stride={tuple(value.stride())}"
+    text = f"{TENSOR}.DTensor.from_local({{local}}, {{mesh}}, {placements}, {rest})"
     imports = (f"import {TENSOR}", *imports_of([value.device_mesh, *value.placements]))
-    return Construction({"local": value.to_local().detach(), "mesh": value.device_mesh}, text, imports)
+    parts = {"local": value.to_local().detach(), "mesh": value.device_mesh}
+    return Construction(parts, text, imports)
 
 
 def _jagged(value: Any) -> Construction:
@@ -83,28 +84,28 @@ def _by_unflatten(value: Any) -> Construction:
     parts = {name.strip("_") or name: getattr(value, name) for name in names}
     inner = ", ".join(f'"{name}": {{{name.strip("_") or name}}}' for name in names)
     known = write.value(context).replace("{", "{{").replace("}", "}}")
-    size, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
-    text = f"{kind}.__tensor_unflatten__({{{{{inner}}}}}, {known}, torch.Size({list(size)}), {stride})"
+    size, stride = list(map(int, value.shape)), tuple(map(int, value.stride()))
+    text = f"{kind}.__tensor_unflatten__({{{{{inner}}}}}, {known}, torch.Size({size}), {stride})"
     return Construction(parts, text, tuple(sorted(write.imports)))
 
 
 def _holds_its_data(kind: type) -> bool:
     """Whether tensors of ``kind`` are plain ones of another type, and no wrappers around others."""
-    inherited = (getattr(kind, name) is getattr(Tensor, name) for name in ("__torch_dispatch__", "__new__"))
-    return all(inherited)
+    names = ("__torch_dispatch__", "__new__")
+    return all(getattr(kind, name) is getattr(Tensor, name) for name in names)
 
 
-SAID_BY_EVERY_CLASS = {"__module__", "__doc__", "__dict__", "__static_attributes__", "__firstlineno__"}
+OF_EVERY_CLASS = {"__module__", "__doc__", "__dict__", "__static_attributes__", "__firstlineno__"}
 
 
 def _as_subclass(value: Any) -> Construction:
     kind, write = type(value), _Values()
-    says_nothing = kind.__bases__ == (Tensor,) and not vars(kind).keys() - SAID_BY_EVERY_CLASS
+    says_nothing = kind.__bases__ == (Tensor,) and not vars(kind).keys() - OF_EVERY_CLASS
     # its module may lie where no script finds it
     written = f'type("{kind.__name__}", (torch.Tensor,), {{{{}}}})'
-    name = written if says_nothing else write.reference(kind)
+    text = f"{{data}}.as_subclass({written if says_nothing else write.reference(kind)})"
     data = value.detach().as_subclass(Tensor)
-    return Construction({"data": data}, f"{{data}}.as_subclass({name})", tuple(sorted(write.imports)))
+    return Construction({"data": data}, text, tuple(sorted(write.imports)))
 
 
 CONSTRUCTORS: Mapping[str, Callable[[Any], Construction]] = {
@@ -130,8 +131,8 @@ class _Values(Expressions):
 
     def _torch_value(self, value: Any) -> str:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            given = {one.name: getattr(value, one.name) for one in dataclasses.fields(value) if one.init}
-            inside = ", ".join(f"{name}={self.value(one)}" for name, one in given.items())
+            names = [field.name for field in dataclasses.fields(value) if field.init]
+            inside = ", ".join(f"{name}={self.value(getattr(value, name))}" for name in names)
             return f"{self.reference(type(value))}({inside})"
         return super()._torch_value(value)
 

@@ -56,7 +56,8 @@ def pack(case: Case, *, room_bytes: int = NO_SIZE_LIMIT) -> Parcel:
     case = with_group(case)
     graph = write_graph_builder(case.graph_module, own_names=True)
     if clashing := sorted(NAMES & graph.kernels.keys()):
-        raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the text uses that name itself")
+        part = f"the Triton kernel or global {clashing[0]}"
+        raise CannotWrite(part, "the text uses that name itself")
     # a constant and an input may share their memory
     values = [*case.inputs, *(value.detach() for value in graph.constants.values())]
     names = [*graph.input_names, *map(identifier, graph.constants)]
@@ -95,7 +96,7 @@ def unpack(table: Mapping[str, Any], stored: Stored) -> Case:
     """
     spec = record_of(table["spec"], RunSpec)
     # "__main__": the module of classes that the text makes
-    made: dict[str, Any] = {"__name__": "__main__", "torch": torch, "device": spec.device, "stored": stored}
+    made = dict[str, Any](__name__="__main__", torch=torch, device=spec.device, stored=stored)
     with as_scripts_do():
         exec(compile(table["values"], "<values>", "exec", dont_inherit=True), made)
         values = [made[name] for name in table["names"]]

@@ -8,8 +8,8 @@ import builtins
 import inspect
 import os
 import sys
-import textwrap
 from collections.abc import Callable
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
@@ -33,15 +33,14 @@ class Definitions:
 
     def __init__(self, write: Callable[[Any], str], imports: set[str]) -> None:
         self.texts: dict[str, str] = {}
-        self._write = write
-        self._imports = imports
+        self._write, self._imports = write, imports
 
     def name_of(self, kernel: Any) -> str:
         function = kernel
         while not inspect.isfunction(function):
             if not torch_internals.is_kernel(function):
-                kind = f"{type(function).__module__}.{type(function).__qualname__}"
-                raise CannotWrite(f"a kernel of type {kind}", "only triton.jit and triton.autotune are known")
+                part = f"a kernel of type {type(function).__module__}.{type(function).__qualname__}"
+                raise CannotWrite(part, "only triton.jit and triton.autotune are known")
             function = function.fn
         try:
             module = sys.modules.get(function.__module__)
@@ -89,7 +88,8 @@ class Definitions:
 
     def _tuned(self, tuner: Any) -> str:
         """An autotuned kernel from its tuner: dynamo makes some for ``num_warps=`` at a launch."""
-        for part in ("user_defined_pre_hook", "user_defined_post_hook", "perf_model", "early_config_prune"):
+        hooks = ("user_defined_pre_hook", "user_defined_post_hook")
+        for part in (*hooks, "perf_model", "early_config_prune"):
             if getattr(tuner, part, None):
                 raise CannotWrite("its autotuner", f"it has a function of its own, {part}")
         arguments = [f"configs=[{', '.join(map(self._config, tuner.configs))}]"]
@@ -110,7 +110,8 @@ class Definitions:
             value = getattr(config, name, parameter.default)
             if name != "kwargs" and value != parameter.default:
                 if callable(value):
-                    raise CannotWrite("a config of its autotuner", f"it has a function of its own, {name}")
+                    why = f"it has a function of its own, {name}"
+                    raise CannotWrite("a config of its autotuner", why)
                 arguments.append(f"{name}={self._write(value)}")
         return f"triton.Config({', '.join(arguments)})"
 
@@ -118,15 +119,17 @@ class Definitions:
         if not is_plain_identifier(name):
             raise CannotWrite(f"the name {name}", "it is no plain identifier")
         if self.texts.setdefault(name, text) != text:
-            raise CannotWrite(f"the name {name}", "the kernels of the graph use it for two different things")
+            why = "the kernels of the graph use it for two different things"
+            raise CannotWrite(f"the name {name}", why)
 
 
 def _kernel_text(kernel: Any) -> str:
     """The definition of a kernel without its other decorators. Triton keeps the source of each
     function that it compiles."""
-    text = textwrap.dedent("".join(getattr(kernel, "raw_src", None) or inspect.getsource(kernel.fn)))
+    text = dedent("".join(getattr(kernel, "raw_src", None) or inspect.getsource(kernel.fn)))
     (node,) = ast.parse(text).body
     assert isinstance(node, ast.FunctionDef)
     parts = [ast.get_source_segment(text, part) or "" for part in node.decorator_list]
     jit = [part for part in parts if part.partition("(")[0].rpartition(".")[2] == "jit"]
-    return "\n".join([f"@{(jit or ['triton.jit'])[0]}", *text.split("\n")[node.lineno - 1 :]]).rstrip()
+    lines = [f"@{(jit or ['triton.jit'])[0]}", *text.split("\n")[node.lineno - 1 :]]
+    return "\n".join(lines).rstrip()
