@@ -68,8 +68,9 @@ class Copy:
 
     def text(self, known: Set[str] = frozenset()) -> str:
         """All that was copied, less statements with a ``known`` text and every script's imports."""
-        pieces = [piece for text, piece in self.pieces.items() if text not in {*known, "import torch"}]
-        pieces.sort(key=lambda piece: (piece.order, piece.statement.text if piece.order[0] == 0 else ""))
+        omitted = {*known, "import torch"}
+        pieces = [piece for text, piece in self.pieces.items() if text not in omitted]
+        pieces.sort(key=lambda piece: (piece.order, "" if piece.order[0] else piece.statement.text))
         return joined([piece.statement.text for piece in pieces])
 
     def imported(self, *, by_imports: bool) -> set[str]:
@@ -79,8 +80,8 @@ class Copy:
 
     def defines(self, name: str) -> bool:
         """Whether a statement gives ``name`` its value; a loop or a ``with`` only lends it."""
-        lenders = ast.For | ast.With | ast.While
-        return any(name in found.binds and not isinstance(found.node, lenders) for found in self.statements)
+        binders = (binder.node for binder in self.statements if name in binder.binds)
+        return not all(isinstance(node, ast.For | ast.With | ast.While) for node in binders)
 
     def add_name(self, name: str) -> None:
         self._add(self._for_name(name), also=name)
@@ -99,7 +100,7 @@ class Copy:
         if function.__name__ not in statement.binds:
             raise NotSelfContained(f"{function.__qualname__} has no name of its own")
         text, name = self._piece(statement).statement.text, function.__name__
-        for part in reversed([part for part in function.__qualname__.split(".")[:-1] if part != "<locals>"]):
+        for part in reversed(function.__qualname__.replace(".<locals>", "").split(".")[:-1]):
             text, name = f"def {part}():\n{indented(text)}\n    return {name}", part
         self.add_statement(text)
 
@@ -157,10 +158,9 @@ class Copy:
         if not all(isinstance(found.node, ast.Import | ast.ImportFrom) for found in binders):
             return []
         package = self.namespace.get("__package__") or ""
-        lines = (
-            line for found in binders for bound, line in single_imports(found.node, package) if bound == name
-        )
-        return [self._import(line) for line in dict.fromkeys(lines)]
+        pairs = (pair for binder in binders for pair in single_imports(binder.node, package))
+        lines = dict.fromkeys(line for bound, line in pairs if bound == name)
+        return [self._import(line) for line in lines]
 
     def _import(self, line: str) -> SourcePiece:
         (statement,) = read_statements(line, "<import>")
@@ -169,7 +169,7 @@ class Copy:
 
     def _defined(self, name: str, value: Any, binders: list[Statement]) -> SourcePiece:
         if binders and isinstance(binders[-1].node, ast.FunctionDef | ast.ClassDef):
-            return self._piece(binders[-1])  # of several definitions the last is what the name stands for
+            return self._piece(binders[-1])  # the last of several is what the name stands for
         if len(binders) != 1 or not is_free_of_side_effects(binders[0].node):
             return self._value(name, value, binders)
         (statement,) = binders
@@ -192,10 +192,11 @@ class Copy:
         if isinstance(value, types.ModuleType):
             return self._import(f"import {value.__name__} as {name}")
         if (literal := short_literal(value)) is not None:
-            (statement,) = read_statements(f"{name} = {literal}  # its value when this failed", "<copy>")
+            text = f"{name} = {literal}  # its value when this failed"
+            (statement,) = read_statements(text, "<copy>")
             return SourcePiece(self._order(binders[-1]) if binders else (1, 0, 0), statement)
         location = location_of(value)
-        if location is not None and location.path == location.first and finds_again(location.module):
+        if location and location.path == location.first and finds_again(location.module):
             renamed = "" if location.path == name else f" as {name}"
             return self._import(f"from {location.module} import {location.path}{renamed}")
         raise NotSelfContained(f"{name} has no single definition that could be copied")
@@ -270,7 +271,8 @@ def without_registration(statement: Statement) -> str:
     """A definition without its ``@register_backend``: one process may not register a name twice."""
     (again,) = ast.parse(statement.text).body
     marks: list[ast.expr] = getattr(again, "decorator_list", [])
-    unwanted = [mark for mark in marks if re.match(r"[\w.]*\bregister_\w*backend\b", ast.unparse(mark))]
+    registers = re.compile(r"[\w.]*\bregister_\w*backend\b")
+    unwanted = [mark for mark in marks if registers.match(ast.unparse(mark))]
     gone = {line for mark in unwanted for line in range(mark.lineno, (mark.end_lineno or 0) + 1)}
     lines = enumerate(statement.text.splitlines(), 1)
     return "\n".join(line for number, line in lines if number not in gone)

@@ -46,7 +46,7 @@ def location_of(value: Any) -> Location | None:
 
 def _locations(value: object) -> Iterator[Location]:
     for name, module in sys.modules.copy().items():
-        if not isinstance(module, ModuleType) or top_level(name) == "minidbg" or name == "__mp_main__":
+        if not isinstance(module, ModuleType) or top_level(name) in ("minidbg", "__mp_main__"):
             continue
         # No function of ours is called for each of some 100,000 names: at an unlucky depth of the
         # stack, a call allocates a chunk for its frame (Python 3.11), and this took a second of
@@ -61,9 +61,8 @@ def _locations(value: object) -> Iterator[Location]:
                 parts = [f".{part}" for part, one in list(vars(found).items()) if one is value]
             elif type(found) is dict:
                 # copied in one step: a collection at this moment may take entries out
-                parts = [
-                    f"[{part!r}]" for part, one in found.copy().items() if one is value and type(part) is str
-                ]
+                entries = found.copy().items()
+                parts = [f"[{part!r}]" for part, x in entries if x is value and type(part) is str]
             else:
                 continue
             # ``_`` and ``_1`` hold the last answers of an interactive session
@@ -80,8 +79,8 @@ def _awkwardness(location: Location) -> tuple[bool, bool, int, int] | None:
     statements = statements_of(module)  # none of what is compiled or has no source: it is trusted
     binders = [found.node for found in statements if first in found.binds]
     if key:
-        constants = (part for node in binders for part in ast.walk(node) if isinstance(part, ast.Constant))
-        is_made = any(f"{part.value!r}]" == key for part in constants)
+        parts = (part for node in binders for part in ast.walk(node))
+        is_made = any(isinstance(x, ast.Constant) and f"{x.value!r}]" == key for x in parts)
     else:
         is_made = bool(binders) or any("import *" in found.text for found in statements)
     if statements and not is_made:

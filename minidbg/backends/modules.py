@@ -98,8 +98,8 @@ def is_installed(folder: str) -> bool:
 
 @cache
 def _installed_places() -> tuple[str, ...]:
-    known = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple(map(os.path.realpath, (*known, *site.getsitepackages(), site.getusersitepackages())))
+    own = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return tuple(map(os.path.realpath, (*own, *site.getsitepackages(), site.getusersitepackages())))
 
 
 @lru_cache(maxsize=2)

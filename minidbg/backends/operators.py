@@ -46,17 +46,18 @@ def modules_of_operator(name: str) -> tuple[str, ...]:
         file = getattr(loaded, "__file__", None) if isinstance(loaded, types.ModuleType) else None
         if by_file.get(file, "__main__") == "__main__":
             by_file[file] = module
-    found = [function.__module__ for function in torch_internals.operator_functions(name.partition(".")[0])]
+    base = name.partition(".")[0]
+    found = [function.__module__ for function in torch_internals.operator_functions(base)]
     found += [by_file[file] for file in torch_internals.operator_files(name) if file in by_file]
-    words = name.partition(".")[0].split("::")
-    own = [one for one, _ in foreign_modules() if all(map(_source_of_the_program(one).count, words))]
+    words = base.split("::")
+    own = [module for module, _ in foreign_modules() if all(map(_own_source(module).count, words))]
     found += [module for module in (*own, "__main__") if statements_of_operator(name, module)]
     plain = dict.fromkeys("__main__" if module in MAIN_MODULES else module for module in found)
     outside = ("__main__", *NOT_LOADED_BY_TORCH)
     return tuple(module for module in plain if is_foreign(module) or module.startswith(outside))
 
 
-def _source_of_the_program(module: str) -> str:
+def _own_source(module: str) -> str:
     """The text of a module that is not installed: a package that is brings all of its parts."""
     file = getattr(sys.modules[module], "__file__", None) or ""
     return "" if is_installed(os.path.dirname(os.path.abspath(file))) else source_of(module)
@@ -107,10 +108,10 @@ def native_libraries(name: str) -> tuple[str | None, str | None]:
     return None, next((module for module, _ in foreign_modules() if module == namespace), None)
 
 
-def _holds(file: str, words: tuple[bytes, ...]) -> bool:
+def _holds(path: str, words: tuple[bytes, ...]) -> bool:
     try:
-        with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return all(content.find(word) >= 0 for word in words)
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return all(data.find(word) >= 0 for word in words)
     except (OSError, ValueError):
         return False
 
@@ -127,11 +128,11 @@ def _package_around(library: str) -> str | None:
 
 BUILT_IN = frozenset(
     {
-        *("aten", "prim", "prims", "inductor_prims", "debugprims", "rngprims", "higher_order", "inductor"),
-        *("quantized", "_quantized", "quantization", "sparse", "onednn", "mkl", "mkldnn", "mkldnn_prepacked"),
-        *("xnnpack", "cuda", "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
-        *("_dtensor", "symm_mem", "profiler", "debug_mode_ops", "export", "onnx", "static_runtime"),
-        *("_native", "_test"),
+        *("aten", "prim", "prims", "inductor_prims", "debugprims", "rngprims", "higher_order"),
+        *("quantized", "_quantized", "quantization", "sparse", "onednn", "mkl", "mkldnn"),
+        *("mkldnn_prepacked", "xnnpack", "cuda", "inductor", "_dtensor", "symm_mem", "profiler"),
+        *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
+        *("debug_mode_ops", "export", "onnx", "static_runtime", "_native", "_test"),
     }
 )
 """Namespaces of operators that torch brings along. Seen in 2.13."""
@@ -150,8 +151,8 @@ def with_operators(
     stated = [name for name in names if statements_of_operator(name)]
     defined = [name for name in stated if modules_of_operator(name)[0] == "__main__"]
     extended = [name for name in stated if name not in defined]
-    extend = partial(_operators_of_script, extends=True)
-    of_script = ((_operators_of_script, defined), (extend, extended))
+    extend = partial(_script_operators, extends=True)
+    of_script = ((_script_operators, defined), (extend, extended))
     parts: list[tuple[str, Callable[[Any, RefBuilder], None], Any]] = [
         *((f"the operator {name}", _operator, name) for name in names),
         *((f"the operator {some[0]}", add, some) for add, some in of_script if some),
@@ -173,15 +174,15 @@ def with_operators(
 def operators_of(gm: fx.GraphModule) -> tuple[str, ...]:
     """``ns::name.overload`` of the custom operators in a graph and graphs inside it, in order."""
     names = (torch_internals.operator_name(target) for target in _called(gm))
-    return tuple(dict.fromkeys(name for name in names if name and name.partition("::")[0] not in BUILT_IN))
+    custom = (name for name in names if name and name.partition("::")[0] not in BUILT_IN)
+    return tuple(dict.fromkeys(custom))
 
 
 def functions_of(gm: fx.GraphModule) -> tuple[types.FunctionType, ...]:
     """Functions of neither torch nor Python: those of ``torch.fx.wrap`` and ``allow_in_graph``."""
-    found = (target for target in _called(gm) if isinstance(target, types.FunctionType))
-    return tuple(
-        dict.fromkeys(one for one in found if is_foreign(one.__module__) or one.__module__ in MAIN_MODULES)
-    )
+    functions = (target for target in _called(gm) if isinstance(target, types.FunctionType))
+    called = dict.fromkeys(functions)
+    return tuple(fn for fn in called if is_foreign(fn.__module__) or fn.__module__ in MAIN_MODULES)
 
 
 def _called(gm: fx.GraphModule) -> Iterator[object]:
@@ -192,7 +193,8 @@ def _operator(name: str, builder: RefBuilder) -> None:
     modules = modules_of_operator(name)
     for module in modules:
         if finds_again(module):
-            builder.import_module(module, f"defines {name}" if module == modules[0] else f"adds to {name}")
+            does = "defines" if module == modules[0] else "adds to"
+            builder.import_module(module, f"{does} {name}")
         elif module == modules[0] != "__main__":
             raise NotSelfContained(f"no import leads to its module {module}")
         elif module != "__main__":
@@ -201,7 +203,7 @@ def _operator(name: str, builder: RefBuilder) -> None:
         _native(name, builder)
 
 
-def _operators_of_script(names: Sequence[str], builder: RefBuilder, *, extends: bool = False) -> None:
+def _script_operators(names: Sequence[str], builder: RefBuilder, *, extends: bool = False) -> None:
     """Copy the statements of ``__main__`` for operators, all at once: they may share a Library."""
     statements = {found.line: found for name in names for found in statements_of_operator(name)}
     ordered = [statements[line] for line in sorted(statements)]

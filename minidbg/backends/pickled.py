@@ -73,9 +73,10 @@ def live_object(backend: str | CompilerFn) -> Any:
 
 def folders_of_program() -> tuple[str, ...]:
     """The folders of ``sys.path`` that are neither Python's own nor hold what is installed."""
-    folders = dict.fromkeys(os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry or "."))
+    folders = (os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry or "."))
     others = ("site-packages", "dist-packages")
-    return tuple(one for one in folders if os.path.basename(one) not in others and not is_installed(one))
+    own = (folder for folder in folders if os.path.basename(folder) not in others)
+    return tuple(dict.fromkeys(folder for folder in own if not is_installed(folder)))
 
 
 # ---- to the children of this process, and to nobody else -----------------------------------------
@@ -109,7 +110,8 @@ class Limited:
 
 def at(path: Path, reference: BackendRef) -> BackendRef:
     """``reference`` of a backend to fill in, for processes that find it pickled at ``path``."""
-    return replace(reference, setup=(*reference.setup, IMPORT), expression=f"unpickled({str(path)!r})")
+    expression = f"unpickled({str(path)!r})"
+    return replace(reference, setup=(*reference.setup, IMPORT), expression=expression)
 
 
 def unpickled(path: str) -> Any:
@@ -118,9 +120,8 @@ def unpickled(path: str) -> Any:
         with open(path, "rb") as file:
             return pickle.load(file)
     except Exception as error:  # whatever the program's own objects raise when they are made again
-        raise BackendUnreachable(
-            f"it cannot be unpickled in another process: {type(error).__name__}: {message_of(error)}"
-        ) from error
+        why = f"{type(error).__name__}: {message_of(error)}"
+        raise BackendUnreachable(f"it cannot be unpickled in another process: {why}") from error
 
 
 def is_pickled(reference: BackendRef) -> bool:

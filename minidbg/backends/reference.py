@@ -113,7 +113,7 @@ class RefBuilder:
         if self.copied is None:
             return before
         for module in sorted(filter(is_foreign, self.copied.imported(by_imports=False))):
-            if module in sys.modules:  # else it was never imported: its absence is no reason to stop
+            if module in sys.modules:  # else it was never imported, and may be absent
                 self.import_module(module, "for a function of the copied source")
         for module in sorted(filter(is_foreign, self.copied.imported(by_imports=True))):
             self.uses(module)
@@ -189,8 +189,8 @@ def _call(
 ) -> str:
     """``function(first, *arguments, **keywords)``, each argument a literal or a located object."""
     parts = [first] if first is not None else []
-    parts += [_argument_text(value, f"argument {index}", builder) for index, value in enumerate(arguments)]
-    named = [(name, _argument_text(value, f"argument {name!r}", builder)) for name, value in keywords.items()]
+    parts += [_argument_text(value, index, builder) for index, value in enumerate(arguments)]
+    named = [(name, _argument_text(value, name, builder)) for name, value in keywords.items()]
     if all(name.isidentifier() for name, _ in named):
         parts += [f"{name}={text}" for name, text in named]
     else:
@@ -198,16 +198,16 @@ def _call(
     return f"{function}({', '.join(parts)})"
 
 
-def _argument_text(value: object, part: str, builder: RefBuilder) -> str:
+def _argument_text(value: object, place: int | str, builder: RefBuilder) -> str:
     try:
         return write_literal(value)
     except NotALiteral as error:
         if not callable(value):
-            raise NotReferable(f"{part} is not a literal: {error}") from None
+            raise NotReferable(f"argument {place!r} is not a literal: {error}") from None
     try:
         return expression_for(value, builder)
     except NotReferable as error:
-        raise NotReferable(f"{part} cannot be found again: {error}") from None
+        raise NotReferable(f"argument {place!r} cannot be found again: {error}") from None
 
 
 # --- a backend ---
@@ -233,8 +233,9 @@ def find_reference(
     options, mode = options or inner_options or {}, mode or inner_mode
     statements = as_statements(setup)
     builder = RefBuilder(BackendRef("", "", setup=statements))
-    for found in itertools.chain(*(read_statements(statement, "<setup>") for statement in statements)):
-        for module in filter(is_foreign, found.imported):
+    parts = (read_statements(text, "<setup>") for text in statements)
+    for statement in itertools.chain(*parts):
+        for module in filter(is_foreign, statement.imported):
             builder.uses(module)
     name, expression = _expression(inner, statements, reference, builder)
     check_option_values(options, name)
@@ -253,16 +254,16 @@ def as_statements(setup: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _expression(
-    backend: str | CompilerFn, statements: Sequence[str], reference: str | None, builder: RefBuilder
+    inner: str | CompilerFn, setup: Sequence[str], reference: str | None, builder: RefBuilder
 ) -> tuple[str, str]:
     if reference is not None:
-        return given_reference(reference, statements, builder)
-    names = [backend] if isinstance(backend, str) else torch_internals.names_of_backend(backend)
-    name = names[0] if names else backend_name(backend)  # type: ignore[arg-type]  # no text
+        return given_reference(reference, setup, builder)
+    names = [inner] if isinstance(inner, str) else torch_internals.names_of_backend(inner)
+    name = names[0] if names else backend_name(inner)  # type: ignore[arg-type]  # no text
     try:
-        return name, _registered(name, statements, builder) if names else expression_for(backend, builder)
+        return name, _registered(name, setup, builder) if names else expression_for(inner, builder)
     except NotReferable as error:
-        live = torch_internals.registered_backend(name) if names else backend
+        live = torch_internals.registered_backend(name) if names else inner
         raise NothingLeadsThere(
             f"the backend {repr(name) if names else name} cannot be found again by a fresh process:"
             f" {error}. Give it a global name in a module that can be imported, or say how to "
@@ -270,11 +271,12 @@ def _expression(
         ) from error
 
 
-def given_reference(reference: str, statements: Sequence[str], builder: RefBuilder) -> tuple[str, str]:
+def given_reference(reference: str, setup: Sequence[str], builder: RefBuilder) -> tuple[str, str]:
     """Name and expression of ``reference``. Raises BackendUnreachable when it cannot be right."""
+    what = f"reference={reference!r}"
     if ":" not in reference:
         if not reference.strip() or any(char in reference for char in "()"):
-            raise BackendUnreachable(f"reference={reference!r} names no backend; {WRITE}")
+            raise BackendUnreachable(f"{what} names no backend; {WRITE}")
         return reference, repr(reference)
     parts = re.fullmatch(r"((?:\w+\.)*\w+):((?:\w+\.)*\w+)(\(.*\))?", reference.strip(), re.DOTALL)
     module, path, call = parts.groups(default="") if parts else ("", "", "(")
@@ -284,20 +286,20 @@ def given_reference(reference: str, statements: Sequence[str], builder: RefBuild
             ast.literal_eval(value.value if isinstance(value, ast.keyword) else value)
         call = ast.unparse(made).removeprefix("call")
     except (SyntaxError, ValueError) as error:
-        raise BackendUnreachable(f"reference={reference!r} cannot be read ({error}); {WRITE}") from None
+        raise BackendUnreachable(f"{what} cannot be read ({error}); {WRITE}") from None
     try:
         pkgutil.resolve_name(f"{module}:{path}")
     except (ImportError, AttributeError) as error:
-        if not statements:
-            raise BackendUnreachable(f"reference={reference!r} cannot be imported here: {error}") from error
+        if not setup:
+            raise BackendUnreachable(f"{what} cannot be imported here: {error}") from error
     first = path.partition(".")[0]
     name = builder.import_from(module, first)
     return f"{module}.{path}", name + path.removeprefix(first) + call
 
 
-def _registered(name: str, statements: Sequence[str], builder: RefBuilder) -> str:
+def _registered(name: str, setup: Sequence[str], builder: RefBuilder) -> str:
     """For a registered name: that name after the import that registers it, or else the function."""
-    compiler_fn = _look_up(name, statements)
+    compiler_fn = _look_up(name, setup)
     declared = next(iter(entry_points(group=GROUP, name=name)), None)
     if declared is not None:
         builder.import_module(declared.module, f'entry point "{name}"')
@@ -314,7 +316,7 @@ def _registered(name: str, statements: Sequence[str], builder: RefBuilder) -> st
             if name in (text := source_of(module)) and REGISTERS.search(text):
                 builder.import_module(module, f'registers "{name}"')
                 return repr(name)
-    if statements:
+    if setup:
         return repr(name)
     try:
         return expression_for(compiler_fn, builder)
@@ -325,9 +327,9 @@ def _registered(name: str, statements: Sequence[str], builder: RefBuilder) -> st
         return repr(name)
 
 
-def _look_up(name: str, statements: Sequence[str]) -> CompilerFn:
+def _look_up(name: str, setup: Sequence[str]) -> CompilerFn:
     if name not in torch_internals.known_backends():
-        for statement in statements:  # it registers the name that was asked for
+        for statement in setup:  # it registers the name that was asked for
             code = compile(statement, "<setup>", "exec", dont_inherit=True)
             exec(code, {"__name__": "minidbg_setup"})
     if name not in (known := torch_internals.known_backends()):
@@ -356,8 +358,9 @@ def backend_name(backend: CompilerFn) -> str:
     """What a person calls it: ``my_pkg.mod.my_backend``, ``my_pkg.Compiler``,
     ``aot_autograd(fw_compiler=my_compiler)``."""
     inner = innermost(backend)
-    owner = inner if isinstance(inner, types.MethodType | types.FunctionType | type) else type(inner)
-    if owner is not inner and not is_foreign(owner.__module__) and (found := location_of(backend)):
+    is_named = isinstance(inner, types.MethodType | types.FunctionType | type)
+    owner = inner if is_named else type(inner)
+    if not is_named and not is_foreign(owner.__module__) and (found := location_of(backend)):
         return f"{found.module}.{found.path}".removeprefix("__main__.")
     compiler = (torch_internals.aot_autograd_arguments(inner) or {}).get("fw_compiler")
     if compiler is not None:

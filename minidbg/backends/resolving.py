@@ -85,8 +85,8 @@ def resolve(ref: BackendRef) -> str | CompilerFn:
 
     ``ref.paths`` go last in ``sys.path``. Raises what the setup raises, ImportError above all.
     """
-    backend: str | CompilerFn = eval(compile(ref.expression, "<backend>", "eval"), namespace_of(ref))
-    return backend
+    made: str | CompilerFn = eval(compile(ref.expression, "<backend>", "eval"), namespace_of(ref))
+    return made
 
 
 def namespace_of(ref: BackendRef) -> dict[str, Any]:
@@ -99,7 +99,8 @@ def namespace_of(ref: BackendRef) -> dict[str, Any]:
     # annotations as text, as in a script: they may name imports for a type checker alone
     text = "\n\n".join([ANNOTATIONS, *ref.setup, ref.embedded])
     name = f"minidbg_backend_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return vars(sys.modules[name]) if name in sys.modules else run_as_module(name, text, torch=torch)
+    loaded = sys.modules.get(name)
+    return vars(loaded) if loaded is not None else run_as_module(name, text, torch=torch)
 
 
 def run_as_module(name: str, text: str, /, **known: Any) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def run_as_module(name: str, text: str, /, **known: Any) -> dict[str, Any]:
     file = f"<{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
-        exec(compile(text, file, "exec", dont_inherit=True), namespace)  # not our annotations as text
+        exec(compile(text, file, "exec", dont_inherit=True), namespace)  # without our __future__
     except BaseException:
         del sys.modules[name]
         raise

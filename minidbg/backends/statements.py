@@ -17,7 +17,7 @@ ANNOTATIONS = "from __future__ import annotations"
 LOOKS_UP = frozenset(
     {"LOAD_NAME", "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 )
-OF_PYTHON = frozenset({"__name__", "__annotations__", "__annotate__", "__conditional_annotations__"})
+OF_PYTHON = {"__name__", "__annotations__", "__annotate__", "__conditional_annotations__"}
 """What every module has of its own, or Python makes for the bodies of classes."""
 
 
@@ -39,9 +39,8 @@ class Statement:
     @cached_property
     def code(self) -> CodeType:
         """What runs with it; the bodies of its functions are other code."""
-        made: CodeType = compile(
-            self.text, self.file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
-        )
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        made: CodeType = compile(self.text, self.file, "exec", flags, dont_inherit=True)
         return made
 
     @cached_property
@@ -57,7 +56,8 @@ class Statement:
     def imported(self) -> frozenset[str]:
         """Modules named by its import statements, at any depth; relative ones start with a dot."""
         parts = list(ast.walk(self.node))
-        plain = {alias.name for part in parts if isinstance(part, ast.Import) for alias in part.names}
+        imports = (part for part in parts if isinstance(part, ast.Import))
+        plain = {alias.name for part in imports for alias in part.names}
         froms = (part for part in parts if isinstance(part, ast.ImportFrom))
         return frozenset(plain | {"." * part.level + (part.module or "") for part in froms})
 
@@ -123,13 +123,14 @@ def statements_of(module: str, file: str | None = None) -> tuple[Statement, ...]
     ``file`` is the ``co_filename`` of a function of it, for source known under that name only.
     """
     if text := source_of(module):
-        return _read_or_nothing(text, sys.modules[module].__file__ or "")
-    cells = [name for name in linecache.cache if name == file or (module == "__main__" and _is_cell(name))]
-    return tuple(one for cell in cells for one in _read_or_nothing("".join(linecache.getlines(cell)), cell))
+        return _parsed(text, sys.modules[module].__file__ or "")
+    is_main = module == "__main__"
+    cells = [name for name in linecache.cache if name == file or (is_main and _is_cell(name))]
+    return tuple(one for cell in cells for one in _parsed("".join(linecache.getlines(cell)), cell))
 
 
 @lru_cache(maxsize=64)
-def _read_or_nothing(text: str, file: str) -> tuple[Statement, ...]:
+def _parsed(text: str, file: str) -> tuple[Statement, ...]:
     try:
         return read_statements(text, file)
     except SyntaxError:  # a cell with a magic command
@@ -153,15 +154,16 @@ def indented(text: str) -> str:
         if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in docstrings
         for line in range(node.lineno + 1, (node.end_lineno or 0) + 1)
     }
-    lines = enumerate(text.split("\n"), 1)
-    return "\n".join(f"    {line}" if line.strip() and at not in inside else line for at, line in lines)
+    lines = text.split("\n")
+    moved = {at for at, line in enumerate(lines, 1) if line.strip()} - inside
+    return "\n".join(f"    {line}" if at in moved else line for at, line in enumerate(lines, 1))
 
 
 def joined(statements: Sequence[str], gap: int = 2) -> str:
     """The statements as one text: ``gap`` empty lines around definitions, one below the imports."""
-    parts: list[str] = []
+    parts, imports = list[str](), ("import ", "from ")
     for before, text in zip(["", *statements], statements, strict=False):
         wide = any("\n" in one or one.startswith(("def ", "class ")) for one in (before, text))
-        below_imports = before.startswith(("import ", "from ")) and not text.startswith(("import ", "from "))
+        below_imports = before.startswith(imports) and not text.startswith(imports)
         parts.append("\n" * (gap if before and wide else below_imports) + text)
     return "\n".join(parts)
