@@ -29,6 +29,7 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from torch import fx, nn
+from torch.export import ExportedProgram
 
 from minidbg import oracle, torch_internals, workers
 from minidbg.backends import run_as_module
@@ -53,20 +54,18 @@ SECONDS = 120.0
 """Time limit of each run of the whole program."""
 
 
-def forms_of(
-    what: Path | torch.export.ExportedProgram, backend: str | CompilerFn | None
-) -> Iterator[Case] | None:
+def forms_of(what: Path | ExportedProgram, backend: str | CompilerFn | None) -> Iterator[Case] | None:
     """The cases in what minidbg did not write; None for a script of its own."""
     if isinstance(what, Path) and what.suffix == ".pt2":
         what = read_exported(what)
-    if isinstance(what, torch.export.ExportedProgram):
+    if isinstance(what, ExportedProgram):
         return cases_of_exported(what, backend_named(backend or "inductor"))
     return cases_of_torch_repro(what, backend) if is_torch_repro(what) else None
 
 
 def first_that_fails(forms: Iterable[Case], what: str) -> Case:
     """The first failing form, expecting that failure. Raises NotReproduced with what each did."""
-    said: list[Outcome] = []
+    outcomes: list[Outcome] = []
     name = ""
     for case in forms:
         name = case.backend.name
@@ -74,11 +73,10 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
         if outcome.verdict is Verdict.REPRODUCES:
             provenance = replace(case.provenance, message=outcome.message)
             return replace(case.with_spec(signature=outcome.signature), provenance=provenance)
-        said.append(outcome)
-    told = "; ".join(dict.fromkeys(one.in_words for one in said))
-    raise NotReproduced(
-        f"{what} does not fail with {name or 'the backend'} here ({told})", said[-1] if said else None
-    )
+        outcomes.append(outcome)
+    why = "; ".join(dict.fromkeys(outcome.in_words for outcome in outcomes))
+    last = outcomes[-1] if outcomes else None
+    raise NotReproduced(f"{what} does not fail with {name or 'the backend'} here ({why})", last)
 
 
 def failure_head(error: object) -> str:
@@ -93,10 +91,13 @@ RANDOM = "the program was saved without example inputs; seeded random ones stand
 class UnreadableProgram(UnreadableRepro):
     """A file that is no program of ``torch.export``, or one that this torch cannot load."""
 
-    advice = "save it with torch.export.save(exported_program, path), with this version of torch where another one did"
+    advice = (
+        "save it with torch.export.save(exported_program, path), "
+        "with this version of torch where another one did"
+    )
 
 
-def read_exported(path: Path) -> torch.export.ExportedProgram:
+def read_exported(path: Path) -> ExportedProgram:
     """The program in the file at ``path``, read as tensors and JSON; pickled objects are refused.
 
     Raises UnreadableProgram.
@@ -115,7 +116,7 @@ def read_exported(path: Path) -> torch.export.ExportedProgram:
         ) from error
 
 
-def cases_of_exported(program: torch.export.ExportedProgram, backend: ChosenBackend) -> Iterator[Case]:
+def cases_of_exported(program: ExportedProgram, backend: ChosenBackend) -> Iterator[Case]:
     """The program's graph in the modes in which it may fail, the usual first: inference, training.
 
     Raises NoGraph, and what dynamo raises on a program that it cannot capture.
@@ -132,9 +133,7 @@ def cases_of_exported(program: torch.export.ExportedProgram, backend: ChosenBack
         yield case.with_spec(backward=True)
 
 
-def example_inputs(
-    program: torch.export.ExportedProgram,
-) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
+def example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
     """Positional and keyword inputs that the program can be called with, and notes on them."""
     if program.example_inputs is not None:
         args, kwargs = program.example_inputs
@@ -142,8 +141,8 @@ def example_inputs(
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         names = program.graph_signature.user_inputs
-        placeholders = program.graph.find_nodes(op="placeholder")
-        values = [stand_in_for_meta(node.meta["val"]) for node in placeholders if node.name in names]
+        nodes = program.graph.find_nodes(op="placeholder")
+        values = [stand_in_for_meta(node.meta["val"]) for node in nodes if node.name in names]
     in_spec = program.call_spec.in_spec
     args, kwargs = (values, {}) if in_spec is None else torch_internals.unflattened(values, in_spec)
     return tuple(args), dict(kwargs), [RANDOM]
@@ -215,7 +214,8 @@ def cases_of_torch_repro(
         )
         done = workers.submit(request).result()
         if not done.answered:
-            how = f"ran for more than {seconds:g} s" if done.timed_out else f"ended by {died_by(done)}"
+            late = f"ran for more than {seconds:g} s"
+            how = late if done.timed_out else f"ended by {died_by(done)}"
             raise UnreadableTorchRepro(f"{path}: the process that executed it {how}")
         for said in done.value["skipped"]:
             log.warning("minidbg: %s: left out: %s", path.name, said)
@@ -233,7 +233,8 @@ def save(case: Case, path: Path) -> None:
     CannotWrite and OSError."""
     parcel = transport.pack(case)
     path.write_text(json.dumps(parcel.table), encoding="utf-8")
-    save_file({key: data.numpy() for key, data in parcel.storages.items()}, path.with_suffix(".safetensors"))
+    arrays = {key: data.numpy() for key, data in parcel.storages.items()}
+    save_file(arrays, path.with_suffix(".safetensors"))
 
 
 def read(path: Path) -> Case:
@@ -273,13 +274,16 @@ class Execution:
             except MinidbgError as error:
                 return str(error)
             except SystemExit as error:
-                return "" if self.forms else f"line {line_of(error)} ends it, with status {error.code!r}"
+                if self.forms:
+                    return ""
+                return f"line {line_of(error)} ends it, with status {error.code!r}"
             except Exception as error:  # noqa: BLE001 - somebody's code
                 number = line_of(error)
-                if not OPTION.match(lines[number - 1]):
+                line = lines[number - 1]
+                if not OPTION.match(line):
                     # msg: the text of a SyntaxError has a line of its own
                     said = failure_head(getattr(error, "msg", error))
-                    return f"line {number}, {lines[number - 1].strip()[:80]}: {type(error).__name__}: {said}"
+                    return f"line {number}, {line.strip()[:80]}: {type(error).__name__}: {said}"
                 lines[number - 1] = ""
                 self.skipped.append(f"line {number}: {failure_head(error)}")
             else:
@@ -322,11 +326,12 @@ class Execution:
 
 def config_of_the_file() -> dict[str, dict[str, Any]]:
     """Options of torch that differ from their defaults because the file has set them."""
-    config = {
-        module: {name: value for name, value in literal_config(module).items() if name not in NOT_THE_FILES}
-        for module in (*CONFIG_MODULES, "torch.fx.experimental._config")
-    }
-    return {module: options for module, options in config.items() if options}
+    config: dict[str, dict[str, Any]] = {}
+    for module in (*CONFIG_MODULES, "torch.fx.experimental._config"):
+        for name, value in literal_config(module).items():
+            if name not in NOT_THE_FILES:
+                config.setdefault(module, {})[name] = value
+    return config
 
 
 def line_of(error: BaseException) -> int:
@@ -345,9 +350,8 @@ def own_backend(named: Any) -> ChosenBackend:
         return backend_named(named)
     except (UnknownBackend, BackendUnreachable) as error:
         why = str(error).partition(". ")[0].partition("; ")[0]
-        raise UnreadableTorchRepro(
-            f"its backend is {named!r}: {why}; name it, or another one: --backend NAME, or module:attribute"
-        ) from error
+        advice = "name it, or another one: --backend NAME, or module:attribute"
+        raise UnreadableTorchRepro(f"its backend is {named!r}: {why}; {advice}") from error
 
 
 def storages_folder(path: Path, save_dir: str | None) -> Path | None:

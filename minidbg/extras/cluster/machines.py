@@ -35,7 +35,7 @@ MACHINES_REFRESH_S = 1.0
 class Machines:
     def __init__(self, address: str, security: Any, tell: Callable[[Message], None]) -> None:
         """Raises MinidbgError where no scheduler answers."""
-        logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # what matters of it we say ourselves
+        logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # we say what matters
         self.address, self.security, self.tell = address, security, tell
         self.lock = threading.Lock()
         self.session = f"{PLUGIN_NAME}-{uuid.uuid4()}"
@@ -50,8 +50,8 @@ class Machines:
         try:
             self.client = self.connect()
         except OSError as error:
-            why = first_line(error)
-            raise MinidbgError(f"no scheduler at {address} ({why}); start one: dask scheduler") from error
+            why = f"no scheduler at {address} ({first_line(error)}); start one: dask scheduler"
+            raise MinidbgError(why) from error
         self.refresh()
         threading.Thread(target=self.keep_looking, name="minidbg-cluster", daemon=True).start()
 
@@ -63,7 +63,7 @@ class Machines:
 
     def close(self) -> None:
         self.closing.set()
-        with contextlib.suppress(Exception):  # the cluster may be in any state, and we want to leave
+        with contextlib.suppress(Exception):  # the cluster may be in any state, and we leave
             self.client.unregister_worker_plugin(self.session)
             self.client.close(timeout=2)
 
@@ -79,14 +79,15 @@ class Machines:
         ended = task = None
         try:
             with self.lock:
-                if self.sent != code.digest:  # by a plugin, which Dask takes to workers that come later too
-                    self.client.register_plugin(Unpacks(code.digest, code.zipped), name=self.session)
+                if self.sent != code.digest:  # Dask takes a plugin to later workers too
+                    plugin = Unpacks(code.digest, code.zipped)
+                    self.client.register_plugin(plugin, name=self.session)
                     self.sent = code.digest
             wanted = {self.known[device][1]: 1}
             task = self.client.submit(
                 judge_request, request, code.digest, code.paths, pure=False, resources=wanted
             )
-            end.add_done_callback(lambda end: task.release())  # Dask ends what nobody wants any more
+            end.add_done_callback(lambda end: task.release())  # Dask ends what nobody wants
             while device in self.there and ended is None:
                 with contextlib.suppress(TimeoutError):
                     ended = Ended(**task.result(timeout=MACHINES_REFRESH_S))
@@ -112,13 +113,12 @@ class Machines:
         try:
             if self.client.status == "closed":
                 self.client = self.connect()
-            identity = self.client.scheduler.identity
-            workers = self.client.sync(identity, n_workers=-1, callback_timeout=CONNECT_S)["workers"]
+            ask = self.client.scheduler.identity
+            workers = self.client.sync(ask, n_workers=-1, callback_timeout=CONNECT_S)["workers"]
         except Exception as error:  # noqa: BLE001 - a lost connection shows itself in many ways
             notices.add(f"the scheduler at {self.address} does not answer ({first_line(error)})")
-        for address, facts in [
-            (address, one[PLUGIN_NAME]) for address, one in sorted(workers.items()) if PLUGIN_NAME in one
-        ]:
+        ours = {at: row[PLUGIN_NAME] for at, row in workers.items() if PLUGIN_NAME in row}
+        for address, facts in sorted(ours.items()):
             name, version, why = facts["name"], facts["version"], ""
             if version != __version__:
                 why = f"has minidbg {version}, and here is {__version__}; install the same"
@@ -132,7 +132,8 @@ class Machines:
         away = {machine_of(device) for device in self.known.keys() - there.keys()}
         notices |= {f"{name} is away; its runs wait for it" for name in away}
         if not self.known:
-            notices.add(f"no machine works for {self.address} yet; on each: minidbg worker {self.address}")
+            start = f"minidbg worker {self.address}"
+            notices.add(f"no machine works for {self.address} yet; on each: {start}")
         for text in sorted(notices - self.notices):
             self.tell(Notice(text))
         self.notices = notices

@@ -8,6 +8,6 @@ import sys
 if __name__ == "__main__":
     folders, here = sys.argv[1].split(os.pathsep), os.path.dirname(__file__)
     sys.path[:] = [*folders, *(path for path in sys.path if path != here)]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [os.getenv("PYTHONPATH")])])
     del sys.argv[:2]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -61,8 +61,8 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
 
     def facts(self, name: str) -> dict[str, Any]:
         """Facts of this machine; ``mark`` is equal where a verdict is. Raises MinidbgError."""
-        no_torch = () if self.pool.preload.modules else ("--no-torch",)
-        ended = self.pool.submit(Request((PROBE_SCRIPT, "devices", *no_torch), fork=Warmup())).result()
+        flags = () if self.pool.preload.modules else ("--no-torch",)
+        ended = self.pool.submit(Request((PROBE_SCRIPT, "devices", *flags), fork=Warmup())).result()
         if (said := last_json(ended.stdout)) is None:
             raise MinidbgError(f"torch could not be asked for devices: {ended.stderr_tail[-500:]}")
         common = f"torch {said['torch']}, Python {platform.python_version()}, {said['machine']}"
@@ -90,8 +90,10 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
             return Ended()  # nobody wants it any more
         finally:
             del self.runs[key]
-        files = ended.files and tuple(one.removeprefix(tree) for one in ended.files if one.startswith(tree))
-        texts = {name: getattr(ended, name).replace(tree, "") for name in ("stdout", "stderr_tail", "error")}
+        below = [path for path in ended.files or () if path.startswith(tree)]
+        files = ended.files and tuple(path.removeprefix(tree) for path in below)
+        names = ("stdout", "stderr_tail", "error")
+        texts = {name: getattr(ended, name).replace(tree, "") for name in names}
         return replace(ended, files=files, **texts)
 
     def unpack(self, digest: str, zipped: bytes) -> None:
@@ -111,7 +113,8 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
         """Dask tells of a task: where nobody wants it any more its run ends."""
-        if finish in ("cancelled", "released", "forgotten") and (end := self.runs.get(str(key))) is not None:
+        end = self.runs.get(str(key))
+        if end is not None and finish in ("cancelled", "released", "forgotten"):
             end.cancel()
 
     def teardown(self, worker: Worker) -> None:
@@ -142,10 +145,9 @@ def judge_request(request: Request, digest: str, paths: tuple[str, ...]) -> dict
 def serve_scheduler(address: str, security: Any, name: str, jobs: int) -> None:
     """Be a worker until a signal comes."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)
-    dask.config.set({"distributed.worker.profile.enabled": False, "distributed.worker.http.routes": []})
-    folder = leftovers.make_temporary_folder(
-        "worker"
-    ).resolve()  # as a run names the files that it has loaded
+    quiet = {"distributed.worker.profile.enabled": False, "distributed.worker.http.routes": []}
+    dask.config.set(quiet)
+    folder = leftovers.make_temporary_folder("worker").resolve()  # as runs name what they loaded
     (folder / "code").mkdir()
     pool = Scripts(preload_for(["inductor"], forks=True), state=folder)
     try:

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from minidbg.extras.hunt.samples import SampleCell
 
 LETTERS = {
-    "ok": "·", "handed back": "b", "unsupported": "u", "fails": "F", "wrong": "W", "hangs": "H", "crashed": "C", "skipped": " ",
+    "ok": "·", "handed back": "b", "unsupported": "u", "fails": "F", "wrong": "W", "hangs": "H",
+    "crashed": "C", "skipped": " ",
 }  # fmt: skip
+JOBS = min(4, HERE.processors())
 
 
-def listed_words(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+def csv(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """The words of an option that may be repeated, and may hold several with commas between."""
     return tuple(word for text in given for word in text.split(",") if word)
 
@@ -55,14 +57,14 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
 @click.option(
     "--ops",
     multiple=True,
-    callback=listed_words,
+    callback=csv,
     help="Only ops with these names or patterns: 'nn.functional.*,add'.",
 )
-@click.option("--dtypes", multiple=True, callback=listed_words, help="Only these dtypes: float32,int64,...")
+@click.option("--dtypes", multiple=True, callback=csv, help="Only these dtypes: float32,int64,...")
 @click.option(
     "--devices",
     multiple=True,
-    callback=listed_words,
+    callback=csv,
     default=("cpu",),
     show_default=True,
     help="Devices to run on: cpu,cuda,...",
@@ -84,7 +86,7 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
     type=click.FloatRange(min=1),
     help="Time limit in seconds of the search; reductions come after it.",
 )
-@click.option("--jobs", "-j", type=COUNT, default=min(4, HERE.processors()), help="Runs at the same time.")
+@click.option("--jobs", "-j", type=COUNT, default=JOBS, help="Runs at the same time.")
 @click.option(
     "--call-seconds",
     default=30.0,
@@ -99,8 +101,9 @@ def literals(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
 def hunt(backend: str, folder: Path | None, expected: Path | None, as_json: bool, **given: Any) -> None:
     """Test which ops work in which dtypes with BACKEND.
 
-    Runs torch's operator samples. BACKEND is a registered name, package:name where the import of a package of another
-    name registers it, or module:attribute. Each distinct failure ends as a verified repro.
+    Runs torch's operator samples. BACKEND is a registered name, package:name where the import of a
+    package of another name registers it, or module:attribute. Each distinct failure ends as a
+    verified repro.
 
     Exit status 0: nothing fails; with --expected, nothing works worse than the file says. 3:
     something does. 125: cannot hunt.
@@ -129,8 +132,8 @@ def tell_results(hunted: Hunt, *, as_json: bool) -> bool:
             print_json({"cell": {**cell._asdict(), "state": state, "text": text}})
         for one in failures:
             print_json({
-                "case": str(one.sample), "state": one.state, "message": one.outcome.message, "count": one.ops.total(),
-                "ops": list(one.ops), "repro": one.repro,
+                "case": str(one.sample), "state": one.state, "message": one.outcome.message,
+                "count": one.ops.total(), "ops": list(one.ops), "repro": one.repro,
             })  # fmt: skip
         print_json({"totals": totals, "backend": hunted.backend, "cells": len(hunted.cells)})
     else:
@@ -139,12 +142,10 @@ def tell_results(hunted: Hunt, *, as_json: bool) -> bool:
             said = in_one_line(one.outcome.message)[:160]
             click.echo(f"{one.state} x{one.ops.total()}  {', '.join([*one.ops][:3])}: {said}")
             click.echo(f"    {os.path.relpath(one.repro) if one.repro else 'not reduced'}")
-        click.echo(
-            ", ".join(f"{totals[state]} {state}" for state in LETTERS if totals[state]) or "nothing was tried"
-        )
-    for one in hunted.failures.values():
-        if one.refused:
-            note(f"not counted, since it could not be reduced to a repro: {one.sample}: {one.refused}")
+        counts = [f"{totals[state]} {state}" for state in LETTERS if totals[state]]
+        click.echo(", ".join(counts) or "nothing was tried")
+    for one in [one for one in hunted.failures.values() if one.refused]:
+        note(f"not counted, since it could not be reduced to a repro: {one.sample}: {one.refused}")
     note(f"{'interrupted: ' if hunted.interrupted else ''}{hunted.summary}")
     return bool(failures)
 
@@ -165,9 +166,11 @@ def print_table(table: Mapping[SampleCell, tuple[SampleResult, str]]) -> None:
         for name, row in telling.items():
             marks = "  ".join(row.get(dtype, " ").center(len(dtype)) for dtype in dtypes)
             click.echo(f"{name:<{width}}  {marks}".rstrip())
-        click.echo("  ".join(f"{letter} {state}" for state, letter in LETTERS.items() if letter.strip()))
+        legend = [f"{letter} {state}" for state, letter in LETTERS.items() if letter.strip()]
+        click.echo("  ".join(legend))
     if whole := len(rows) - len(telling):
-        click.echo(f"{whole} {'op works' if whole == 1 else 'ops work'} in each dtype that was tried")
+        work = "op works" if whole == 1 else "ops work"
+        click.echo(f"{whole} {work} in each dtype that was tried")
 
 
 def is_worse(hunted: Hunt, expected: Path) -> bool:
@@ -181,7 +184,8 @@ def is_worse(hunted: Hunt, expected: Path) -> bool:
         for cell, state in states.items():
             if state.rank > SampleResult.OK.rank:
                 known.setdefault(cell.op, {})[f"{cell.dtype} {cell.device}"] = str(state)
-        head = "# What does not work, by minidbg hunt. To compare: minidbg hunt BACKEND --expected THIS"
+        how = "minidbg hunt BACKEND --expected THIS"
+        head = f"# What does not work, by minidbg hunt. To compare: {how}"
         quoted = {
             op: [f"{json.dumps(cell)} = {json.dumps(state)}" for cell, state in row.items()]
             for op, row in known.items()
@@ -196,12 +200,13 @@ def is_worse(hunted: Hunt, expected: Path) -> bool:
             cell: SampleResult(known.get(cell.op, {}).get(f"{cell.dtype} {cell.device}", "ok"))
             for cell in states
         }
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, ValueError, AttributeError) as error:
+    except (KeyError, ValueError, AttributeError) as error:
         raise BadSetting(
             f"{expected} was not written by hunt ({error}); delete it to write it anew"
         ) from error
     worse = {cell for cell, state in states.items() if state.rank > before[cell].rank}
     for cell, state in states.items():
         if state is not before[cell] and state is not SampleResult.SKIPPED:
-            note(f"{'worse' if cell in worse else 'better'}: {' '.join(cell)}: {state}, was {before[cell]}")
+            change = "worse" if cell in worse else "better"
+            note(f"{change}: {' '.join(cell)}: {state}, was {before[cell]}")
     return bool(worse)

@@ -11,11 +11,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed, wait
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from minidbg import workers
 from minidbg.core import settings
@@ -47,6 +47,9 @@ class SampleFailure:
     ops: Counter[str] = field(default_factory=Counter)
 
 
+JudgedSample: TypeAlias = tuple[SampleCell, SampleResult, str, SampleFailure | None]
+
+
 @dataclass
 class Hunt:
     """One hunt. After ``run``, even interrupted, ``judged`` and ``failures`` hold all results."""
@@ -64,7 +67,7 @@ class Hunt:
     jobs: int = 1
     call_seconds: float = 30.0
     cells: list[SampleCell] = field(default_factory=list)
-    judged: list[tuple[SampleCell, SampleResult, str, SampleFailure | None]] = field(default_factory=list)
+    judged: list[JudgedSample] = field(default_factory=list)
     failures: dict[tuple[str, ...], SampleFailure] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -100,7 +103,7 @@ class Hunt:
                     self.tell(self.summary)
             list(self.work_off(pool, [partial(self.reduce, one) for one in self.failures.values()]))
 
-    def work_off(self, pool: ThreadPoolExecutor, tasks: Iterable[Callable[[], Any]]) -> Iterator[Any]:
+    def work_off(self, pool: Executor, tasks: Iterable[Callable[[], Any]]) -> Iterator[Any]:
         """What the tasks bring, done in threads; Ctrl-C ends what they wait for."""
         futures = [pool.submit(task) for task in tasks]
         try:
@@ -126,52 +129,54 @@ class Hunt:
 
     # ---- asking children
 
-    def asked(self, function: str, argument: Mapping[str, Any], seconds: float, stream: Any = None) -> Ended:
+    def ask(self, name: str, facts: Mapping[str, Any], seconds: float, stream: Any = None) -> Ended:
         if self.interrupted:
             raise KeyboardInterrupt
-        argument = {**self.asked_of, "call_seconds": self.call_seconds, **argument}
+        argument = {**self.asked_of, "call_seconds": self.call_seconds, **facts}
         request = workers.Request(
-            call=f"minidbg.extras.hunt.judging:{function}", argument=argument, seconds=seconds,
+            call=f"minidbg.extras.hunt.judging:{name}", argument=argument, seconds=seconds,
             memory_bytes=memory_limit(self.jobs), fork=self.fork,
-            asks=function != "run_batch", stream=stream and stream.fileno(),
+            asks=name != "run_batch", stream=stream and stream.fileno(),
         )  # fmt: skip
         return workers.submit_to_server(request).result()
 
-    def batch(self, batch: Sequence[Sample], results: Path, ends: float) -> list[tuple[Sample, Outcome]]:
+    def batch(self, todo: Sequence[Sample], path: Path, end: float) -> list[tuple[Sample, Outcome]]:
         judged: list[tuple[Sample, Outcome]] = []
-        while batch and time.monotonic() < ends:
-            seconds = len(batch) * self.call_seconds + RUN_GRACE_S
-            done = self.asked("run_batch", {"batch": batch, "results": str(results)}, seconds)
-            lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-            results.unlink(missing_ok=True)
+        while todo and time.monotonic() < end:
+            seconds = len(todo) * self.call_seconds + RUN_GRACE_S
+            done = self.ask("run_batch", {"batch": todo, "results": str(path)}, seconds)
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            path.unlink(missing_ok=True)
             outcomes = list(json_objects(lines))
-            if not done.answered and len(outcomes) < len(batch):
-                outcomes.append(self.alone(batch[len(outcomes)]))
-            pairs = zip(batch, outcomes, strict=False)
+            if not done.answered and len(outcomes) < len(todo):
+                outcomes.append(self.alone(todo[len(outcomes)]))
+            pairs = zip(todo, outcomes, strict=False)
             judged += [(sample, Outcome.from_json(outcome)) for sample, outcome in pairs if outcome]
-            batch = batch[len(outcomes) :]
+            todo = todo[len(outcomes) :]
         return judged
 
     def alone(self, sample: Sample) -> dict[str, Any]:
         """The outcome of a sample that ended a child. Raises MinidbgError for a request not met."""
-        done = self.asked("run_sample_alone", {"sample": sample}, self.call_seconds + ALONE_S)
+        done = self.ask("run_sample_alone", {"sample": sample}, self.call_seconds + ALONE_S)
         if done.error:
             raise MinidbgError(last_line(done.error))
         if done.answered:
             return done.value  # type: ignore[no-any-return]
-        return Outcome(Verdict.INVALID, reason="ends the process before the backend is called").to_json()
+        why = "ends the process before the backend is called"
+        return Outcome(Verdict.INVALID, reason=why).to_json()
 
     def reduce(self, failure: SampleFailure) -> None:
-        most_bytes = settings.load().value_limit_bytes
-        limits = Limits(REDUCE_SECONDS, call_seconds=self.call_seconds, value_limit_bytes=most_bytes)
+        most = settings.load().value_limit_bytes
+        limits = Limits(REDUCE_SECONDS, call_seconds=self.call_seconds, value_limit_bytes=most)
         argument = {
-            "sample": failure.sample, "outcome": failure.outcome.to_json(), "folder": str(self.folder), "limits": asdict(limits),
+            "sample": failure.sample, "outcome": failure.outcome.to_json(),
+            "folder": str(self.folder), "limits": asdict(limits),
         }  # fmt: skip
         with open(os.devnull, "w") as stream:
-            done = self.asked("reduced_sample", argument, REDUCE_SECONDS + RUN_GRACE_S, stream)
-        answer = done.value if done.answered else {"refused": done.why_no_answer}
-        failure.repro = answer.get("path")
-        failure.refused = "" if failure.repro else str(answer.get("refused") or answer.get("verdict"))
+            done = self.ask("reduced_sample", argument, REDUCE_SECONDS + RUN_GRACE_S, stream)
+        reply = done.value if done.answered else {"refused": done.why_no_answer}
+        failure.repro = reply.get("path")
+        failure.refused = "" if failure.repro else str(reply.get("refused") or reply.get("verdict"))
 
     # ---- what is known
 
@@ -185,9 +190,8 @@ class Hunt:
         return worst
 
     def distinct(self) -> list[SampleFailure]:
-        return sorted(
-            (one for one in self.failures.values() if not one.refused), key=lambda one: -one.state.rank
-        )
+        failures = [one for one in self.failures.values() if not one.refused]
+        return sorted(failures, key=lambda one: -one.state.rank)
 
     @property
     def summary(self) -> str:

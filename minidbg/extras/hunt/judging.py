@@ -33,8 +33,9 @@ from minidbg.repro.cases import ChosenBackend, backend_named
 from minidbg.torch_internals.dynamo import CONTROL_FLOW
 
 SAYS_UNSUPPORTED = re.compile(
-    r"(?i)not (yet |currently )?(supported|implemented)|unsupported|(do|does|did)(n't| not) support|no (lowering|converter|"
-    r"conversion rule|decomposition)\b|missing operator|cannot be converted|unimplemented"
+    r"(?i)not (yet |currently )?(supported|implemented)|unsupported|(do|does|did)(n't| not) support"
+    r"|no (lowering|converter|conversion rule|decomposition)\b|missing operator|"
+    r"cannot be converted|unimplemented"
 )
 
 
@@ -57,11 +58,12 @@ class SampleResult(enum.StrEnum):
 
 def backend_of(argument: Mapping[str, Any]) -> ChosenBackend:
     """The backend with options and mode. Raises MinidbgError, also if torch.compile refuses it."""
-    used, options, mode = backend_named(argument["backend"]), argument["options"], argument["mode"]
+    name, options, mode = argument["backend"], argument["options"], argument["mode"]
+    used = backend_named(name)
     try:
         torch.compile(lambda: None, backend=used.compiler, options=options or None, mode=mode)
     except RuntimeError as error:
-        raise BadSetting(f"torch.compile refuses these options of {argument['backend']}: {error}") from error
+        raise BadSetting(f"torch.compile refuses these options of {name}: {error}") from error
     return replace(used, ref=replace(used.ref, options=options, mode=mode))
 
 
@@ -69,7 +71,7 @@ def run_batch(argument: Mapping[str, Any], note: object) -> None:
     """A line of ``results`` for each sample of the batch."""
     logging.disable(logging.WARNING)
     backend = backend_of(argument)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # what hangs in C would never come back to a handler
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # what hangs in C never comes back to a handler
     with open(argument["results"], "a", buffering=1, encoding="utf-8") as results:
         for sample in argument["batch"]:
             signal.setitimer(signal.ITIMER_REAL, argument["call_seconds"])
@@ -122,13 +124,14 @@ def sample_result(outcome: Outcome) -> SampleResult:
     if outcome.verdict is Verdict.GONE:
         if HANDED_BACK in outcome.reason:
             return SampleResult.HANDED_BACK
-        return SampleResult.SKIPPED if "eager differs from itself" in outcome.reason else SampleResult.OK
+        differs = "eager differs from itself" in outcome.reason
+        return SampleResult.SKIPPED if differs else SampleResult.OK
     if outcome.signature is None:
         # a graph that reached the backend in another form has run and agreed all the same
         return SampleResult.OK if outcome.reason.startswith(ANOTHER_GRAPH) else SampleResult.SKIPPED
-    kind, types = outcome.signature.kind, [name.rpartition(".")[2] for name in outcome.signature.types]
+    kind, types = outcome.signature.kind, [name.split(".")[-1] for name in outcome.signature.types]
     if any(name in CONTROL_FLOW for name in types):
-        return SampleResult.HANDED_BACK  # in a program dynamo goes on in eager there, as wrap lets it
+        return SampleResult.HANDED_BACK  # in a program dynamo goes on in eager, as wrap lets it
     if kind.traits.raises:
         by_type = re.search("NotImplemented|Unsupported|NotSupported", " ".join(types))
         by_text = SAYS_UNSUPPORTED.search(outcome.message.partition("\n")[0])

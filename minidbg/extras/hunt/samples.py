@@ -19,8 +19,8 @@ from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro.cases import ChosenBackend, case_of, need_grad
 
 DTYPES = (
-    "float32", "int64", "bfloat16", "float16", "bool", "complex64", "int32", "float64", "uint8", "int8", "int16",
-    "complex128", "complex32",
+    "float32", "int64", "bfloat16", "float16", "bool", "complex64", "int32", "float64", "uint8",
+    "int8", "int16", "complex128", "complex32",
 )  # fmt: skip
 """In the order in which they are tried: what programs use most comes first."""
 
@@ -70,7 +70,7 @@ def plan(ops: Sequence[str], dtypes: Sequence[str], devices: Sequence[str]) -> l
     every = operators()
     names = matching(ops, every, "operator") if ops else sorted(every)
     supported = {
-        (name, device): {str(one).removeprefix("torch.") for one in every[name].supported_dtypes(device)}
+        (name, device): every[name].supported_dtypes(device)
         for name in names
         for device in {torch.device(device).type for device in devices}
     }
@@ -79,7 +79,7 @@ def plan(ops: Sequence[str], dtypes: Sequence[str], devices: Sequence[str]) -> l
         for dtype in (matching(dtypes, DTYPES, "dtype") if dtypes else DTYPES)
         for device in devices
         for name in names
-        if dtype in supported[name, torch.device(device).type]
+        if getattr(torch, dtype) in supported[name, torch.device(device).type]
     ]
 
 
@@ -89,9 +89,10 @@ def matching(patterns: Iterable[str], known: Iterable[str], what: str) -> list[s
     names, wanted = list(known), set()
     for pattern in patterns:
         pattern = pattern.removeprefix("torch.")
-        matched = fnmatch.filter(names, pattern) or fnmatch.filter(names, f"{pattern}.*")  # its variants
+        matched = fnmatch.filter(names, pattern) or fnmatch.filter(names, f"{pattern}.*")
         if not matched:
-            raise BadSetting(f"no {what} {pattern!r} among torch's samples{nearest(pattern, names)}")
+            hint = nearest(pattern, names)
+            raise BadSetting(f"no {what} {pattern!r} among torch's samples{hint}")
         wanted.update(matched)
     return [name for name in names if name in wanted]
 
@@ -112,13 +113,14 @@ def case_of_sample(sample: Sample, backend: ChosenBackend) -> Case | None:
     differentiable = dtype in op.supported_backward_dtypes(torch.device(sample.device).type)
     trains = sample.number % 2 == 0 and op.supports_autograd and differentiable
     torch.manual_seed(0)
-    given = op.sample_inputs(sample.device, dtype, requires_grad=trains)
-    one = next(itertools.islice(iter(given), sample.number, None), None)
-    if one is None:
+    samples = op.sample_inputs(sample.device, dtype, requires_grad=trains)
+    drawn = next(itertools.islice(iter(samples), sample.number, None), None)
+    if drawn is None:
         return None
     function = op.op
+    values = (drawn.input, drawn.args, drawn.kwargs)
     graph_module, inputs = capture_by_dynamo(
-        lambda first, args, kwargs: function(first, *args, **kwargs), (one.input, one.args, one.kwargs)
+        lambda first, args, kwargs: function(first, *args, **kwargs), values
     )
     note = f"torch's own operator sample {sample}, found by minidbg hunt"
     case = case_of(graph_module, inputs, backend, context=current_context(inputs), notes=(note,))

@@ -72,10 +72,10 @@ class PageServer(Page):
             Route("/repro", self.repro),
             Route("/news", self.news),
         ]
-        app = Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=self.guarded)])
-        self.server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-        )
+        guard = Middleware(BaseHTTPMiddleware, dispatch=self.guarded)
+        app = Starlette(routes=routes, middleware=[guard])
+        config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)
         self.thread.start()
         named = f"[{host}]" if ":" in host else host
@@ -127,7 +127,8 @@ class PageServer(Page):
             return response
         if self.is_token(request.cookies.get(cookie, "")):
             return None
-        return PlainTextResponse("the address lacks its token: 'minidbg watch' says the whole address", 403)
+        why = "the address lacks its token: 'minidbg watch' says the whole address"
+        return PlainTextResponse(why, 403)
 
     def is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode("utf-8", "backslashreplace"), self.token.encode())

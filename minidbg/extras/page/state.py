@@ -64,8 +64,8 @@ class Page(View):
             # what is no repro of ours is nobody's to read, such as what a link leads to
             script = "" if repro.damage else text_of(read_regular(path, SCRIPT_LIMIT_BYTES))
             provenance = provenance if repro.damage else parse_header(script, path).provenance
-            if len(script) > SHOWN_CHARACTERS:
-                script = f"{script[:SHOWN_CHARACTERS]}\n# ... and {plural(len(script) - SHOWN_CHARACTERS, 'more character')}"
+            if (rest := len(script) - SHOWN_CHARACTERS) > 0:
+                script = f"{script[:SHOWN_CHARACTERS]}\n# ... and {plural(rest, 'more character')}"
         except (OSError, ValueError) as error:
             script = f"# cannot be read: {error}"
         past = queries.history_text(queries.history_of(path, PAGE_HISTORY_ENTRIES))
