@@ -65,4 +65,4 @@ def symbolic_dims(placeholder: fx.Node) -> tuple[int, ...]:
     example = placeholder.meta.get("example_value", placeholder.meta.get("val"))
     if not isinstance(example, torch.Tensor):
         return ()
-    return tuple(index for index, size in enumerate(example.shape) if isinstance(size, torch.SymInt))
+    return tuple(dim for dim, size in enumerate(example.shape) if isinstance(size, torch.SymInt))

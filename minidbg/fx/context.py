@@ -27,11 +27,12 @@ ENVIRONMENT = (
     "CC", "CI", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CXX",
     "HIP_VISIBLE_DEVICES", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_CBWR", "MKL_NUM_THREADS",
     "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "OMP_SCHEDULE", "OPENVINO_TORCH_BACKEND_DEVICE",
-    "PT_HPU_LAZY_MODE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "PYTORCH_TRACING_MODE", "TORCHDYNAMO_DYNAMIC_SHAPES", "TORCHINDUCTOR_COMPILE_THREADS",
-    "TORCHINDUCTOR_CPP_WRAPPER", "TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING", "TORCHINDUCTOR_FREEZING",
-    "TORCHINDUCTOR_MAX_AUTOTUNE",
-    "TORCHINDUCTOR_VEC_ISA_OK", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TVM_SCHEDULER",
+    "PT_HPU_LAZY_MODE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_TRACING_MODE", "TORCHDYNAMO_DYNAMIC_SHAPES",
+    "TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CPP_WRAPPER",
+    "TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING", "TORCHINDUCTOR_FREEZING",
+    "TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHINDUCTOR_VEC_ISA_OK", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TVM_SCHEDULER",
 )  # fmt: skip
 """Environment variables that change what a backend does and hold no secret. Nothing else is ever
 read; the setting ``env`` adds names."""
@@ -39,10 +40,10 @@ read; the setting ``env`` adds names."""
 
 def current_context(inputs: Iterable[Any] = (), *, further_env: Iterable[str] = ()) -> Context:
     """What holds in this thread now. An inference tensor in ``inputs`` counts as inference mode."""
-    tensors = (value for value in inputs if isinstance(value, torch.Tensor))
+    inference = (value.is_inference() for value in inputs if isinstance(value, torch.Tensor))
     return Context(
         grad=torch.is_grad_enabled(),
-        inference=torch.is_inference_mode_enabled() or any(value.is_inference() for value in tensors),
+        inference=torch.is_inference_mode_enabled() or any(inference),
         autocast=enabled_autocasts(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -58,7 +59,7 @@ def current_context(inputs: Iterable[Any] = (), *, further_env: Iterable[str] = 
 def enabled_autocasts() -> tuple[tuple[str, str, bool], ...]:
     """Device type, dtype and whether casts are cached, for each autocast that is on."""
     devices = ["cpu"]
-    if torch.accelerator.is_available() and (current := torch.accelerator.current_accelerator()) is not None:
+    if (current := torch.accelerator.current_accelerator(check_available=True)) is not None:
         devices.append(current.type)
     cached = torch.is_autocast_cache_enabled()
     return tuple(
@@ -70,15 +71,17 @@ def enabled_autocasts() -> tuple[tuple[str, str, bool], ...]:
 
 def literal_config(module_name: str) -> dict[str, Any]:
     """The module's options that differ from their defaults, as far as ``repr`` gives them back."""
-    changed = sorted(torch_internals.changed_config(module_name).items())
-    return {name: value for name, value in changed if name not in NOT_OF_THE_CASE and round_trips(value)}
+    items = sorted(torch_internals.changed_config(module_name).items())
+    return {key: value for key, value in items if key not in NOT_OF_THE_CASE and round_trips(value)}
 
 
 def config_without_literal() -> list[str]:
     """Options unlike their defaults that no script can set: a pass of the program's own."""
-    changed = ((name, torch_internals.changed_config(name)) for name in CONFIG_MODULES)
     return [
-        f"{module}.{name}" for module, values in changed for name in values if not round_trips(values[name])
+        f"{module}.{name}"
+        for module in CONFIG_MODULES
+        for name, value in torch_internals.changed_config(module).items()
+        if not round_trips(value)
     ]
 
 

@@ -139,7 +139,7 @@ class _Cloner:
         key = self._keys[id(value)], self._change and value.dtype
         empty = torch.empty(0, dtype=value.dtype, device=value.device)
         if key not in self._memories:
-            memory: torch.UntypedStorage = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
+            memory = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
             flat = torch.empty_like(empty).set_(memory)
             self._memories[key] = flat if self._change is None else self._change(flat)
         memory = self._memories[key].untyped_storage()
@@ -161,7 +161,7 @@ class _Cloner:
             if expanded or not torch_internals.has_plain_memory(leaf):
                 return leaf.view_as(leaf)
             made = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-            memory: torch.UntypedStorage = leaf.untyped_storage().clone()  # type: ignore[no-untyped-call]
+            memory = leaf.untyped_storage().clone()  # type: ignore[no-untyped-call]
             return made.set_(memory, leaf.storage_offset(), leaf.size(), leaf.stride()).copy_(leaf)
 
 
@@ -203,7 +203,8 @@ def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
 def _copy(gm: fx.GraphModule, done: dict[int, fx.GraphModule]) -> fx.GraphModule:
     if id(gm) in done:
         return done[id(gm)]
-    new = done[id(gm)] = torch_internals.lazy_graph_module(gm, copy_graph(gm.graph), type(gm).__name__)
+    graph = copy_graph(gm.graph)
+    new = done[id(gm)] = torch_internals.lazy_graph_module(gm, graph, type(gm).__name__)
     new.meta = copy.copy(getattr(gm, "meta", {}))
     for name, value in vars(gm).items():
         if name in ("_parameters", "_buffers", "_modules"):
@@ -221,7 +222,7 @@ def _copy_nested(module: Any, done: dict[int, fx.GraphModule]) -> None:
     for name, child in list(module._modules.items()):
         if isinstance(child, fx.GraphModule):
             module._modules[name] = _copy(child, done)
-        elif child is not None and any(isinstance(inner, fx.GraphModule) for inner in child.modules()):
+        elif child is not None and any(isinstance(sub, fx.GraphModule) for sub in child.modules()):
             own = module._modules[name] = copy.copy(child)
             vars(own)["_modules"] = dict(child._modules)
             _copy_nested(own, done)

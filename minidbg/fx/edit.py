@@ -111,7 +111,8 @@ class _Extraction:
             whole = self.recording.values([(at, node) for (node, _, _), at in self.lifted.items()])
         except EagerFailure as failure:
             raise CannotExtract(str(failure)) from failure
-        values = [part_of(value, path) for value, (_, _, path) in zip(whole, self.lifted, strict=True)]
+        pairs = zip(whole, self.lifted, strict=True)
+        values = [part_of(value, path) for value, (_, _, path) in pairs]
         if self.recording.writing:
             values = list(map(with_history, values))
         plain = [self.recording.input_of[node] for node in self.placeholders]
@@ -126,16 +127,17 @@ class _Extraction:
             return True
         if any(writes for _, writes, _ in self.lifted):
             return False
-        read = ((source, self._position(node)) for node in self.kept for source in node.all_input_nodes)
-        if any(self._dropped_writes(source, position) for source, position in read if source in self.kept):
-            return False
+        for node in self.kept:
+            sources = self.kept.keys() & node.all_input_nodes
+            if any(self._dropped_writes(source, self._position(node)) for source in sources):
+                return False
         return not self._writes_to_shared_input()
 
     def _writes_to_shared_input(self) -> bool:
         """Whether a kept node writes to an input that has lost the others of its storage."""
         storages = self.recording.storages
         inputs = {*self.placeholders, *(node for node, _, _ in self.lifted)}
-        seen: Counter[int] = Counter(storage for node in inputs for storage in storages.get(node, ()))
+        seen = Counter(storage for node in inputs for storage in storages.get(node, ()))
         targets = (target for node in self.kept for target in self.recording.writing.get(node, ()))
         return any(seen[storage] > 1 for target in targets for storage in storages.get(target, ()))
 
@@ -159,7 +161,7 @@ class _Extraction:
             elif self.bypass:
                 alike_ones = (one for one in node.all_input_nodes if alike(self.facts, one, node))
                 sources = map(self._stand_in, alike_ones)
-                self.replacements[node] = next((source for source in sources if source in self.kept), node)
+                self.replacements[node] = next(filter(self.kept.__contains__, sources), node)
 
     def _need(self, node: fx.Node, position: int) -> None:
         if node.op == "get_attr":
@@ -203,15 +205,15 @@ class _Extraction:
             if passed and node not in self.returned:
                 self.returned.append(node)
         used = {source for node in self.kept for source in self._sources(node)}
-        at_the_end = set(self.returned)
+        used.update(self.returned, self.recording.mode_changes)
         self.last_read = self._reads() if self.recording.writing else {}
         for node in self.kept:
-            if node not in used and node not in at_the_end and node not in self.recording.mode_changes:
+            if node not in used:
                 self._plan_unused(node)
         for node in self.returned:
             if node.op == "placeholder":
                 self.placeholders[node] = None
-        if not self.returned and not self.unpacked and self.returns_writes and self.recording.outputs:
+        if not (self.returned or self.unpacked) and self.returns_writes and self.recording.outputs:
             tensors = (node for node in reversed(self.kept) if is_tensor(self.facts.get(node)))
             self.returned += itertools.islice(tensors, 1)
 
@@ -220,7 +222,7 @@ class _Extraction:
         fact = self.facts.get(node)
         if node in self.recording.writing:
             self._plan_written(node, fact)
-        elif fact is None or is_tensor(fact) or (fact.type is FactType.NUMBER and len(self.kept) == 1):
+        elif not fact or is_tensor(fact) or (fact.type is FactType.NUMBER and len(self.kept) == 1):
             self.returned.append(node)
         elif fact.type is FactType.TUPLE and (path := first_tensor(fact)) is not None:
             if self.whole_tuples:
@@ -238,21 +240,22 @@ class _Extraction:
         written = (storage for target in targets for storage in storages.get(target, ()))
         if any(self.last_read.get(storage, -1) > self._position(node) for storage in written):
             return
-        target = next((target for target in self.recording.writing[node] if target in self.kept), None)
+        target = next(filter(self.kept.__contains__, targets), None)
         if is_tensor(fact) and (node.users or target is not None):
             self.returned.append(node)
-        elif target is not None and target not in self.returned and is_tensor(self.facts.get(target)):
+        elif target and target not in self.returned and is_tensor(self.facts.get(target)):
             self.returned.append(target)
 
     def _reads(self) -> dict[int, int]:
         """Storages to the position of the last node that takes them, or of the output."""
-        found: dict[int, int] = {}
+        storages = self.recording.storages
+        reads: dict[int, int] = {}
         for node in self.kept:
             for source in self._sources(node):
-                found |= dict.fromkeys(self.recording.storages.get(source, ()), self._position(node))
+                reads |= dict.fromkeys(storages.get(source, ()), self._position(node))
         for node in self.returned:
-            found |= dict.fromkeys(self.recording.storages.get(node, ()), len(self.recording.nodes))
-        return found
+            reads |= dict.fromkeys(storages.get(node, ()), len(self.recording.nodes))
+        return reads
 
     def _position(self, node: fx.Node) -> int:
         return self.recording.index[node]
@@ -266,8 +269,9 @@ class _Extraction:
             *(torch_internals.symbols_in(node.meta.get("example_value")) for node in taken)
         )
         if symbols:
-            bound = (node for node, value in examples.items() if torch_internals.symbol_of(value) in symbols)
-            self.placeholders |= dict.fromkeys(bound)
+            for node, value in examples.items():
+                if torch_internals.symbol_of(value) in symbols:
+                    self.placeholders[node] = None
         self.placeholders = dict.fromkeys(sorted(self.placeholders, key=self._position))
 
     # --- building ---
@@ -340,22 +344,25 @@ def without_orphans(
     ``stand_ins`` are used though no kept node says so. Unless ``whole_tuples``, a tuple value none
     of whose parts are kept gets back its first part that is a tensor.
     """
-    facts, found, kept_for = recording.facts, set(), {*stand_ins, *recording.outputs}
+    facts, alive = recording.facts, set[fx.Node]()
+    used = {*stand_ins, *recording.outputs, *recording.writing}
     for node in recording.nodes:
         if node in keep and is_call(node) and node not in recording.mode_changes:
-            if is_unpacking(node, facts) and node.args[0] not in found:
+            if is_unpacking(node, facts) and node.args[0] not in alive:
                 continue
-            found.add(node)
-    for node in reversed([node for node in recording.nodes if node in found]):
+            alive.add(node)
+    for node in reversed([node for node in recording.nodes if node in alive]):
         fact = facts.get(node)
-        if fact is None or node in recording.writing or node in kept_for or not found.isdisjoint(node.users):
+        if fact is None or node in used or not alive.isdisjoint(node.users):
             continue
+        is_plain = fact.type in (FactType.NUMBER, FactType.PLAIN)
         if fact.type is FactType.TUPLE and not whole_tuples:
             parts = (user for user in node.users if is_unpacking(user, facts))
-            found |= set(itertools.islice((part for part in parts if is_tensor(facts.get(part))), 1))
-        elif fact.type in (FactType.NUMBER, FactType.PLAIN) and len(found) > 1 and not _acts(node, fact):
-            found.discard(node)
-    return found
+            tensors = (part for part in parts if is_tensor(facts.get(part)))
+            alive.update(itertools.islice(tensors, 1))
+        elif is_plain and len(alive) > 1 and not _acts(node, fact):
+            alive.discard(node)
+    return alive
 
 
 def _acts(node: fx.Node, fact: Fact) -> bool:
@@ -378,8 +385,8 @@ def with_modes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) 
     return [node for node in recording.nodes if node in needed]
 
 
-def _grad_changes(recording: Recording, needed: Set[fx.Node], without: Set[fx.Node]) -> set[fx.Node]:
-    """Grad mode settings that matter to a needed node, and one to end as the whole graph does."""
+def _grad_changes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) -> set[fx.Node]:
+    """Grad mode settings that matter to ``keep``, and one to end as the whole graph does."""
     settings = [node for node in recording.nodes if mode_of(node) is Mode.GRAD]
     state = start = recording.grad
     pending: fx.Node | None = None
@@ -387,7 +394,7 @@ def _grad_changes(recording: Recording, needed: Set[fx.Node], without: Set[fx.No
     for node in recording.nodes if settings else ():
         if mode_of(node) is Mode.GRAD and node not in without:
             pending = node
-        elif node in needed and pending is not None:
+        elif node in keep and pending is not None:
             if pending.args[0] is not state:
                 changes.add(pending)
                 state = bool(pending.args[0])

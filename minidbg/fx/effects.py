@@ -144,7 +144,8 @@ def lookup(module: nn.Module, target: str) -> Any:
     try:
         return operator.attrgetter(target)(module)
     except AttributeError:
-        raise CannotWrite(f"the attribute {target!r}", "the graph module has no such attribute") from None
+        what = f"the attribute {target!r}"
+        raise CannotWrite(what, "the graph module has no such attribute") from None
 
 
 def graph_attribute(node: fx.Node) -> Any:
@@ -238,7 +239,7 @@ class Fact:
 def fact_of(value: Any) -> Fact:
     if isinstance(value, Tensor):
         return _tensor_fact(value)
-    if isinstance(value, bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool):
+    if isinstance(value, int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool):
         return Fact(FactType.NUMBER, type(value).__name__, type(value).__name__, value)
     if isinstance(value, PLAIN_TYPES):
         return Fact(FactType.PLAIN, traits=repr(value), plain=value)
@@ -303,17 +304,17 @@ def nodes_in(value: Any) -> list[fx.Node]:
 
 def class_of_call(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> Hashable:
     """What calls of a kind have in common: op, dtypes, ranks, layouts and constant arguments."""
-    return op_name(node), node.op, str(node.target), _class_of_argument((node.args, node.kwargs), facts)
+    return op_name(node), node.op, str(node.target), _class_of((node.args, node.kwargs), facts)
 
 
-def _class_of_argument(value: Any, facts: Mapping[fx.Node, Fact]) -> Hashable:
+def _class_of(value: Any, facts: Mapping[fx.Node, Fact]) -> Hashable:
     if isinstance(value, fx.Node):
         fact = facts.get(value)
         return fact.traits if fact else value.op
     if isinstance(value, tuple | list):
         if len(value) > 1 and all(isinstance(part, int) for part in value):
             return "ints", len(value)
-        return tuple(_class_of_argument(part, facts) for part in value)
+        return tuple(_class_of(part, facts) for part in value)
     if isinstance(value, dict):
-        return tuple((key, _class_of_argument(part, facts)) for key, part in sorted(value.items()))
+        return tuple((key, _class_of(part, facts)) for key, part in sorted(value.items()))
     return repr(value)

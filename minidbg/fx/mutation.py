@@ -63,8 +63,8 @@ def written_attributes(gm: fx.GraphModule) -> list[Tensor]:
 
     Dynamo makes the parameters of an optimizer that is compiled attributes of the graph.
     """
-    fetched = [node for node in gm.graph.nodes if node.op == "get_attr"]
-    found = [lookup(gm, str(fetched[index].target)) for index in sorted(written_sources(gm, fetched))]
+    nodes = [node for node in gm.graph.nodes if node.op == "get_attr"]
+    found = [lookup(gm, str(nodes[at].target)) for at in sorted(written_sources(gm, nodes))]
     own = [*gm.buffers(), *(value for value in found if isinstance(value, Tensor))]
     return list({id(value): value for value in own}.values())
 
@@ -131,7 +131,8 @@ def broken_contracts(gm: fx.GraphModule) -> frozenset[tuple[str, str]]:
     """
     nodes = list(torch_internals.all_nodes(gm))
     calls = {user: None for node in nodes if is_graph(node) for user in node.users}
-    unpaired = {name for graph in {node.graph for node in nodes} for name in nesting_levels(graph)[1]}
+    graphs = {node.graph for node in nodes}
+    unpaired = {name for graph in graphs for name in nesting_levels(graph)[1]}
     broken = frozenset((_op_name(node), what) for node in calls for what in _broken_by(node))
     return broken | {(name, "unpaired") for name in unpaired}
 
@@ -155,7 +156,8 @@ def _overlap(user: fx.Node, values: list[fx.Node]) -> bool:
         if node.target is operator.getitem and isinstance(_known_value(node.args[0]), tuple | list):
             whole = memory[node.args[0]]  # parts of what is no view lie apart
             sources = None if whole == {node.args[0]} else sources
-        memory[node] = frozenset().union(*map(memory.__getitem__, sources)) if sources else frozenset({node})
+        roots = [memory[source] for source in sources or ()] or [frozenset({node})]
+        memory[node] = frozenset().union(*roots)
     held = [root for value in values if value.op != "get_attr" for root in memory[value]]
     return len(held) != len(set(held))
 
@@ -205,7 +207,8 @@ def _written_by_name(node: fx.Node) -> Iterator[fx.Node]:
 
 def _is_in_place_name(name: str) -> bool:
     if name.startswith("__"):
-        return name in ("__setitem__", "__delitem__") or (name.startswith("__i") and hasattr(operator, name))
+        is_operator = name.startswith("__i") and hasattr(operator, name)
+        return is_operator or name in ("__setitem__", "__delitem__")
     return name.endswith("_")
 
 
@@ -301,9 +304,8 @@ def _op_name(node: fx.Node) -> str:
 def _schemas(node: fx.Node) -> tuple[Any, ...]:
     """Operator schemas possible for ``node``; of a torch function those of that name in aten."""
     name = _op_name(node)
-    path = torch_internals.operator_path(node.target) or (
-        f"torch.ops.aten.{name}" if name.isidentifier() else ""
-    )
+    aten = f"torch.ops.aten.{name}" if name.isidentifier() else ""
+    path = torch_internals.operator_path(node.target) or aten
     # an overload that writes to out= stands for no call without out=
     return tuple(
         schema

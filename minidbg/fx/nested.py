@@ -41,8 +41,8 @@ def branches(node: fx.Node) -> list[tuple[str, fx.GraphModule]]:
 def holders(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
     """The calls that run a nested graph, in order: higher-order ops and graph modules."""
     for node in graph_module.graph.nodes:
-        is_submodule = node.op == "call_module" and isinstance(graph_attribute(node), fx.GraphModule)
-        if is_submodule or (node.op == "call_function" and any(nested_graphs(node))):
+        is_module = node.op == "call_module" and isinstance(graph_attribute(node), fx.GraphModule)
+        if is_module or (node.op == "call_function" and any(nested_graphs(node))):
             yield node
 
 
@@ -107,15 +107,16 @@ def values_of(recording: Recording, node: fx.Node, path: str) -> list[Any] | Non
     branch = dict(branches(node))[path]
     if gets_other_values(node, branch):
         return values_like_examples(branch)
-    given = operands(node, branch)
-    if given is None:
+    sources = operands(node, branch)
+    if sources is None:
         return None
     rows = nodes_in(node.args[IN_ROWS[op_name(node)]]) if op_name(node) in IN_ROWS else []
-    wanted = [value for value in given if isinstance(value, fx.Node)]
+    wanted = [source for source in sources if isinstance(source, fx.Node)]
     try:
-        values = iter(recording.values([(recording.index[node], value) for value in wanted]))
-        known = [(next(values) if isinstance(value, fx.Node) else value, value in rows) for value in given]
-        return [value[0] if in_rows else value for value, in_rows in known]
+        taken = iter(recording.values([(recording.index[node], source) for source in wanted]))
+        values = [next(taken) if isinstance(source, fx.Node) else source for source in sources]
+        pairs = zip(sources, values, strict=True)
+        return [value[0] if source in rows else value for source, value in pairs]
     except (EagerFailure, IndexError):  # no rows
         return None
 
@@ -139,9 +140,10 @@ def tensor_lists(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> list[int]:
     def is_one(value: Any) -> bool:
         return isinstance(value, fx.Node) and is_tensor(facts.get(value))
 
-    values = (value for value in (*node.args, *node.kwargs.values()) if isinstance(value, tuple | list))
-    found = [len(value) for value in values if value and all(map(is_one, value))]
-    return found * 2 if "foreach" in op_name(node) else found
+    arguments = (*node.args, *node.kwargs.values())
+    lists = (value for value in arguments if isinstance(value, tuple | list))
+    lengths = [len(value) for value in lists if value and all(map(is_one, value))]
+    return lengths * 2 if "foreach" in op_name(node) else lengths
 
 
 def without_elements(
@@ -162,13 +164,13 @@ def without_elements(
         if is_unpacking(node, facts) and node.args[1] in gone
     }
 
-    def shorter(value: Any) -> Any:
+    def cut(value: Any) -> Any:
         is_list = isinstance(value, tuple | list) and len(value) == length
         return [value[place] for place in kept] if is_list else value
 
     def arguments(node: fx.Node) -> Arguments:
         if node in takers:
-            return tuple(map(shorter, node.args)), {key: shorter(one) for key, one in node.kwargs.items()}
+            return tuple(map(cut, node.args)), {key: cut(one) for key, one in node.kwargs.items()}
         if is_unpacking(node, facts) and node.args[0] in givers and node.args[1] in kept:
             return (node.args[0], kept[node.args[1]]), {}
         return node.args, node.kwargs
@@ -196,14 +198,12 @@ def gets_other_values(node: fx.Node, branch: fx.GraphModule) -> bool:
 
 def values_like_examples(branch: fx.GraphModule) -> list[Any] | None:
     """Zeros for each input of ``branch``, of its traced shapes; None where one is no tensor."""
-    examples = [node.meta.get("example_value") for node in branch.graph.nodes if node.op == "placeholder"]
+    examples: list[Any] = [node.meta.get("example_value") for node in _inputs(branch)]
     if not all(isinstance(example, torch.Tensor) for example in examples):
         return None
     return [
-        torch.zeros(
-            [torch_internals.hint(size) for size in example.shape], dtype=example.dtype, device=example.device
-        )
-        for example in examples
+        torch.zeros([*map(torch_internals.hint, like.shape)], dtype=like.dtype, device=like.device)
+        for like in examples
     ]
 
 
@@ -242,7 +242,8 @@ def simpler_constants(node: fx.Node) -> Iterator[Rewrite]:
             yield index, changed, partial(_with_positional, index, value)
     for key, value in node.kwargs.items():
         for other in () if key in axes else _simpler(value):
-            yield key, _with_named(key, other, (node.args, node.kwargs)), partial(_with_named, key, value)
+            changed = _with_named(key, other, (node.args, node.kwargs))
+            yield key, changed, partial(_with_named, key, value)
 
 
 def _with_last(count: int, rest: tuple[Any, ...], given: Arguments) -> Arguments:
@@ -260,7 +261,8 @@ def _with_named(key: str, value: Any, given: Arguments) -> Arguments:
 def axes_of(node: fx.Node) -> frozenset[int | str]:
     """Places of arguments that are axes, by torch's names: over another axis it is another op."""
     named = (key for key in node.kwargs if key.startswith(AXES))
-    return frozenset([*named, *(index for index in range(len(node.args)) if _is_axis(op_name(node), index))])
+    places = (index for index in range(len(node.args)) if _is_axis(op_name(node), index))
+    return frozenset([*named, *places])
 
 
 AXES = ("dim", "axis", "axes")
@@ -291,34 +293,37 @@ def keeps_order(before: fx.Node, after: fx.Node, shapes: tuple[Shapes, Shapes]) 
     return not any(
         old[one] < old[two] and new[one] >= new[two]
         for one, two in itertools.permutations(old.keys() & new.keys(), 2)
-        if _are_related(one, two) and (min(old[one], old[two]) > 1 or "size" not in (one[0], two[0]))
+        if _related(one, two) and (min(old[one], old[two]) > 1 or "size" not in (one[0], two[0]))
     )
 
 
-def _are_related(one: Place, two: Place) -> bool:
+def _related(one: Place, two: Place) -> bool:
     """Whether two arguments, or a size and what counts places along it."""
     return {one[0], two[0]} in ({"number"}, {"count"}, {"number", "count"}, {"count", "size"})
 
 
 def _numbers(node: fx.Node, shapes: Shapes) -> dict[Place, float]:
     """The numbers that a call takes by their places; counts that it leaves out are the defaults."""
-    op, axes, found = op_name(node), axes_of(node), dict[Place, float]()
+    op, found = op_name(node), dict[Place, float]()
     schemas = torch_internals.operator_schemas(f"torch.ops.aten.{op.strip('_')}")
     parameters = {one.name: one for schema in schemas[:1] for one in schema.arguments}
     names: dict[int | str, str] = dict(enumerate(parameters))
     values = {names.get(at, at): value for at, value in enumerate(node.args)} | node.kwargs
-    along = [dim for at in axes for dim in _leaves(values[names.get(at, at)]) if type(dim) is int] or [-1]
+    axes = {names.get(at, at) for at in axes_of(node)}
+    along = [dim for axis in axes for dim in _leaves(values[axis]) if type(dim) is int] or [-1]
     if op == "getitem" and len(node.args) == 2:
         parts = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         steps = {dim: part.step for dim, part in enumerate(parts) if isinstance(part, slice)}
         along, values[1] = list(steps), tuple(steps.values())
     for before, (name, parameter) in zip(("", *parameters), parameters.items(), strict=False):
-        if name not in values and "int" in str(parameter.real_type) and parameter.has_default_value():
+        is_int = "int" in str(parameter.real_type)
+        if is_int and name not in values and parameter.has_default_value():
             # the stride that is left out is that of the kernel before it
             values[name] = parameter.default_value or values.get(before)
-    for name in values.keys() - {names.get(at, at) for at in axes}:
+    for name in values.keys() - axes:
         value, parameter = values[name], parameters.get(name)
-        kind = "count" if op == "getitem" or "int" in str(parameter and parameter.real_type) else "number"
+        is_count = op == "getitem" or "int" in str(parameter and parameter.real_type)
+        kind = "count" if is_count else "number"
         is_shape = name in SHAPES and "List" in str(parameter and parameter.type)
         for place, leaf in enumerate(_leaves(value)):
             if isinstance(leaf, fx.Node) and leaf.name in shapes:
@@ -354,7 +359,8 @@ def with_sizes(value: Any, sizes: Mapping[int, int]) -> Any:
     """``value`` with ints that are keys replaced, in tuples and lists too; for shape arguments."""
     if isinstance(value, tuple | list):
         return type(value)(with_sizes(part, sizes) for part in value)
-    return sizes.get(value, value) if isinstance(value, int) and not isinstance(value, bool) else value
+    is_size = isinstance(value, int) and not isinstance(value, bool)
+    return sizes.get(value, value) if is_size else value
 
 
 def with_dtype(value: Any, old: torch.dtype, new: torch.dtype) -> Any:

@@ -94,8 +94,9 @@ def with_attributes_lifted(graph_module: fx.GraphModule, paths: Sequence[str]) -
     graph, new, made = fx.Graph(), dict[fx.Node, fx.Node](), dict[str, fx.Node]()
     for node in graph_module.graph.find_nodes(op="placeholder"):
         new[node] = copy_node(graph, node, new.__getitem__)
+    fetches = graph_module.graph.find_nodes(op="get_attr")
     for path in paths:
-        first = next(node for node in graph_module.graph.find_nodes(op="get_attr") if node.target == path)
+        first = next(node for node in fetches if node.target == path)
         made[path] = graph.create_node("placeholder", first.name, (), {}, first.name)
         made[path].meta = dict(first.meta)
     for node in graph_module.graph.nodes:
@@ -106,10 +107,10 @@ def with_attributes_lifted(graph_module: fx.GraphModule, paths: Sequence[str]) -
     return torch_internals.lazy_graph_module(graph_module, graph)
 
 
-def with_graphs(graph_module: fx.GraphModule, graphs: Mapping[str, fx.GraphModule]) -> fx.GraphModule:
+def with_graphs(graph_module: fx.GraphModule, new: Mapping[str, fx.GraphModule]) -> fx.GraphModule:
     """``graph_module`` with other nested graphs at these attribute paths."""
     made = rewritten(graph_module)
-    for path, graph in graphs.items():
+    for path, graph in new.items():
         owner, _, name = path.rpartition(".")
         setattr(made.get_submodule(owner), name, graph)
     return made
@@ -125,9 +126,10 @@ def with_graph_inlined(
     graph = fx.Graph()
     new: dict[fx.Node, Any] = {}
     for old in graph_module.graph.nodes:
+        is_part = old.target is operator.getitem and old.args[0] is node
         if old is node:
             new[old] = _append_graph(graph, inner, path, fx.map_arg(list(given), new.__getitem__))
-        elif old.target is operator.getitem and old.args[0] is node and isinstance(new[node], tuple | list):
+        elif is_part and isinstance(new[node], tuple | list):
             new[old] = new[node][old.args[1]]
         else:
             new[old] = copy_node(graph, old, new.__getitem__)
@@ -174,19 +176,19 @@ def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
     return args, {key: _without(argument, gone) for key, argument in node.kwargs.items()}
 
 
-def _without(argument: Any, gone: Set[fx.Node]) -> Any:
-    if isinstance(argument, fx.Node):
-        return None if argument in gone else argument
-    if isinstance(argument, slice):
-        return slice(*(_without(part, gone) for part in (argument.start, argument.stop, argument.step)))
-    if isinstance(argument, dict):
-        return {key: _without(part, gone) for key, part in argument.items()}
-    if not isinstance(argument, tuple | list):
-        return argument
-    left = [_without(part, gone) for part in argument if not (isinstance(part, fx.Node) and part in gone)]
-    if not left and argument:
+def _without(value: Any, gone: Set[fx.Node]) -> Any:
+    if isinstance(value, fx.Node):
+        return None if value in gone else value
+    if isinstance(value, slice):
+        return slice(*(_without(part, gone) for part in (value.start, value.stop, value.step)))
+    if isinstance(value, dict):
+        return {key: _without(part, gone) for key, part in value.items()}
+    if not isinstance(value, tuple | list):
+        return value
+    rest = [part for part in value if not (isinstance(part, fx.Node) and part in gone)]
+    if not rest and value:
         raise CannotExtract("a list would be empty")
-    return type(argument)(left)
+    return type(value)([_without(part, gone) for part in rest])
 
 
 def first_tensor(fact: Fact) -> Path | None:

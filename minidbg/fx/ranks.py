@@ -79,8 +79,8 @@ def is_collective(node: fx.Node) -> bool:
 
 def is_shared_value(value: Any) -> bool:
     """Whether ``value`` means something only in a process group: a DTensor, a mesh, a group."""
-    cls = type(value)
-    return cls.__name__ in ("DTensor", "DeviceMesh", "ProcessGroup") and cls.__module__.startswith("torch.")
+    name, module = type(value).__name__, type(value).__module__
+    return name in ("DTensor", "DeviceMesh", "ProcessGroup") and module.startswith("torch.")
 
 
 def needs_group(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
@@ -96,8 +96,8 @@ def talks_to_others(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str:
     for node in _calls(graph_module):
         if is_collective(node):
             return node.name
-    placeholders = graph_module.graph.find_nodes(op="placeholder")
-    shared = (node.name for node, value in zip(placeholders, inputs, strict=False) if is_shared_value(value))
+    pairs = zip(graph_module.graph.find_nodes(op="placeholder"), inputs, strict=False)
+    shared = (node.name for node, value in pairs if is_shared_value(value))
     return next(shared, "")
 
 
@@ -110,7 +110,7 @@ ABSENT = re.compile(
 def is_waiting_in_vain(error: BaseException, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether ``error`` says that another rank did not take part in a collective of this graph: no
     failure of a compiler."""
-    return ABSENT.search(message_of(error)) is not None and talks_to_others(graph_module, inputs) != ""
+    return bool(ABSENT.search(message_of(error)) and talks_to_others(graph_module, inputs))
 
 
 def _calls(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
@@ -126,7 +126,8 @@ def with_group(case: Case) -> Case:
     if is_asked_for_its_rank(case) and not needed:
         return case
     setup = (*(group_statements(case) if needed else ()), *without_group(case.backend.setup))
-    return case if setup == case.backend.setup else case.with_spec(backend=replace(case.backend, setup=setup))
+    backend = replace(case.backend, setup=setup)
+    return case if backend == case.backend else case.with_spec(backend=backend)
 
 
 def on_its_rank(case: Case) -> Case | None:
@@ -150,9 +151,8 @@ def without_group(setup: Sequence[str]) -> tuple[str, ...]:
     if FAKE_GROUP not in setup:
         return tuple(setup)
     own = (FAKE_GROUP, "from torch import distributed")
-    return tuple(
-        text for text in setup if text not in own and not text.startswith("if not distributed.is_init")
-    )
+    others = (text for text in setup if text not in own)
+    return tuple(text for text in others if not text.startswith("if not distributed.is_init"))
 
 
 def group_statements(case: Case) -> tuple[str, ...]:
@@ -201,7 +201,8 @@ def what_was_needed(original: Case, smallest: Case) -> str:
     if any(map(is_collective, _calls(smallest.graph_module))):
         return f"collectives are part of the failure: they run {alone}, which moves no data"
     if needs_group(smallest.graph_module, smallest.inputs):
-        return f"DTensors are part of the failure: they are built {alone}; with the local shards alone it does not fail"
+        local = "with the local shards alone it does not fail"
+        return f"DTensors are part of the failure: they are built {alone}; {local}"
     return "no mesh, DTensor or collective is needed: the inputs are the local values of one rank"
 
 
@@ -219,15 +220,17 @@ def shared_text(value: Any) -> tuple[str, str] | None:
         return f'{MESH}.DeviceMesh("{value.device_type}", {value.mesh.tolist()}{named})', MESH
     if distributed.is_available() and isinstance(value, distributed.ProcessGroup):
         members = distributed.get_process_group_ranks(value)
-        is_all = len(members) == distributed.get_world_size()
-        return "torch.distributed.group.WORLD" if is_all else f"torch.distributed.new_group({members})", ""
+        if len(members) == distributed.get_world_size():
+            return "torch.distributed.group.WORLD", ""
+        return f"torch.distributed.new_group({members})", ""
     return None
 
 
 def _placement(name: str, value: Any) -> tuple[str, str] | None:
     match name:
         case "_StridedShard":
-            return f"{PLACEMENTS}.{name}({value.dim}, split_factor={value.split_factor})", PLACEMENTS
+            arguments = f"{value.dim}, split_factor={value.split_factor}"
+            return f"{PLACEMENTS}.{name}({arguments})", PLACEMENTS
         case "Shard":
             return f"{TENSOR}.{name}({value.dim})", TENSOR
         case "Partial":

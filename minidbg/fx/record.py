@@ -49,7 +49,8 @@ class EagerFailure(Exception):
     def __init__(self, node: fx.Node, error: Exception) -> None:
         self.node = node
         self.error = error
-        super().__init__(f"{node.format_node()} failed in eager: {type(error).__name__}: {message_of(error)}")
+        why = f"{type(error).__name__}: {message_of(error)}"
+        super().__init__(f"{node.format_node()} failed in eager: {why}")
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class StorageSerials:
 def _weak_storage(tensor: Tensor) -> Callable[[], Any]:
     try:
         reference: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-    except (RuntimeError, NotImplementedError):  # as in storage_key: the tensor stands for its storage
+    except (RuntimeError, NotImplementedError):  # as in storage_key: the tensor stands for it
         return weakref.ref(tensor)
     return lambda: None if reference.expired() else reference
 
@@ -98,8 +99,9 @@ def versions(node: fx.Node, targets: Iterable[fx.Node], env: Env) -> list[tuple[
     if op_name(node) in STATISTICS:
         return [(tensor, tensor.clone()) for tensor in tensors if tensor.dim() <= 1]
     # a Triton kernel moves no version: what it may write counts as written
-    unknown = torch_internals.is_kernel_launch(node)
-    return [(tensor, None if unknown or tensor.is_inference() else tensor._version) for tensor in tensors]
+    if torch_internals.is_kernel_launch(node):
+        return [(tensor, None) for tensor in tensors]
+    return [(tensor, None if tensor.is_inference() else tensor._version) for tensor in tensors]
 
 
 def written_tensors(node: fx.Node, before: Iterable[tuple[Tensor, Any]]) -> Iterator[Tensor]:
@@ -113,6 +115,7 @@ def written_tensors(node: fx.Node, before: Iterable[tuple[Tensor, Any]]) -> Iter
 
 NodeAt: TypeAlias = tuple[int, fx.Node]
 """A position in the graph and the node whose value is wanted as just before that position runs."""
+Held: TypeAlias = dict[NodeAt, Any]
 
 Env: TypeAlias = dict[fx.Node, Any]
 """The values of nodes that are alive."""
@@ -147,7 +150,9 @@ class Recording:
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self.input_of = dict(zip(self.placeholders, self.inputs, strict=True))
         self.index = {node: position for position, node in enumerate(self.nodes)}
-        harmless = {node.name for node in parent.nodes if node not in parent.writing} if parent else set()
+        harmless: set[str] = set()
+        if parent is not None:
+            harmless = {node.name for node in parent.nodes if node not in parent.writing}
         self.writing: dict[fx.Node, list[fx.Node]] = {
             node: targets
             for node in self.nodes
@@ -273,7 +278,7 @@ class Recording:
         for position, node in wanted:
             by_position.setdefault(position, []).append(node)
         stop = max(by_position)
-        held: dict[NodeAt, Any] = {}
+        held: Held = {}
 
         def hold(position: int, env: dict[fx.Node, Any]) -> None:
             for node in by_position.get(position, ()):
@@ -311,7 +316,7 @@ class Recording:
 
     # --- running ---
 
-    def run(self, stop: int, visit: Visit, held: dict[NodeAt, Any], wrote: Wrote | None = None) -> None:
+    def run(self, stop: int, visit: Visit, held: Held, wrote: Wrote | None = None) -> None:
         """Run up to ``stop``; ``visit`` sees each position's values before it runs, and puts into
         ``held`` what is to stay as it is.
 
@@ -320,14 +325,16 @@ class Recording:
         env: Env = {}
         with self._surroundings(env):
             modules: dict[str, torch.nn.Module] = {}
-            arguments = iter(self._fresh_inputs())
+            inputs = iter(self._fresh_inputs())
             for position, node in enumerate(self.nodes[:stop]):
                 visit(position, env)
-                if node in self.writing:
+                writes = node in self.writing
+                if writes:
                     self._protect(node, env, held)
-                before = versions(node, self.writing[node], env) if wrote and node in self.writing else []
-                env[node] = next(arguments) if node.op == "placeholder" else self._execute(node, env, modules)
-                if wrote and node in self.writing:
+                before = versions(node, self.writing[node], env) if wrote and writes else []
+                is_input = node.op == "placeholder"
+                env[node] = next(inputs) if is_input else self._execute(node, env, modules)
+                if wrote and writes:
                     wrote(position, written_tensors(node, before))
                 for dead in self._dying.get(position, ()):
                     env.pop(dead, None)
@@ -361,15 +368,13 @@ class Recording:
         """The inputs, cloned where the graph writes to them; aliasing among the clones is kept."""
         is_cloned = [node.name in self._cloned for node in self.placeholders]
         clones = iter(clone_values(list(itertools.compress(self.inputs, is_cloned))))
-        return [
-            next(clones) if chosen else value for chosen, value in zip(is_cloned, self.inputs, strict=True)
-        ]
+        pairs = zip(is_cloned, self.inputs, strict=True)
+        return [next(clones) if chosen else value for chosen, value in pairs]
 
-    def _protect(self, node: fx.Node, env: Env, held: dict[NodeAt, Any]) -> None:
+    def _protect(self, node: fx.Node, env: Env, held: Held) -> None:
         """Before ``node`` writes: held values in its arguments' storages get one of their own."""
-        touched = {
-            storage_key(tensor) for argument in self.writing[node] for tensor in tensors_in(env[argument])
-        }
+        targets = [env[target] for target in self.writing[node]]
+        touched = set(map(storage_key, tensors_in(targets)))
         endangered = {
             moment: value
             for moment, value in held.items()
@@ -407,10 +412,8 @@ def written_names(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> frozen
     """Placeholders and attributes that the graph may write to, and those sharing their memory."""
     sources = [node for node in graph_module.graph.nodes if node.op in ("placeholder", "get_attr")]
     values = dict(zip(graph_module.graph.find_nodes(op="placeholder"), inputs, strict=True))
-    memory = {
-        node: set(map(storage_key, tensors_in(values[node] if node in values else graph_attribute(node))))
-        for node in sources
-    }
+    values |= {node: graph_attribute(node) for node in sources if node not in values}
+    memory = {node: set(map(storage_key, tensors_in(values[node]))) for node in sources}
     found = {sources[index] for index in written_sources(graph_module, sources)}
     touched = {key for node in found for key in memory[node]}
     return frozenset(node.name for node in sources if node in found or memory[node] & touched)
@@ -421,7 +424,8 @@ def standing_alone(value: Any) -> Any:
 
     What exists only inside a level of vmap or grad stays as it is: no op takes it after the level.
     """
-    if isinstance(value, Tensor) and value.grad_fn is not None and not torch_internals.is_wrapped(value):
+    has_history = isinstance(value, Tensor) and value.grad_fn is not None
+    if has_history and not torch_internals.is_wrapped(value):
         return value.detach().requires_grad_()
     if type(value) in (list, tuple):
         return type(value)(map(standing_alone, value))
