@@ -28,7 +28,8 @@ WAIT_S = 10.0
 """For another process that is just writing."""
 TABLES: Mapping[type, tuple[str, tuple[str, ...]]] = {
     SweepRecord: ("sweeps", ("started", "ended", "end", "code", "files", "revisions")),
-    Observation: ("results", ("sweep", "repro", "device", "at", "outcome", "purpose", "script", "environment", "torch", "stale")),
+    Observation: ("results", ("sweep", "repro", "device", "at", "outcome", "purpose",
+                              "script", "environment", "torch", "stale")),
     State: ("states", tuple(one.name for one in fields(State))),
     Flip: ("flips", ("sweep", "repro", "device", "at", "kind", "before", "after", "last_before")),
 }  # fmt: skip
@@ -79,26 +80,26 @@ class History(AbstractContextManager["History", None]):
             raise FileNotFoundError(path)
         if path.exists() and not path.is_file():  # to open a pipe would wait for ever
             raise DamagedHistory(path, "not a regular file")
-        address = f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
+        uri = f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
         with fenced(path), ExitStack() as stack:
-            self.connection = sqlite3.connect(address, uri=True, timeout=WAIT_S, isolation_level=None)
+            self.connection = sqlite3.connect(uri, uri=True, timeout=WAIT_S, isolation_level=None)
             stack.callback(self.connection.close)
             self.connection.row_factory = sqlite3.Row
-            self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 64 << 20)  # our values have some kilobytes
+            self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 64 << 20)  # ours have kilobytes
             ((version,),) = self.connection.execute("pragma user_version")
             if version not in (0, SCHEMA_VERSION):
-                why = (
-                    f"it was written by another version of minidbg (schema {version}, here {SCHEMA_VERSION})"
-                )
+                schemas = f"schema {version}, here {SCHEMA_VERSION}"
+                why = f"it was written by another version of minidbg ({schemas})"
                 raise DamagedHistory(self.path, why)
             if not readonly:
+                run = self.connection.executescript
                 # With a write-ahead log this is safe against a killed process; only a power cut may
                 # lose the last commits.
-                self.connection.executescript("pragma journal_mode = wal; pragma synchronous = normal;")
+                run("pragma journal_mode = wal; pragma synchronous = normal;")
                 # The default, 2,000 pages in memory, fills slowly like a leak; these are kilobytes.
-                self.connection.executescript("pragma journal_size_limit = 4000000; pragma cache_size = -64;")
+                run("pragma journal_size_limit = 4000000; pragma cache_size = -64;")
                 begin = f"begin; {SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;"
-                self.connection.executescript(begin if version == 0 else "")
+                run(begin if version == 0 else "")
             stack.pop_all()
 
     def close(self) -> None:
@@ -121,7 +122,8 @@ class History(AbstractContextManager["History", None]):
     def add(self, record: Record) -> int:
         """Store a record, a state in place of an earlier one; its number. Announces no flip yet."""
         table, names = TABLES[type(record)]
-        query = f"insert or replace into {table}({', '.join(names)}) values({', '.join('?' * len(names))})"
+        columns, marks = ", ".join(names), ", ".join("?" * len(names))
+        query = f"insert or replace into {table}({columns}) values({marks})"
         return int(self.write(query, *(getattr(record, name) for name in names)).lastrowid or 0)
 
     def read(self, record_type: type[Record], query: str, *values: object) -> list[Record]:
@@ -139,14 +141,15 @@ class History(AbstractContextManager["History", None]):
         self.write("update sweeps set ended = ?, end = ? where id = ?", ended, end, sweep)
 
     def sweeps(self, limit: int = 50) -> list[SweepRecord]:
-        return self.read(SweepRecord, "select * from sweeps order by started desc, id desc limit ?", limit)
+        query = "select * from sweeps order by started desc, id desc limit ?"
+        return self.read(SweepRecord, query, limit)
 
     def sweep(self, number: int | None) -> SweepRecord | None:
         return next(iter(self.read(SweepRecord, "select * from sweeps where id = ?", number)), None)
 
     def observations(self, repro: str | None = None, *, limit: int = 50) -> list[Observation]:
-        query = "select * from results where repro = ifnull(?, repro) order by at desc, id desc limit ?"
-        return self.read(Observation, query, repro, limit)
+        query = "select * from results where repro = ifnull(?, repro)"
+        return self.read(Observation, f"{query} order by at desc, id desc limit ?", repro, limit)
 
     def states(self) -> dict[tuple[str, str], State]:
         states = self.read(State, "select * from states order by repro, device")
@@ -194,7 +197,7 @@ def columns_of(row: sqlite3.Row) -> dict[str, Any]:
             return bool(content)
         return os.fsdecode(content) if isinstance(content, bytes) else content
 
-    return {name: value(name, row[name]) for name in row.keys()}  # noqa: SIM118 - a row's iterator gives values
+    return {name: value(name, row[name]) for name in row.keys()}  # noqa: SIM118 - a row is no dict
 
 
 def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:
