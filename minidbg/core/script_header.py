@@ -47,7 +47,10 @@ def metadata_of(text: str) -> dict[str, Any]:
         raise ValueError(f"{starts} '# /// script' blocks; a script has one")
     block = BLOCK.search(text) if starts else None
     if block is None:
-        raise ValueError("no '# /// script' block, so this is no repro script of minidbg")
+        raise ValueError(
+            "no '# /// script' block, so this is no repro script of minidbg; "
+            "give one that it wrote: 'minidbg list' names those of the repro folder"
+        )
     if len(block["content"]) > BLOCK_LIMIT:
         raise ValueError(f"the '# /// script' block is longer than {BLOCK_LIMIT >> 20} MiB")
     lines = [line[2:] if line.startswith("# ") else line[1:] for line in block["content"].split("\n")]

@@ -139,7 +139,7 @@ def roles(journey: Journey) -> list[str]:
     ]
 
 
-ONE_REDUCTION = ["server", "program", "script"]
+ONE_REDUCTION = ["program", "script", "server"]
 """The interpreters of a program that fails once, sorted: two import torch at the same time."""
 
 

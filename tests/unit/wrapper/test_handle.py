@@ -15,7 +15,7 @@ from support.doubles import Hands
 from torch import fx
 
 from minidbg import workers
-from minidbg.core.errors import MinidbgError
+from minidbg.core.errors import AccuracyError, MinidbgError
 from minidbg.core.machine import Deadline
 from minidbg.core.outcome import Kind, Signature, Verdict
 from minidbg.core.run_spec import BackendRef, RunSpec
@@ -106,12 +106,20 @@ def failure(error: Exception | None = None, kind: Kind = Kind.COMPILE, **more: A
     )
 
 
-def test_wrong_results_of_another_backend_are_another_bug() -> None:
+def wrong_value(op: str) -> AccuracyError:
+    error = AccuracyError("wrong", {"signature": {}, "where": "output 0", "category": "float"})
+    error.op = op
+    return error
+
+
+def test_wrong_results_of_another_backend_or_op_are_another_bug() -> None:
     """Their signatures say little: ``output: float``."""
     spec = RunSpec(BackendRef("b", "b"), signature=Signature(Kind.ACCURACY, message="output: float"))
     case = Case(failure().graph_module, (ONES,), spec)
     other = case.with_spec(backend=BackendRef("other", "other"))
-    assert handle.bug_of(case) != handle.bug_of(other)
+    relu, sin = wrong_value("relu"), wrong_value("sin")
+    found = [handle.bug_of(case, relu), handle.bug_of(case, sin), handle.bug_of(other, relu)]
+    assert len(set(found)) == 3
 
 
 # ---- whether the backend is to blame
