@@ -82,6 +82,26 @@ def functorch_levels() -> Callable[[], None]:
     return undo
 
 
+def dual_level() -> Callable[[], None]:
+    """The one level of forward-mode differentiation, which nobody can ask for: entering it fails where it is open."""
+
+    def is_open() -> bool:
+        try:
+            torch._C._exit_dual_level(level=torch._C._enter_dual_level())
+        except RuntimeError:
+            return True
+        return False
+
+    was_open, number = is_open(), torch.autograd.forward_ad._current_level
+
+    def undo() -> None:
+        if not was_open and is_open():
+            torch._C._exit_dual_level(level=0)
+        torch.autograd.forward_ad._current_level = number
+
+    return undo
+
+
 def autocast() -> Callable[[], None]:
     """Autocast of each device that knows it, its cache, and how deep its blocks are nested: casts
     are kept until the outermost ends."""
@@ -130,5 +150,5 @@ def settings() -> Callable[[], None]:
 
 
 AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "hpu", "mps", "mtia", "xla", "maia", "privateuseone")
-SAVERS = (function_modes, dispatch_modes, functorch_levels, autocast, settings)
+SAVERS = (function_modes, dispatch_modes, functorch_levels, dual_level, autocast, settings)
 """In the order in which they are put back; what closes a level may set others."""
