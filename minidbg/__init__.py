@@ -1,4 +1,4 @@
-"""minidbg: what breaks a torch.compile backend, as the smallest script that still fails the same way.
+"""minidbg: what breaks a torch.compile backend, as the smallest script that fails the same way.
 
 In a program: ``wrap`` and ``wrap_compiler`` give the backend to compile with, ``report_of`` what
 was written about an exception, ``stats`` how many graphs were verified, and why others were not.

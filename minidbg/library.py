@@ -30,7 +30,7 @@ StrPath = str | os.PathLike[str]
 
 
 def load(path: StrPath) -> Case:
-    """The case in a repro script or a capture. Runs the script's ``inputs()``; the backend is not run.
+    """The case in a repro script or a capture. Runs the script's ``inputs()``, not the backend.
 
     Raises UnreadableRepro, and what the script itself raises.
     """
@@ -42,7 +42,7 @@ def check(
 ) -> Outcome:
     """The outcome of running a repro in a fresh interpreter, within ``seconds``.
 
-    ``device`` and ``backend`` (a registered name) replace those of the script. Raises UnreadableRepro.
+    ``device`` and ``backend`` (a registered name) replace the script's. Raises UnreadableRepro.
     """
     return repro.run(Path(path), device=device, backend=backend, seconds=seconds)
 
@@ -65,7 +65,8 @@ def reduce(
     written. The repro goes into ``folder``, by default the repro folder that a repro of minidbg
     lies in, and the one of the settings for all others.
 
-    Raises UnreadableRepro, and NotReproduced when it does not fail here, or no form of it does in a fresh interpreter.
+    Raises UnreadableRepro, and NotReproduced when it does not fail here, or no form of it does in a
+    fresh interpreter.
     """
     written = reduced(
         what if isinstance(what, torch.export.ExportedProgram) else Path(what),
@@ -116,14 +117,14 @@ def save_repro(
     dynamic: bool | None = None,
     seconds: float = 300.0,
 ) -> Path:
-    """Write ``model(*inputs)`` under ``backend`` as a verified repro script, unreduced, and return its path.
+    """Write ``model(*inputs)`` under ``backend`` as a verified, unreduced repro; return its path.
 
     A GraphModule is taken as it is; a module or function is captured by dynamo as one graph. The
     modes that are on around this call (no_grad, autocast, ...) are part of the repro. ``path`` is
     the script to write, by default a name in the repro folder; ``seconds`` bounds the
     runs. Reduce it with ``minidbg.reduce(path)``.
 
-    Raises NotReproduced when the backend does not fail here, or the script does not in a fresh interpreter.
+    Raises NotReproduced when the backend does not fail here, or the script in a fresh interpreter.
     """
     context = current_context(inputs)
     if isinstance(model, fx.GraphModule):
@@ -136,7 +137,8 @@ def save_repro(
     outcome = oracle.ask(case, seconds=seconds)
     if outcome.verdict is not Verdict.REPRODUCES:
         raise NotReproduced(
-            f"{found.name} does not fail on this graph: {outcome.in_words}. A repro is written of failures only",
+            f"{found.name} does not fail on this graph: {outcome.in_words}."
+            " A repro is written of failures only",
             outcome,
         )
     return saved(publishing.with_failure(case, outcome), Path(path) if path is not None else None, seconds)

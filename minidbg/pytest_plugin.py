@@ -1,4 +1,4 @@
-"""Repro scripts as tests: ``pytest --minidbg minidbg_repros/``, or with ``--minidbg-devices cpu,cuda``.
+"""Repro scripts as tests: ``pytest --minidbg minidbg_repros/``, or ``--minidbg-devices cpu,cuda``.
 
 Without either option a repro is a test module of its own, which fails while its failure is there,
 where the command line names it or its repro folder (``pytest minidbg_repros/``); all else is as
@@ -34,7 +34,7 @@ from minidbg.workers import Request, Scripts, preload_for
 
 UNJUDGED = (Verdict.SKIPPED, Verdict.INVALID)
 WORTH_WARMING = 3
-"""With more repros than this for each process of pytest, an interpreter that has imported torch is worth its start."""
+"""With more repros than this per process of pytest, an interpreter with torch pays for itself."""
 POOL = pytest.StashKey[Scripts]()
 
 
@@ -110,7 +110,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def is_in_named_folder(path: Path, parent: pytest.Collector) -> bool:
-    """Whether the file lies in a repro folder that the command line names, as a person does who wants its repros."""
+    """Whether the file is in a repro folder named on the command line, to have its repros."""
     is_named = parent.config.args_source is pytest.Config.ArgsSource.ARGS
     return is_named and parent.session.isinitpath(path.parent) and (path.parent / HIDDEN).is_dir()
 

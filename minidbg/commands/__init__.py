@@ -1,4 +1,4 @@
-"""The command line: results on stdout, everything else on stderr; each command calls one function of the library."""
+"""The command line: results on stdout, the rest on stderr; a command calls one library function."""
 
 from minidbg.commands.root import cli, main
 

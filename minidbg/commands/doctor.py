@@ -40,7 +40,7 @@ class Finding:
     found: str
     advice: str = ""
     state: str = "fine"
-    """``missing``: something works less well, or not at all; ``broken``: minidbg cannot do its work."""
+    """``missing``: something works less well, or not at all; ``broken``: minidbg cannot work."""
 
 
 fine = Finding
@@ -95,7 +95,7 @@ def compiler() -> Iterator[Finding]:
 
 
 def forking() -> Iterator[Finding]:
-    """One question, as a reduction asks it: in a fork of an interpreter that does nothing but fork."""
+    """One question, as a reduction asks it: in a fork of an interpreter that only forks."""
     began = time.monotonic()
     try:
         request = workers.Request(call=f"{__name__}:a_question", seconds=QUESTION_S, fork=workers.Warmup())
@@ -136,7 +136,7 @@ SAMPLES = "torch.testing._internal.common_methods_invocations.op_db"
 
 
 def private_names() -> Iterator[Finding]:
-    """Names that torch may change without notice; without one that it has changed, what needs it is off."""
+    """Names that torch may change without notice; what needs one that has changed is off."""
     used: set[str] = set()
     for file in Path(torch_internals.__path__[0]).glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -221,11 +221,11 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine(checks: tuple[Check, ...] = CHECKS) -> Iterator[Finding]:
-    """One finding after the other, as they are made. Takes some seconds: backends are imported in a child."""
+    """One finding after another, as made. Takes some seconds: backends are imported in a child."""
     for check in checks:
         try:
             yield from check()
-        except Exception as trouble:  # noqa: BLE001 - a machine that breaks one check is why there are others
+        except Exception as trouble:  # noqa: BLE001 - a machine breaking one check needs the others
             name = check.__name__.replace("_", " ")
             found = f"could not be looked at: {type(trouble).__name__}: {trouble}"
             yield broken(name, found, "this is worth a bug report")

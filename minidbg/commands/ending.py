@@ -1,4 +1,4 @@
-"""How a signal ends a command: Ctrl-C, SIGTERM and SIGHUP unwind it, so that it lets go of what it holds."""
+"""How a signal ends a command: Ctrl-C, SIGTERM and SIGHUP unwind it, to let go of what it holds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def terminated(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def end_interrupted() -> NoReturn:
-    """End a command that Ctrl-C has unwound, without what an interpreter does at its end: that of torch takes seconds."""
+    """End a command that Ctrl-C unwound, without the interpreter's exit: torch's takes seconds."""
     let_go()
     os._exit(INTERRUPTED)
 

@@ -1,4 +1,4 @@
-"""What all commands share: -q and -v, --json, logs and notes on stderr, errors in two lines, NO_COLOR."""
+"""What commands share: -q, -v, --json, logs and notes on stderr, errors in two lines, NO_COLOR."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from minidbg.core.script_header import HIDDEN
 from minidbg.core.text import display_path, printable
 
 CANNOT_JUDGE = 125
-"""The status of every request that could not be met: no mistake of ours looks like a failing repro to ``git bisect``."""
+"""Status of requests that could not be met: ``git bisect`` sees no failing repro in our mistake."""
 INTERRUPTED = 130
 VERBOSITY: ContextVar[int] = ContextVar("minidbg_verbosity", default=0)
-"""-1 or less when quiet, 0 as a rule, 1 or more when verbose; errors are told when no context of click is left."""
+"""-1 or less: quiet; 0: usual; from 1: verbose; errors are told when no click context is left."""
 
 
 class ReproPath(click.Path):
@@ -76,7 +76,7 @@ JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def count(step: int) -> Any:
-    """A callback that adds ``step`` for each time the flag was given, before the command's name or after it."""
+    """A callback adding ``step`` for each flag given, before or after the command's name."""
 
     def add(_context: click.Context, _parameter: click.Parameter, times: int) -> None:
         if times:
@@ -129,11 +129,12 @@ def repro_folder() -> Path:
 
 
 def existing_folder(folder: Path | None) -> Path:
-    """The folder that was named, or the repro folder. Raises MinidbgError where no failure has made that one yet."""
+    """The named folder or the repro folder. Raises MinidbgError if no failure has made that yet."""
     default = repro_folder()
     if folder is None and not default.exists():
         raise MinidbgError(
-            f"no repros yet: there is no {display_path(default)}; the first failure under minidbg run, or minidbg.wrap, makes it"
+            f"no repros yet: there is no {display_path(default)}; the first failure under minidbg "
+            "run, or minidbg.wrap, makes it"
         )
     return folder or default
 
@@ -182,7 +183,7 @@ if TYPE_CHECKING:
 
 
 def configure(verbosity: int) -> None:
-    """Send what the logger ``minidbg`` gets to stderr; other loggers, the root included, stay as they are.
+    """Send the logger ``minidbg`` to stderr; other loggers, the root included, stay as they are.
 
     ``verbosity``: -1 and less errors only, 1 what is done, 2 and more everything.
     """

@@ -1,4 +1,4 @@
-"""``minidbg run``, an unmodified program, wrapped; and ``minidbg reduce``, a capture or a repro, reduced (further)."""
+"""``minidbg run``: an unchanged program wrapped; ``minidbg reduce``: a capture or repro reduced."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 @click.option(
     "--backend",
     metavar=BACKEND,
-    help="Backend for a .pt2 file, torch's repro, or a script that lacks one: a registered name, module:attribute, "
-    "or for a script that lacks its backend a call, train:make(level=2).",
+    help="Backend for a .pt2 file, torch's repro, or a script that lacks one: a registered name, "
+    "module:attribute, or for a script that lacks its backend a call, train:make(level=2).",
 )
 @click.option("--seconds", type=TIME_LIMIT, default=300.0, show_default=True, help="Time limit in seconds.")
 @click.option("--max-calls", type=COUNT, help="Most runs of the backend.")
@@ -89,7 +89,7 @@ def reduce(
 
 
 def reduce_all(folder: Path, *, as_json: bool, **how: Any) -> int:
-    """Reduce the unreduced captures in ``folder``, and what processes that died have left; the exit status."""
+    """Reduce unreduced captures in ``folder`` and what dead processes left; the exit status."""
     from minidbg.repro import crash_records
     from minidbg.watch.repros import read_repros, shown_by, unreduced
 
@@ -163,7 +163,7 @@ def reduced_here(
 
 
 def newest_crash(folder: Path) -> Path | None:
-    """The record of the process that died last in a backend; None where no record is left. Says which processes died."""
+    """The record of the last process to die in a backend, or None. Says which processes died."""
     from minidbg.repro import crash_records
 
     left = crash_records.records_of_dead(folder)
@@ -185,7 +185,8 @@ def tell_of_reduced_crash(folder: Path, *, as_json: bool) -> None:
     written = crash_records.reduced_crash(folder)
     if written is None:
         raise click.UsageError(
-            f"no crash to reduce: no process has died in a backend and left its graph in {display_path(folder)}; "
+            f"no crash to reduce: no process has died in a backend and left its graph in "
+            f"{display_path(folder)}; "
             "a capture of another failure is reduced by: minidbg reduce PATH"
         )
     shown = display_path(written["path"])

@@ -1,4 +1,4 @@
-"""The root of the command line: finds commands when they are asked for, and ends every one in the same manner.
+"""The root of the command line: finds commands when asked for, and ends each in the same manner.
 
 Exit statuses are those of the verdicts (``minidbg.core.outcome.EXIT_STATUS``); what cannot be
 judged, a usage error included, is 125.
@@ -26,7 +26,7 @@ from minidbg.core import environment
 from minidbg.core.errors import Interrupted, Terminated, nearest
 
 PROGRAMS = ("run", "demo")
-"""Commands that run a program, whose failures are to be answered; the others judge, and answer none."""
+"""Commands that run a program, whose failures are to be answered; others judge and answer none."""
 
 
 class Commands(click.Group):

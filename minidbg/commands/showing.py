@@ -1,4 +1,4 @@
-"""Commands that show a repro, or write it as somebody else needs it: ``show``, ``stages``, ``report``; and ``config``."""
+"""Commands to show a repro or write it for others: ``show``, ``stages``, ``report``; ``config``."""
 
 from __future__ import annotations
 

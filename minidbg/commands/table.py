@@ -52,7 +52,7 @@ WATCH: Mapping[str, str] = {
     "serve": "minidbg.extras.page.server:PageServer",
     "html": "minidbg.extras.page.state:HtmlFile",
 }
-"""Option of ``watch`` -> what makes of its value the pool of other machines, or a view that hears the events too."""
+"""Option of ``watch`` -> what turns its value into a pool of machines, or a view of the events."""
 
 
 def imported(where: str) -> Any:

@@ -217,7 +217,7 @@ class StillFails(MinidbgError):
 
 
 def why_not_gone(path: Path) -> str:
-    """Why the failure of the repro is not gone, as a run shows now and as watch saw it elsewhere; empty when it is."""
+    """Why the repro's failure is not gone, from a run now and watch elsewhere; empty when it is."""
     from minidbg import repro
     from minidbg.watch import queries
     from minidbg.watch.settings import whole_name

@@ -1,4 +1,4 @@
-"""The environment of every process that minidbg starts: which variables it does not inherit, which it is given, and why.
+"""The environment of each process that minidbg starts: variables it lacks, those it gets, and why.
 
 A program under ``minidbg run``, or one that torch's override variables lead to minidbg, carries
 variables that have ``torch.compile`` wrapped. An interpreter that judges its repro and inherits
@@ -6,7 +6,7 @@ them wraps the repro too, reduces its failure, judges that repro in an interpret
 other file of the package hands ``os.environ`` on (``tests/house/test_floors.py``), and whatever an
 interpreter must have or must lack is an ``EnvRule`` here.
 
-An interpreter that judges carries a mark. ``minidbg.wrap`` in it gives the backend as it is, and no failure is answered.
+A judging interpreter has a mark: ``minidbg.wrap`` gives the bare backend; no failure is answered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 RUN = "MINIDBG__RUN"
 """The orders of ``minidbg run``, for the program and all the processes that it starts."""
 HOOK = Path(__file__).parents[1] / "commands" / "run" / "hook"
-"""In front of the program's PYTHONPATH: the folder whose ``sitecustomize`` has those orders followed."""
+"""First on the program's PYTHONPATH: the folder whose ``sitecustomize`` has the orders followed."""
 JUDGING = "MINIDBG__JUDGING"
 """The mark of a process that judges, or is judging just now."""
 
@@ -38,8 +38,8 @@ class EnvRule:
 OF_THE_PROGRAM = (
     EnvRule("'minidbg run' was told to wrap the program, not what judges its failures", (RUN,)),
     EnvRule(
-        "torch reads them when it is imported, and would judge a repro with another backend or other options: "
-        "with minidbg itself, where its own name stands there",
+        "torch reads them when it is imported, and would judge a repro with another backend or "
+        "other options: with minidbg itself, where its own name stands there",
         (
             "TORCH_COMPILE_OVERRIDE_BACKENDS",
             "TORCH_COMPILE_OVERRIDE_INDUCTOR_CONFIGS",
@@ -50,12 +50,14 @@ OF_THE_PROGRAM = (
 
 # Of some
 JUDGES = EnvRule(
-    "a backend that the user's module wraps, and a program that a repro's import runs, answer no failure there",
+    "a backend that the user's module wraps, and a program that a repro's import runs, "
+    "answer no failure there",
     put_in={JUDGING: "1"},
 )
 JUDGES_NOTHING = EnvRule("an editor, a build or a program may use minidbg as anybody does", (JUDGING,))
 NO_CACHED_GRAPHS = EnvRule(
-    "a cached graph would hide a change of the compiler; the cache of compiled kernels, keyed by their source, cannot",
+    "a cached graph would hide a change of the compiler; the cache of compiled kernels, "
+    "keyed by their source, cannot",
     put_in={
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
@@ -82,12 +84,12 @@ IN_ENGLISH = EnvRule("minidbg reads what it prints", put_in={"LC_ALL": "C"})
 
 
 def for_judge(*rules: EnvRule, given: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """The environment of an interpreter of minidbg's own. ``given`` has the last word; None takes a variable out."""
+    """The environment of minidbg's own interpreter. ``given`` wins; None takes a variable out."""
     return _changed(dict(os.environ), (*OF_THE_PROGRAM, JUDGES, *rules), given or {})
 
 
 def for_tool(*rules: EnvRule) -> dict[str, str]:
-    """The environment of what is no part of minidbg: git, a C++ compiler, an editor, a command of the user's."""
+    """The environment of what is not minidbg: git, a C++ compiler, an editor, a user's command."""
     return _changed(dict(os.environ), (*OF_THE_PROGRAM, JUDGES_NOTHING, *rules), {})
 
 
@@ -112,7 +114,7 @@ def _changed(
 
 
 def _without_hook(environ: dict[str, str]) -> dict[str, str]:
-    """``environ`` without the hook's folder on PYTHONPATH, which is gone if nothing else was there."""
+    """``environ`` without the hook's folder on PYTHONPATH, which goes if nothing else was there."""
     folders = environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(HOOK) not in folders:
         return environ
@@ -128,7 +130,7 @@ def is_judging() -> bool:
 
 @contextlib.contextmanager
 def judging() -> Iterator[None]:
-    """A block in which this process is one that judges; ``minidbg check`` and most commands are that from their start."""
+    """A block where this process judges; ``minidbg check`` and most commands do from the start."""
     before, here = dict(os.environ), for_judge()
     names = {name for name in before.keys() | here.keys() if before.get(name) != here.get(name)}
     try:

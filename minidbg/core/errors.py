@@ -38,7 +38,7 @@ class UnknownBackend(MinidbgError):
         super().__init__(
             f"no backend named {name!r}{nearest(name, names)}. "
             f"torch.compile knows: {', '.join(names)}; a backend that is registered by an import "
-            f"needs that import first: minidbg.wrap(..., setup='import PACKAGE'), or PACKAGE:NAME on a command line"
+            "first: minidbg.wrap(..., setup='import PACKAGE'), or PACKAGE:NAME on a command line"
         )
 
 
@@ -67,7 +67,7 @@ class UnreadableRepro(MinidbgError):
 
 
 class NotReproduced(MinidbgError):
-    """The case was run and did not show its failure, so there is nothing to reduce; ``outcome`` says what it did."""
+    """The case ran without its failure: nothing to reduce; ``outcome`` says what it did."""
 
     def __init__(self, message: str, outcome: object = None) -> None:
         self.outcome = outcome
@@ -75,9 +75,9 @@ class NotReproduced(MinidbgError):
 
 
 class AccuracyError(Exception):
-    """A backend's results differ from eager's by more than rounding. It is the backend's failure, no request of anybody.
+    """A backend's results differ from eager's by more than rounding: its failure, nobody's request.
 
-    ``where`` names the value (``output 0``, ``gradient of input 2``), ``category`` the kind of difference (``float``,
+    ``where``: the value (``output 0``, ``gradient of input 2``), ``category``: the kind (``float``,
     ``nan``, ``dtype``, ...), ``figures`` has the numbers; ``minidbg.report_of`` gives the repro.
     """
 
@@ -110,7 +110,7 @@ class Interrupted(MinidbgError):
 
 
 class Terminated(BaseException):
-    """The signal ``number`` has come, by which somebody ends this process; what it unwinds lets go of what it holds."""
+    """The signal ``number`` ends this process; what it unwinds lets go of what it holds."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

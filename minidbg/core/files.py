@@ -31,7 +31,7 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
 
 
 def read_regular(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
-    """What the regular file at ``path`` holds. Raises OSError, whose ``strerror`` says why it is not read."""
+    """The content of the regular file at ``path``. Raises OSError whose ``strerror`` says why."""
     with open_regular(path) as file:
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:
@@ -58,7 +58,7 @@ for_others_to_read = partial(os.open, mode=0o664)
 def replace_file(path: Path, content: bytes, *, private: bool = False) -> None:
     """Put ``content`` at ``path`` in one step, on disk before it is seen.
 
-    Its mode is what the user's umask gives, since a repro is made to be shared; ``private``: nobody else reads it.
+    Its mode is what the umask gives: repros are for sharing; ``private``: nobody else reads it.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:

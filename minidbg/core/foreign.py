@@ -70,7 +70,7 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def fence(what: str, hears: Callable[[Exception], object] = lambda trouble: None) -> Iterator[None]:
-    """A block of ours that the program must not notice: what goes wrong in it ends it, and is logged.
+    """A block of ours that the program must not notice: what goes wrong ends it, and is logged.
 
     It is logged as ``what``, and ``hears`` is told of it. What a handler of a signal raises passes.
     """

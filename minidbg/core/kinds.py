@@ -1,6 +1,6 @@
 """The kinds of failure: each one's words, and what the rest of the program must know of it.
 
-A new kind is one more member and row here, what the judge does to see it, and the lines of a short script that show it.
+A new kind is a member and row here, what the judge does to see it, and lines of a short script.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ UNSEEN = Traits(title="", warning="", compiles=False)
 class Kind(enum.StrEnum):
     """In which way a backend fails.
 
-    ``compile``: it raises. ``runtime``: what it compiled raises. ``accuracy``: what it compiled gives other results than
+    ``compile``: it raises. ``runtime``: what it compiled raises. ``accuracy``: that differs from
     eager. ``crash``: the process dies. ``hang``: it does not come back within the time limit.
     """
 

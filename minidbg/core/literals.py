@@ -1,4 +1,4 @@
-"""Values that have a source text: Python's literals, and torch's dtypes, devices, layouts and memory formats.
+"""Values that have a source text: Python literals, torch dtypes, devices, layouts, memory formats.
 
 Options of a backend and of torch's configuration travel so, since TOML has no None and no tuple.
 """
@@ -24,10 +24,10 @@ class NotALiteral(Exception):
 def write_literal(value: object, path: str = "") -> str:
     """The expression that gives ``value`` back where ``torch`` is imported.
 
-    Plain Python literals, containers of them, and torch's dtypes, devices, layouts and memory formats.
+    Plain Python literals, containers of them, torch's dtypes, devices, layouts and memory formats.
     Only exact types count: a subclass of ``dict`` or ``int`` would come back as something else.
 
-    Raises NotALiteral with the location (``"['pass'][0]"``) of the first part that has no such text.
+    Raises NotALiteral with the location (``"['pass'][0]"``) of the first part without such text.
     """
     kind: Any = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"

@@ -72,7 +72,7 @@ def memory_limit(at_once: int = 1, machine: Machine = HERE) -> int | None:
 def busyness(machine: Machine = HERE) -> float:
     """How many times as long as usual anything takes here now, from 1 to ``MOST_BUSY``.
 
-    A limit that is too short for a busy machine would turn a slow start of an interpreter into a verdict.
+    A limit too short for a busy machine would turn a slow start of an interpreter into a verdict.
     """
     return min(MOST_BUSY, max(1.0, machine.load() / machine.processors()))
 

@@ -53,7 +53,7 @@ EXIT_STATUS: Mapping[Verdict, int] = {
 
 
 def is_expected(verdict: Verdict, expect: Verdict) -> bool:
-    """Whether a header that expects ``expect`` is content with ``verdict``; a flaky failure is a known failure."""
+    """Whether a header expecting ``expect`` accepts ``verdict``; a flaky failure is a known one."""
     return verdict is expect or (expect is Verdict.REPRODUCES and verdict is Verdict.FLAKY)
 
 
@@ -97,7 +97,7 @@ class Signature:
     frames: tuple[str, ...] = ()
     message: str = ""
     others: tuple[Signature, ...] = ()
-    """Further forms of the same failure: chance decides, the order of hashes for one, which of them is raised."""
+    """Further forms of the same failure: chance, like hash order, decides which is raised."""
 
     def matches(self, other: Signature | None) -> bool:
         """Whether ``other`` is the same failure: every field equal, of the frames the innermost; or
@@ -113,7 +113,7 @@ class Signature:
         )
 
     def unlike(self, other: Signature) -> str:
-        """What makes ``other`` another failure: ``the same message; frames: expected a:f, got b:g``."""
+        """Why ``other`` is another failure: ``the same message; frames: expected a:f, got b:g``."""
         same = same_message(self.message, other.message)
         parts = ["the same message"] if same else [f"message: expected {self.message}, got {other.message}"]
         for name in ("kind", "direction", "types", "frames"):
@@ -154,13 +154,13 @@ class Outcome:
     figures: Mapping[str, Any] = field(default_factory=dict)
     """Error figures of an accuracy failure, as the harness names them."""
     stderr: str = ""
-    """Of a process that died or was ended: the end of what it wrote, with the stack by faulthandler."""
+    """Of a process that died or was ended: the end of what it wrote, with faulthandler's stack."""
     suspects: tuple[tuple[str, ...], ...] = ()
-    """Names of nodes that the frames of the failure held, one group a frame, the innermost frame first."""
+    """Names of nodes that the failure's frames held, one group a frame, the innermost first."""
 
     @property
     def in_words(self) -> str:
-        """``gone``, ``changed: raises KeyError``: the verdict, and the reason where there is one."""
+        """``gone``, ``changed: raises KeyError``: the verdict, and the reason if there is one."""
         return f"{self.verdict}: {self.reason}" if self.reason else str(self.verdict)
 
     def to_json(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class Outcome:
         return record_of(data, cls)
 
     def judged_against(self, expected: Signature | None) -> Outcome:
-        """This outcome of a run, with the verdict that it means for a case that expects ``expected``.
+        """This outcome of a run, with the verdict it means for a case that expects ``expected``.
 
         A run that failed is ``reproduces`` when its signature matches, else ``changed``; without an
         expectation every failure reproduces.

@@ -1,4 +1,4 @@
-"""``RunSpec``: the one record of how a graph is run and what it must show; and where a case comes from. Needs no torch.
+"""``RunSpec``: the one record of how a graph is run, what it must show, its origin. Needs no torch.
 
 A script's header holds these records as they are (``records.table_of``): a new field is a field
 here, and whoever uses it.
@@ -17,7 +17,7 @@ from minidbg.core.outcome import Signature
 from minidbg.core.text import display_path
 
 PRECISIONS = {"bfloat16": 3e-2, "float16": 5e-3, "tf32": 5e-3}
-"""What float32 results may be off, relative and absolute, of a backend that computes them in this precision by design."""
+"""Relative and absolute error allowed where a backend has float32 in this precision by design."""
 HANG_LIMIT_S = 120.0
 """What a script of the kind hang gets when its header names no limit."""
 
@@ -32,7 +32,7 @@ class CallPath(enum.StrEnum):
     """How the graph reaches the backend; the same in reduction, script and watch."""
 
     TORCH_COMPILE = "torch.compile"
-    """``torch.compile(Repro(), backend=..., fullgraph=True)``: dynamo traces the written module again."""
+    """``torch.compile(Repro(), backend=..., fullgraph=True)``: dynamo retraces the module."""
     DIRECT = "direct"
     """``backend(gm, inputs)``: for graphs that dynamo would not hand over unchanged."""
 
@@ -43,7 +43,7 @@ class Level(enum.StrEnum):
     DYNAMO = "dynamo"
     """A graph of ``torch.compile``, for a backend."""
     ATEN = "aten"
-    """A graph of AOTAutograd (forward, backward or inference), for a compiler given to ``aot_autograd``."""
+    """A graph of AOTAutograd (forward, backward, inference), for a compiler of ``aot_autograd``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class BackendRef:
     modules: tuple[str, ...] = ()
     """Top-level modules that hold the backend's code, for watch."""
     missing_backend: str = ""
-    """What a person has to put into a script, since nothing leads there: ``a closure of train.py:4``; else empty.
+    """What to put into a script, as nothing leads there: ``a closure of train.py:4``; else empty.
 
-    The expression is then ``...``, or gives back what was pickled for the children of the process that has it.
+    The expression is then ``...``, or gives what was pickled for the children of its process.
     """
 
     @property
@@ -94,8 +94,8 @@ def how_to_supply_backend(path: str | os.PathLike[str], missing_backend: str) ->
     backend is to be filled in, ...``."""
     shown = display_path(path)
     return (
-        f"graph whose backend is to be filled in, {missing_backend}: edit `backend = ...` in {shown}, "
-        f"or give it one: minidbg reduce {shown} --backend MODULE:EXPRESSION"
+        f"graph whose backend is to be filled in, {missing_backend}: edit `backend = ...` in "
+        f"{shown}, or give it one: minidbg reduce {shown} --backend MODULE:EXPRESSION"
     )
 
 
@@ -105,7 +105,7 @@ def in_precision(name: str) -> dict[str, tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The modes and settings around the failing call; each differs from torch's default or is left at it."""
+    """The modes and settings around the failing call, each unlike torch's default or left at it."""
 
     grad: bool = True
     inference: bool = False
@@ -121,7 +121,7 @@ class Context:
     threads_matter: bool = False
     """Whether a run sets that number; else it is only told."""
     config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Module name -> option -> value, where it differs from its default and ``repr`` round-trips."""
+    """Module name -> option -> value, if it differs from its default and ``repr`` round-trips."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the allow list that were set."""
     env_matters: bool = False
@@ -130,7 +130,7 @@ class Context:
 
 STAND_IN_NOTE = "values: some inputs had no data when it failed (fake, freed since, or on a device in error); seeded random ones stand in"
 """A note of a Provenance."""
-LOST = "in the program"  # begins a note on what our runs lack, which only an end without a script tells
+LOST = "in the program"  # begins a note on what our runs lack, told only by an end without script
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Provenance:
     neighbour: str = ""
     """What one step less looks like: ``passes without torch.relu``."""
     notes: tuple[str, ...] = ()
-    """What a reader must know: which values are real, which call path was needed, which budget ran out."""
+    """What readers must know: which values are real, the call path needed, which budget ran out."""
     suspects: tuple[str, ...] = ()
     """Of a failure not yet reduced: the nodes that the frames of its traceback held, ``add_2
     linear`` for one frame, innermost first."""
@@ -167,8 +167,8 @@ class Provenance:
 class RunSpec:
     """How a graph is run, and what it must show.
 
-    Together with the graph and its inputs this is all that the judge asks: ``Case`` holds one, a script's header is one,
-    and so is what ``minidbg watch`` knows of a repro without importing torch.
+    Together with the graph and its inputs this is all that the judge asks: ``Case`` holds one, a
+    script's header is one, so is what ``minidbg watch`` knows of a repro without importing torch.
     """
 
     backend: BackendRef
@@ -185,7 +185,7 @@ class RunSpec:
     dynamic: bool | None = None
     """``torch.compile(dynamic=...)``."""
     dynamic_dims: tuple[tuple[int, ...], ...] = ()
-    """Per input the dimensions to ``mark_dynamic``, the others being static; empty where nothing is known."""
+    """Per input the dimensions to ``mark_dynamic``, others static; empty where nothing is known."""
     backward: bool = False
     """Whether the run goes on to backward with seeded cotangents."""
     attempts: int = 1

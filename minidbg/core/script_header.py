@@ -78,7 +78,8 @@ def parse_header(text: str, path: str | os.PathLike[str]) -> Header:
         raise ValueError("the '# /// script' block has no [tool.minidbg] table")
     if table.get("schema") != HEADER_VERSION:
         raise ValueError(
-            f"its header has schema {table.get('schema')!r:.40}, this minidbg reads {HEADER_VERSION}; install a newer minidbg to read it"
+            f"its header has schema {table.get('schema')!r:.40}, this minidbg reads "
+            f"{HEADER_VERSION}; install a newer minidbg to read it"
         )
     facts = {name: table[name] for name in ("expect", "nodes", "inputs", "provenance") if name in table}
     header = record_of({"spec": table, "dependencies": metadata.get("dependencies", ()), **facts}, Header)

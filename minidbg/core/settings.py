@@ -1,4 +1,4 @@
-"""What a person may set, and where: defaults < user file < ``[tool.minidbg]`` < ``MINIDBG_*`` < arguments.
+"""What users set, and where: defaults < user file < ``[tool.minidbg]`` < ``MINIDBG_*`` < arguments.
 
 The user file is ``minidbg.toml`` in the platform's configuration folder; ``[tool.minidbg]`` is
 looked up in the nearest ``pyproject.toml`` of the working directory and its parents. A name that is
@@ -121,7 +121,7 @@ class Reduce(enum.StrEnum):
 
 
 class Verify(enum.StrEnum):
-    """Which calls of a compiled graph are compared with eager. A number stands for that many first calls."""
+    """Which calls of a compiled graph are compared with eager. A number: that many first calls."""
 
     FIRST = "first"
     ALWAYS = "always"
@@ -184,22 +184,22 @@ class Settings:
     reference: str | None = setting(None, string)
     """``module:qualname`` of the backend, or of a function without arguments that returns it."""
     value_limit_bytes: int = setting(VALUE_LIMIT_BYTES, lambda value: integer(value, at_least=0))
-    """Most bytes of real tensor values that are written for one failure, or kept while a graph is unverified."""
+    """Most bytes of real tensor values written for one failure, or kept for an unverified graph."""
     reduce_oom: bool = setting(False, boolean)
     """Reduce failures for want of memory too."""
     match: str | None = setting(None, pattern)
-    """A regular expression; a failure whose text does not contain it is captured and not reduced."""
+    """A regular expression; a failure whose text does not contain it is captured, not reduced."""
     rtol: float | None = setting(None, lambda value: number(value, at_least=0.0))
-    """Relative tolerance of floats in comparisons with eager, for all dtypes; given together with ``atol``."""
+    """Relative tolerance of floats compared with eager, for all dtypes; given with ``atol``."""
     atol: float | None = setting(None, lambda value: number(value, at_least=0.0))
     """Absolute tolerance, in units of the value."""
     tolerances: tuple[tuple[str, float, float], ...] = setting((), by_dtype)
     """The same by dtype: ``{"float16": (1e-2, 1e-3)}``. It counts before ``rtol`` and ``atol``.
 
-    Or, for ``float32``, by the precision that the backend computes it in: ``"bfloat16"``, ``"float16"`` or ``"tf32"``.
+    Or, for ``float32``, by the backend's own precision: ``"bfloat16"``, ``"float16"``, ``"tf32"``.
     """
     env: tuple[str, ...] = setting((), strings)
-    """Names of further environment variables that a repro needs; their values are written into it."""
+    """Names of more environment variables that a repro needs; their values are written into it."""
     memory_bytes: int | None = setting(None, lambda value: integer(value, at_least=1 << 20))
     """Most bytes of memory that one run may take; None is four fifths of what is free."""
     crash_records: bool = setting(True, boolean)
@@ -207,7 +207,7 @@ class Settings:
 
     @property
     def allowed(self) -> dict[str, tuple[float, float]]:
-        """Relative and absolute tolerance by dtype name, ``any`` for those not named; empty for the built-in ones."""
+        """Relative and absolute tolerance by dtype name, ``any`` for the rest; empty: built-in."""
         common = {"any": (self.rtol, self.atol)} if self.rtol is not None and self.atol is not None else {}
         return {**common, **{dtype: (rtol, atol) for dtype, rtol, atol in self.tolerances}}
 
@@ -218,7 +218,7 @@ CONVERTERS: Mapping[str, Converter] = {
 
 
 class CompilerSettings(TypedDict, total=False):
-    """The settings that ``minidbg.wrap_compiler`` takes, as a caller writes them; None is as good as not given."""
+    """Settings of ``minidbg.wrap_compiler``, as a caller writes them; None is as if not given."""
 
     verify: str | int | None
     on_failure: str | None
@@ -250,7 +250,7 @@ class Origin:
 
 
 def of_call(arguments: Mapping[str, Any], kind: type[WrapSettings | CompilerSettings]) -> Settings:
-    """The settings of all sources for a call with ``arguments``, which must be named in ``kind``. Raises BadSetting."""
+    """Settings of all sources for a call with ``arguments``, all in ``kind``. Raises BadSetting."""
     for name in arguments:
         known(name, "the arguments", list(kind.__annotations__))
     return load(arguments)
@@ -329,7 +329,7 @@ OF_OTHERS = ("MINIDBG_BACKEND", "MINIDBG_STATS", "MINIDBG_TIME_LIMIT_S")
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``MINIDBG_*`` as settings. ``MINIDBG_DIR`` is the folder; two underscores mark names that are no settings."""
+    """``MINIDBG_*`` as settings. ``MINIDBG_DIR`` is the folder; two underscores mark no setting."""
     found = {
         variable.removeprefix("MINIDBG_").lower(): value
         for variable, value in environ.items()

@@ -1,4 +1,4 @@
-"""The Jinja2 templates of scripts and reports: inside the installed package, or in the folder beside it in a checkout."""
+"""Jinja2 templates of scripts and reports: in the installed package, or beside it in a checkout."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any
 def printable(text: str) -> str:
     """``text`` with what is no printable character shown as an escape; line breaks and tabs stay.
 
-    Control sequences (``\\x1b[2J``), marks that turn the direction of writing, and half surrogates are among them.
+    Among them: control sequences (``\\x1b[2J``), marks of writing direction, half surrogates.
     """
     return "".join(one if one.isprintable() or one in "\n\t" else escape(one) for one in text)
 
@@ -38,7 +38,7 @@ def last_line(text: str) -> str:
 
 
 def display_path(path: str | os.PathLike[str]) -> str:
-    """``path`` as a person would type it from here: relative where it lies in the working directory, else whole."""
+    """``path`` as one would type it here: relative inside the working directory, else whole."""
     relative = os.path.relpath(path)
     return os.fspath(path) if relative.startswith("..") else relative
 

@@ -1,4 +1,4 @@
-"""Run as a plain file, ``judge/command.py REPRO [--device D] ...``: judge a repro script with the installed judge.
+"""Run as a plain file, ``judge/command.py REPRO [--device D] ...``: judge a script by this judge.
 
 The script is executed for its definitions; its own few lines of judgement are not used. Options,
 what is printed and exit status are those of ``minidbg.judge.script``.
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     ``--options DICT`` if it is given."""
     path = os.path.abspath(argv[0])
     options = argv[2] if argv[1:2] == ["--options"] else ""
-    gc.disable()  # what is imported stays: to look for garbage there, now and at the exit, takes a third of the time
+    gc.disable()  # imports stay: to look for garbage there, also at exit, takes a third of the time
     with clean_stdout() as say:
         definitions = definitions_of(path)
         gc.freeze()
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 @contextlib.contextmanager
 def clean_stdout() -> Iterator[Callable[[str], object]]:
-    """Give a ``print`` to the real stdout, while all that backends and compilers print goes to stderr."""
+    """Give a ``print`` to the real stdout; all that backends and compilers print goes to stderr."""
     sys.stdout.flush()
     real = os.dup(1)
     os.dup2(2, 1)
@@ -71,7 +71,7 @@ def clean_stdout() -> Iterator[Callable[[str], object]]:
 def script_of(definitions: dict[str, Any], path: str, options: str = "") -> ExecutedScript:
     """The executed script, with ``options``, a dict as text, beside those of its header.
 
-    Raises OSError, MALFORMED for an unreadable header, and ValueError where a mode stands in their way.
+    Raises OSError, MALFORMED for an unreadable header, ValueError where a mode stands in their way.
     """
     from minidbg.core.files import read_regular
     from minidbg.core.literals import read_literal
@@ -94,7 +94,7 @@ def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Exec
 
 
 def definitions_of(path: str) -> dict[str, Any]:
-    """What the script at ``path`` defines, executed in a module of its own as if from its own folder.
+    """What the script at ``path`` defines, executed in a module of its own, as if from its folder.
 
     Each statement by itself: another backend can be asked where the script's own is not here.
     ``FAILED`` lists what was raised.
@@ -117,7 +117,7 @@ def definitions_of(path: str) -> dict[str, Any]:
                 attempt.body = [node]  # type: ignore[attr-defined]
                 tree.body[index] = attempt
         exec(compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a script that is no Python cannot be judged
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - no Python, so it cannot be judged
         failed.append(error)
     return module.__dict__
 

@@ -1,4 +1,4 @@
-"""Does a compiled graph give what eager gives? ``Comparison`` says it, for cases, scripts and calls of a program.
+"""Does a compiled graph give what eager gives? ``Comparison`` says, for cases, scripts and calls.
 
 The rule, for each element: it is wrong when it lies farther from float64 than eager's own error
 allows; and eager's own error is what eager, float64 and a few eager runs with other rounding show
@@ -74,9 +74,9 @@ Difference = dict[str, Any]
 
 
 def margin_for(figures: Mapping[str, Any]) -> float:
-    """How many times more than allowed a smaller graph must be off, for reduction not to drift into rounding noise.
+    """How many times more than allowed a smaller graph must be off, or reduction drifts into noise.
 
-    ``figures`` are those of the whole graph's wrong results; of other failures they are empty, and the margin is 1.
+    ``figures``: of the whole graph's wrong results; other failures have none, and the margin is 1.
     """
     excess = float(figures.get("excess", 1.0))
     return min(MOST_MARGIN, max(1.0, math.sqrt(excess)))
@@ -84,7 +84,7 @@ def margin_for(figures: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a run of a backend left behind (``actual``) beside one of eager from the same state (``expected``)."""
+    """What a backend's run left (``actual``) beside eager's from the same state (``expected``)."""
 
     actual: dict[str, Any]
     expected: dict[str, Any]
@@ -93,7 +93,7 @@ class Comparison:
     spec: RunSpec
 
     def difference(self, notes: list[str], unjudged: set[str] | None = None) -> Difference | None:
-        """The first difference that no legal run of eager explains, or None. ``notes`` hears what is not judged.
+        """The first difference no legal eager run explains, or None. ``notes``: what is unjudged.
 
         ``unjudged`` gets the labels of the leaves of which nothing was judged.
         """
@@ -105,7 +105,7 @@ class Comparison:
         return mismatch(left_by(self.actual), left_by(self.expected), spec=self.spec)
 
     def difference_of_same_numbers(self) -> Difference | None:
-        """The first difference that other rounding does not explain, where both have drawn the same random numbers."""
+        """The first difference that other rounding does not explain, with equal random numbers."""
         eager_runs = EagerRuns({Tag.NOISE: with_other_rounding(self.eager)})
         return mismatch(left_by(self.actual), left_by(self.expected), eager_runs, self.spec)
 
@@ -128,7 +128,7 @@ def mismatch(
     notes: list[str] | None = None,
     unjudged: set[str] | None = None,
 ) -> Difference | None:
-    """The first difference that counts between a compiled run (``actual``) and eager's (``expected``), or None.
+    """The first difference that counts between compiled ``actual`` and eager ``expected``, or None.
 
     Form and values of all leaves come first, in eager's order; then requires_grad and aliasing of
     outputs. Strides are not compared. ``eager_runs`` has the other legal runs of eager, which are
@@ -211,7 +211,7 @@ class _Judge:
         return where not in self.left_out
 
     def undefined(self) -> list[str]:
-        """A sentence for each leaf of which something is left out since torch does not define it; one for many leaves."""
+        """A sentence for each leaf left out in part, as torch does not define it; one for many."""
         undefined = ", ".join(self.eager_runs.sensitivity.undefined) or DECIDED
         sentences: list[str] = []
         for parts, what in (
@@ -226,7 +226,7 @@ class _Judge:
         return sentences
 
     def tolerance(self, leaf: Leaf, *, is_measured: bool = True) -> tuple[float, float, float]:
-        """Relative, absolute, and relative to float64; ``is_measured``: a float64 run stands beside the leaf."""
+        """Relative, absolute, relative to float64; ``is_measured``: the leaf has a float64 run."""
         dtype = leaf.value.dtype if isinstance(leaf.value, torch.Tensor) else torch.float32
         relative, absolute, rounding = default_tolerance(dtype)
         given = self.tolerances.get(_short_name(dtype), self.tolerances.get("any"))
@@ -236,7 +236,7 @@ class _Judge:
         return relative, absolute * (min(own, 1.0) or self.scale(leaf.role)), rounding
 
     def scale(self, role: str) -> float:
-        """The largest finite value among eager's leaves of this role, at most 1; and 1 where all are zero."""
+        """The largest finite value in eager's leaves of this role, at most 1; 1 if all are zero."""
         if role not in self.scales:
             values = (leaf.value for leaf in self.expected.values() if leaf.role == role)
             sizes = (largest(value) for value in values if _are_plain(value, value))
@@ -265,7 +265,7 @@ class _Judge:
         return self.tensors(where, expected._replace(value=e), a, e)
 
     def scalars(self, where: str, role: str, a: Any, e: Any) -> Difference | None:
-        """Python values: of one type and equal; floats have float32's tolerance, since most came from ``.item()``."""
+        """Python values of one type, equal; floats by float32's tolerance: most are ``.item()``."""
         if type(a) is not type(e):
             text = f"{where} is a {type(a).__name__}, eager gives a {type(e).__name__}"
             return _difference(where, role, "structure", text)
@@ -276,7 +276,7 @@ class _Judge:
         return None if a == e else _difference(where, role, category, f"{where} is {a!r}, eager gives {e!r}")
 
     def tensors(self, where: str, leaf: Leaf, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
-        """How the values of two dense tensors of one form differ; the other runs are asked only if they do."""
+        """How the values of two dense tensors of one form differ; asks other runs only if so."""
         tolerance = self.tolerance(leaf)
         relative, absolute = (self.margin * allowed for allowed in tolerance[:2])
         if are_close(a, e, relative, absolute) or not self.is_steady(where):
@@ -320,7 +320,7 @@ class _Judge:
 
 
 def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:
-    """The triple of TOLERANCES for any dtype: of a complex one that of its parts, zeros for integers and bools."""
+    """The triple of TOLERANCES for a dtype: its parts' for complex, zero for integers and bools."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0, 0.0, 0.0
     info = torch.finfo(dtype)

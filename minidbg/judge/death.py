@@ -56,7 +56,7 @@ def printed(ended: Ended) -> Outcome | None:
 def outcome_of_death(ended: Ended, spec: RunSpec, *, tells_phases: bool = True) -> Outcome:
     """The outcome of a process that ended without an answer, by the phase that it was in.
 
-    One that had named no phase is no failure of the backend if it ``tells_phases``; else it is one where it was killed.
+    One that named no phase is no failure of the backend if it ``tells_phases``; else one if killed.
     """
     by, phase, stderr = died_by(ended), ended.note or last_phase(ended.stdout), ended.stderr_tail
     kind, words, tail = (
@@ -91,7 +91,7 @@ def outcome_of_death(ended: Ended, spec: RunSpec, *, tells_phases: bool = True) 
 
 
 def died_by(ended: Ended) -> str:
-    """How a process without an answer ended: ``SIGSEGV``, ``exit status 7``, ``timeout``, ``memory limit``."""
+    """How the process ended: ``SIGSEGV``, ``exit status 7``, ``timeout``, ``memory limit``."""
     if ended.timed_out:
         return "timeout"
     if ended.out_of_memory:
@@ -102,14 +102,14 @@ def died_by(ended: Ended) -> str:
 
 
 def last_words(stderr: str) -> str:
-    """The last lines before the stack that faulthandler wrote, and faulthandler's own first line."""
+    """The last lines before the stack that faulthandler wrote, and its own first line."""
     before, fatal, after = stderr.partition("Fatal Python error: ")
     lines = [line.strip() for line in before.splitlines() if line.strip()][-3:]
     return "\n".join([*lines, *after.splitlines()[:1]] if fatal else lines)[-2000:]
 
 
 def stack_in(stderr: str) -> list[tuple[str, str]]:
-    """Module and function of the frames in faulthandler's last stack, innermost first. It shows a hundred."""
+    """Module and function of frames in faulthandler's last stack, innermost first; at most 100."""
     stacks = re.split(r"(?m)^(?=(?:Current thread|Thread) 0x)", stderr)
     current = [stack for stack in stacks if stack.startswith("Current thread")] or stacks[-1:]
     frames = re.findall(r'(?m)^  File "(.*)", line \d+ in (.*)$', current[-1])

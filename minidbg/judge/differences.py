@@ -1,4 +1,4 @@
-"""The arithmetic of errors: how far apart two tensors are, and which elements are wrong beside eager's own error."""
+"""The arithmetic of errors: how far apart tensors are, what is wrong beside eager's own error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-# How much farther from float64 than eager's the compiled result may be, as in torch._dynamo.utils.same.
+# How much farther from float64 than eager's the result may be, as in torch._dynamo.utils.same.
 FACTOR = 2.0  # root mean square over the tensor
 FACTOR_NOISY = 3.0  # the same for half precision, or below NOISY_BELOW elements: chance weighs more
 FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by luck
@@ -24,7 +24,7 @@ CHUNK = 1 << 20  # elements judged at a time, so that float64 copies stay small
 
 class Elements(NamedTuple):
     wrong: dict[str, Any] | None
-    """Category (nan, inf, integer, bool, float), the worst element, figures and a ``text``; None if none is wrong."""
+    """Category (nan, inf, integer, bool, float), worst element, figures, ``text``; or None."""
     decided: int
     """How many differ and are not judged: in eager too, rounding decides about them."""
     may_be_luck: bool = False
@@ -41,7 +41,7 @@ def wrong_elements(
     margin: float = 1.0,
     decided_from: float = math.inf,
 ) -> Elements:
-    """Which elements are farther from float64 than eager's own error allows; ``compare`` has the rule.
+    """Which elements are farther from float64 than eager's own error allows; the rule: ``compare``.
 
     ``reference`` is the result in float64, ``runs`` are what eager gives with other rounding.
     ``excess`` in the answer says how many times more than allowed the worst element is off; wrong
@@ -121,7 +121,7 @@ def wrong_elements(
 
 
 class _OwnError:
-    """Eager's own error at each element: how far float64 and other roundings are from it, at the most.
+    """Eager's own error at each element: how far float64 and other roundings are from it at most.
 
     ``add`` sees all chunks first; ``allowed`` then says of an element the largest own error at
     elements like it: those whose own error is at most ``LIKE`` times larger. Where all elements are
@@ -171,7 +171,7 @@ class _OwnError:
     def allowed(
         self, e: torch.Tensor, others: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The own error of each element, the largest at those like it, and whether rounding decides about it."""
+        """Each element's own error, the largest of those like it, and if rounding decides on it."""
         error, decided = self.of(e, others)
         peaks = torch.cummax(self.peaks, 0).values
         like = peaks[(_exponents(error.cpu()) + LIKE).clamp(max=EXPONENTS - 1)].to(error.device)
@@ -245,7 +245,7 @@ def _sentence(category: str, expected: torch.Tensor, figures: dict[str, Any]) ->
 
 
 def distance_between(one: torch.Tensor, two: torch.Tensor) -> float:
-    """The norm of the difference in units of the norm of ``two``, over the elements that are finite in both."""
+    """The norm of the difference in units of the norm of ``two``, over elements finite in both."""
     off = size = 0.0
     for _, (x, y) in _chunks(one, two):
         finite = x.isfinite() & y.isfinite()
@@ -258,7 +258,7 @@ def is_noise(one: torch.Tensor, two: torch.Tensor, error: float = 0.0) -> bool:
     """Whether two runs of eager differ by no more than rounding: floats by the root of their
     dtype's precision, or ``error``.
 
-    ``error`` is relative: that of one run, where it is known, which autocast makes larger than the dtype tells.
+    ``error`` is relative: one run's, where known; autocast makes it larger than the dtype tells.
     """
     if not _has_floats(one):
         return torch.equal(one, two)
@@ -291,7 +291,7 @@ def far_apart(one: torch.Tensor, two: torch.Tensor, relative: float, absolute: f
 
 
 def largest(value: torch.Tensor) -> float:
-    """The largest finite value of a float tensor, without its sign; 0 when there is none, and for other dtypes."""
+    """The largest finite value of a float tensor, without sign; 0 if none, and for other dtypes."""
     if not (_has_floats(value) and value.numel()):
         return 0.0
     return max(float(_size(part, part.isfinite()).max()) for _, (part,) in _chunks(value, change=_computable))
@@ -313,7 +313,7 @@ def _has_floats(value: Any) -> bool:
 
 
 def _computable(value: torch.Tensor) -> torch.Tensor:
-    """``value`` where torch has all arithmetic: narrow floats as float32, and on the CPU when a device lacks float64."""
+    """``value`` for any arithmetic: narrow floats as float32, on the CPU if float64 is lacking."""
     value = value.cpu() if value.device.type == "mps" else value
     if not _has_floats(value) or torch.finfo(value.dtype).bits >= 32:
         return value
@@ -327,7 +327,7 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 
 
 def _distance(x: torch.Tensor, y: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """How far apart two wide tensors are, in float64, 0 outside ``where``; integers that differ are 1 apart or more."""
+    """The distance of two wide tensors, in float64, 0 outside ``where``; unequal integers: >= 1."""
     if _has_floats(x):
         return torch.where(where, (x - y).abs(), 0.0)
     return torch.where(where & (x != y), (x.double() - y.double()).abs().clamp(min=1.0), 0.0)
@@ -349,12 +349,12 @@ def _differ(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _real_parts(x: torch.Tensor) -> torch.Tensor:
-    """The numbers of each element, in a last dimension: a real one, or a real and an imaginary part."""
+    """Each element's numbers, in a last dimension: one if real, else real and imaginary part."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.unsqueeze(-1)
 
 
 def _agrees(a: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Where ``a`` is NaN or inf as float64 rounded to ``dtype`` is, or both are finite and near each other."""
+    """Where ``a`` is NaN or inf as float64 rounded to ``dtype`` is, or both are finite and near."""
     rounded = _wide(reference.to(dtype))
     finite = a.isfinite() & reference.isfinite()
     near = _distance(a, reference, finite) <= BETTER * (1 + _size(reference, finite))

@@ -46,7 +46,7 @@ class Tag(StrEnum):
     """What is different about a member, in order of cost; the value names the run in a note."""
 
     AGAIN = "a second run of eager"
-    """With another seed where it draws numbers: a leaf in which eager differs from itself is not judged."""
+    """With another seed where it draws: a leaf in which eager differs from itself is not judged."""
     FLOAT64 = "eager in float64"
     """Tells whose rounding a difference is."""
     UNDEFINED = "eager with other answers"
@@ -57,7 +57,7 @@ class Tag(StrEnum):
 
 @dataclass(slots=True)
 class Sensitivity:
-    """What the second run of eager tells of the program; as long as there was none, everything is possible."""
+    """What the second run of eager tells of the program; before it, everything is possible."""
 
     is_open: bool = True
     """Whether torch leaves a result undefined."""
@@ -80,7 +80,7 @@ class Sensitivity:
 class EagerRuns:
     """Members by their tags, each made when it is first asked for, and kept.
 
-    A member is the snapshot of a run. It is asked for only where a difference was seen, so a right result costs none.
+    A member is the snapshot of a run, asked for only at a difference, so a right result costs none.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class EagerRuns:
         """A sentence for each tag of which a member failed."""
 
     def members(self, tag: Tag) -> Iterator[Leaves]:
-        """The members with this tag, until one fails. Raises CannotCompare where nothing can be judged."""
+        """Members with this tag, until one fails. Raises CannotCompare if nothing can be judged."""
         yield from self._made[tag]
         try:
             for run in self._to_make.get(tag, ()):
@@ -132,7 +132,7 @@ def eager_runs_of(eager: Eager, expected: Leaves) -> EagerRuns:
 
 
 def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
-    """Eager with another seed; none where it draws no numbers and something is open, which is judged by element.
+    """Eager with a new seed; none where it draws nothing and something is open, judged by element.
 
     Where nothing is open, which this run finds out, no other run is needed.
     """
@@ -194,7 +194,7 @@ def with_other_answers(eager: Eager, expected: Leaves, sensitivity: Sensitivity)
 
 
 def with_other_rounding(eager: Eager) -> Iterator[Leaves]:
-    """Eager runs with other rounding errors, in backward too: one run of eager may be exact by luck.
+    """Eager runs with other rounding errors, in backward too: one eager run may be exact by luck.
 
     It shows above all where large numbers cancel: the gradient of a bias that a normalization takes
     away again is rounding alone.
@@ -207,7 +207,7 @@ def with_other_rounding(eager: Eager) -> Iterator[Leaves]:
 
 
 def changed_run(eager: Eager, *change: Any, **seed: int) -> Leaves | None:
-    """What eager leaves behind; None where the program does not bear the change: an index out of bounds."""
+    """What eager leaves; None where the program cannot bear the change: an index out of bounds."""
     try:
         return run_of(eager, *change, **seed)
     except CannotCompare:

@@ -26,9 +26,9 @@ class Leaf(NamedTuple):
 
 
 def collect_leaves(outputs: Any, inputs_after: Any = (), gradients: Any = ()) -> dict[str, Leaf]:
-    """All that one run left behind, by label: ``output 0``, ``input x after the call``, ``gradient of x``.
+    """All that one run left, by label: ``output 0``, ``input x after the call``, ``gradient of x``.
 
-    ``outputs`` may nest tuples, lists and dicts. ``inputs_after`` and ``gradients`` are sequences, or mappings
+    ``outputs`` may nest tuples, lists, dicts. ``inputs_after``, ``gradients``: sequences, or maps
     from name to value; give all tensor inputs, so that aliasing is seen. Nothing is copied.
     """
     leaves: dict[str, Leaf] = {}

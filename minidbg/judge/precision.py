@@ -65,7 +65,7 @@ def to_float64(value: Any) -> Any:
 
 
 class Float64(TorchFunctionMode):
-    """While active, a call that names a float dtype gets float64 instead, and what has the default dtype becomes float64.
+    """While active, what names a float dtype, or has the default dtype, gets float64 instead.
 
     The default dtype itself is the process's: other threads may be compiling, and dynamo guards it.
     """
@@ -109,7 +109,7 @@ def is_whole(value: Any) -> bool:
 
 
 def _in_float64(argument: Any) -> Any:
-    """An argument as float64 has it; the mode is off while a handler runs, so the bodies of higher-order ops bring it."""
+    """An argument as in float64; the mode is off in handlers: higher-order ops' bodies bring it."""
     if isinstance(argument, torch.dtype):
         return _wide_dtype(argument)
     return within(Float64, argument)
@@ -123,7 +123,7 @@ NO_ARITHMETIC = ("set", "resize", "requires_grad", "rename")
 
 
 class RoundingNoise(PerturbedEager):
-    """While active, last bits are rounded at random (Monte Carlo arithmetic), as those of another compiler are.
+    """While active, rounds last bits at random (Monte Carlo arithmetic), as another compiler does.
 
     What moves much more than that was decided by rounding: which of two nearly equal values is the
     largest, on which side of a threshold one lies. Zeros and inputs stay exact, what is only moved
@@ -186,7 +186,7 @@ class RoundingNoise(PerturbedEager):
         return result
 
     def rounded(self, tensor: torch.Tensor, *, is_exact: bool) -> torch.Tensor:
-        """``tensor``, off in its last bits; where the op may have been exact, only what uses them."""
+        """``tensor``, off in its last bits; where the op may be exact, only what uses them."""
         whole, step = LAST_BITS[tensor.dtype]
         old = tensor.detach().view(whole)
         by = torch.randint(1, step + 1, tensor.shape, generator=self.generator)
@@ -196,7 +196,7 @@ class RoundingNoise(PerturbedEager):
         return torch.where(moved.isfinite() & (moved.sign() == tensor.sign()), moved, tensor)
 
     def shaken(self, terms: torch.Tensor, base: torch.Tensor, number: float) -> torch.Tensor:
-        """``terms``, each off by what adding ``number`` of them, less ``base``, leaves to each, on average."""
+        """``terms``, each off by the mean error of adding ``number`` of them, less ``base``."""
         up = torch.randint(2, terms.shape, generator=self.generator).to(terms.device, terms.real.dtype)
         eps = torch.finfo(terms.dtype).eps if terms.dtype in WIDE else torch.finfo(torch.float32).eps
         moved = base + (terms - base) * (1 + (2 * up - 1) * (eps * math.sqrt(number)))
@@ -234,11 +234,13 @@ mm bmm mv dot vdot addmm baddbmm addbmm addmv convolution convolution_backward l
 """
 MULTIPLIED = NAMED_MULTIPLYING.split()
 NAMED_SUMMING = """
-sum mean nansum logsumexp var var_mean std std_mean norm linalg_vector_norm prod cumsum cumprod logcumsumexp softmax log_softmax
-native_batch_norm native_batch_norm_legit native_batch_norm_legit_no_training native_layer_norm native_group_norm
-native_batch_norm_backward batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward native_layer_norm_backward
-native_group_norm_backward softmax_backward_data log_softmax_backward_data embedding_dense_backward fft_c2c fft_r2c fft_c2r
-avg_pool2d avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d cdist_forward dist
+sum mean nansum logsumexp var var_mean std std_mean norm linalg_vector_norm prod cumsum cumprod
+logcumsumexp softmax log_softmax native_batch_norm native_batch_norm_legit
+native_batch_norm_legit_no_training native_layer_norm native_group_norm native_batch_norm_backward
+batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward native_layer_norm_backward
+native_group_norm_backward softmax_backward_data log_softmax_backward_data embedding_dense_backward
+fft_c2c fft_r2c fft_c2r avg_pool2d avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d cdist_forward
+dist
 """
 TERMS = {
     **dict.fromkeys(NAMED_SUMMING.split(), 0),
@@ -253,32 +255,36 @@ LAST_BITS = {
     torch.bfloat16: (torch.int16, 1),
     torch.float16: (torch.int16, 1),
 }
-"""The integer in which the last bits are seen, and by how many of them a rounded value may be off."""
+"""The integer in which last bits are seen, and by how many of them a rounded value may be off."""
 
 NAMED_ROUNDING = """
-acos acosh asin asinh atan atan2 atanh cos cosh erf erfc erfinv exp exp2 expm1 gelu log log10 log1p log2 log_softmax logaddexp
-logaddexp2 logsumexp rsqrt sigmoid silu sin sinh softmax softplus tan tanh
+acos acosh asin asinh atan atan2 atanh cos cosh erf erfc erfinv exp exp2 expm1 gelu log log10 log1p
+log2 log_softmax logaddexp logaddexp2 logsumexp rsqrt sigmoid silu sin sinh softmax softplus tan
+tanh
 """
 ROUNDING = frozenset(NAMED_ROUNDING.split())
 """Ops that every library rounds in its own way."""
 NAMED_ARITHMETIC = """
-add addcdiv addcmul cumprod cumsum div dot index_add lerp linalg_vector_norm linear mean mul native_batch_norm native_group_norm
-native_layer_norm norm pow prod reciprocal rsub scatter_add sqrt std sub sum var
+add addcdiv addcmul cumprod cumsum div dot index_add lerp linalg_vector_norm linear mean mul
+native_batch_norm native_group_norm native_layer_norm norm pow prod reciprocal rsub scatter_add sqrt
+std sub sum var
 """
 ARITHMETIC = frozenset(NAMED_ARITHMETIC.split()).union(TERMS)
 """Ops whose result depends on the order of the operations, unless their arguments have few bits."""
 
 
 NAMED_EXACT = """
-abs amax amin aminmax cat ceil clamp clamp_max clamp_min clone constant_pad_nd copysign cummax cummin diag_embed embedding fill flip
-floor fmax fmin full full_like gather hardtanh index index_copy index_fill index_select kthvalue lift_fresh masked_fill masked_scatter
-masked_select max max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum mode nan_to_num nanmedian neg ones
-ones_like reflection_pad1d reflection_pad2d reflection_pad3d relu repeat replication_pad1d replication_pad2d replication_pad3d roll
-round select_backward select_scatter slice_backward slice_scatter sgn sign sort stack take threshold threshold_backward topk tril triu
-trunc unsafe_index where zero zeros zeros_like
+abs amax amin aminmax cat ceil clamp clamp_max clamp_min clone constant_pad_nd copysign cummax
+cummin diag_embed embedding fill flip floor fmax fmin full full_like gather hardtanh index
+index_copy index_fill index_select kthvalue lift_fresh masked_fill masked_scatter masked_select max
+max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum mode nan_to_num nanmedian
+neg ones ones_like reflection_pad1d reflection_pad2d reflection_pad3d relu repeat replication_pad1d
+replication_pad2d replication_pad3d roll round select_backward select_scatter slice_backward
+slice_scatter sgn sign sort stack take threshold threshold_backward topk tril triu trunc
+unsafe_index where zero zeros zeros_like
 """
 EXACT = frozenset(NAMED_EXACT.split())
-"""Ops that move values, choose among them or round to an integer: no backend has other last bits."""
+"""Ops that move values, choose among them or round to integers: no backend has other last bits."""
 OF_EXTREMES = ("amax", "amin", math.inf, -math.inf)
 """Arguments by which an op chooses: the ``reduce`` of a scatter, the order of a norm."""
 CASTS_OF_ATEN = ("to_copy", "copy", "convert_element_type")

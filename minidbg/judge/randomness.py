@@ -1,6 +1,6 @@
 """Random numbers out of a graph: the nodes that draw them get recorded values instead, as inputs.
 
-Eager and a backend draw different numbers, so what depends on them cannot be compared. A graph that is fed its numbers
+Eager and a backend draw different numbers: what uses them cannot be compared. A graph fed them
 can: a model with dropout gives no false alarm, and a real bug beside the dropout is still found.
 
 The numbers are those that eager drew, or the backend's own: most backends draw the same ones again
@@ -29,7 +29,7 @@ from minidbg.fx.nested import branches
 from minidbg.torch_internals.devices import devices_of, generator_states, restoring_generators
 
 DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"})
-"""Ops that multiply their first argument by drawn numbers; here and below without a trailing underscore."""
+"""Ops that multiply their first argument by draws; here and below without a trailing underscore."""
 
 ATTENTION = "scaled_dot_product_attention"
 """Gets its mask as an argument of the op behind it."""
@@ -42,7 +42,7 @@ SWITCHES = {
     "feature_alpha_dropout": ("p", 1, 0.0),
     "rrelu": ("training", 3, False),
 }
-"""Ops whose drawing is switched off, since they hide what they draw: keyword, position and value of the switch."""
+"""Ops whose drawing is switched off, as they hide it: keyword, position, value of the switch."""
 
 POOLS = "fractional_max_pool"
 """Begins the names of ops whose Python function draws, and whose operator does not."""
@@ -80,7 +80,7 @@ class Drawn:
 
 NewInput: TypeAlias = Callable[[Drawn], fx.Node]
 Edit: TypeAlias = Callable[[fx.GraphModule, fx.Node, NewInput], None]
-"""Takes the drawing out of a node; a value that it needs becomes an input by ``new_input(drawn)``."""
+"""Takes the draw out of a node; a value that it needs becomes an input by ``new_input(drawn)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Derandomized:
 
 
 def may_draw(gm: fx.GraphModule) -> bool:
-    """Whether any op of ``gm`` may draw random numbers, by what torch says of the ops; those of others may always."""
+    """Whether any op of ``gm`` may draw random numbers, by what torch says; others always may."""
     return any(is_call(node) and _may_draw(node) for node in torch_internals.all_nodes(gm))
 
 
@@ -128,7 +128,7 @@ def _may_draw(node: fx.Node) -> bool:
 
 
 def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
-    """``gm`` with its draws turned into inputs, which hold what one eager run on clones of ``inputs`` drew.
+    """``gm`` with its draws as inputs, which hold what an eager run on clones of ``inputs`` drew.
 
     A dropout becomes a product with its mask, so that gradients pass; attention takes its mask. Ops
     that hide what they draw (recurrent ones) have it switched off. Everything else becomes the
@@ -171,7 +171,7 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
 
 
 def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
-    """A graph of just the calls that drew, in their order, and its inputs; it returns what ``fed.drawn`` holds.
+    """The calls that drew, in order, as a graph, and its inputs; returns what ``fed.drawn`` holds.
 
     None where the whole graph draws more than those calls do.
     """
@@ -206,7 +206,7 @@ def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | N
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and notes, for each node that moves a random generator, the edit that takes the draw out of it."""
+    """Runs a graph; notes the edit that takes the draw out of each node that moves a generator."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm)
@@ -302,7 +302,7 @@ class _Recorder(fx.Interpreter):
         return Drawn(result, DrawingCall(node.op, node.target, args, kwargs))
 
     def has_gradients(self, node: fx.Node, args: Any, kwargs: Any) -> bool:
-        """Whether any floats among its arguments have a gradient other than zero: those of most draws have none."""
+        """Whether a float argument has a nonzero gradient: those of most draws have none."""
         if torch.is_inference_mode_enabled():
             return False
         leaves: list[Tensor] = []
@@ -325,7 +325,7 @@ class _Recorder(fx.Interpreter):
         return any(one is not None and bool(one.any()) for one in found)
 
     def _inside(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
-        """The edit that feeds the graph which ``node`` runs: more operands for it, and more inputs of this graph."""
+        """The edit that feeds the graph ``node`` runs: more operands for it, more inputs here."""
         [(path, branch)] = branches(node)
         first = len(args) - len(branch.graph.find_nodes(op="placeholder"))
         fed = feed_recorded(branch, args[first:])
@@ -350,7 +350,7 @@ def attention_mask(query: Tensor, key: Tensor, *others: Any, result: Tensor, **n
 def attention_that_shows_its_mask(
     mask: Tensor, dtype: torch.dtype, attn_mask: Tensor | None, probability: float
 ) -> tuple[DrawingCall, None, Callable[[Tensor], Tensor]]:
-    """A call of attention whose result tells which weights it drops, and the reading of it, as parts of a ``Drawn``.
+    """An attention call whose result tells which weights it drops, and its reading, for ``Drawn``.
 
     An accelerator's fused kernel draws for itself, by the place of each weight. Zeros as queries
     and keys make all weights equal, and the identity as values hands out each by itself.
@@ -368,7 +368,7 @@ def attention_that_shows_its_mask(
     return call, None, lambda shown: (shown[..., :keys] != 0).to(mask.dtype) / (1 - probability)
 
 
-# ---- edits that take a draw out of a graph; each keeps the names of the nodes, and what autograd sees
+# ---- edits that take a draw out of a graph; each keeps the nodes' names, and what autograd sees
 
 
 def give_mask(
@@ -381,7 +381,7 @@ def give_mask(
 ) -> None:
     """Weights without dropout, times the mask, times the values; the result is of ``dtype``.
 
-    The weights have the dtype of the mask, and ``autocast`` does not reach inside: it has cast the arguments.
+    Weights have the mask's dtype; ``autocast`` does not reach inside: it has cast the arguments.
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     defaults = {"attn_mask": None, "is_causal": False}
@@ -459,7 +459,7 @@ def put_inside(
     node: fx.Node,
     new_input: NewInput,
 ) -> None:
-    """Let ``node`` run this graph, under a name of its own, since other nodes may run the old one."""
+    """Let ``node`` run this graph, under a name of its own, as other nodes may run the old one."""
     old: Any = node.args[index]
     name = f"{str(old.target).replace('.', '_')}_fed_{node.name}"
     setattr(gm, name, branch)

@@ -1,4 +1,4 @@
-"""Runs a model in eager, then through a backend, and says what happened. How is a ``RunSpec``; the answer an ``Outcome``.
+"""Runs a model in eager, then through a backend, as a ``RunSpec`` says, and answers an ``Outcome``.
 
 Stands on torch, the standard library and ``core``: other interpreters judge with it that have a
 torch and nothing of ours.
@@ -60,7 +60,7 @@ class Runnable:
     make_model: Callable[[], Any]
     make_inputs: Callable[[], tuple[Any, ...]]
     compiler: Any
-    """What torch.compile takes as its backend; at the level of ATen, a compiler for aot_autograd."""
+    """What torch.compile takes as backend; at the level of ATen, a compiler for aot_autograd."""
     spec: RunSpec
 
     def made(self, change: Change = unchanged) -> tuple[Any, tuple[Any, ...]]:
@@ -98,7 +98,7 @@ def judge(
     note: Callable[[str], object] = lambda phase: None,
     witness: Callable[[BaseException], object] = lambda error: None,
 ) -> Outcome:
-    """Run the model in eager, then through the backend. Never raises what the model or the backend raises.
+    """Run the model in eager, then through the backend. Never raises what either of them raises.
 
     Results are compared where wrong ones are expected, or ``any_failure`` is looked for. ``note``
     hears which part is about to run, to know what a death was due to. ``witness`` sees what the
@@ -117,7 +117,7 @@ def judge(
             raise
         except (FileNotFoundError, ModuleNotFoundError) as error:  # the values lie in a file of their own
             result = Outcome(Verdict.SKIPPED, reason=f"what it needs is not here: {brief(error)}")
-        except BaseException as error:  # noqa: BLE001 - where eager fails, the backend is not to blame
+        except BaseException as error:  # noqa: BLE001 - where eager fails, no backend is to blame
             reason = f"eager itself fails: {brief(error)}"
             result = Outcome(Verdict.INVALID, reason=reason, message=first_lines(error))
         else:
@@ -172,14 +172,14 @@ def run_compiled(
         left = left_by_run(function, model, inputs, backward=spec.backward, goes_on=goes_on)
     except (KeyboardInterrupt, TorchNameMissing):
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises, SystemExit too, is the answer
+    except BaseException as error:  # noqa: BLE001 - a backend's error, SystemExit too, is an answer
         witness(error)
         kind = doing if direct and direction == "forward" else phase_of(error, direction)
         if kind == "tracing":
             if not (is_about_guards(error) and runnable.passes_in_eager()):
                 reason = f"{NOT_CALLED}: {brief(error)}"
                 return None, Outcome(Verdict.INVALID, reason=reason, message=first_lines(error))
-            kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or the inputs
+            kind = "compile"  # dynamo stumbled over what the backend did to its ShapeEnv or inputs
         return None, failure(signature_of(error, kind, direction), spec, first_lines(error))
     return left, Outcome(Verdict.GONE)
 
@@ -190,7 +190,7 @@ BY_DESIGN = "the backend returns each graph as it is, for eager to run"
 
 
 def noting_passthrough(compiler: Any, notes: list[str]) -> Any:
-    """``compiler``; a sentence goes into ``notes`` when it hands the graph back as it was, for eager to run."""
+    """``compiler``; ``notes`` gets a sentence when it hands the graph back as it was, for eager."""
     if compiler in ("inductor", "eager"):
         return compiler
     called = torch_internals.registered_backend(compiler) if isinstance(compiler, str) else compiler
@@ -239,13 +239,13 @@ def compiles_one_op(compiler: Any, spec: RunSpec, inputs: tuple[Any, ...]) -> bo
                 taken += 1
             except KeyboardInterrupt:
                 raise
-            except BaseException:  # noqa: BLE001 - a bug in it, which says nothing of whether others are compiled
+            except BaseException:  # noqa: BLE001 - its bug says nothing of whether others compile
                 continue
     return taken > len(handed_back)
 
 
 def is_handed_back(compiled_fn: Any, given: Any, before: Callable[[], list[str]]) -> bool:
-    """Whether a backend gave the graph back with the texts of ``before()``, so that eager runs it."""
+    """Whether a backend gave the graph back with the texts of ``before()``, for eager to run."""
     return getattr(compiled_fn, "__self__", compiled_fn) is given and graph_texts(given) == before()
 
 
@@ -279,7 +279,7 @@ def left_by_run(
     goes_on: Callable[[dict[str, Any]], bool] = lambda left: True,
     may_refuse: bool = False,
 ) -> dict[str, Any]:
-    """What a call of ``function``, ``model`` in some form, leaves behind: outputs, inputs, gradients.
+    """What a call of ``function``, ``model`` in some form, leaves: outputs, inputs, gradients.
 
     No gradients where ``goes_on`` is false of what the forward left behind; None where
     ``may_refuse`` and their backward fails.
@@ -310,7 +310,8 @@ def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
     """What gradients are asked for, taken before a run: of what the run writes to, the gradient is
     that of the value before.
 
-    Afterwards the tensor stands for its new value: in eager that has a gradient, in a graph of AOTAutograd it is outside.
+    Afterwards the tensor stands for its new value: in eager that has a gradient, in a graph of
+    AOTAutograd it is outside.
     """
     values = {f"input {index}": value for index, value in enumerate(inputs)} | dict(model.named_parameters())
     edge = torch.autograd.graph.get_gradient_edge
@@ -400,7 +401,7 @@ def entered_modes(context: Context) -> Iterator[None]:
 
 @contextlib.contextmanager
 def patched_config(given: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """Options of torch's config modules. Graph caches are off: they would hide a change of the compiler."""
+    """Options of torch's config modules. Graph caches are off: they would hide compiler changes."""
     config: dict[str, dict[str, Any]] = {
         "torch._inductor.config": {"fx_graph_cache": False, "fx_graph_remote_cache": False},
         "torch._functorch.config": {"enable_autograd_cache": False, "enable_remote_autograd_cache": False},

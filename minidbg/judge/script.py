@@ -1,4 +1,4 @@
-"""A repro script as a command: finds the backend, asks the judge, prints the outcome as one line of JSON.
+"""A repro script as a command: finds a backend, asks the judge, prints the outcome as a JSON line.
 
 ``judge/command.py`` executes the script and comes here with what it defines.
 """
@@ -34,7 +34,7 @@ class ExecutedScript:
     definitions: Mapping[str, Any]
     spec: RunSpec
     command: tuple[str, ...] = ()
-    """The arguments of a Python that judges it in a process of its own, without options of the judge."""
+    """The arguments of a Python that judges it in its own process, without options of the judge."""
     failed: Sequence[BaseException] = ()
 
     def runnable(self, device: str | None = None, backend: str | None = None) -> Runnable:
@@ -56,7 +56,7 @@ class ExecutedScript:
         )
 
     def compiler(self, wanted: str | None) -> Any:
-        """The script's ``backend``, or ``--backend``: a registered name or ``module:expression``."""
+        """The script's ``backend`` or ``--backend``: a registered name or ``module:expression``."""
         definitions, reference, failed = self.definitions, self.spec.backend, self.failed
         if failed and (wanted is None or "inputs" not in definitions):
             if isinstance(failed[0], ImportError):
@@ -132,7 +132,7 @@ def evaluated(wanted: str, paths: tuple[str, ...]) -> Any:
     sys.path += paths
     try:
         return eval(expression, vars(importlib.import_module(module)))
-    except Exception as error:  # noqa: BLE001 - a broken module, a factory that refuses what it is given
+    except Exception as error:  # noqa: BLE001 - a broken module, a factory that refuses the input
         raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
 
 
@@ -142,9 +142,9 @@ def outcome_of_script(
     backend: str | None = None,
     tell: Callable[[str], object] | None = None,
 ) -> Outcome:
-    """Judge the script here, or in a child process (crash, hang; ``tell`` is the child's way to say what it does).
+    """Judge the script here or in a child process (crash, hang; it says by ``tell`` what it does).
 
-    A flaky failure gets the header's number of attempts. A fault of the script itself is ``invalid``.
+    A flaky failure gets the header's number of attempts. A fault of the script is ``invalid``.
     """
     try:
         if tell is not None:
@@ -154,7 +154,7 @@ def outcome_of_script(
         else:
             once = partial(judge_here, script, device, backend)
         return shown_in(script.spec.attempts, once)
-    except Exception as error:  # noqa: BLE001 - else Python would exit with 1, which means "reproduces"
+    except Exception as error:  # noqa: BLE001 - else Python exits with 1, which means "reproduces"
         traceback.print_exc()
         return Outcome(Verdict.INVALID, reason=f"the script itself failed: {brief(error)}")
 

@@ -58,7 +58,7 @@ def signature_of(error: BaseException, kind: str | None = None, direction: str =
 
 
 def is_about_guards(error: BaseException) -> bool:
-    """Whether dynamo failed over its guards: with no symbolic input of the program, that is the backend's doing."""
+    """Whether dynamo failed over its guards: the backend's doing where no input is symbolic."""
     functions = {last_name(function) for _, function in stack_of(error)}
     last = exception_chain(error)[-1]
     return BUILDS_GUARDS in functions or error_text(last).startswith(GUARD_FAILED)
@@ -78,7 +78,7 @@ def module_name(name: str) -> str:
 
 
 def exception_chain(error: BaseException | None) -> list[BaseException]:
-    """``error`` and what it wraps, outermost first, without dynamo's own wrapping of what a backend raises."""
+    """``error`` and what it wraps, outermost first, without dynamo's wrapping of backend errors."""
     chain: list[BaseException] = []
     seen: set[int] = set()
     while error is not None and id(error) not in seen and len(seen) < 12:
@@ -111,7 +111,7 @@ def error_text(error: BaseException) -> str:
 
 
 def phase_of(error: BaseException, direction: str = "forward") -> str:
-    """``compile`` when the stack passes the call of the backend, ``runtime`` when that of its result.
+    """``compile`` when the stack passes the backend's call, ``runtime`` when that of its result.
 
     ``tracing`` when dynamo itself stopped before, or found nothing to call the backend with.
     """
@@ -142,7 +142,7 @@ def stack_of(error: BaseException) -> list[tuple[str, str]]:
 
 
 def function_name(qualified: str) -> str:
-    """Lambdas and comprehensions count as their function: Python 3.12 gives comprehensions no frame."""
+    """Lambdas and comprehensions count as their function: Python 3.12 gives the latter no frame."""
     names = [part for part in qualified.split(".") if part != "<locals>"]
     while len(names) > 1 and names[-1].startswith("<"):
         names.pop()
@@ -206,7 +206,7 @@ def meaningful_lines(text: str) -> list[str]:
     return [line for line in lines if line][:8]
 
 
-COMMAND = r"(?ms)^Command:\n.*?^Output:\n"  # the part of a CppCompileError that is the same for all errors
+COMMAND = r"(?ms)^Command:\n.*?^Output:\n"  # the part of a CppCompileError that all share
 APPENDIX = r"\s*(args\[\d+\]: |kwargs: |While executing |Original traceback|Found from :|Set TORCHDYNAMO_VERBOSE|from user code)"
 VOLATILE = (
     (r" GPU \d+ has a total capacity .*", ""),  # out of memory: each process that is on the device

@@ -107,7 +107,7 @@ def of_generated_line(file: str, line: int, known: Mapping[str, torch_internals.
 
 
 def of_fx_line(frame: FrameType, line: int, known: Mapping[str, torch_internals.GivenCall]) -> list[Set[str]]:
-    """The node that a line of a GraphModule's code runs, where it is one of ``known`` and not another op of its name."""
+    """The node that a GraphModule's line runs, if one of ``known`` and no other op of its name."""
     file = frame.f_code.co_filename
     found = FX_LINE.match(linecache.getline(file, line)) if file.startswith(FX_FILE) else None
     if found is None or found["name"] not in known:
@@ -138,7 +138,7 @@ def _named_by(frame: FrameType, line: int, known: Mapping[str, torch_internals.G
 def _names_behind(value: Any, known: Mapping[str, torch_internals.GivenCall]) -> set[str]:
     try:
         nodes = [node for part in _members(value) for node in torch_internals.fx_nodes_behind(part)]
-    except Exception:  # noqa: BLE001 - an object of a compiler that has just failed; what it cannot tell is not needed
+    except Exception:  # noqa: BLE001 - of a failed compiler; what it cannot tell is not needed
         return set()
     return {name for node in nodes for name in _names_in_graph(node, known)}
 
@@ -146,14 +146,14 @@ def _names_behind(value: Any, known: Mapping[str, torch_internals.GivenCall]) ->
 def _members(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         value = list(value.values())
-    # not the abstract Set, whose first look at each class of a compiler takes milliseconds, here in every question
+    # not abstract Set: its first look at each class of a compiler takes milliseconds, per question
     if not (isinstance(value, list | tuple | set | frozenset) or type(value).__name__ == "OrderedSet"):
         return (value,)
     return value if len(value) <= MOST_IN_CONTAINER else ()
 
 
 def _names_in_graph(node: fx.Node, known: Mapping[str, torch_internals.GivenCall]) -> Iterable[str]:
-    """The names in dynamo's graph of what a compiler's ``node`` was made from, else of what has its line of source."""
+    """Names in dynamo's graph behind a compiler's ``node``, else of what has its source line."""
     sources = [name for name in torch_internals.names_of_sources(node) if name in known]
     if sources:
         return sources[-1:]

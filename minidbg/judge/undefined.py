@@ -1,4 +1,4 @@
-"""Run eager with other legal results where torch defines none; elements that change are not compared."""
+"""Run eager with other legal results where torch defines none; what changes is not compared."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from minidbg.torch_internals.tensors import TorchDispatchMode
 # What a subclass answers itself, where it does; most are no ops that the dispatcher knows, and an
 # error in one ends the process.
 METADATA = """
-size sym_size stride sym_stride storage_offset sym_storage_offset numel sym_numel dim is_contiguous sym_is_contiguous
-is_strides_like_format is_non_overlapping_and_dense device layout
+size sym_size stride sym_stride storage_offset sym_storage_offset numel sym_numel dim is_contiguous
+sym_is_contiguous is_strides_like_format is_non_overlapping_and_dense device layout
 """
 
 
@@ -37,7 +37,7 @@ _THREAD = threading.local()
 
 @contextmanager
 def unperturbed() -> Iterator[None]:
-    """A block that no run of eager makes otherwise: what is made in it is given to the program, and no result of it."""
+    """A block that no eager run changes: what it makes is given to the program, no result of it."""
     _THREAD.is_unperturbed = True
     try:
         yield
@@ -93,7 +93,7 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value if isinstance(value, (tuple, list)) else self.around(value)
 
     def in_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an op that is made of others, as they arrive in inference mode; else NotImplemented."""
+        """The result of an op made of others (seen in inference mode); else NotImplemented."""
         with self:
             return run_in_parts(func, args, kwargs)
 
@@ -112,16 +112,17 @@ class ZeroFilled(PerturbedEager):  # type: ignore[no-untyped-call]
         return result.zero_() if name in EMPTY.split() else result
 
 
-# Ops with steps in their values or gradients, beside those that make integers, bools or numbers of floats.
+# Ops with steps in values or gradients, beside those making integers, bools or numbers of floats.
 NAMED_STEPS = """
-floor ceil round trunc frac sign sgn fmod remainder heaviside relu leaky_relu prelu_kernel clamp clamp_min clamp_max hardtanh
-hardswish hardsigmoid hardshrink softshrink threshold abs amax amin maximum minimum
+floor ceil round trunc frac sign sgn fmod remainder heaviside relu leaky_relu prelu_kernel clamp
+clamp_min clamp_max hardtanh hardswish hardsigmoid hardshrink softshrink threshold abs amax amin
+maximum minimum
 """
 STEPS = frozenset(NAMED_STEPS.split())
 
 
 class UndefinedResults(PerturbedEager):
-    """While active, an op whose result torch does not define for its arguments gives another result that it may give.
+    """While active, an op gives another legal result where torch defines none for its arguments.
 
     ``number`` selects the answers: extremes and reversed orders first, then random ones. ``met``
     says afterwards what the program left open. Each answer is legal, so what depends on one differs
@@ -196,7 +197,7 @@ class UndefinedResults(PerturbedEager):
         return self.filled(result, too_far.to(result.device), "shifts by the width or more")
 
     def choose(self, func: Any, given: dict[str, Any]) -> Any:
-        """Sorting, and indices of extremes: of the elements in another order, which only shows where some are equal."""
+        """Sorting, indices of extremes: elements in another order, which only shows in ties."""
         result, values, dim = func(**given), given["self"], given.get("dim", "none")
         if dim == "none" or given.get("stable") or not values.dim() or not values.numel():
             return result
@@ -241,7 +242,7 @@ class UndefinedResults(PerturbedEager):
         return result[0], again
 
     def moments(self, func: Any, given: dict[str, Any]) -> Any:
-        """The mean that comes with a spread: torch's way to it makes NaN of an infinity, others do not."""
+        """The mean beside a spread: torch's way to it makes NaN of an infinity, others do not."""
         spread, mean = func(**given)
         values, dims = given["self"], given.get("dim")
         plain = values.mean(
@@ -263,7 +264,7 @@ class UndefinedResults(PerturbedEager):
         return values.index_select(dim, order), inverse, counts[order] if counts.numel() else counts
 
     def write(self, func: Any, given: dict[str, Any]) -> Any:
-        """Writes in another order, which shows where several go to one place; for sums it is only other rounding."""
+        """Writes in another order, which shows where places repeat; sums only round otherwise."""
         changed = self.with_writes_reordered(given)
         is_sum = given.get("accumulate") or "add" in func.__name__ or "reduce" in func.__name__
         if func._schema.is_mutable:
@@ -317,7 +318,7 @@ class UndefinedResults(PerturbedEager):
         return result
 
     def vectors(self, func: Any, given: dict[str, Any]) -> Any:
-        """Bases, and eigenvalues of a general matrix, which have no order: what depends on them is not judged."""
+        """Bases, and unordered eigenvalues of a general matrix: what uses them is not judged."""
         result, matrix = func(**given), given["A"] if "A" in given else given["self"]
         for part in (result,) if isinstance(result, torch.Tensor) else result:
             if part.dim() == matrix.dim() or part.is_complex():
@@ -336,12 +337,14 @@ RULES: dict[str, Callable[[UndefinedResults, Any, dict[str, Any]], Any]] = {
         "bitwise_left_shift bitwise_right_shift lshift rshift ilshift irshift": UndefinedResults.shift,
         ORDERED: UndefinedResults.choose,
         "cummax cummin": UndefinedResults.running,
-        "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d": UndefinedResults.pool,
+        "max_pool2d_with_indices max_pool3d_with_indices"
+        " adaptive_max_pool2d adaptive_max_pool3d": UndefinedResults.pool,
         "var_mean std_mean": UndefinedResults.moments,
         "_unique2 unique_dim": UndefinedResults.unique,
         WRITTEN: UndefinedResults.write,
         EMPTY: UndefinedResults.empty,
-        "_linalg_svd _linalg_eigh linalg_eig linalg_eigvals _linalg_eigvals linalg_qr": UndefinedResults.vectors,
+        "_linalg_svd _linalg_eigh linalg_eig linalg_eigvals"
+        " _linalg_eigvals linalg_qr": UndefinedResults.vectors,
     }.items()
     for name in names.split()
 }

@@ -120,7 +120,7 @@ def is_hang(outcome: Outcome) -> bool:
 
 
 def outcome_of_question(case: Case, done: Ended, deadline: Deadline) -> Outcome:
-    """What the end of a child says about ``case``, its answer or its death. Raises BackendUnreachable."""
+    """What a child's end says of ``case``: its answer or its death. Raises BackendUnreachable."""
     if done.answered and "refused" in done.value:
         raise BackendUnreachable(done.value["refused"])
     if done.answered:
@@ -134,7 +134,7 @@ def outcome_of_question(case: Case, done: Ended, deadline: Deadline) -> Outcome:
     return replace(outcome_of_death(done, case.spec), suspects=suspects_in_stack(done.stderr_tail, calls))
 
 
-# ---- how long a hang is waited for -----------------------------------------------------------------
+# ---- how long a hang is waited for ---------------------------------------------------------------
 
 
 LEAST_S = 2.0
@@ -147,7 +147,7 @@ ADDITION_S = MOST_S / TIMES
 """For one addition, whose healthy time nobody knows yet."""
 Key = tuple[str, ...]
 HEALTHY: dict[Key, float | None] = {}
-"""Seconds of a healthy call, by backend and call path; None where even one addition does not come back well."""
+"""Seconds of a healthy call, by backend and call path; None where even one addition fails."""
 NOT_IN_FORKS: set[Key] = set()
 """Backends that hang in a fork even at one addition: those with a pool of threads, for one."""
 
@@ -166,7 +166,8 @@ def time_for(case: Case, ask: Ask, deadline: Deadline = NEVER) -> float | None:
         if is_hang(outcome) and not deadline.is_over and key not in NOT_IN_FORKS:
             NOT_IN_FORKS.add(key)
             log.warning(
-                "minidbg: %s hangs in a fork of a clean interpreter, even at one addition: each question is a fresh interpreter, "
+                "minidbg: %s hangs in a fork of a clean interpreter, even at one addition:"
+                " each question is a fresh interpreter, "
                 "which takes longer",
                 case.backend.name,
             )
@@ -211,11 +212,11 @@ def device_of_values(values: tuple[Any, ...]) -> torch.device:
     return max(found, key=found.count, default=torch.device("cpu"))
 
 
-# ---- failures of the machine, which are no answers: unfinished libraries, a full disk, a killed compiler
+# ---- failures of the machine, no answers: unfinished libraries, a full disk, a killed compiler
 
 
 PAUSES_S = (0.2, 1.0, 4.0)
-"""Before a question is asked again that the machine has answered: what another process is writing is then there."""
+"""Before a question that the machine answered is asked again: what others write is then there."""
 MACHINE_FAILURES = {
     "a library in the kernel cache was unfinished": (
         r"(ImportError|OSError): (?P<file>\S+): (cannot open shared object file|file too short|invalid ELF header"
@@ -229,7 +230,7 @@ MACHINE_FAILURES = {
     ),
     "no process could be made": r"BlockingIOError: \[Errno 11\]|\bf?v?fork: [^\n]*Resource temporarily unavailable",
 }
-"""Failures of what a question is asked with, never of the backend: why, and what their text looks like.
+"""Failures of what a question is asked with, not of the backend: why, and how their text looks.
 
 ``file`` must lie in the kernel cache; the same of another file is the backend's own.
 """
@@ -267,7 +268,7 @@ def unless_the_machine_failed(
 
 
 def machine_failure(outcome: Outcome, expected: Signature | None) -> str | None:
-    """Which failure of the machine ``outcome`` tells of, when it is not the failure that was ``expected``; else None."""
+    """Which failure of the machine ``outcome`` tells of, unless it was ``expected``; else None."""
     unexpected = outcome.verdict in (Verdict.CHANGED, Verdict.INVALID)
     if not unexpected and (expected is not None or outcome.verdict is not Verdict.REPRODUCES):
         return None

@@ -1,4 +1,4 @@
-"""Runs a case in this process and says what happened. Whatever a foreign backend raises ends here as an Outcome.
+"""Runs a case in this process and says what happened. What a backend raises becomes an Outcome.
 
 What is known of inductor makes a question cost less, and its answer never another one.
 """
@@ -47,7 +47,7 @@ BEFORE_INDUCTORS_KERNELS = (
     "torch._inductor.ops_handler",
     "torch._inductor.sizevars",
 )
-"""Modules that have done their work when inductor begins to compile the kernels that it has generated."""
+"""Modules whose work is done when inductor begins to compile the kernels that it has generated."""
 
 
 def without_needless_stages(case: Case, *, wanted: bool) -> AbstractContextManager[list[str]]:
@@ -82,7 +82,7 @@ ANOTHER_GRAPH = "dynamo handed another graph to the backend"
 
 
 def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = True) -> Outcome:
-    """Run ``case`` once in eager and once through its backend, here; judged against the case's signature.
+    """Run ``case`` once in eager and once through its backend, here; judged against its signature.
 
     Made for a child process: a crash or a hang is the caller's. RNG state, graph and inputs are
     afterwards what they were. ``note`` hears which part begins: ``eager``, ``compile forward``,
@@ -133,7 +133,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
 def named_in_case(
     error: BaseException, case: Case, reached: Sequence[Sequence[torch_internals.GivenCall]]
 ) -> Suspects:
-    """The nodes of the case's graph that the frames of ``error`` name; dynamo may have given them other names."""
+    """The nodes of the case's graph that ``error``'s frames name; dynamo may have renamed them."""
     own = torch_internals.calls_that_count(case.graph_module)
     given = reached[0] if reached else own
     suspects = suspects_of(error, given)
@@ -145,7 +145,7 @@ def named_in_case(
 
 
 def written_module(case: Case) -> ModuleSource:
-    """The case's graph as a repro script will hold it, so that script and judge run the same program."""
+    """A case's graph as a repro script holds it, so that script and judge run the same program."""
     if case.spec.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module)
     return write_module(case.graph_module)
@@ -159,7 +159,7 @@ def fresh(source: ModuleSource) -> dict[str, torch.Tensor]:
 def unless_another_graph(
     outcome: Outcome, case: Case, reached: Sequence[Sequence[torch_internals.GivenCall]]
 ) -> Outcome:
-    """``outcome``, or INVALID when what reached the backend was not the candidate: its success proves nothing."""
+    """``outcome``, or INVALID when the backend was not given the candidate: that proves nothing."""
     if not reached:
         return Outcome(Verdict.INVALID, reason="no graph reached the backend", seconds=outcome.seconds)
     wanted = Counter(call.text for call in torch_internals.calls_that_count(case.graph_module))

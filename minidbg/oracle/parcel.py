@@ -58,7 +58,7 @@ def warmup_for(case: Case) -> workers.Warmup:
 
 @contextlib.contextmanager
 def packed(case: Case, *, share: float = 1.0, machine: Machine = HERE) -> Iterator[dict[str, Any]]:
-    """``case`` as plain values, for ``unpacked`` in a child of the forkserver that lives no longer than the block.
+    """``case`` as plain values, for ``unpacked`` in a forkserver child that ends within the block.
 
     Each storage is in a file, which goes when the block ends, or when the tensor does whose memory
     it is (see ``is_counted``). Of what is free they take ``share`` at most; what does not fit is
@@ -117,7 +117,7 @@ def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
 
 
 def file_of(owner: Tensor) -> Path | None:
-    """The file with the bytes of ``owner``, where it was sent before, or came from one, and was not written to since."""
+    """The file with ``owner``'s bytes, if it was sent before or came from one, unwritten since."""
     state, path = SENT.get(owner, (None, None))  # type: ignore[no-untyped-call]  # torch has no types there
     return path if path is not None and state == storage_state(owner) and path.exists() else None
 

@@ -1,4 +1,4 @@
-"""From a failing graph to the few nodes that fail: passes, the driver, and the way to a verified script."""
+"""From a failing graph to the few nodes that fail: passes, driver, the way to a verified script."""
 
 from minidbg.reduction.core import Minimized, minimize
 

@@ -1,4 +1,4 @@
-"""Passes over what is around the graph, after its reduction: modes and settings that the failure can do without."""
+"""Passes over what is around the reduced graph: modes and settings the failure can do without."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def changed(case: Case, **fields: Any) -> Case:
 
 
 def without_grad(case: Case) -> Case:
-    """No input requires grad; and grad mode stays on, which is what a reader expects of plain code."""
+    """No input requires grad; and grad mode stays on, as a reader expects of plain code."""
     needs_grad = any(isinstance(value, torch.Tensor) and value.requires_grad for value in case.inputs)
     if case.spec.backward or not needs_grad:
         return case
@@ -47,7 +47,7 @@ def without_mode(case: Case, name: str) -> Case:
 
 
 def plain_context(context: Context) -> Context:
-    """Torch's defaults. Options of its configuration are set to theirs: this process may still have what the user set."""
+    """Torch's defaults. Its config's options are set to theirs: the user's may be in force."""
     config = {
         module: {name: torch_internals.config_default(module, name) for name in options}
         for module, options in context.config.items()
@@ -69,7 +69,7 @@ def without_defaults(context: Context) -> Context:
 
 
 def without_unused_numbers(case: Case) -> Case:
-    """Without sizes that dynamo had made inputs, where the failure needs no input of that size: it makes them again."""
+    """Without sizes made inputs by dynamo, if no input of that size is needed: it remakes them."""
     graph_module = copy_graph_module(case.graph_module)
     pairs = list(zip(graph_module.graph.find_nodes(op="placeholder"), case.inputs, strict=True))
     unused = [node for node, value in pairs if not node.users and type(value) is int]

@@ -1,4 +1,4 @@
-"""``reduce_graph``: the passes in order, and the certificate at the end; ``minimize``: with a predicate of the user's."""
+"""``reduce_graph``: passes in order, then the certificate; ``minimize``: by a user's predicate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Minimized:
     inputs: tuple[Any, ...]
     oracle_calls: int
     certified: bool
-    """Whether no single removal of a node, an input or an output fails the same way any more: every one was tried."""
+    """Whether no removal of one node, input or output still fails the same way: all were tried."""
     interrupted: bool
     """Whether Ctrl-C ended it."""
     seconds: float
@@ -41,7 +41,7 @@ class Minimized:
     neighbour: tuple[fx.GraphModule, tuple[Any, ...]] | None = None
     """One step smaller, and passing."""
     is_out_of_budget: bool = False
-    """Whether a spent budget ended it: what it has is certified or not, and perhaps not as plain as it may be."""
+    """Whether a spent budget ended it: certified or not, perhaps not as plain as it may be."""
 
 
 Passes: TypeAlias = tuple[tuple[str, Pass], ...]
@@ -97,7 +97,7 @@ def reduce_graph(search: Search, *, simplify: bool = False) -> None:
 def reduce_to_fixed_point(search: Search) -> None:
     """All passes until a whole round changes nothing.
 
-    Each round begins as a new reduction would, with nothing presumed: a failure need not be monotone, so it may have gone
+    Each round begins anew, with nothing presumed: a failure need not be monotone, and may have gone
     away with a node and come back when more nodes went. What is small then is polished alone.
     """
     before: Candidate | None = None
@@ -176,7 +176,8 @@ def minimize(
     placeholders = sum(node.op == "placeholder" for node in gm.graph.nodes)
     if placeholders != len(inputs):
         raise MinidbgError(
-            f"the graph takes {placeholders} inputs, {len(inputs)} were given; one is needed for each placeholder"
+            f"the graph takes {placeholders} inputs, {len(inputs)} were given;"
+            " one is needed for each placeholder"
         )
 
     def ask(candidates: Sequence[Candidate]) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""Small passes for small graphs: outputs, modes, single nodes, inputs. Their last round is the certificate.
+"""Small passes for small graphs: outputs, modes, single nodes, inputs. The last round certifies.
 
 A graph inside the graph is put in the place of what runs it, or made smaller where it is.
 """
@@ -19,7 +19,7 @@ from minidbg.reduction.search import Candidate, GraphEdit, Search
 
 
 def drop_modes(search: Search) -> Iterator[GraphEdit]:
-    """Try without autocast and grad-mode changes, then without each. Cost: one call for all, one for each."""
+    """Try without autocast and grad-mode changes, then without each. Cost: a call, and one each."""
     yield _without_modes
     for node in search.best.calls:
         if mode_of(node) in OPENING:
@@ -37,7 +37,7 @@ def _without_modes(search: Search, name: str = "") -> Candidate | None:
 
 
 def drop_outputs(search: Search) -> Iterator[GraphEdit]:
-    """Try with only the outputs that nothing else uses, then without each one. Cost: one call for each output."""
+    """Try only the outputs that nothing else uses, then without each. Cost: one call per output."""
     outputs, returned = search.recording.outputs, {search.recording.nodes[-1]}
     spare = [node.name for node in outputs if node.users.keys() - returned or not is_call(node)]
     if len(outputs) > 1 and len(spare) > 1:
@@ -59,7 +59,7 @@ FEW_NODES = 5
 
 
 def drop_nodes(search: Search) -> Iterator[GraphEdit]:
-    """Try to put each node's recorded value in its place, from both ends inwards. Cost: one call for each node.
+    """Try each node's recorded value in its place, from both ends inwards. Cost: one call per node.
 
     What was cut out of a larger graph has more at its ends than it needs, and each success asks
     anew what was asked before it. First of all go parts of results that nothing needs, which came
@@ -118,7 +118,7 @@ def without_spare_inputs(search: Search) -> Candidate | None:
 
 
 def drop_inputs(search: Search) -> Iterator[GraphEdit]:
-    """Try to do without each input: an element of a list, or an argument that may be None. Cost: one call for each."""
+    """Try without each input: list elements, or arguments that may be None. Cost: one call each."""
     for node in reversed(search.recording.placeholders):
         yield partial(_without_input, name=node.name)
 
@@ -129,7 +129,7 @@ def _without_input(search: Search, name: str) -> Candidate | None:
 
 
 def drop_elements(search: Search) -> Iterator[None]:
-    """Try lists that a call takes beside each other without the same elements of each: half of them, then less and less.
+    """Try lists that a call takes together without the same elements of each: half, then fewer.
 
     Cost: none without such a call, else about ``log2(length)`` where no element matters.
     """
@@ -171,7 +171,7 @@ def with_alike_inputs_merged(search: Search) -> Candidate | None:
 
 
 def inline_branches(search: Search) -> Iterator[GraphEdit]:
-    """Try each nested graph in the place of the op that runs it. Cost: one call for each nested graph."""
+    """Try each nested graph in place of the op that runs it. Cost: one call per nested graph."""
     for node in nested.holders(search.best.graph_module):
         for path, _ in nested.branches(node):
             yield partial(_inlined, name=node.name, path=path)
@@ -206,7 +206,7 @@ def drop_nested_nodes(search: Search) -> Iterator[GraphEdit]:
     """Try to put a same-shaped value in the place of each node of a nested graph, last first.
 
     First without its settings of grad mode. Cost: one call for each such value, and one. A nested
-    graph cannot get new inputs, so only values inside it will do: what a node takes, and the inputs.
+    graph cannot get new inputs, so only values inside it will do: what a node takes and the inputs.
     """
     for route in [route for route, _ in nested.all_graphs(search.best.graph_module)][1:]:
         yield partial(_without_inner_modes, route=route)

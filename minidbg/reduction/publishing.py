@@ -1,4 +1,4 @@
-"""From the smallest case found to a script at the top of the folder that was seen to fail in a fresh interpreter."""
+"""From the smallest case found to a script atop the folder that failed in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from minidbg.torch_internals.devices import devices_of
 log = logging.getLogger("minidbg")
 
 VERIFY_SECONDS = 120.0
-"""Most seconds of a run in a fresh interpreter; importing torch and inductor is most of a usual one."""
+"""Most seconds of a run in a fresh interpreter; usually most go to importing torch and inductor."""
 
 SAID_CHARACTERS = 500
 """Of what a script or a backend said, in a sentence of ours."""
@@ -40,7 +40,7 @@ ROOM_BYTES = 1 << 30
 """Inputs up to which a script may run twice at the same time."""
 
 RUNS_IN_DOUBT = 3
-"""Further runs of a script, each in a fresh interpreter, when one did not show the expected failure."""
+"""Further runs of a script, each in a new interpreter, if one did not show the expected failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def forms(reduced: Reduced, original: Case) -> Iterator[tuple[Case, Exactness, s
 
 
 def script_values_suffice(case: Case, exactness: Exactness, session: Session) -> bool:
-    """Whether the case fails with the values that its script would make: cheaper to ask here than in a new process."""
+    """Whether the case fails with the values of its script: cheaper here than in a new process."""
     if next(tensors_in(case.inputs), None) is None:
         return True  # there are none
     names = [node.name for node in case.graph_module.graph.find_nodes(op="placeholder")]
@@ -187,7 +187,7 @@ def verify(case: Case, exactness: Exactness, folder: Path, session: Session) -> 
 
 @dataclass(slots=True)
 class Proof:
-    """The script of ``case`` at ``draft``, which is run by the installed judge, and by itself: ``python draft``."""
+    """``case``'s script at ``draft``, run by the installed judge and alone: ``python draft``."""
 
     case: Case
     exactness: Exactness
@@ -241,7 +241,7 @@ class Proof:
 
     @contextlib.contextmanager
     def alone_meanwhile(self) -> Iterator[Callable[[], workers.Ended]]:
-        """``alone`` in the interpreter that waits for it: a function that waits for its end. It runs
+        """``alone`` in the interpreter that waits for it: a function that awaits its end. It runs
         beside the block where the machine has room for both."""
         ahead = self.session.ahead.take() if self.session.ahead else None
         if ahead is None:
@@ -258,15 +258,15 @@ class Proof:
 
 
 def prove(proof: Proof) -> tuple[Outcome, workers.Ended | None]:
-    """What the judge says of the script, and how ``python draft`` ends; None for the second where the
+    """What the judge says of the script, and how ``python draft`` ends; None for that where the
     judge does not see the failure.
 
     - The judge runs in a fork, and where that shows nothing in a fresh interpreter: a fork may lack
       an accelerator. Once more where the search has met other failures.
-    - Alone it runs without the program's variables; with them in it where it passes without, if that helps.
+    - Alone it runs without the program's variables; with them if it passes without, if that helps.
     - Where the two disagree, or judgements do, further runs follow: a script that sometimes passes,
       or fails otherwise, is ``flaky``.
-    - Where a few lines still do not show it, the script says why, only shows it, and must end with 125.
+    - Where a few lines still do not show it, the script says why, only shows it, must end with 125.
     - A pickled backend is left out once all is shown, and the script must then end with 125.
     """
     case, session = proof.case, proof.session
@@ -328,12 +328,12 @@ and no script sets them."""
 
 
 def variables_to_try(case: Case) -> tuple[str, ...]:
-    """The environment variables of the failing program that its script may need; it is run without them first."""
+    """Environment variables of the failing program that its script may need; first it has none."""
     return tuple(name for name in case.spec.context.env if name not in OF_THE_MACHINE)
 
 
 def shows_it(ended: workers.Ended) -> bool:
-    """Whether a script by itself said that it reproduces, or has come to the end of what only shows the failure."""
+    """Whether a script alone said that it reproduces, or got to the end of just showing it."""
     return ended.exit_status == 1 or repro.NOT_JUDGED_HERE in ended.stderr_tail
 
 

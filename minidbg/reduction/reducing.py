@@ -1,4 +1,4 @@
-"""From a failing case to a verified repro script: reduce, simplify what is around the graph, write, run, publish.
+"""From a failing case to a verified repro: reduce, simplify the surroundings, write, run, publish.
 
 Runs in a process of its own where it can (``wrapper.handle`` and the command line see to that):
 each run is a child of this process. Nothing is announced that was not run in a fresh interpreter
@@ -54,7 +54,7 @@ from minidbg.reduction.session import (
 
 log = logging.getLogger("minidbg")
 REDUCTION_GRACE_S = 5.0
-"""What the reducing process may take beyond its budget to end what it has started, before it is ended itself."""
+"""What the reducing process may take over its budget to end what it started, before it is ended."""
 DONE_FILE = "done.json"
 """What the last reduction in a folder ended with, as ``ReductionResult.to_json``."""
 OTHERS_KEPT = 5
@@ -122,7 +122,7 @@ def reduce_and_publish(
 
 @contextlib.contextmanager
 def locked_folder(case: Case, folder: Path, limits: Limits, listener: Listener) -> Iterator[Path | None]:
-    """Lock the folder of this case's reduction, for its result and the best so far; None where there can be none."""
+    """Lock this case's reduction folder, for its result and the best so far; None if impossible."""
     try:
         own_folder = repro.reduction_folder(case, folder)
         lock = FileLock(own_folder / "lock")
@@ -249,9 +249,9 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
 
 
 def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
-    """``case`` with the call path, or the rank, on which the whole of it shows its failure, and how often it does.
+    """``case`` with the call path, or rank, on which the whole shows its failure, and how often.
 
-    A failure that did not show at once gets more chances, where it may be flaky. Raises NotReproduced.
+    A failure that did not show at once gets more chances if it may be flaky. Raises NotReproduced.
     """
     tried = []
     is_aten = case.spec.level is Level.ATEN
@@ -264,7 +264,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
         (outcome,) = session.ask([candidate], phase="reduce")
         if outcome.verdict in SHOWN:
             if candidate.backend is not case.backend:
-                session.others.clear()  # what a backend says that finds no ranks is no failure of it
+                session.others.clear()  # what a backend says that finds no ranks is not its failure
             if outcome.signature is not None and case.signature is None:
                 candidate = with_failure(candidate, outcome)
             return candidate.with_spec(margin=margin_for(outcome.figures)), Reliability(1, 1)
@@ -352,7 +352,7 @@ REDUCE = "minidbg.reduction.reducing:reduce_in_child"
 
 
 def prepare_reduction(case: Case) -> None:
-    """Start the forkserver and have it import what a reduction of ``case`` needs; return at once. Raises OSError."""
+    """Start the forkserver, which imports what ``case`` needs; return at once. Raises OSError."""
     ahead = repro.standby_plan(case.backend.name, without=case.spec.context.env)
     workers.start_server().prepare(REDUCE, oracle.warmup_for(case), ahead)
 
@@ -367,7 +367,7 @@ def call_reduce_in_child(
     *,
     on_interrupt: Callable[[], object],
 ) -> workers.Ended:
-    """Call ``reduce_in_child`` in a fork of the forkserver, with ``case`` as ``package``. Raises OSError.
+    """Call ``reduce_in_child`` in a forkserver's fork, ``case`` as ``package``. Raises OSError.
 
     The fork is ended by the ``deadline``, after some seconds to end what it has started.
     """
@@ -389,7 +389,7 @@ def reduce_in_child(
     note: object,
     case_of: Callable[[Mapping[str, Any]], Case] = lambda argument: oracle.unpacked(argument["case"]),
 ) -> dict[str, Any]:
-    """In a child of the forkserver: make the case by ``case_of``, and reduce it by ``reduce_on_stream``."""
+    """In a forkserver's child: make the case by ``case_of``, reduce it by ``reduce_on_stream``."""
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
         limits = Limits(**argument["limits"])
         try:
@@ -402,7 +402,7 @@ def reduce_in_child(
 def reduce_on_stream(
     case: Case, folder: Path, limits: Limits, stream: TextIO, submit: workers.Submit = workers.submit
 ) -> dict[str, Any]:
-    """Call ``reduce_and_publish`` for a case that has just failed: the result as JSON values, or ``{"refused": why}``.
+    """``reduce_and_publish`` for a case that just failed: result as JSON, or ``{"refused": why}``.
 
     Progress and warnings go to ``stream``. The first Ctrl-C ends the search alone.
     """
@@ -425,7 +425,7 @@ def reduce_path(
     folder: Path | None = None,
     listener: Listener = silent,
 ) -> ReductionResult:
-    """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
+    """Reduce the capture or repro at ``path``. The result goes to ``folder``, or its repro folder.
 
     ``backend`` is for a script whose own is to be filled in, and refused for others: BadSetting.
     Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced,

@@ -33,7 +33,7 @@ class Limits:
     value_limit_bytes: int = VALUE_LIMIT_BYTES
     """Most bytes of real tensor values that the script may store."""
     jobs: int = min(2, HERE.processors())
-    """Runs at the same time, where they do not depend on each other. The result is the same with one."""
+    """Runs at the same time, where they do not depend on each other. One gives the same result."""
     due: float | None = None
     """When ``seconds`` are over, by ``time.monotonic``, where somebody has waited for the answer
     since before the reduction began."""
@@ -68,7 +68,7 @@ class ReductionResult:
     ended_by: str = ""
     """What ended it before its end: ``budget of 8 s``."""
     lacking: str = ""
-    """What a person is to put into the script, which is then no verified repro: ``a closure of train.py:4``."""
+    """What a person must add to the script, then no verified repro: ``a closure of train.py:4``."""
 
     @property
     def line(self) -> str:
@@ -178,7 +178,7 @@ def on_stream(stream: TextIO) -> Iterator[Listener]:
 
 
 def figures_of(event: Progress) -> str:
-    """``800 -> 12 nodes after 7 runs, 5 s``; the seconds alone of a reduction that has not begun."""
+    """``800 -> 12 nodes after 7 runs, 5 s``; only the seconds if a reduction has not begun."""
     clock = f"{event.seconds:.0f} s"
     if not event.start_nodes:
         return clock

@@ -1,4 +1,4 @@
-"""``Session``: one reduction in progress. The one place from which cases are run, counted and remembered."""
+"""``Session``: one reduction in progress. The one place that runs, counts and remembers cases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LARGE = 100
 PROGRAM_PHASES = (
     "reduce", "suspects", "islands", "bisect", "needed", "chunks", "outputs", "nodes", "reliability"
 )  # fmt: skip
-"""Phases whose candidates are calls of the program on values that it had: no other's failures are its own."""
+"""Phases whose candidates are program calls on values it had: no other's failures are its own."""
 
 
 def is_another(seen: Signature, expected: Signature | None) -> bool:
@@ -149,7 +149,7 @@ class Session:
         """Run each case once in a child, by ``oracle.ask_all``; what a killed one left half written
         in the kernel cache goes.
 
-        Raises BudgetSpent where no time is left for it, or too little: what the deadline cuts off looks like a hang.
+        Raises BudgetSpent where too little time is left: what the deadline cuts off looks hung.
         """
         asked = [(case, self.seconds_for(case)) for case in cases if not self.is_too_slow(case)]
         self.oracle_calls += len(asked)
@@ -247,7 +247,7 @@ class Reliability:
 
     @property
     def repeats(self) -> int:
-        """Runs after which a case that never failed passes for healthy, with less than 1 % of error."""
+        """Runs after which a case that never failed counts as healthy, with under 1 % of error."""
         if self.failed == self.runs:
             return 1
         p = (self.failed + 1) / (self.runs + 2)  # of few runs not too much may be concluded
@@ -265,9 +265,9 @@ def may_run_together(case: Case) -> bool:
 
 
 def measured(case: Case, session: Session, *, failed: int, runs: int, more: int) -> Reliability:
-    """The reliability of ``case`` after ``more`` further runs, of which ``failed`` of ``runs`` are already known.
+    """The reliability of ``case`` after ``more`` further runs; ``failed`` of ``runs`` are known.
 
-    Two at a time where there are two cores. Ends early when no run says anything new: an invalid case stays invalid.
+    Two at a time with two cores. Ends early when no run says anything new: invalid stays invalid.
     """
     together = min(2, session.limits.jobs) if may_run_together(case) else 1
     for begun in range(0, more, together):
@@ -280,7 +280,7 @@ def measured(case: Case, session: Session, *, failed: int, runs: int, more: int)
 
 
 def runs_worth_having(case: Case) -> int:
-    """Further runs of a small case that tell whether its failure is flaky: none where that is next to impossible.
+    """Further runs of a small case that tell if its failure is flaky: none if that is too unlikely.
 
     A compiler that fails on a graph does so each time; each run of a hang costs its whole time
     limit. Both are run once more with the values of the script, and again in a fresh interpreter.

@@ -1,4 +1,4 @@
-"""Passes beyond nodes, inputs and outputs: plainer arguments, smaller shapes, plain tensors. Small graphs only."""
+"""Passes for small graphs, beyond nodes, inputs, outputs: plainer arguments, shapes, tensors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def flagged_as(value: Tensor, made: Tensor) -> Tensor:
 
 
 def is_alike(search: Search, candidate: Candidate) -> bool:
-    """Whether the numbers of each call stand in the order that they have in ``best``, and its results are as full."""
+    """Whether each call's numbers are ordered as in ``best``, and its results are as full."""
     best = search.best
     shapes = _shapes(best), _shapes(candidate)
     pairs = zip(best.calls, map(candidate.call, [node.name for node in best.calls]), strict=True)
@@ -98,7 +98,7 @@ def _with_plainer(search: Search, change: Plainer, how: str, only: int | None = 
 
 
 def plain_kinds(search: Search) -> Iterator[GraphEdit]:
-    """Try plain tensors for those of a subclass, local shards for DTensors; all at once, then one by one."""
+    """Try plain tensors for subclasses, local shards for DTensors; all at once, then one by one."""
     yield from all_then_each(search, _of_plain_kind, "plain")
 
 
@@ -111,7 +111,7 @@ def lift_attributes(search: Search) -> Iterator[GraphEdit]:
     """Try inputs in the place of tensors that the graph owns, of all of them or of each. Cost: one
     call where that does not matter.
 
-    An input may be made plainer, and is made by one line; what the failure needs as an attribute stays one.
+    An input may be made plainer, by one line; what the failure needs as an attribute stays one.
     """
     yield _lifted
     for path in _attributes(search.best):
@@ -135,7 +135,7 @@ def _lifted(search: Search, only: str = "") -> Candidate | None:
 
 
 def drop_arguments(search: Search) -> Iterator[None]:
-    """Try each call with fewer constant arguments, then with plainer ones. Cost: one call for each that eager takes."""
+    """Try fewer constants in calls, then plainer ones. Cost: one call for each that eager takes."""
     yield None
     for propose in (nested.shorter_arguments, nested.simpler_constants):
         for name in [node.name for node in search.best.calls]:
@@ -182,13 +182,13 @@ def is_another_cause(search: Search) -> bool:
 
 
 STEP_SIZES = (1, 2, 4, 8, 16)
-"""Sizes that are tried first: most failures do not care, and what needs a multiple of 8 then keeps 8."""
+"""Sizes tried first: most failures do not care, and what needs a multiple of 8 then keeps 8."""
 
 
 def shrink_sizes(search: Search) -> Iterator[None]:
     """Make each size that occurs in a shape smaller, everywhere at once.
 
-    Cost: one call for a size that does not matter, else about ``log2(size)``, and at most two in each later round.
+    Cost: one call for an irrelevant size, else about ``log2(size)``, later at most two each round.
     """
     yield None
     least_gain = 2.0 if search.is_deadly else 32 / 31
@@ -305,7 +305,7 @@ def indices_within(indices: Tensor, most: int) -> Tensor:
 
 
 def plain_dtypes(search: Search) -> Iterator[GraphEdit]:
-    """Try float32 for each other floating dtype, in inputs and arguments. Cost: one call for each dtype."""
+    """Try float32 for each other floating dtype, in inputs and arguments. Cost: one call each."""
     for dtype in sorted({value.dtype for _, value in _tensors(search)}, key=str):
         if dtype.is_floating_point and dtype is not torch.float32:
             yield partial(_with_dtype, old=dtype)
@@ -322,7 +322,7 @@ def _with_dtype(search: Search, old: torch.dtype) -> Candidate:
 
 
 def plain_tensors(search: Search) -> Iterator[GraphEdit]:
-    """Try inputs without gradients, that are no Parameters, and contiguous; all at once, then one by one."""
+    """Try inputs without gradients, as no Parameters, and contiguous; all at once, then each."""
     yield from all_then_each(search, _without_grad, "no grad")
     if not torch_internals.has_kernel_launch(search.best.graph_module):  # strides are among its arguments
         yield from all_then_each(search, _contiguous, "contiguous")
@@ -342,7 +342,7 @@ def _contiguous(value: Any) -> Tensor | None:
 
 
 def _is_plainly_laid(value: Tensor) -> bool:
-    """Whether a fresh tensor of this shape has these strides; torch calls some others contiguous, where a size is 1."""
+    """Whether a new tensor of this shape has these strides; with a size 1 others are contiguous."""
     return (
         value.layout is not torch.strided
         or value.stride() == torch.empty(value.shape, device="meta").stride()
@@ -383,14 +383,14 @@ SIMPLIFYING: tuple[tuple[str, Pass], ...] = (
 # --- all at once ---
 
 OF_INPUTS = tuple(row for row in SIMPLIFYING if row[0] in ("kinds", "sizes", "dtypes", "tensors"))
-"""Passes whose changes most failures do not care for, so that all of them together are worth a question."""
+"""Passes whose changes most failures do not care for: all of them together are worth a question."""
 MOST_SIMPLIFIED = 200
 
 
 def simplify_inputs_at_once(search: Search) -> Iterator[None]:
-    """Ask for the plainest inputs that eager takes, then for as much of the way there as still fails.
+    """Ask for the plainest inputs that eager takes, then for as much of the way as still fails.
 
-    Cost: one call where inputs do not matter, which saves a call for each size and stride; else ``log2(steps)`` more.
+    Cost: one call if inputs do not matter, not one per size and stride; else ``log2(steps)`` more.
     """
     yield None
     steps = steps_if_nothing_mattered(search)
@@ -400,7 +400,7 @@ def simplify_inputs_at_once(search: Search) -> Iterator[None]:
 
 
 def steps_if_nothing_mattered(search: Search) -> list[Candidate]:
-    """What those passes would accept one after the other if every candidate failed that runs in eager."""
+    """What those passes would accept in turn if every candidate failed that runs in eager."""
     plain = Outcome(Verdict.REPRODUCES)
     optimist = Search(
         search.best,

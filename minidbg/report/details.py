@@ -148,7 +148,7 @@ def done_of(path: Path, header: Header, home: Path) -> Path | None:
 
 
 def with_statistics(provenance: Provenance, done: Path | None) -> Provenance:
-    """``provenance`` with the runs and seconds of the reduction, which its result holds and a header does not."""
+    """``provenance`` with the reduction's runs and seconds, which its result holds, no header."""
     result = result_in(done) if done else {}
     calls, seconds = result.get("oracle_calls"), result.get("seconds")
     if not isinstance(calls, int) or not isinstance(seconds, int | float):
@@ -202,7 +202,8 @@ def facts(details: ReproDetails) -> Iterator[tuple[str, str]]:
     header, origin = details.header, details.header.provenance
     yield (
         "failure",
-        f"{header.spec.expected.kind} in {header.spec.backend.name}, on {header.spec.device}, called by {header.spec.call}",
+        f"{header.spec.expected.kind} in {header.spec.backend.name},"
+        f" on {header.spec.device}, called by {header.spec.call}",
     )
     yield "reduced", reduction_line(details.figures)
     if origin.captured_from:

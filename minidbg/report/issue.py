@@ -103,7 +103,7 @@ def title_of(details: ReproDetails) -> str:
 
 
 def logs_of(details: ReproDetails, *, run: bool) -> tuple[str, bool]:
-    """What the script printed when it was run just now, else what was captured; and whether it was seen to fail."""
+    """What the script printed when run just now, else what was captured; and whether it failed."""
     if not run:
         return details.message, False
     ended = repro.run_alone(details.path, seconds=RUN_SECONDS)
@@ -165,7 +165,7 @@ PUBLIC_ROOTS = (
     "/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/proc/", "/sys/", "/dev/", "/etc/", "/opt/rocm/",
     "/opt/conda/",
 )  # fmt: skip
-"""Folders that are the same on many machines; what lies elsewhere may name a project or a customer."""
+"""Folders that are alike on many machines; what lies elsewhere may name a project or customer."""
 PATH = re.compile(r"(?<![\w:/.<>~])/(?:[\w.@+-]+/)+[\w.@+-]+")
 BELOW = re.compile(r"(~|<tmp>|<python>)/(?:[\w.@+-]+/)+([\w.@+-]+)")
 """A path below a folder that was replaced: its own folders may name a project, too."""
@@ -205,7 +205,7 @@ class Private:
         return cls(folders, names)
 
     def left_out(self, text: str) -> str:
-        """``text`` with paths shortened and names replaced. Relative paths and public folders stay."""
+        """``text`` with paths shortened, names replaced. Relative paths and public folders stay."""
         for folder in sorted(self.folders, key=len, reverse=True):
             text = re.sub(rf"(?<![\w.]){re.escape(folder)}(?=[/\s'\":,)\]]|$)", self.folders[folder], text)
         text = PATH.sub(shortened, BELOW.sub(r"\1/.../\2", text))

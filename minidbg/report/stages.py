@@ -1,4 +1,4 @@
-"""Which stage of compiling a repro's failure belongs to, what it passes with, and where the answer lies.
+"""Which stage of compiling has a repro's failure, what it passes with, and where the answer lies.
 
 The same graph goes through torch.compile with one stage more each time; for inductor, torch's own
 bisector then; and with changes that a program could make. It is asked for (``minidbg stages``, or a
@@ -40,7 +40,8 @@ FAILING_WORDS = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout
 EARLIER = {
     "eager": "dynamo's own graph fails without any backend, so torch.compile's frontend is at fault",
     "aot_eager": "it fails in AOTAutograd already, before any compiler",
-    "aot_eager_decomp_partition": "it fails with decompositions and the partitioner already, before any compiler",
+    "aot_eager_decomp_partition": "it fails with decompositions and the partitioner already,"
+    " before any compiler",
 }
 """Stages before a compiler, and what a failure of each means."""
 
@@ -135,7 +136,8 @@ def find_stages(
     until, case = Deadline.after(seconds), repro.load(path)
     if case.spec.level is Level.ATEN:
         raise NotReproduced(
-            f"{path}: this graph is AOTAutograd's own, called with the compiler alone; there are no stages before it"
+            f"{path}: this graph is AOTAutograd's own, called with the compiler alone;"
+            " there are no stages before it"
         )
     own, case = case.backend.name, case.with_spec(call=CallPath.TORCH_COMPILE)
 
@@ -165,7 +167,7 @@ def find_stages(
 
 
 def bisected(report: StageReport, case: Case, run: Callable[..., Outcome]) -> StageReport:
-    """With the step of inductor without which ``case`` passes, by torch's own bisector; or why none is known."""
+    """With the inductor step that breaks ``case``, by torch's bisector; or why none is known."""
 
     def fails(bisection: str) -> bool:
         outcome = run(case, bisection=bisection)
@@ -265,7 +267,7 @@ def with_called_inputs(case: Case, method: str, *arguments: Any) -> Case:
 
 
 def op_by_op(backend: Any, options: Mapping[str, Any], mode: str | None) -> Callable[..., Any]:
-    """A backend that compiles each op by itself with ``backend``, as a program has it whose graph breaks between them."""
+    """A backend that compiles each op alone by ``backend``, as with graph breaks between them."""
 
     def compile_parts(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         places = {node: number for number, node in enumerate(graph_module.graph.nodes)}

@@ -1,4 +1,4 @@
-"""Cases of which no failure is known yet: a graph, its inputs, and a backend that a fresh process can have."""
+"""Cases with no known failure yet: graph, inputs, and a backend that a fresh process can have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ChosenBackend:
 
 
 def backend_named(backend: str | CompilerFn) -> ChosenBackend:
-    """What ``backends.named`` makes of a name, or the backend itself. Raises UnknownBackend or BackendUnreachable."""
+    """``backends.named`` of a name, or the backend. Raises UnknownBackend or BackendUnreachable."""
     try:
         found = backends.named(backend) if isinstance(backend, str) else backend
     except (ImportError, AttributeError) as error:

@@ -29,7 +29,7 @@ RECORD_FOLDER = "crash_records"
 LONG_S = 5.0
 """After so many seconds in a step a process may hang."""
 FOREIGN_AFTER_S = 3600.0
-"""A record of another machine, whose processes cannot be seen, counts as left behind when it is this old."""
+"""A record of another machine, whose processes are unseen, counts as left behind at this age."""
 RECORD_NAME = re.compile(
     r"(?P<place>\w+)-(?P<pid>\d+)-(?P<started>\d+)-(?P<number>\d+)\.(?P<step>[a-z-]+)\.py"
 )
@@ -106,7 +106,7 @@ def remove_if_unused(folder: Path) -> None:
 def records_of_dead(folder: Path | str, clock: Clock = time.time) -> list[Path]:
     """The records in repro folder ``folder`` whose process died in a backend's step, newest first.
 
-    Records of living processes are left alone. What a process left behind that ended between two steps is removed.
+    Records of living processes are left alone. What one left that ended between steps is removed.
     """
     dead = [(path, name) for path, name in records(folder) if is_left_behind(path, name, clock)]
     for path, name in dead:
@@ -117,7 +117,7 @@ def records_of_dead(folder: Path | str, clock: Clock = time.time) -> list[Path]:
 
 
 def waited_in_vain(folder: Path | str) -> list[Path]:
-    """The records of processes that ended while they waited for another rank: no failures of a backend."""
+    """The records of processes that ended while waiting for another rank: no backend's failures."""
     return [
         path for path, name in records(folder) if name.step is Step.WAITING and is_left_behind(path, name)
     ]
@@ -132,7 +132,7 @@ def at_work(folder: Path | str, clock: Clock = time.time) -> Iterator[str]:
 
 
 def death(path: Path) -> str:
-    """What became of the process that wrote a record: ``process 12 (rank 1 of 4) died while compiling a graph``."""
+    """The fate of a record's process: ``process 12 (rank 1 of 4) died while compiling a graph``."""
     name = read_name(path)
     return "" if name is None else f"{process_of(path, name)} died while {DOING.get(name.step, 'at rest')}"
 
@@ -170,7 +170,7 @@ def modified(path: Path) -> float:
 
 
 def as_capture(path: Path) -> Path:
-    """Move a record to the captures of its repro folder; the new path. The same graph gives the same file.
+    """Move a record to the captures of its repro folder; the new path. One graph gives one file.
 
     Nothing is run: whether it shows a crash or a hang is for the judge to find out. Raises OSError,
     and FileNotFoundError when another process was faster.

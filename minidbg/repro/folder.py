@@ -37,7 +37,7 @@ SHARED, PRIVATE = 0o775, 0o700
 
 
 def publish(case: Case, draft: Path, folder: Path | str) -> Path:
-    """Move the verified script ``draft`` of ``case`` to the top of ``folder``; the same failure gives the same file.
+    """Move ``case``'s verified script ``draft`` to ``folder``'s top; one failure gives one file.
 
     A readable repro of the same failure stays as it is: it was verified then, and somebody may have
     edited it or marked it as fixed. Several processes may publish into one folder at once. What
@@ -57,7 +57,7 @@ def keep_capture(
     exactness: Exactness = Exactness.SMALL,
     value_limit_bytes: int = VALUE_LIMIT_BYTES,
 ) -> Path:
-    """Write a case that was not verified to ``folder``'s captures; the same failure gives the same file.
+    """Write an unverified case to ``folder``'s captures; the same failure gives the same file.
 
     Values beyond the limit are replaced by seeded ones.
     """
@@ -73,7 +73,7 @@ def keep_capture(
 
 
 def _placed(case: Case, folder: Path | str, place: Path, put: Callable[[Path], object]) -> Path:
-    """Have ``put`` write the script of ``case`` into ``place``, unless a readable one is there; its path."""
+    """Have ``put`` write ``case``'s script in ``place``, if no readable one is there; its path."""
     path = place / file_name(case)
     with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
         if not is_readable(path):
@@ -127,13 +127,13 @@ def folder_of(path: Path | str) -> Path:
 
 
 def file_name(case: Case) -> str:
-    """``compile_cumsum_3f9c2a.py``: kind, an op that tells it from others, and the failure's digest."""
+    """``compile_cumsum_3f9c2a.py``: kind, an op that tells it apart, and the failure's digest."""
     op = re.sub(r"[^A-Za-z0-9]+", "_", main_op(case)).strip("_")[:40]
     return "_".join(part for part in (str(case.spec.expected.kind), op, case_digest(case)) if part) + ".py"
 
 
 def case_digest(case: Case) -> str:
-    """Six hexadecimal digits that are the same for the same failure: backend, call path, signature and graph."""
+    """Six hexadecimal digits, the same for one failure: backend, call path, signature and graph."""
     backend = case_to_keep(case).backend
     parts = [
         _without_style(backend.expression),
@@ -148,7 +148,7 @@ def case_digest(case: Case) -> str:
 
 
 def case_to_keep(case: Case) -> Case:
-    """``case`` as a script that stays has it: a backend that was pickled for children is left to be filled in."""
+    """``case`` as a lasting script has it: a backend pickled for children is to be filled in."""
     backend = backends.to_keep(case.backend)
     return case if backend is case.backend else case.with_spec(backend=backend)
 
@@ -169,7 +169,7 @@ def write(
     value_limit_bytes: int = VALUE_LIMIT_BYTES,
     remark: str = "",
 ) -> Path:
-    """Write the script of ``case`` to ``path``, and its tensors beside it; an earlier one is replaced.
+    """Write the script of ``case`` to ``path``, its tensors beside it; an earlier one is replaced.
 
     Folders are made. Raises what ``render`` raises, and leaves the file that was there.
     """
@@ -218,14 +218,14 @@ def as_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def make_folder(folder: Path, mode: int = SHARED) -> None:
-    """Make ``folder`` and those above it that are missing, none of them writable by everybody. Raises OSError."""
+    """Make ``folder`` and the missing ones above it, none writable by everybody. Raises OSError."""
     if not folder.parent.exists():
         make_folder(folder.parent, mode)
     folder.mkdir(mode=mode, exist_ok=True)
 
 
 def discard(path: Path) -> None:
-    """Remove a script and its tensors, and its folder when it was the last thing in a draft folder."""
+    """Remove a script, its tensors, and its folder if it was the last thing in a draft folder."""
     path.unlink(missing_ok=True)
     tensors_of(path).unlink(missing_ok=True)
     if path.parent.parent.name == "drafts":

@@ -1,4 +1,4 @@
-"""The script's header: PEP 723 metadata that installers and minidbg read without running anything."""
+"""The script's header: PEP 723 metadata that installers and minidbg read, running nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_header(
     message: str | None = None,
     folder: str | None = None,
 ) -> str:
-    """The block as comment lines, ready to stand in a script. ``kind`` is for a case that shows no failure yet.
+    """The block as comment lines, ready for a script. ``kind``: for a case that has not failed yet.
 
     ``message`` is what the header holds of the failure's message, where that is not all of it.
     ``folder`` is the repro folder that the script is for, where that is known.
@@ -117,7 +117,7 @@ def _key(name: str) -> str:
 def read_header(path: Path | str) -> Header:
     """The header of the script at ``path``; nothing in it is executed.
 
-    Raises UnreadableRepro for a file that is no repro of ours, is damaged, or was written by a later minidbg.
+    Raises UnreadableRepro for a file that is no repro of ours, is damaged or by a later minidbg.
     """
     path = Path(path)
     return header_of(script_text(path), path)

@@ -103,7 +103,7 @@ _LINE_OF_NODE = re.compile(r"(?m)(g\.create_node\(.*\))  # .+:\d+$")
 
 
 def _from_lines(builder: str) -> str:
-    """The text of ``graph()``, such that each node knows again which line of the user's it came from."""
+    """The text of ``graph()``, where each node knows again its line of the user's code."""
     return _LINE_OF_NODE.sub(lambda line: f"_from_line({line[1]}, {stack_trace(line[0])!r})", builder)
 
 
@@ -115,7 +115,7 @@ def _from_line(node: fx.Node, trace: str) -> fx.Node:
 def _without_model(
     setup: tuple[str, ...], graph_module: fx.GraphModule, inputs: Sequence[Any], call: CallPath
 ) -> tuple[str, ...]:
-    """``setup`` without the imports above it that the text of model and inputs asks for, each once."""
+    """``setup`` without the imports above it that the text of model and inputs needs, each once."""
     write = write_graph_builder if call is CallPath.DIRECT else write_module
     names = [f"x{index}" for index in range(len(inputs))]
     needed = {

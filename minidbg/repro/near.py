@@ -1,4 +1,4 @@
-"""Where the backend's own code lies, as a script says it that may be moved, or read on another machine.
+"""Where the backend's code lies, as a script says it that may be moved, or read on another machine.
 
 In memory a ``BackendRef`` has absolute paths. What lies in the tree around the repro folder is
 written from there: in the header relative to that folder, and in the code as what to look for in
@@ -16,7 +16,7 @@ from minidbg.core.run_spec import BackendRef
 
 
 def shared_folder(path: str, folder: str) -> str:
-    """The folder above both ``path`` and the repro ``folder``, where they are one tree or one repository; else empty."""
+    """The folder above ``path`` and repro ``folder``, if in one tree or repository; else empty."""
     try:
         shared = os.path.commonpath([path, folder])
     except ValueError:  # two drives

@@ -58,12 +58,13 @@ class Form(enum.Enum):
     SHORT = "script.py.j2"
     """A few lines that judge it: what is published."""
     SHOWS = "shows.py.j2"
-    """Lines that show it and end with 125, for a failure that a few lines cannot judge: ``minidbg check`` does."""
+    """Lines that show it and exit 125, as a few lines cannot judge it: ``minidbg check`` does."""
     CAPTURE = "capture.py.j2"
 
 
 USAGE = {
-    Form.SHORT: "Exit status: 0 gone, 1 reproduces, 3 fails differently (125 with --bisect), 125 cannot be judged here. "
+    Form.SHORT: "Exit status: 0 gone, 1 reproduces, 3 fails differently (125 with --bisect),"
+    " 125 cannot be judged here. "
     "--device D runs it on device D.",
     Form.SHOWS: "Exit status: 125. --device D runs it on device D.",
     Form.CAPTURE: "Exit status: 125.",
@@ -72,7 +73,7 @@ USAGE = {
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """``text`` is the script; ``tensors`` (uint8 ``[n]`` by key) go into the .safetensors file, none: no file."""
+    """``text``: the script; ``tensors`` (uint8 ``[n]`` by key): its .safetensors file, if any."""
 
     text: str
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -89,7 +90,7 @@ def render(
     remark: str = "",
     folder: str | None = None,
 ) -> Script:
-    """The script of ``case``; ``raw``: nobody reads it, and its inputs are stored without a look, or drawn.
+    """The script of ``case``; ``raw``: nobody reads it; inputs are stored without a look, or drawn.
 
     ``kind`` is the one to expect of a case that has not failed yet; ``remark`` is one more sentence
     for the docstring. ``folder`` is the repro folder that the script is for: what lies around it is
@@ -187,7 +188,7 @@ def _lines_of(form: Form, case: Case, read: Header, model: str) -> dict[str, Any
 
 
 def has_custom_layout(values: Sequence[Any]) -> bool:
-    """Whether a cast of each value by itself loses how they lie in memory: gaps, overlaps, an offset, what they share."""
+    """Whether casting each value alone loses its memory layout: gaps, overlaps, offset, sharing."""
     plain = {
         id(one): one for one in tensors_in(list(values)) if torch_internals.has_plain_memory(one)
     }.values()

@@ -1,4 +1,4 @@
-"""A script in a fresh interpreter: judged by the installed judge, or run by itself as anybody would run it."""
+"""A script in a fresh interpreter: judged by the installed judge, or run alone as anyone would."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(
     fork: workers.Warmup | None = None,
     submit: workers.Submit = workers.submit,
 ) -> Outcome:
-    """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
+    """Judge the script at ``path`` in a fresh interpreter, in an empty folder, within ``seconds``.
 
     ``fork``: in a fork of this process's forkserver, prepared so, which saves the time that
     importing torch takes. ``options``, a dict as text, are added to the backend's options in the
@@ -75,7 +75,7 @@ def standby_plan(backend: str, without: Iterable[str] = ()) -> workers.StandbyPl
     """What an interpreter imports while a search runs, whose script for ``backend`` (its name) will
     then be run by itself, and its variables.
 
-    ``without`` are variables of this process that it does not get, since the script may not need them.
+    ``without``: variables of this process that it does not get, as the script may not need them.
     """
     modules = ("torch", "torch._dynamo", *(("torch._inductor.compile_fx",) if backend == "inductor" else ()))
     given = {

@@ -1,8 +1,8 @@
-"""The few lines by which a repro script judges itself: its model in eager first, then through the backend.
+"""The few lines by which a repro script judges itself: its model in eager, then by the backend.
 
 A failure is compared by exception type and a text pattern; wrong results by tolerances, against
 eager and against eager in float64. ``minidbg.judge`` compares more. A script is announced only when
-both say that the failure reproduces; for a case that these lines cannot judge, ``lines_that_judge`` raises
+both say that the failure reproduces; where these lines cannot judge, ``lines_that_judge`` raises
 NoShortForm, and a script is written that only shows it.
 """
 
@@ -39,7 +39,7 @@ PRINTED_TOLERANCES = {
     "bfloat16": (3.2e-2, 1e-5),
     "float16": (2e-3, 1e-5),
 }
-"""Relative and absolute, by name of dtype: those of the judge against float64, whose noise the lines add."""
+"""Relative and absolute, by dtype name: the judge's against float64, whose noise the lines add."""
 VALUES = ("float", "nan", "inf", "integer", "bool")
 LEAVES = ("output", "gradient", "input")
 CATEGORIES = (*VALUES, "dtype", "shape", "device", "requires_grad", "aliasing")
@@ -54,7 +54,8 @@ def lines_that_judge(
 ) -> dict[str, Any]:
     """The variables of ``script.py.j2`` that judge; ``judge.py.j2`` has the text of the functions.
 
-    ``expression`` is what stands for the backend. ``has_numbers``: there may be plain integers among the inputs. ``has_custom_layout``: a plain ``double()`` would lay an input otherwise in memory.
+    ``expression`` stands for the backend. ``has_numbers``: inputs may hold plain integers.
+    ``has_custom_layout``: a plain ``double()`` would lay an input otherwise in memory.
     """
     case = _ScriptJudge(header, model, expression, has_numbers)
     if why := case.beyond_a_few_lines():
@@ -210,11 +211,11 @@ class _ScriptJudge:
         return textwrap.indent("\n".join(lines), "    ")
 
     def judging(self, model: str) -> str:
-        """The statement that raises for a bad ``model``; where eager's does, nothing can be said of the backend."""
+        """The statement raising for a bad ``model``; if eager's does, the backend is unjudged."""
         return f"_check({model}, {self.here})" if self.leaf else self.call(model)
 
     def backend_line(self) -> str:
-        """The statement that fails where nobody has registered the backend's name; nothing for those of torch itself."""
+        """The statement that fails where the backend's name is unknown; none for torch's own."""
         return "torch._dynamo.lookup_backend(backend)" if self.name not in ("", *ALWAYS_REGISTERED) else ""
 
     def pattern(self) -> str:
@@ -250,7 +251,7 @@ class _ScriptJudge:
 
 
 def as_said(signature: Signature) -> str:
-    """``Type: message`` as a signature has it, with # where it has lost something of what was said."""
+    """``Type: message`` as a signature has it, with # where it lost something of what was said."""
     name = signature.types[-1].rpartition(".")[2] if signature.types else ""
     between = (
         "#" if name and signature.message else ""

@@ -27,7 +27,7 @@ SAID_BY_TITLE = re.compile(r" gives wrong results: ")
 ADVICE = re.compile(
     r"(?m)^(?:Original traceback:\n(?:None\n?|[ \t]+.*\n?)*|(?:Use tlparse to see|Set TORCHDYNAMO_VERBOSE=1 for).*\n?)"
 )
-"""What torch adds for who has no script yet: where the call stands, or None, and how to see more."""
+"""What torch adds for who has no script yet: where the call is, or None, and how to see more."""
 HEADER_MARK = re.compile(r"(?m)^# ///")
 
 
@@ -48,7 +48,7 @@ def op_names(gm: fx.GraphModule) -> tuple[str, ...]:
 
 
 def main_op(case: Case) -> str:
-    """The op that the failure is most likely about: one that its error or its frames name, else the last one."""
+    """The op that the failure is likely about: one that its error or frames name, else the last."""
     names = op_names(case.graph_module)
     named = named_ops(case, names)
     return named[0] if named else names[-1] if names else ""
@@ -100,9 +100,9 @@ def docstring(case: Case, *, values: str, remark: str = "", usage: str = "") -> 
 
 
 def message_lines(case: Case, *, unchanged: bool = False) -> list[str]:
-    """The first lines of the failure's message, and how much was cut; of a compiler's output, which is long, the errors.
+    """The message's first lines, and how much was cut; of a compiler's long output the errors.
 
-    ``unchanged``: addresses and long lines are whole, so that the same is told of these lines again.
+    ``unchanged``: addresses and long lines are whole, so the same is told of these lines again.
     """
     message = case_message(case)
     for pattern, replacement in () if unchanged else OF_ONE_PROCESS:
@@ -129,14 +129,14 @@ def _cut(line: re.Match[str]) -> str:
 
 
 def case_message(case: Case) -> str:
-    """The failure's message without what the title says, and without torch's advice to who has no script yet."""
+    """The failure's message without what the title says and torch's advice to who has no script."""
     name, message = case.backend.name, case.provenance.message
     said = SAID_BY_TITLE.match(message, len(name)) if message.startswith(name) else None
     return ADVICE.sub("", message[said.end() :] if said else message)
 
 
 def escaped(text: str) -> str:
-    """``text`` such that it cannot end the string it stands in, nor show as something else than it is."""
+    """``text`` such that it cannot end the string it stands in, nor show as other than it is."""
     quoted = re.sub("[\ud800-\udfff]", "\ufffd", text).replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     shown = "".join(one if one.isprintable() or one == "\n" else escape(one) for one in quoted)
     return HEADER_MARK.sub(" # ///", shown)  # at the start of a line it would be a second header

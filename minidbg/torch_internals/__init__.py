@@ -1,4 +1,4 @@
-"""The only importer of torch's private names, a file for each subject. ``private`` marks who looks one up."""
+"""The only importer of torch's private names, a file per subject. ``private`` marks their users."""
 
 from minidbg.torch_internals.aot import *  # noqa: F403
 from minidbg.torch_internals.backends import *  # noqa: F403

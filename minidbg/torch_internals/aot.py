@@ -16,7 +16,7 @@ from minidbg.torch_internals.private_names import private, private_or
 
 @private
 def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> Any:
-    """``wrapped(compiler, stored)``; of a compiler whose results AOTAutograd stores, one of that kind around it."""
+    """``wrapped(compiler, stored)``, inside one of its kind if AOTAutograd stores its results."""
     from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 
     if isinstance(compiler, SerializableAOTDispatchCompiler):
@@ -26,7 +26,7 @@ def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> A
 
 @private
 def aot_graph_part() -> str | None:
-    """``forward``, ``backward`` or ``inference``: the graph that AOTAutograd is having compiled; None outside of it."""
+    """``forward``, ``backward`` or ``inference``: what AOTAutograd is having compiled; or None."""
     from torch._functorch._aot_autograd import logging_utils
 
     found = [name.rpartition("_")[2] for name in logging_utils.graph_being_compiled]
@@ -48,14 +48,14 @@ def tries_backward_early() -> bool:
 
 @private_or(lambda: 0)
 def next_aot_id() -> int:
-    """The number that AOTAutograd gives to the next graph it is asked for; 0 before it is loaded."""
+    """The number that AOTAutograd gives to the next graph it gets; 0 before it is loaded."""
     module = sys.modules.get("torch._functorch.aot_autograd")
     # its repr: looking at it must not count, and Python 3.14 copies no iterator
     return int(repr(module.AOT_COUNTER).removeprefix("count(").removesuffix(")")) if module is not None else 0
 
 
 NEAR = 4
-"""Autograd nodes between an output and the graph that made it: views and writes that AOTAutograd repeats outside."""
+"""Autograd nodes between an output and its graph: views and writes AOTAutograd repeats outside."""
 
 
 @private_or(lambda *_: [])
@@ -83,7 +83,7 @@ def guard_backward(
     on_error: Callable[[Exception], None],
     around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> None:
-    """Let ``on_error`` hear what the compiled backward of this one graph raises; it is raised all the same.
+    """Tell ``on_error`` what this one graph's compiled backward raises; it is raised all the same.
 
     Each run is inside of ``around()``.
 
@@ -108,7 +108,7 @@ def guard_backward(
 
 @private
 def backward_phase(error: Exception) -> str | None:
-    """``compile`` or ``runtime`` for what a compiled backward raised, by its stack; None for AOTAutograd's own checks.
+    """``compile`` or ``runtime``, by a backward error's stack; None for AOTAutograd's own checks.
 
     A second backward without ``retain_graph``, or one that donated buffers forbid, is the program's
     error. torch 2.11 has no ``get_or_compile``: ``_backward_impl`` itself compiles once it has a
@@ -128,7 +128,7 @@ def backward_phase(error: Exception) -> str | None:
 
 @private
 def is_a_check_of_aot_autograd(error: Exception) -> bool:
-    """Whether AOTAutograd refused a backward before the compiled one ran: what it saved was written to, or is gone."""
+    """Whether AOTAutograd refused before its backward ran: what it saved was written to or gone."""
     frames = traceback.extract_tb(error.__traceback__)
     return (
         bool(frames) and frames[-1].filename.endswith("runtime_wrappers.py") and backward_phase(error) is None
@@ -137,7 +137,7 @@ def is_a_check_of_aot_autograd(error: Exception) -> bool:
 
 @private
 def aot_autograd_arguments(backend: object) -> dict[str, Any] | None:
-    """What ``aot_autograd(...)`` was called with to give ``backend``, or None when it was not made that way.
+    """What ``aot_autograd(...)`` was called with to give ``backend``; None when made another way.
 
     Its first call wraps the backward compiler and fills in the inference one: both are undone here.
     """

@@ -40,7 +40,7 @@ def backend_alone(
 def configured_backend(
     backend: str | Callable[..., Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
-    """``backend`` as ``torch.compile(backend=, options=, mode=)`` would call it: ``(gm, example_inputs)``.
+    """``backend`` as ``torch.compile(backend=, options=, mode=)`` has it: ``(gm, example_inputs)``.
 
     Inductor by name takes them as config patches, every other backend as keyword arguments and only
     when given. Raises RuntimeError for an option or mode that inductor does not know.
@@ -77,7 +77,7 @@ def inductor_modes() -> list[str]:
 
 @private
 def replace_backends(eval_frame: Any, replaced: Callable[[Any], Any]) -> None:
-    """Have ``replaced(backend)`` used for each backend that a program asks for, in whatever way it asks.
+    """Have ``replaced(backend)`` used for each backend a program asks for, in whatever way it asks.
 
     ``eval_frame`` is ``torch._dynamo.eval_frame``. ``torch.compile``, ``Module.compile`` and
     ``torch._dynamo.optimize`` all call its ``get_compiler_fn``.
@@ -136,7 +136,7 @@ def names_of_backend(compiler_fn: object) -> list[str]:
 
 @private_or(lambda backend: (backend, None, None))
 def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, str | None]:
-    """Backend, options and mode inside an object of the kinds that torch.compile makes; else ``backend`` itself."""
+    """Backend, options and mode in an object as torch.compile makes it; else ``backend`` itself."""
     given: Any = backend
     # a torch without these classes makes no such objects
     inductor, other = (getattr(torch, f"_TorchCompile{kind}Wrapper", None) for kind in ("Inductor", ""))
@@ -167,7 +167,7 @@ def config_default(module_name: str, name: str) -> Any:
 @contextlib.contextmanager
 @private
 def in_bisection(folder: str) -> Iterator[None]:
-    """A block that takes part in the bisection whose state lies in ``folder``; in none where that is empty."""
+    """A block that takes part in the bisection whose state is in ``folder``; in none if empty."""
     if not folder:
         yield
         return
@@ -183,7 +183,7 @@ def in_bisection(folder: str) -> Iterator[None]:
 
 @private
 def bisect_inductor(fails: Callable[[str], bool]) -> tuple[str, str | None, int | None, str] | None:
-    """Backend, subsystem, number and detail that torch's CompilerBisector names; None when it finds nothing at fault.
+    """Backend, subsystem, number and detail that torch's CompilerBisector blames; None if nothing.
 
     ``fails(folder)`` runs a program with ``torch.compile`` once, elsewhere, within
     ``in_bisection(folder)``: the bisector keeps its state in files. It is known to fail with
@@ -267,9 +267,9 @@ def _is_of_inductor(value: object, module: str, name: str) -> bool:
 
 
 def names_of_sources(node: torch.fx.Node) -> list[str]:
-    """Names of the nodes that a compiler's ``node`` was made from, the first maker last; none where it does not say.
+    """Names of the nodes a compiler's ``node`` was made from, first maker last; none if unknown.
 
-    ``meta["from_node"]``, a list of ``NodeSource`` that may hold further ones, was seen in 2.11 to 2.15.
+    ``meta["from_node"]``, a list of ``NodeSource`` that may hold more, was seen in 2.11 to 2.15.
     """
     names, sources = [], list(node.meta.get("from_node") or ())
     while sources:

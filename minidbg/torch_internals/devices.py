@@ -49,7 +49,7 @@ def present() -> list[str]:
 
 
 def kinds_here() -> Iterator[str]:
-    """Kinds whose modules are loaded, the one of torch's own accelerator among them; asking begins nothing."""
+    """Kinds whose modules are loaded, with torch's own accelerator's; asking begins nothing."""
     yield from (name for name in ACCELERATORS if module_of(name) is not None)
     current = torch.accelerator.current_accelerator()
     if current is not None and current.type not in ACCELERATORS:
@@ -61,7 +61,7 @@ def module_of(kind: str) -> Any:
 
 
 def call(device: torch.device | str, name: str, *arguments: Any) -> Any:
-    """The module's function ``name`` for ``device``, which comes last; None where the kind has no such function."""
+    """Call the module's ``name`` with ``device`` last; None where the kind has no such function."""
     device = torch.device(device)
     function = getattr(module_of(device.type), name, None)
     if function is None:
@@ -70,7 +70,7 @@ def call(device: torch.device | str, name: str, *arguments: Any) -> Any:
 
 
 def synchronize(values: Iterable[Any]) -> None:
-    """Wait until the devices of ``values`` are at rest. Raises the errors that came up meanwhile."""
+    """Wait until the devices of ``values`` are at rest. Raises errors that came up meanwhile."""
     for device in devices_of(values):
         call(device, "synchronize")
 
@@ -80,7 +80,7 @@ BROKEN: set[torch.device] = set()
 
 
 def in_error(values: Iterable[Any]) -> bool:
-    """Whether a device of ``values`` refuses every call, so that nothing can be run or read there."""
+    """Whether a device of ``values`` refuses every call, so nothing can be run or read there."""
     refused = [refuses_calls(device) for device in devices_of(values)]  # each is asked
     return any(refused)
 
@@ -115,7 +115,7 @@ def generator_states(values: Iterable[Any]) -> tuple[tuple[str, Tensor], ...]:
 
 
 def states_of(devices: Iterable[str]) -> tuple[tuple[str, Tensor], ...]:
-    """Device and state of the default generators of the CPU and of those of ``devices`` that are in no error."""
+    """Device and state of the default generators of the CPU and of ``devices`` not in error."""
     found = [("cpu", torch.get_rng_state())]
     for device in sorted(devices):
         try:
@@ -131,7 +131,7 @@ def states_of(devices: Iterable[str]) -> tuple[tuple[str, Tensor], ...]:
 
 @contextlib.contextmanager
 def restoring_generators(devices: Iterable[str] = ()) -> Iterator[None]:
-    """A block after which the default generators of the CPU and of ``devices`` stand where they stood before."""
+    """A block after which the default generators of the CPU and of ``devices`` stand as before."""
     states = states_of(devices)
     try:
         yield
@@ -177,7 +177,7 @@ def restoring_random_numbers(values: Iterable[Any] = ()) -> Iterator[None]:
 @contextlib.contextmanager
 @private_or(nothing_around, since=(2, 13))
 def seeds_keep_waiting() -> Iterator[None]:
-    """A block whose ``torch.manual_seed`` is not what an accelerator is seeded with that the program uses only later."""
+    """A block whose ``torch.manual_seed`` seeds no accelerator that the program uses only later."""
     modules = map(module_of, kinds_here())
     waiting = [module._lazy_seed_tracker for module in modules if hasattr(module, "_lazy_seed_tracker")]
     before = [dict(vars(one)) for one in waiting]

@@ -14,7 +14,7 @@ from minidbg.torch_internals.tensors import all_nodes
 
 @private
 def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], spec: RunSpec) -> Any:
-    """What ``compiler`` makes of the graph, handed over as dynamo would; it may write to the graph."""
+    """What ``compiler`` makes of the graph, given as dynamo gives it; it may write to the graph."""
     from torch._guards import TracingContext, tracing
 
     if spec.level is Level.ATEN:
@@ -47,7 +47,7 @@ def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], 
 def compile_as_aot_autograd_does(
     compiler: Any, graph_module: Any, inputs: tuple[Any, ...], spec: RunSpec
 ) -> Any:
-    """``compiler(gm, fake_inputs)``: each node knows its fake value, and what comes back may want its inputs boxed."""
+    """``compiler(gm, fake_inputs)``: nodes know fake values; the result may want boxed inputs."""
     from torch._guards import TracingContext, tracing
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
     from torch.fx.passes.shape_prop import _extract_tensor_metadata
@@ -80,7 +80,7 @@ LOOPS = ("scan", "while_loop", "map_impl")
 def with_symbolic_sizes(
     graph_module: Any, inputs: tuple[Any, ...], spec: RunSpec, *, numbers: bool
 ) -> tuple[Any, list[Any]]:
-    """Fake inputs whose dynamic dimensions are symbols, one symbol for equal sizes; plain ints too, with ``numbers``.
+    """Fake inputs, dynamic sizes as symbols, one for equal sizes; plain ints too if ``numbers``.
 
     Without dynamo, backends take real inputs for static ones, and a bug that needs symbols would be
     gone. Whether a loop may count its rounds is the program's setting, as it is for a

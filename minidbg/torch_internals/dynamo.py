@@ -31,9 +31,9 @@ CONTROL_FLOW = (
 @contextlib.contextmanager
 @private_or(lambda: iter([{}]))
 def compiling_alone() -> Iterator[dict[str, Counter[str]]]:
-    """A block that compiles while no other thread does, and of which torch counts nothing; as ``restoring_counters``.
+    """A block that compiles while no other thread does, uncounted; as ``restoring_counters``.
 
-    Tracing keeps its state in globals that dynamo's lock guards, and a call of a compiled function does not hold it.
+    Tracing keeps state in globals under dynamo's lock; calls of compiled functions do not hold it.
     """
     from torch._dynamo.convert_frame import compile_lock
 
@@ -63,7 +63,7 @@ def dropping_compile_stacks() -> Iterator[None]:
 @contextlib.contextmanager
 @private_or(lambda: iter([{}]))
 def restoring_counters() -> Iterator[dict[str, Counter[str]]]:
-    """A block of ours that torch does not count. Afterwards the table holds what it would have counted."""
+    """A block of ours torch does not count; then the table holds what it would have counted."""
     from torch._dynamo.utils import counters
 
     counted: dict[str, Counter[str]] = {}
@@ -112,7 +112,7 @@ def dynamo_keeps_type(error: BaseException) -> bool:
 
 @private_or(lambda backend, error, frame: error)
 def backend_compiler_failed(backend: object, error: Exception, first_useful_frame: FrameType) -> Exception:
-    """The exception in which dynamo would wrap ``error``, with its traceback; dynamo does not wrap it again.
+    """The exception dynamo would wrap ``error`` in, with its traceback; dynamo does not rewrap it.
 
     ``first_useful_frame`` must be a frame of the traceback that the exception will have.
     """
@@ -123,7 +123,7 @@ def backend_compiler_failed(backend: object, error: Exception, first_useful_fram
 
 @private_or(lambda compiled_fn: compiled_fn)
 def without_lazy_recompile(compiled_fn: Any) -> Any:
-    """``compiled_fn``, or the compiled forward behind it when it is a lazily compiled GraphModule's.
+    """``compiled_fn``, or the compiled forward behind it if it is a lazily compiled GraphModule's.
 
     Dynamo does the same to what a backend returns (torch's name for it is
     ``_LazyGraphModule.force_recompile``), and cannot once it is wrapped.
@@ -178,7 +178,7 @@ class GivenCall:
 @contextlib.contextmanager
 @private
 def graphs_given_to_backends() -> Iterator[list[list[GivenCall]]]:
-    """A list that receives, for each graph that dynamo hands to a backend in this thread, its calls."""
+    """A list that receives the calls of each graph dynamo hands to a backend in this thread."""
     from torch._dynamo.output_graph import OutputGraph
 
     graphs: list[list[GivenCall]] = []
@@ -193,7 +193,7 @@ def graphs_given_to_backends() -> Iterator[list[list[GivenCall]]]:
             return original(self, gm, example_inputs)
         except Exception as error:
             if is_control_flow(error):
-                graphs.pop()  # dynamo starts anew, or runs eager: before 2.13 also with fullgraph=True
+                graphs.pop()  # dynamo restarts, or runs eager: before 2.13 also with fullgraph=True
             raise
 
     OutputGraph.call_user_compiler = call_user_compiler  # type: ignore[method-assign]
@@ -204,7 +204,7 @@ def graphs_given_to_backends() -> Iterator[list[list[GivenCall]]]:
 
 
 def calls_that_count(gm: torch.fx.GraphModule) -> list[GivenCall]:
-    """The calls of a graph but for settings of grad mode: dynamo leaves out those under which nothing runs."""
+    """A graph's calls but for grad mode settings: dynamo drops those under which nothing runs."""
     calls = (node for node in gm.graph.nodes if node.op.startswith("call"))
     return [GivenCall.of(node) for node in calls if node.target is not grad_mode_function()]
 
@@ -221,12 +221,12 @@ def replace_run_repro(record: Callable[..., NoReturn]) -> None:
 
 @private
 def input_reader(save_dir: str | None) -> Any:
-    """What ``load_args`` of such a file reads its inputs with: stored ones, without ``save_dir`` random ones."""
+    """What ``load_args`` of such a file reads inputs with: stored, without ``save_dir`` random."""
     from torch._dynamo.debug_utils import InputReader
 
     reader = InputReader(save_dir=save_dir)
     symint = reader.symint
-    # Scripts of 2.13 and later also pass expr=, which older readers do not take and nothing here asks for.
+    # Scripts of 2.13 and later also pass expr=, which older readers lack and nothing here asks for.
     reader.symint = lambda value, **_: symint(value)  # type: ignore[method-assign]
     return reader
 
@@ -251,7 +251,7 @@ def guards_to_come(example_inputs: Sequence[Any]) -> Callable[[], Exception | No
         for value, layout in layouts:
             if _layout(value) != layout:
                 return AssertionError(
-                    "Guard failed on the same frame it was created: the backend changed an example input in place, "
+                    "Guard failed on the same frame it was created: the backend changed an example "
                     f"from shape {layout[0]}, strides {layout[1]} to {tuple(value.shape)}, {value.stride()}"
                 )
         return _dry_run(env) if usable and _counts(env) != before else None
@@ -314,9 +314,9 @@ def _source_name(source: Any) -> str:
 
 @private
 def mark_sizes(value: Any, dims: tuple[int, ...]) -> None:
-    """Have dynamo take ``dims`` as symbols and the other dimensions as numbers, also with ``dynamic=True``.
+    """Have dynamo take ``dims`` as symbols and the rest as numbers, also with ``dynamic=True``.
 
-    ``mark_static`` does nothing while dynamo compiles, which a fork of the failing program still does.
+    ``mark_static`` does nothing while dynamo compiles; a fork of the failing program still does.
     """
     for dim in dims:
         torch._dynamo.maybe_mark_dynamic(value, dim)

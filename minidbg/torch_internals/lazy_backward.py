@@ -1,4 +1,4 @@
-"""The backward that AOTAutograd compiles when it first runs: runs of ours leave that first time to the program.
+"""The backward that AOTAutograd compiles at its first run: runs of ours leave that to the program.
 
 The first backward decides for good how the backward is compiled. Where it keeps the graph
 (``retain_graph``, ``create_graph``), no saved tensor is donated to it; else they are, its memory is
@@ -27,12 +27,12 @@ from minidbg.torch_internals.dynamo import compiling_alone, count_after_all
 from minidbg.torch_internals.private_names import private_or
 
 TAG = "minidbg"
-"""Set on the entry of a backward in inductor's cache: the key of an entry does not say what is donated."""
+"""Set on a backward's entry in inductor's cache: its key does not say what is donated."""
 
 
 @private_or(lambda tensors: not any(map(_of_aot_autograd, _nodes_behind(tensors))), since=(2, 13))
 def leave_first_backward(tensors: Sequence[torch.Tensor]) -> bool:
-    """Let a backward of ``tensors``, which a run of ours gave, set nothing that the program's first one is to set.
+    """Let a backward of ``tensors``, from a run of ours, set nothing the program's first is to set.
 
     False where this torch keeps that elsewhere: then this backward must not run.
     """
@@ -88,7 +88,7 @@ def _own_function(made: Any, implementation: Callable[..., Any], compiler: Any) 
 
 
 def _own_compiler(compiler: Any) -> Any:
-    """A copy of what compiles a backward. What it compiles waits for the program's first backward."""
+    """A copy of a backward's compiler. What it compiles waits for the program's first backward."""
     known = getattr(compiler.bw_compiler, "__self__", None)
     ahead = known if isinstance(known, CompiledAhead) else CompiledAhead(compiler)
     own = copy.copy(compiler)
@@ -119,7 +119,7 @@ class CompiledAhead:
         self.counted: dict[str, Counter[str]] = {}
 
     def for_us(self, module: Any, placeholders: Any) -> Any:
-        """The compiled backward; what compiling it warns of and counts is for the program's first backward."""
+        """The compiled backward; warnings and counts of its compile are for the program's first."""
         if self.made is None:
             self.donated = self.compiler.fw_metadata.bw_donated_idxs
             config: Any = torch.compiler.config

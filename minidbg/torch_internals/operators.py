@@ -1,6 +1,6 @@
-"""Operators: their names, their schemas, where they were defined; and launches of a user's Triton kernels.
+"""Operators: names, schemas, where they were defined; and launches of a user's Triton kernels.
 
-Of a launch dynamo keeps the kernel and its constants in a table of the process; the node has numbers.
+Dynamo keeps a launch's kernel and constants in a table of the process; the node has numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def grad_mode_function() -> Callable[..., Any]:
 
 @private
 def attention_with_weights() -> Callable[..., Any]:
-    """Attention that returns its result and its weights; the arguments are those of the public one."""
+    """Attention that returns result and weights; the arguments are those of the public one."""
     function: Callable[..., Any] = torch.ops.aten._scaled_dot_product_attention_math.default
     return function
 
@@ -71,7 +71,7 @@ def operator_path(value: Any) -> str | None:
 
 @private
 def operator_schemas(path: str) -> tuple[Any, ...]:
-    """The schemas of ``torch.ops.aten.add.Tensor``, or of all overloads of ``torch.ops.aten.add``; empty without one."""
+    """Schemas of ``torch.ops.aten.add.Tensor``, or all of ``torch.ops.aten.add``; else empty."""
     from torch._ops import OpOverload, OpOverloadPacket
 
     found: Any = torch
@@ -94,7 +94,7 @@ def tags_of_operators(name: str) -> set[torch.Tag] | None:
 
 @private_or(lambda func, args, kwargs: NotImplemented)
 def run_in_parts(func: Any, args: Any, kwargs: Any) -> Any:
-    """The result of an operator that eager itself makes of others; NotImplemented where it has a kernel of its own.
+    """The result of an operator eager makes of others; NotImplemented where it has its own kernel.
 
     ``func.decompose()`` prefers torch's Python decomposition, where there is one: the compilers use
     that too, and its bugs are theirs.
@@ -107,7 +107,7 @@ def run_in_parts(func: Any, args: Any, kwargs: Any) -> Any:
 
 @private_or(lambda target: True)
 def has_effects(target: object) -> bool:
-    """Whether calling ``target`` does something outside the graph: prints, or calls into a torchbind object."""
+    """Whether ``target`` acts outside the graph if called: prints, or calls a torchbind object."""
     from torch._higher_order_ops.effects import _get_effect
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
@@ -118,7 +118,7 @@ def has_effects(target: object) -> bool:
 
 @private
 def operator_name(target: object) -> str | None:
-    """``ns::name.overload`` of an operator in a graph, without ``.default``; None for other callables.
+    """``ns::name.overload`` of a graph's operator, without ``.default``; None for other callables.
 
     A packet of several overloads is named by its first: they have one definition.
     """
@@ -151,7 +151,7 @@ def operator_definition(name: str) -> Any:
 
 @private
 def operator_files(name: str) -> list[str]:
-    """Source files, Python or C++, that registered the schema, the kernels or the fake kernel of ``ns::name``.
+    """Source files, Python or C++, that registered schema, kernels or fake kernel of ``ns::name``.
 
     The schema's comes first.
     """
@@ -182,9 +182,9 @@ def op_samples() -> list[Any]:
     from torch.testing._internal import common_methods_invocations
     from torch.testing._internal.common_methods_invocations import op_db
 
-    # Operators that draw numbers are wrapped in this, which sets the seed and which dynamo cannot trace.
+    # Operators that draw numbers are wrapped in this, which sets the seed; dynamo cannot trace it.
     vars(common_methods_invocations)["wrapper_set_seed"] = lambda op, *args, **kwargs: op(*args, **kwargs)
-    # The import freezes torch.backends for the whole process, and a backend that sets a flag there would fail.
+    # The import freezes torch.backends in this process; a backend that sets flags there would fail.
     vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
     return list(op_db)
 
@@ -198,7 +198,7 @@ def table_of_kernels() -> Any:
 
 @contextlib.contextmanager
 def preserving_kernels() -> Iterator[None]:
-    """A block in which ``torch._dynamo.reset()`` forgets no kernel: graphs that are held have their numbers."""
+    """A block where ``torch._dynamo.reset()`` forgets no kernel: held graphs have their numbers."""
     table = table_of_kernels()
     kept = {name: getattr(table, name) for name in ("id_to_kernel", "kernel_to_id", "constant_args")}
     yield

@@ -74,7 +74,7 @@ def nothing_around(*_: object) -> Iterator[None]:
 
 
 def missing_name(error: ImportError | AttributeError, function: Callable[..., Any]) -> str | None:
-    """The private name of torch that ``function`` itself looked up in vain; None for any other error."""
+    """The private torch name that ``function`` itself looked up in vain; None for other errors."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code is not function.__code__:
         traceback = traceback.tb_next
@@ -93,6 +93,6 @@ def missing_name(error: ImportError | AttributeError, function: Callable[..., An
 
 
 def version_at_least(*parts: int) -> bool:
-    """Whether this is torch of the version ``parts`` or a later one; nightlies count as the release that they lead to."""
+    """Whether torch is version ``parts`` or later; nightlies count as the release they lead to."""
     here = re.match(r"(\d+)\.(\d+)", torch.__version__)
     return here is None or tuple(map(int, here.groups())) >= parts

@@ -20,7 +20,7 @@ from minidbg.torch_internals.private_names import private
 from minidbg.torch_internals.tensors import without_modes
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/dri", "/dev/accel")
-"""Device files of accelerators that the engine of autograd may find: NVIDIA, WSL, AMD, Intel, others."""
+"""Device files of accelerators that autograd's engine may find: NVIDIA, WSL, AMD, Intel, others."""
 
 IMPORTED_LATE = ("torch._dynamo", "torch._functorch.aot_autograd", "torch._dynamo.backends.debugging")
 IMPORTED_LATE_BY_INDUCTOR = (
@@ -40,7 +40,7 @@ os.register_at_fork(after_in_child=silence_lock._at_fork_reinit)  # type: ignore
 
 @contextlib.contextmanager
 def without_warnings() -> Iterator[None]:
-    """A block without warnings and anomaly detection. What torch warns of once, it can warn of afterwards.
+    """A block with no warnings or anomaly detection. What torch warns of once it can warn of later.
 
     All are the process's, and threads may be in such blocks at once: the first in changes them, the
     last out puts them back.
@@ -105,13 +105,13 @@ def use_usual_threads() -> None:
 
 
 def warm_up_compiling(*, inductor: bool) -> None:
-    """Compile a little here, so that processes forked from this one have every import and lazy table already.
+    """Compile a little here, so forks of this process have every import and lazy table already.
 
     One thread only: a child hangs where its parent had more. No autograd where children could not
     use it after that. No graph cache: a graph found there warms nothing up. Whatever a broken
     backend raises is left for the children to meet.
 
-    Imports alone where an accelerator is: dynamo asks it for its generator's state, and no child could use it after that.
+    Imports alone with an accelerator: dynamo reads its generator's state; no child can use it then.
     """
     if devices.present():
         import_for_compiling(inductor=inductor)
@@ -137,7 +137,7 @@ def warm_up_compiling(*, inductor: bool) -> None:
 
 
 def import_for_compiling(*, inductor: bool) -> None:
-    """Import here what the first compile imports, so that processes forked from this one need not."""
+    """Import what the first compile imports, so that processes forked from this one need not."""
     for name in (*IMPORTED_LATE, *(IMPORTED_LATE_BY_INDUCTOR if inductor else ())):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -147,7 +147,7 @@ def import_for_compiling(*, inductor: bool) -> None:
 @contextlib.contextmanager
 @private
 def without_graph_caches() -> Iterator[None]:
-    """A block whose compiles look for no graph of an earlier process, where this torch has such caches."""
+    """A block whose compiles look for no graph of an earlier process, where torch caches them."""
     caches = {"torch._inductor.config": "fx_graph_cache", "torch._functorch.config": "enable_autograd_cache"}
     with contextlib.ExitStack() as stack:
         for name, option in caches.items():
@@ -175,7 +175,7 @@ def leave_out_measurements() -> None:
 
 @private
 def one_thread_after_fork() -> None:
-    """The first act of a forked child: OpenMP's and inductor's worker threads stayed with the parent.
+    """A forked child's first act: OpenMP's and inductor's worker threads stayed with the parent.
 
     A child that asks for a second thread waits for ever at its first matmul, and at its first
     compile where a thread of the parent was compiling: that thread holds dynamo's lock.

@@ -17,7 +17,7 @@ from minidbg.torch_internals.private_names import nothing_around, private, priva
 
 @private
 def has_plain_memory(value: Any) -> bool:
-    """Whether the elements of ``value`` lie in a storage as they are, so that bits, strides and storage say something.
+    """Whether ``value`` lies in a storage as it is, so bits, strides and storage say something.
 
     Not those of a ZeroTensor (forward-mode differentiation makes them; a look at their bits ends
     the process), of a storage that was freed (likewise), of a lazily conjugated or negated view, a
@@ -43,7 +43,7 @@ def is_zero_tensor(value: torch.Tensor) -> bool:
 
 
 def is_freed(value: torch.Tensor) -> bool:
-    """Whether the elements of ``value`` are gone: sharded training frees storages and keeps the tensors."""
+    """Whether the elements of ``value`` are gone: sharded training frees storage, keeps tensors."""
     if value.layout is not torch.strided or value.device.type == "meta" or not value.numel():
         return False
     if is_wrapped(value) or is_zero_tensor(value):
@@ -56,13 +56,13 @@ def is_freed(value: torch.Tensor) -> bool:
 
 @private_or(lambda value: False)
 def is_wrapped(value: torch.Tensor) -> bool:
-    """Whether ``value`` exists only inside a level of vmap, grad or jvp, or of functionalization."""
+    """Whether ``value`` exists only in a level of vmap, grad or jvp, or of functionalization."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(value) or torch._is_functional_tensor(value))
 
 
 @private
 def in_memory(value: Any) -> Any:
-    """``value`` where it has plain memory; its elements in a new one where it is lazy or a ZeroTensor; else None."""
+    """``value`` if in plain memory; elements of a lazy one or ZeroTensor in a new one; or None."""
     if has_plain_memory(value):
         return value
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or is_wrapped(value):
@@ -95,7 +95,7 @@ def all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
 def append_node(
     graph: torch.fx.Graph, like: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.fx.Node:
-    """A node like ``like`` at the end of ``graph``: its op, target, type, meta, and its name where that is free.
+    """A node like ``like`` at the end of ``graph``: op, target, type, meta, and name where free.
 
     ``Graph.create_node`` without its walk over the arguments in Python, which takes most of its
     time, and without asking whether a name that a graph has is one: on dynamo's long names that
@@ -126,7 +126,7 @@ def is_fake(value: object) -> bool:
 
 @private_or(lambda value: None if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value)
 def hint(value: Any) -> Any:
-    """The number that a symbolic value stands for in this run, without a guard on it; any other value as it is.
+    """The number a symbolic value stands for in this run, with no guard; other values as they are.
 
     None when there is none: the ragged size of a nested tensor has none.
     """
@@ -154,7 +154,7 @@ def outside_tracing() -> Iterator[None]:
     with contextlib.ExitStack() as before:
         compiled_autograd: Any = sys.modules.get("torch._dynamo.compiled_autograd")
         if getattr(compiled_autograd, "compiled_autograd_enabled", False):
-            # the flag is the process's, the compiler a thread's: a thread without one would leave the flag off
+            # the flag is the process's, the compiler a thread's: threads without would leave it off
             before.callback(setattr, compiled_autograd, "compiled_autograd_enabled", True)
             before.enter_context(compiled_autograd._disable())
         while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
@@ -195,7 +195,7 @@ def is_of_a_saved_tensor_hook(error: Exception) -> bool:
 @contextlib.contextmanager
 @private_or(nothing_around, since=(2, 13))
 def with_shape_env() -> Iterator[None]:
-    """A block in which AOTAutograd has a ShapeEnv, where all sizes are static: ``while_loop`` asks for one."""
+    """A block where AOTAutograd, all sizes static, has a ShapeEnv: ``while_loop`` asks for one."""
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -215,7 +215,7 @@ def without_modes() -> contextlib.AbstractContextManager[Any]:
 @contextlib.contextmanager
 @private_or(nothing_around)
 def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """A block whose writes to ``tensors`` autograd does not count: for putting back what was there before.
+    """A block whose writes to ``tensors`` autograd does not count: for putting back what was there.
 
     Inference tensors have no version.
     """
@@ -267,7 +267,7 @@ def unflattened(values: Sequence[Any], spec: Any) -> Any:
 def load_exported(path: os.PathLike[str]) -> torch.export.ExportedProgram:
     """``torch.export.load(path)``, which may not fall back to a pickle that runs code.
 
-    ``TORCH_FORCE_WEIGHTS_ONLY_LOAD`` of ``torch.load`` is private. Raises whatever torch's reader raises.
+    ``TORCH_FORCE_WEIGHTS_ONLY_LOAD`` of ``torch.load`` is private. Raises what torch's reader does.
     """
     variable = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(variable)

@@ -125,7 +125,7 @@ def autocast() -> Callable[[], None]:
 
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
-    """A block with autocast off: a program runs its backward after the call, outside the block that the call was in."""
+    """A block with autocast off: a program runs its backward outside the block its call was in."""
     with contextlib.ExitStack() as stack:
         for name in AUTOCAST_DEVICES:
             if torch.is_autocast_enabled(name):

@@ -1,4 +1,4 @@
-"""``minidbg bisect``: the commit of the backend at which a repro flipped, by ``git bisect`` in a worktree of its own."""
+"""``minidbg bisect``: the backend commit where a repro flipped, by ``git bisect`` in a worktree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from minidbg.workers import leftovers, run_python
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The first commit with the newer behaviour. ``fixed``: whether that is the fix, not the culprit."""
+    """The first commit with new behaviour. ``fixed``: whether it is the fix, not the culprit."""
 
     commit: str
     subject: str
@@ -55,7 +55,7 @@ def bisect_revisions(
     options: str = "",
     seconds: float = 300.0,
 ) -> Culprit:
-    """Find the commit between two revisions of the backend's repository at which the repro ``path`` flipped.
+    """Find the commit between two revisions of the backend repository where repro ``path`` flipped.
 
     ``build`` runs in ``build_folder``, in the worktree the same place below its root. ``options``
     of the backend, a Python dict as text, are added to the repro's own. Raises MinidbgError, saying
@@ -87,7 +87,7 @@ def bisect_revisions(
         command = judge_arguments(repro, device or repro.spec.device, options=options, in_worker=False)
 
         def judge() -> tuple[Verdict | None, str]:
-            """Whether it is gone or reproduces at this commit, None where neither can be said; and why."""
+            """Whether it is gone or reproduces at this commit, None if it is unclear; and why."""
             try:
                 built = Build(build, tree / inside).wait(seconds) if build else None
             except (OSError, subprocess.TimeoutExpired) as error:
@@ -103,7 +103,7 @@ def bisect_revisions(
             reason = ": ".join(filter(None, [str(outcome.verdict), outcome.reason or first_line]))
             return outcome.verdict if outcome.verdict in (Verdict.GONE, Verdict.REPRODUCES) else None, reason
 
-        # first see that the repro does at both ends what was said: from wrong ends git finds some commit, and a wrong one
+        # first check what was said of both ends: from wrong ends git finds some commit, a wrong one
         old, new = (bad, good) if git(tree, "merge-base", good, bad) == bad else (good, bad)
         ends = {bad: ("bad", Verdict.REPRODUCES), good: ("good", Verdict.GONE)}
         for commit, (word, wanted) in ends.items():

@@ -70,7 +70,7 @@ class Revised:
 Message: TypeAlias = FilesChanged | DevicesChanged | RunAll | Stop | Revised | Built | Future[Ended] | Notice
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 OtherMachines: TypeAlias = Callable[[Pool, Callable[[Message], None]], Pool]
-"""Of the pool of this machine, and of the inbox's ``put``: a pool that has devices of other machines too."""
+"""Of this machine's pool and the inbox's ``put``: a pool with devices of other machines too."""
 
 
 Given = TypeVar("Given")
@@ -83,7 +83,7 @@ EVENT_CHARACTERS = 1000
 
 
 class Daemon:
-    """Watches ``paths`` until it is stopped, or for one sweep. All methods run in the thread that calls ``run``."""
+    """Watches ``paths`` until stopped, or for one sweep. All methods run in ``run``'s thread."""
 
     def __init__(
         self,
@@ -162,13 +162,13 @@ class Daemon:
             self.tell_flip(flip)  # we were killed before
 
     def guarded(self, job: Callable[[Given], None], given: Given) -> None:
-        """Do ``job``. A fault of ours is logged, said once, and followed by a rest; the daemon lives.
+        """Do ``job``. A fault of ours is logged, said once, and a rest follows; the daemon lives.
 
-        Where the history cannot be written nothing can be judged either: all is run again after the rest.
+        Where the history cannot be written nothing can be judged: all is run again after the rest.
         """
         try:
             job(given)
-        except Exception as fault:  # noqa: BLE001 - the fence around each job: one broken job must not end the daemon
+        except Exception as fault:  # noqa: BLE001 - a fence: one broken job must not end the daemon
             self.resting_until = time.monotonic() + REST_S
             if isinstance(fault, MinidbgError):
                 self.watched.ask_for_all()
@@ -203,7 +203,7 @@ class Daemon:
                 self.status = 0
 
     def step(self, now: float) -> None:
-        """Do what there is to do: rescan, supersede the sweep or go on with it, end it, begin a build or a sweep."""
+        """Do what is due: rescan, supersede or continue a sweep, end it, begin a build or sweep."""
         if now >= self.watched.next_rescan:
             self.watched.rescan()
         if not self.devices.environments:
@@ -288,13 +288,13 @@ class Daemon:
                 raise
 
     def supersede(self, sweep: Sweep) -> None:
-        """The code is no longer what the sweep began with: nothing more of it is started, and its runs end."""
+        """The code is not what the sweep began with: no more of it is started, and its runs end."""
         sweep.supersede()
         for end in self.runner.under_way:
             end.cancel()
 
     def run_ended(self, end: Future[Ended]) -> None:
-        """A run has ended. It counts only if its script and what it has loaded are still what the sweep began with.
+        """A run has ended. It counts only if its script and what it loaded are as the sweep began.
 
         Else it is stored as stale, but for a canary. An edited script runs again by itself; other
         changes supersede the sweep, all of which runs again.
@@ -309,7 +309,7 @@ class Daemon:
             sweep.lost(run)
             return
         before = sweep.runs[job][0] if job in sweep.runs else self.states.get(job)
-        # a crash, or a fresh interpreter, cannot say what it has loaded: what the job has loaded before
+        # a crash, or a fresh interpreter, cannot say what it loaded: what the job loaded before
         named = message.files if message.files is not None else before.files if before else ()
         own = map(os.path.realpath, (repro.path, repro.path.with_suffix(".safetensors")))
         files = self.watched.adopt(set(named).difference(own))
@@ -474,7 +474,7 @@ class Daemon:
 
 
 def judged(sweep: int, decision: Decision, repro: Repro) -> events.Judged:
-    """``decision`` as it is told: with the state, unless nothing could be judged and an earlier one stands."""
+    """``decision`` as told: with the state unless nothing could be judged and an earlier stands."""
     runs = decision.runs
     state = decision.state if runs and decision.transition not in INCONCLUSIVE else None
     return events.Judged(

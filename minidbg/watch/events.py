@@ -185,7 +185,7 @@ class Judged(Event):
     reason: str
     message: str = ""
     expected: bool | None = None
-    """Whether the header expects the verdict, and ``since`` when it stands; None without a verdict."""
+    """Whether the header expects the verdict; ``since`` when it stands; None without a verdict."""
     since: float | None = None
 
     def words(self) -> str:
@@ -203,7 +203,7 @@ class Judged(Event):
 
 @dataclass(frozen=True, slots=True)
 class Unconfirmed(Event):
-    """What the first run of a job has shown, which is new: it counts once fresh interpreters show it too."""
+    """What a job's first run has shown, which is new: it counts once fresh interpreters show it."""
 
     name = "unconfirmed"
     sweep: int
@@ -254,7 +254,7 @@ class Flipped(Event):
 
 
 def flip_event(history: History, flip: Flip, home: Path) -> Flipped:
-    """A flip with the two sweeps and revisions that it lies between, and which files had changed."""
+    """A flip with the two sweeps and revisions it lies between, and which files had changed."""
     after, before = history.sweep(flip.sweep), history.sweep(flip.last_before)
     return Flipped(
         flip.repro, flip.device, flip.kind, flip.before, flip.after, flip.sweep, flip.last_before,
@@ -274,7 +274,7 @@ def revision_text(revisions: Mapping[str, Revision]) -> str:
 
 
 def names_of(files: Sequence[str], most: int) -> str:
-    """The names of the first ``most`` files without their folders; an ``__init__.py`` is told by its folder."""
+    """Names of the first ``most`` files, without folders; an ``__init__.py`` keeps its folder."""
     names = ["/".join(Path(one).parts[-2 if one.endswith("__init__.py") else -1 :]) for one in files[:most]]
     return ", ".join(names) + (", ..." if len(files) > most else "")
 

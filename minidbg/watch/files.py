@@ -31,9 +31,9 @@ JUNK = "*.pyc *.pyo .DS_Store *~ .#* #*# .*.sw? .sw? 4913 *.tmp *.crswap .*.kate
 JUNK_FILES = re.compile("|".join(map(fnmatch.translate, JUNK.split())))
 
 LARGE_BYTES = 32 * 1024 * 1024
-"""Files from this size on are known by size and time alone: reading a library of 700 MB would take seconds."""
+"""Files from this size on are known by size and time alone: reading 700 MB would take seconds."""
 RACY_NS = 2_000_000_000
-"""A file younger than this when it was read may change again without a new time stamp, so it is read again."""
+"""A file younger than this when read may change with no new time stamp, so it is read again."""
 
 Snapshot: TypeAlias = dict[str, str]
 """The files at one moment, by absolute path: a digest of what each held."""
@@ -51,7 +51,7 @@ def changes(before: Snapshot, now: Snapshot) -> list[str]:
 
 
 def are_stale(paths: Iterable[str], then: Snapshot) -> bool:
-    """Whether one of these files no longer holds what it held then, by a look at the files themselves."""
+    """Whether one of these files no longer holds what it held then, by a look at the files."""
     return any(path in then and digest_of(path) != then[path] for path in paths)
 
 
@@ -85,7 +85,7 @@ def read_digest(path: str, known_by: tuple[int, ...]) -> str:
 
 
 def below(root: str, ignore: Sequence[str] = ()) -> Iterator[str]:
-    """The files of a root that are no junk: what git lists there, and where it lists nothing all that is there."""
+    """The files of a root that are no junk: what git lists there; where it lists nothing, all."""
     in_git = os.path.isdir(root) and repository_of(root) is not None
     names = git_bytes(root, "ls-files", "-coz", "--exclude-standard") if in_git else None
     listed = [os.path.join(root, name) for name in os.fsdecode(names or b"").split("\0") if name]
@@ -106,7 +106,7 @@ def walk_files(root: str) -> Iterator[str]:
 
 
 def is_wanted(name: str, ignore: Sequence[str]) -> bool:
-    """Whether the file ``name``, relative to its root, counts. ``ignore``: patterns for it, or for a part of it."""
+    """Whether file ``name``, relative to its root, counts. ``ignore``: patterns for it or parts."""
     *folders, file = name.split(os.sep)
     if not JUNK_FOLDERS.isdisjoint(folders) or JUNK_FILES.match(file) or ".egg-info/" in f"{name}/":
         return False
@@ -138,7 +138,7 @@ def git_bytes(repository: str, *arguments: str) -> bytes | None:
 
 
 def run_git(folder: str, *arguments: str, seconds: float | None = None) -> subprocess.CompletedProcess[bytes]:
-    """The end of a git that speaks English and takes no lock that it can do without: that would get in a person's way."""
+    """The end of a git that speaks English and takes no optional lock: it is in a person's way."""
     return subprocess.run(
         ["git", "--no-optional-locks", "--literal-pathspecs", "-C", folder, *arguments], capture_output=True, check=False,
         timeout=seconds, stdin=subprocess.DEVNULL, env=environment.for_tool(environment.IN_ENGLISH),

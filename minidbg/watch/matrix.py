@@ -1,4 +1,4 @@
-"""What the terminal and the page draw: repros by devices. ``Event.update`` says what each event changes in it."""
+"""What terminal and page draw: repros by devices. ``Event.update`` says what each event changes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Matrix:
     files: tuple[str, ...] = ()
     """The first of those whose change the last sweep judges."""
     began: float | None = None
-    """When the sweep or build that is under way did; of a sweep also its jobs, and how many have ended."""
+    """When the current sweep or build began; of a sweep also its jobs, and how many have ended."""
     jobs: int = 0
     ended: int = 0
 

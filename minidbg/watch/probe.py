@@ -1,4 +1,4 @@
-"""What devices there are: ``probe.py devices [--no-torch]``, a plain script in a worker, since the daemon holds no torch.
+"""The devices: ``probe.py devices [--no-torch]``, a script in a worker: the daemon holds no torch.
 
 It prints one line of JSON: ``{"devices": {name: {"name", "driver"}}, "torch", "machine"}``. With
 ``--no-torch`` only the processor is looked at.
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def accelerators(torch: Any) -> dict[str, dict[str, str]]:
-    """Every device that torch sees besides the processor, under all names it can be asked for by."""
+    """Every device torch sees besides the processor, under all names it can be asked for by."""
     if not torch.accelerator.is_available():
         return {}
     kind, current = torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index()

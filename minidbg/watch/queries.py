@@ -145,7 +145,7 @@ def history_rows(past: PastRows) -> list[Json]:
 
 
 def history_text(past: PastRows) -> str:
-    """Flips one a line, as they were told; then runs, those that follow each other with the same verdict on one line."""
+    """Flips one a line, as told; then runs, those in a row with the same verdict on one line."""
     flips, runs = past
     lines = [f"{moment(flip.at)}  {flip.line()}" for flip in flips] or [plural(0, "flip")]
     for _, group in itertools.groupby(runs, lambda run: (run.verdict, run.device, run.stale)):

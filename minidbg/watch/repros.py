@@ -1,4 +1,4 @@
-"""The repros that are watched: found, read without running them, told apart when they change; and who watches them.
+"""The watched repros: found, read without a run, told apart when changed; and who watches them.
 
 The daemon holds no torch, so nothing here does.
 """
@@ -45,7 +45,7 @@ class Repro:
     digest: str
     """Of the script and the tensors beside it."""
     contents: tuple[str | None, ...] = ()
-    """``contents_of`` both files when they were read, by which a later rescan sees that they are the same."""
+    """``contents_of`` both files when read, by which a later rescan sees that they are the same."""
     damage: str = ""
     """Why it cannot be run, when it cannot."""
     spec: RunSpec = field(default=UNREADABLE_SPEC, compare=False)
@@ -96,7 +96,7 @@ def find_repros(paths: Sequence[Path]) -> list[Path]:
 
 
 def is_script(name: str) -> bool:
-    """Whether a file of a repro folder can be a repro: all but what belongs to pytest or editors."""
+    """Whether a repro folder's file can be a repro: all but what belongs to pytest or editors."""
     return name.endswith(".py") and name not in ("conftest.py", "__init__.py") and not name.startswith(".")
 
 
@@ -107,7 +107,7 @@ def repro_name(path: Path, home: Path) -> str:
 def read_repros(
     paths: Sequence[Path], home: Path, known: Mapping[str, Repro] | None = None, *, parsed: bool = True
 ) -> dict[str, Repro]:
-    """All repros below ``paths`` by name, damaged ones too. Those of ``known`` whose files are the same are kept."""
+    """Repros below ``paths`` by name, damaged too. Those of ``known`` with equal files are kept."""
     found: dict[str, Repro] = {}
     for path in find_repros(paths):
         name = repro_name(path, home)
@@ -126,7 +126,7 @@ def contents_of(path: Path) -> tuple[str | None, ...]:
 
 
 def digest_of_files(path: Path, script: bytes) -> str:
-    """Of a script and of the tensors beside it, without what the header says to people. Raises OSError."""
+    """Of a script and tensors beside it, but not what its header tells people. Raises OSError."""
     total = hashlib.sha1(re.sub(rb"(?m)^# expect = .*\n", b"", script), usedforsecurity=False)
     with contextlib.suppress(FileNotFoundError), open_regular(path.with_suffix(".safetensors")) as tensors:
         status = os.fstat(tensors.fileno())
@@ -187,7 +187,8 @@ def imported_in(source: str) -> tuple[str, ...]:
 
 
 def home_of(paths: Sequence[Path]) -> Path:
-    """The folder whose ``.minidbg`` holds the history of ``paths``: the first one's. Raises MinidbgError for a typo."""
+    """The folder whose ``.minidbg`` holds the history of ``paths``: the first one's.
+    Raises MinidbgError for a typo."""
     for path in paths:
         if not path.exists():
             raise MinidbgError(f"{path}: no such file or folder; give repro scripts or folders of them")
@@ -199,7 +200,7 @@ def home_of(paths: Sequence[Path]) -> Path:
 
 
 def unreduced(folder: Path) -> list[Repro]:
-    """The captures of the repro folder that nobody has reduced since they were written, the oldest first."""
+    """The repro folder's captures that nobody has reduced since they were written, oldest first."""
 
     def written(path: Path) -> int:
         return path.stat().st_mtime_ns if os.path.isfile(path) else 0
@@ -222,7 +223,8 @@ CLOCK_S = 2.0
 
 
 class Lock:
-    """The right to watch a folder, held from construction to ``release``, and given back by the kernel if we die."""
+    """The right to watch a folder, held from construction to ``release``, and given back by the
+    kernel if we die."""
 
     def __init__(self, folder: Path) -> None:
         """Raises MinidbgError where another daemon watches it."""
@@ -246,7 +248,7 @@ class Lock:
 
 
 def hidden_folder(folder: Path) -> Path:
-    """Where the history of a repro folder is kept, made if it is missing, and kept out of git. Raises MinidbgError."""
+    """Where a repro folder's history is, made if missing, kept out of git. Raises MinidbgError."""
     hidden = folder / HIDDEN
     try:
         hidden.mkdir(mode=0o700, exist_ok=True)
@@ -262,7 +264,7 @@ def living_holder(folder: Path) -> Mapping[str, Any]:
     """The daemon that watches the folder now, and whether its process is ``stopped`` (Ctrl-Z,
     SIGSTOP); empty when there is none.
 
-    A process that has begun since has its number by chance. Of another machine's processes nobody knows anything.
+    A later process has its number by chance. Of another machine's processes nobody knows anything.
     """
     try:
         about = json.loads(read_regular(folder / HIDDEN / HOLDER, NOTE_LIMIT_BYTES))

@@ -92,7 +92,7 @@ class Runner:
 def judge_arguments(
     repro: Repro, device: str, *, options: str = "", in_worker: bool = True
 ) -> tuple[str, ...]:
-    """The command that judges a repro on a device and prints the outcome as JSON: the only way in which we do.
+    """The command, our only one, that judges a repro on a device and prints the outcome as JSON.
 
     A repro of a crash or hang runs its dangerous part in a process of its own, which is slow to
     start; in a worker, which is such a process already, it is asked to do without (``--child``).
@@ -105,7 +105,7 @@ def judge_arguments(
 def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> Warmup | None:
     """Whether a run is a fork, of what the pool has: by default for the CPU on Linux, since elsewhere system libraries do not survive it.
 
-    Interpreters of their own confirm: they differ in what a fork inherits, such as the order of sets.
+    Interpreters of their own confirm: they differ in what a fork inherits, like the order of sets.
     """
     survives = sys.platform == "linux" and is_cpu(device)
     forks = workers is Workers.FORK or (workers is Workers.AUTO and survives)
@@ -126,7 +126,7 @@ def outcome_of_job(repro: Repro, device: str, ended: Ended) -> Outcome:
 
 
 def as_its_header_says(repro: Repro) -> RunSpec:
-    """How the repro is run. Of one whose failure nobody has seen yet, the kind that its header names is expected."""
+    """How the repro is run. Until it is seen to fail, the kind its header names is expected."""
     return replace(repro.spec, signature=repro.spec.expected)
 
 
@@ -162,7 +162,7 @@ class Build:
             raise
 
     def wait(self, seconds: float | None = None) -> Built:
-        """Wait for its end. It is cancelled where it takes longer, or Ctrl-C comes. Raises TimeoutExpired."""
+        """Wait for its end; cancel it if it takes longer, or on Ctrl-C. Raises TimeoutExpired."""
         try:
             status = self.process.wait(seconds)
         except BaseException:

@@ -67,7 +67,7 @@ class WatchSettings:
     fail_on: FailOn = setting(FailOn.ANY, choice(FailOn))
     once: bool = False
     folder: Path = dataclasses.field(default_factory=Path.cwd)
-    """Where the build command and the hook run: the folder of the settings file, else the current one."""
+    """Where build command and hook run: the folder of the settings file, else the current one."""
 
 
 WATCH_CONVERTERS = {
@@ -87,7 +87,7 @@ def load_watch_settings(arguments: Mapping[str, Any], *, folder: Path | None = N
 def load_watch_with_origins(
     arguments: Mapping[str, Any] | None = None, *, folder: Path | None = None
 ) -> tuple[base.Origin, ...]:
-    """Each setting with its value and where that was written. Paths in a file are relative to it. Raises BadSetting."""
+    """Each setting, its value and origin. Paths in a file are relative to it. Raises BadSetting."""
     project, table = base.project_table(folder or Path.cwd())
     values = dict(base.as_table(table.get("watch", {}), "watch", project))
     where = f"[tool.minidbg.watch] of {project}"
@@ -139,7 +139,7 @@ class Devices:
 
 
 def parse_devices(text: str | None) -> tuple[str, ...] | None:
-    """``cpu,cuda:1`` as names, None when each repro is to run on its own device. Raises BadSetting."""
+    """``cpu,cuda:1`` as names, None when each repro runs on its own device. Raises BadSetting."""
     if text is None:
         return None
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

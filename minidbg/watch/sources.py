@@ -1,4 +1,4 @@
-"""Where the code of the watched backends lies, found without importing any of it, and what git says of it."""
+"""Where the watched backends' code lies, found without importing it, and what git says of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def revisions(repositories: Iterable[str]) -> Mapping[str, Revision]:
 
 
 def revision_of(repository: str) -> Revision | None:
-    """Commit, and a digest of the difference to it, untracked files included. None when git cannot say."""
+    """Commit, and digest of the difference to it with untracked files. None when git cannot say."""
     commit = git_bytes(repository, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -55,7 +55,7 @@ TORCH_TREES = ("_inductor", "_dynamo", "_functorch", "_decomp", "_refs", "_highe
 
 
 def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[str]:
-    """The trees and files that hold the code of the repros' backends, and the ``extra`` ones; real paths."""
+    """Trees and files with the code of the repros' backends, and the ``extra`` ones; real paths."""
     importlib.invalidate_caches()
     found = {os.path.realpath(path): None for path in extra}
     for repro in repros:
@@ -95,7 +95,7 @@ CODE = re.compile(r"\.(py|so|pyd|dylib)$|\.so\.")
 
 
 def worth_watching(files: Iterable[str], roots: Sequence[str], left_out: tuple[str, ...]) -> Iterator[str]:
-    """Of the files that a run had loaded or read, those whose change could change a verdict, whatever git says of them.
+    """Files a run loaded or read whose change could change a verdict, whatever git says of them.
 
     Code anywhere: extensions built in place, modules that no header names, other installed
     packages; data inside ``roots``. Not the standard library, and not what compilers write into
@@ -119,7 +119,7 @@ def site_packages() -> tuple[str, ...]:
 
 @lru_cache
 def left_out_folders(home: Path) -> tuple[str, ...]:
-    """The standard library, system libraries, compilers' caches, and what is ours in the repro folder ``home``.
+    """The standard library, system libraries, compilers' caches, and ours in repro folder ``home``.
 
     The folder for temporary files is none of them: people build there too.
     """

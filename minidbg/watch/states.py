@@ -1,15 +1,15 @@
-"""From runs to verdicts: when a repro has flipped, when it must be asked again, and when it is flaky.
+"""From runs to verdicts: when a repro has flipped, when it is asked again, and when it is flaky.
 
 Everything here is a pure function of what was seen. The rules, in order:
 
 - A run that could not judge (skipped, invalid) changes nothing.
-- The first run of a repro, of an edited repro, or on another machine is where its history begins: no flip.
+- The first run of a repro, of an edited one, or on another machine begins its history: no flip.
 - A flaky repro is taken to be fixed only after so many quiet runs that luck is ruled out.
 - A verdict unlike the last one is asked again in fresh interpreters before it counts: once
   (``after_difference``). Although no watched file has changed, ``SAME_CODE_RUNS`` times, or none
   that it loads, twice: something that is not watched may have changed. Where many flip at once the
   first confirmations are by a fork each of one fresh interpreter (``Sweep.may_fork``).
-- A repro is flaky when the fresh runs of one sweep are neither all like the first run nor all like the last verdict.
+- Flaky: a sweep's fresh runs are neither all like the first run nor all like the last verdict.
 - What ``MOST_RUNS`` runs of one sweep cannot confirm changes nothing.
 """
 
@@ -74,7 +74,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a job came to: its new state (None when it was never judged), and the flip if there was one."""
+    """What a job came to: its new state (None when never judged), and the flip if there was one."""
 
     job: Job
     transition: Transition
@@ -92,7 +92,7 @@ StateUpdate: TypeAlias = tuple[Transition, State | None, Flip | None]
 def decide(
     job: Job, before: State | None, runs: Sequence[Observation], *, expect: Verdict
 ) -> Decision | None:
-    """What ``runs`` of one job mean after ``before``; the first is the job's own, the others confirm it.
+    """What ``runs`` of a job mean after ``before``: the first is the job's own, others confirm it.
 
     None: it must run once more in a fresh interpreter before anything can be said. ``expect`` is
     the header's expectation: a history that begins with anything else is asked twice.
@@ -120,7 +120,7 @@ def decide(
 
 
 def first_verdict(runs: Sequence[Observation], expect: Verdict) -> StateUpdate | None:
-    """Where a history begins: the verdict that the runs agree on, confirmed where it is not the expected one."""
+    """Where a history begins: the verdict runs agree on, confirmed where not the expected one."""
     first, last = runs[0], runs[-1]
     verdict, disagreements = first.verdict, 0
     if all(run.verdict is first.verdict for run in runs):
@@ -153,7 +153,7 @@ def after_difference(before: State, runs: Sequence[Observation]) -> StateUpdate 
         return None
     if votes[before.verdict] == len(fresh):
         # The odd one out was the warm worker, or the load of the machine: nothing has changed.
-        # Its runs count anew, so that quiet times ask it as often as one that was never seen: it may be flaky.
+        # Its runs count anew: quiet times ask it as often as one never seen, since it may be flaky.
         odd = before.disagreements + (0 if first.fresh else 1)
         kept = replace(carried_on(replace(before, runs=0, failures=0), fresh), disagreements=odd)
         return NO_FLIP[before.verdict], kept, None
@@ -174,7 +174,7 @@ def after_flaky(before: State, runs: Sequence[Observation]) -> StateUpdate | Non
 
 
 def quiet_runs_needed(flaky: State, verdict: Verdict) -> int:
-    """How many equal verdicts in a row a flaky repro must show, given how often it showed another before."""
+    """Equal verdicts in a row a flaky repro needs, given how often it showed another before."""
     in_streak = flaky.streak if flaky.streak_verdict in FAILING else 0
     runs = max(2, flaky.runs - flaky.streak)
     failed = max(1, flaky.failures - in_streak) / runs

@@ -1,4 +1,4 @@
-"""One sweep as a machine without clock or process: it says what to run next, and hears what runs have shown.
+"""One sweep as a machine without clock or process: says what to run next, hears what runs showed.
 
 The order is that of ``Sweep.in_order``: what a save is likely to concern comes first. Whoever waits
 gets a free slot by ``ORDER`` and by what its ``Lane`` says (``Sweep.next_run``). Jobs run beside
@@ -29,7 +29,7 @@ class Lane(enum.Enum):
     WARM = enum.auto()
     """First verdicts, from forks of the warm interpreter where the device allows them."""
     FRESH = enum.auto()
-    """Fresh interpreters: beside warm runs an eighth as many, one at least, and as many once none is left."""
+    """Fresh interpreters: an eighth as many as warm runs, at least one; as many if none is left."""
     LONG = enum.auto()
     """What may hang, once no warm run waits any more."""
 
@@ -53,7 +53,7 @@ CAN_RUN = frozenset({Verdict.GONE, Verdict.SKIPPED})
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A job under way, or to be started. Of a canary, ``job`` names a repro that uses the backend."""
+    """A job under way or to start. Of a canary, ``job`` names a repro that uses the backend."""
 
     purpose: Purpose
     job: Job
@@ -112,7 +112,8 @@ class Sweep:
         dotted = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in changed]
 
         def place(job: Job) -> tuple[int, float]:
-            """0 failed in a changed file, 1 failing and loads one, 2 failing, 3 new or loads one, 4 the rest."""
+            """0 failed in a changed file, 1 failing and loads one, 2 failing, 3 new or loads one,
+            4 the rest."""
             state = self.states.get(job)
             if state is None:
                 return 3, 0.0
@@ -147,7 +148,7 @@ class Sweep:
         return Lane.FRESH if before is not None and before.fresh else Lane.WARM
 
     def next_run(self, under_way: Collection[Run]) -> Run | None:
-        """The next one that a slot is free for beside those that are ``under_way``; it waits no more."""
+        """The next that a slot is free for beside those ``under_way``; it waits no more."""
         running = Counter((machine_of(run.job.device), run.lane) for run in under_way)
         busy = Counter(whole_name(run.job.device) for run in under_way)
         warm = bool(self.waiting[Lane.WARM, False])
@@ -181,13 +182,13 @@ class Sweep:
         )  # fmt: skip
 
     def lost(self, run: Run) -> None:
-        """Its server has died under it: it runs again before all others of its lane, in an interpreter of its own."""
+        """Its server died under it: it runs again first in its lane, in its own interpreter."""
         if run.forked:
             self.agreed[self.key(run.job)] = False
         self.waiting[run.lane, run.purpose is Purpose.CONFIRM].insert(0, replace(run, fresh=True))
 
     def saw_canary(self, run: Run, verdict: Verdict) -> list[Decision | Unconfirmed]:
-        """A canary has reported. What follows from what was held for it; nothing more is run with a broken backend."""
+        """A canary reported: what follows for what it held; a broken backend runs nothing more."""
         self.canaries[self.key(run.job)] = verdict
         for queue, runs in self.waiting.items():
             self.waiting[queue] = [one for one in runs if not self.is_broken(one.job)]
@@ -195,7 +196,7 @@ class Sweep:
         return [one for run, shown in held for one in self.saw(run, shown)]
 
     def saw(self, run: Run, shown: Observation) -> list[Decision | Unconfirmed]:
-        """A job has reported. Returns the decision if it is final, or what is to be confirmed if that is new."""
+        """A job has reported. Returns the decision if final, or what is to be confirmed if new."""
         job = run.job
         if self.canaries[self.key(job)] is None:
             self.held.append((run, shown))

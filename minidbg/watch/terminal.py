@@ -2,7 +2,7 @@
 columns there are, and a terminal.
 
 To add a key, write its row of ``HELP`` and its case in ``Screen.press``; of what the terminal is
-needed for in ``TerminalView.read_keys``. What the daemon is to do is a message: return one that there
+needed for in ``TerminalView.read_keys``. What the daemon is to do is a message: return one there
 is, or add one to ``Message`` in ``daemon.py``, and its case in ``Daemon.dispatch``.
 """
 
@@ -84,7 +84,7 @@ class Screen:
         return next((one for one in wanted if one in repros), "")
 
     def render(self, width: int, height: int) -> RenderableType:
-        """What matters most comes first; lines and rows that do not fit are cut off, and their number is said."""
+        """What matters most comes first; lines and rows that do not fit are cut off and counted."""
         matrix = self.matrix
         head = lines(self.headline(), width, "bold") + lines(matrix.build_failure, width, "bold red", most=3)
         for (backend, device), why in matrix.broken.items():
@@ -122,7 +122,7 @@ class Screen:
         table.add_column(no_wrap=True, overflow="ellipsis", max_width=most)
         for _ in devices[:columns]:
             table.add_column(no_wrap=True, overflow="ellipsis")
-        table.add_column()  # the only one that gives way, since it may be wrapped; its texts may not
+        table.add_column()  # only this one gives way, since it may be wrapped; its texts may not
         titles = ["  repro", *devices[:columns], " since    took"]
         table.add_row(*(Text(title, no_wrap=True) for title in titles), style="bold")
         for repro in repros[first : first + room]:
@@ -199,7 +199,7 @@ class TerminalView(View):
                     self.edit(Path(self.screen.matrix.home, repro))
 
     def edit(self, path: Path) -> None:
-        """Give the terminal to the person's editor until it ends. The daemon goes on meanwhile, but does not end."""
+        """Give a person's editor the terminal till it ends. The daemon goes on but does not end."""
         with self.editing:
             self.end()
             try:

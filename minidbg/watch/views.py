@@ -1,4 +1,4 @@
-"""Who hears of events: the announcer hands each to all views. These are lines for people, JSON lines, and ``on_flip``."""
+"""The announcer hands each event to all views: lines for people, JSON lines, and ``on_flip``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def log_in(folder: Path) -> TextIO:
 
 
 class Announcer:
-    """Passes events on to all views. A view that fails is dropped: a closed terminal must not end the daemon."""
+    """Passes events to all views. One that fails goes: the daemon outlives a closed terminal."""
 
     def __init__(self, views: list[View]) -> None:
         self.views = views
@@ -101,7 +101,7 @@ class FlipCommands(View):
     """Gathers flips and gives them to each command when the sweep has ended, beside us: one line a
     flip, the event as ``--json`` has it.
 
-    A command that fails or takes too long is said by ``tell``, with its last line on stderr, and ends nothing.
+    ``tell`` says a command that fails or takes too long and its last stderr line; it ends nothing.
     """
 
     def __init__(

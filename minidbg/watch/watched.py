@@ -54,7 +54,7 @@ class FileEvents(fs.FileSystemEventHandler):
         folder that was moved away."""
 
     def watch(self, roots: Iterable[str], shallow: Iterable[str]) -> None:
-        """Watch exactly these roots, and the files of ``shallow`` folders. Raises OSError at a limit of the system."""
+        """Watch only ``roots`` and ``shallow`` folders' files. Raises OSError at a system limit."""
         deep = {root for root in roots if os.path.isdir(root)}
         wanted = {one if os.path.isdir(one) else os.path.dirname(one) for one in (*roots, *shallow)}
         folders = {
@@ -91,7 +91,7 @@ class FileEvents(fs.FileSystemEventHandler):
 
 @dataclass(slots=True)
 class Watched:
-    """The repros in ``paths``, which are called by their path in ``home``, and the code of their backends."""
+    """The repros in ``paths``, called by their path in ``home``, and the code of their backends."""
 
     paths: Sequence[Path]
     home: Path
@@ -103,7 +103,7 @@ class Watched:
     """The folders and single files that are looked at. Each is taken to have been at all times what
     it was at the first scan."""
     loaded: set[str] = field(default_factory=set)
-    """Those of them that runs have loaded: from elsewhere, or ignored by git as build outputs are."""
+    """Those of them runs have loaded: from elsewhere, or ignored by git as build outputs are."""
     snapshot: Snapshot = field(default_factory=dict)
     """The code as it is now; below, as it was when..."""
     begun: Snapshot = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Watched:
 
     @property
     def needs_build(self) -> bool:
-        """Whether the build's outputs may not be those of the present code: also when that code was judged before."""
+        """Whether the build's outputs may be stale, also when this code was judged before."""
         return bool(self.settings.build) and self.built != self.snapshot
 
     @property
@@ -193,7 +193,7 @@ class Watched:
         self.built = self.built and {**now, **self.built}
 
     def watch_events(self) -> None:
-        """Have events sent for everything that is watched. One sweep alone, or who polls, needs none."""
+        """Have events sent for all that is watched. One sweep alone, or who polls, needs none."""
         if self.settings.poll_s is not None or self.settings.once:
             return
         try:
@@ -203,7 +203,7 @@ class Watched:
             self.announce.once("events", Notice(text))
 
     def adopt(self, files: Iterable[str]) -> tuple[str, ...]:
-        """Watch also these files, which a run has loaded, where no root covers them; those that are watched then."""
+        """Watch these files too, loaded by a run, where no root covers them; those watched then."""
         files = frozenset(files)
         if unknown := files - self.snapshot.keys():
             left_out = sources.left_out_folders(self.home)

@@ -1,4 +1,4 @@
-"""Child processes that can be killed: what may crash, hang or fill the memory runs there. Nothing here imports torch."""
+"""Killable child processes for what may crash, hang or fill memory. Nothing here imports torch."""
 
 from minidbg.workers.child import Ended as Ended
 from minidbg.workers.client import Pool as Pool

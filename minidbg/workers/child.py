@@ -1,6 +1,6 @@
-"""A child process under supervision: its own group, a deadline, a memory limit, its last words, and how it ended.
+"""A supervised child process: its own group, deadline, memory limit, last words, and how it ended.
 
-``fork``, ``interpreter`` and ``server`` are the ways to get such a child. No room of processes imports torch.
+``fork``, ``interpreter`` and ``server`` make such children. No room of processes imports torch.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Ended:
     note: str = ""
     """The last thing that the child noted."""
     stderr_tail: str = ""
-    """The end of what it wrote to stderr (and stdout, if forked), with the stack that faulthandler wrote."""
+    """The end of what it wrote to stderr (and stdout, if forked), with faulthandler's stack."""
     stdout: str = ""
     """What a program wrote to stdout."""
     seconds: float = 0.0
     files: tuple[str, ...] | None = None
-    """What a run under watch had loaded beyond the server's own files; None when it died before it could say."""
+    """What a run under watch loaded beyond the server's files; None if it died before saying."""
     lost: bool = False
     """The server died under it, so it says nothing about what was run."""
 
@@ -114,7 +114,7 @@ class Pipe:
 
 
 class Child:
-    """The parent's side of a child that leads its own process group; ``pipes`` are what it writes to."""
+    """The parent's side of a child that leads its own process group; it writes to ``pipes``."""
 
     def __init__(self, pid: int, pipes: Collection[Pipe] = (), asker: socket.socket | None = None) -> None:
         """Whatever arrives at ``asker``, its end included, is a KeyboardInterrupt."""
@@ -130,7 +130,7 @@ class Child:
     def wait_until(
         self, deadline: float, limit_bytes: int | None = None, enough: Callable[[], bool] | None = None
     ) -> None:
-        """Return when the child is dead or over a limit, or ``enough()``; its pipes are emptied meanwhile."""
+        """Empty the child's pipes until it is dead or over a limit, or ``enough()``."""
         polls = limit_bytes is not None or enough is not None
         next_look, was_over = time.monotonic() + POLL_S, False
         with selectors.DefaultSelector() as selector, self.exit_event(selector) as wakes:
@@ -167,7 +167,7 @@ class Child:
 
     @contextlib.contextmanager
     def exit_event(self, selector: selectors.BaseSelector) -> Iterator[bool]:
-        """Wake the selector when the child ends, where the kernel can tell (True); else the poll finds out."""
+        """Wake the selector when the child ends, if the kernel tells (True); else polls see it."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except (OSError, AttributeError):
@@ -223,7 +223,7 @@ class Child:
 
 
 def process_has_ended(pid: int) -> bool:
-    """Whether a child has ended; it is not reaped, so that its process group's number stays taken."""
+    """Whether a child has ended; it is not reaped, so its process group's number stays taken."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -240,7 +240,7 @@ def end_of(file: BinaryIO, most: int = TAIL_BYTES) -> str:
     return file.read().decode(errors="replace")
 
 
-# ---- in the child ----------------------------------------------------------------------------------
+# ---- in the child --------------------------------------------------------------------------------
 
 
 def stand_alone(streams: tuple[int | None, int, int], parent: int) -> None:
@@ -269,6 +269,6 @@ LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def prctl(option: int, value: int) -> None:
-    """``prctl(2)``, on Linux. The library is looked up at import: a fork of a process with threads must load nothing."""
+    """``prctl(2)`` on Linux, found at import: forks of a process with threads must load nothing."""
     if LIBC is not None:
         LIBC.prctl(option, value, 0, 0, 0)

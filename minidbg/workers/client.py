@@ -91,7 +91,7 @@ class Request:
     """A program, ``python *argv``, in an empty folder; or a question, ``call``
     (``module:function``) with an ``argument`` of plain values.
 
-    The function gets the argument and another function, which hears texts: the last one is the result's ``note``.
+    The function gets the argument and one that hears texts: the last is the result's ``note``.
     """
 
     argv: tuple[str, ...] = ()
@@ -103,22 +103,22 @@ class Request:
     """It has the imports in it."""
     memory_bytes: int | None = None
     fork: Warmup | None = None
-    """In a fork of a server that is prepared so, for a tenth of the time; None: in an interpreter of its own."""
+    """In a fork of a server so prepared, for a tenth of the time; None: in its own interpreter."""
     stream: int | None = None
     """A descriptor for the child of a server: the argument's ``stream`` is its number there."""
     asks: bool = False
     """The child of a server may ask that server, and has the interpreter that was started ahead."""
     interrupts: bool = False
-    """The first Ctrl-C is for the child of a server, which must let SIGINT in; only the second one ends it."""
+    """The first Ctrl-C is for a server's child, which must let SIGINT in; the second ends it."""
     env: Mapping[str, str | None] = field(default_factory=dict)
-    """Variables that a program in an interpreter of its own has otherwise; None for one that it has not."""
+    """Variables that a program in its own interpreter has otherwise; None for one it has not."""
     recompiled: tuple[str, ...] = ()
-    """Files and folders whose bytecode is not used: it may be of code that had the same size in the same second."""
+    """Files and folders whose bytecode is not used: it may be of code of equal size and second."""
     nice: int = 0
     anew: bool = False
     """In a fork, where it is one, of a server that has imported since the last ``refresh``, and has the usual threads."""
     one_thread: bool = False
-    """Give an interpreter of its own one thread, as a fork of the warm one has: that would hang with more."""
+    """Give an interpreter of its own one thread, as a warm fork has: that would hang with more."""
 
 
 class Submit(Protocol):
@@ -208,7 +208,8 @@ class AskedHere(Asked):
 
 
 def import_path() -> list[str]:
-    """``sys.path`` for another process, without what Python passes over: a program may have put a Path there."""
+    """``sys.path`` for another process, without what Python passes over: a program may have put
+    a Path there."""
     return [one for one in sys.path if isinstance(one, str)]
 
 

@@ -34,7 +34,7 @@ from typing import Any
 ENTRY = __file__
 MOST_FILES_READ = 10_000
 NO_VERDICT = 70
-"""Exit status of a script that ended by an uncaught exception; Python's own is 1, which means "reproduces"."""
+"""Exit status of a script ended by an uncaught exception; Python's own, 1, means "reproduces"."""
 
 
 def run_script(request: Mapping[str, Any], after: str = "") -> int:
@@ -42,7 +42,7 @@ def run_script(request: Mapping[str, Any], after: str = "") -> int:
     to the path ``files`` which it loaded; in a fork, ``after`` the last module of its parent."""
     faulthandler.enable(file=sys.stderr, all_threads=True)
     compile_anew(request["recompiled"])
-    # Folders may have changed within their time stamp's grain, and sources since the server read them.
+    # Folders may have changed within their time stamp's grain, and sources since they were read.
     importlib.invalidate_caches()
     linecache.clearcache()
     sys.argv = list(request["argv"])
@@ -70,7 +70,7 @@ def run_script(request: Mapping[str, Any], after: str = "") -> int:
 
 
 def files_read() -> Callable[[], set[str]]:
-    """From now on, the files that this process opens to read and never opens to write: a table is as good as code."""
+    """From now on, files opened here to read and never to write: a table is as good as code."""
     read: set[str] = set()
     written: set[str] = set()
 
@@ -169,7 +169,7 @@ def freezing_imports() -> Iterator[None]:
 
 
 def answer_question(order: Mapping[str, Any]) -> None:
-    """Answer a question: each text that the function notes is printed after ``phase``, the answer is the last line."""
+    """Answer a question: print each text it notes after ``phase``, then the answer as last line."""
     sys.path[:] = order["path"]
     from minidbg.workers import child, server
 

@@ -1,4 +1,4 @@
-"""Who belongs to a process: all that it has started, and what they hold, as the kernel's ``/proc`` says.
+"""Who belongs to a process: all it has started, and what they hold, as the kernel's ``/proc`` says.
 
 Where there is no ``/proc``, nobody is known but a process itself, and its memory is not: its
 process group is all that can be ended.

@@ -1,4 +1,4 @@
-"""A question asked in a fork of this process, which the question may kill, hang or fill without harm to us.
+"""A question asked in a fork of this process, which it may kill, hang or fill without harm to us.
 
 The child has all that this process has, closures and live tensors included, without copying or
 writing anything. It is the leader of its own session and process group and ends as such, however it
@@ -121,7 +121,7 @@ def answer_in(received: bytes) -> dict[str, Any]:
     return {}
 
 
-# ---- in the child ----------------------------------------------------------------------------------
+# ---- in the child --------------------------------------------------------------------------------
 
 
 def be_the_child(
@@ -151,7 +151,7 @@ def be_the_child(
 
 
 def leave_the_parents_world(streams: tuple[int | None, int, int], parent: int) -> None:
-    """Own session, own streams, default signals: nothing the child does shows in the parent's terminal or files."""
+    """Own session and streams, default signals: nothing shows in the parent's terminal or files."""
     os.setsid()
     faulthandler.disable()  # it would keep the signals as they are, if it is on
     stand_alone(streams, parent)

@@ -112,7 +112,7 @@ def run_python(
 
 @contextlib.contextmanager
 def no_core_files() -> Iterator[None]:
-    """A block in which a process that is started will leave no core file: it may be meant to die."""
+    """A block in which a process that is started leaves no core file: it may be meant to die."""
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     try:

@@ -20,7 +20,7 @@ ELF64_SIZE = 64
 
 @contextlib.contextmanager
 def own_kernel_cache() -> Iterator[Path]:
-    """A block in which inductor, here and in children, keeps its kernels in a folder of minidbg's own.
+    """A block in which inductor, here and in children, keeps its kernels in a folder of minidbg's.
 
     Where no folder can be made, the setting stays as it was.
     """
@@ -44,7 +44,7 @@ def kernel_folder() -> Path:
 
 
 def where_kernels_go() -> dict[str, str]:
-    """The variable that has inductor keep its kernels in minidbg's own folder; none where that cannot be made."""
+    """The variable that keeps inductor's kernels in minidbg's folder; none if it cannot be made."""
     folder = kernel_folder()
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def where_kernels_go() -> dict[str, str]:
 
 
 def remove_unfinished(folder: Path, *, since: float | None = None) -> list[Path]:
-    """Delete libraries that are cut short, and headers compiled after ``since`` (seconds of the epoch); what went.
+    """Delete cut-short libraries, and headers compiled after ``since`` (epoch seconds); what went.
 
     A file that a process has open stays: another minidbg's compiler is just writing it.
     """
@@ -77,7 +77,7 @@ def remove_unfinished(folder: Path, *, since: float | None = None) -> list[Path]
 
 
 def open_files() -> set[tuple[int, int]]:
-    """Device and inode of every file that a process has open for writing, as far as this user may see (Linux)."""
+    """Device and inode of each file open for writing, as far as this user may see (Linux)."""
     found = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ def open_files() -> set[tuple[int, int]]:
 
 
 def is_cut_short(library: Path) -> bool:
-    """Whether an ELF library ends before its section table, which a linker writes last; other formats pass."""
+    """Whether an ELF library ends before its section table, which is written last; others pass."""
     with library.open("rb") as file:
         head = file.read(ELF64_SIZE)
         size = file.seek(0, os.SEEK_END)

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 SAME_START_S = 5.0
-"""Two readings of a process's start time differ by less; the system's clock may have been set in between."""
+"""Two readings of a process's start time differ by less; the clock may have been set in between."""
 
 
 SURELY_ANOTHER_S = 3600.0
@@ -69,7 +69,7 @@ def make_temporary_folder(kind: str, parent: Path | None = None) -> Path:
 
 
 def remove_those_of_the_dead(kind: str, parent: Path) -> None:
-    """Remove the folders of this kind in ``parent`` whose owners have ended; what cannot be removed stays."""
+    """Remove folders of this kind in ``parent`` whose owners have ended; what cannot go stays."""
     try:
         places = list(parent.iterdir())
     except OSError:

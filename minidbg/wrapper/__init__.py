@@ -1,4 +1,4 @@
-"""Wrapping a backend: transparent until it fails, then a captured case, a report, and the user's own exception."""
+"""Wraps a backend: transparent until it fails, then a case, a report, the user's own exception."""
 
 from minidbg.wrapper.process import Report, Stats, report_of, stats
 from minidbg.wrapper.wrapper import EntryPoint, WrappedBackend, entry_point, wrap, wrap_compiler

@@ -1,4 +1,4 @@
-"""What a process may still spend on reductions: each signature is reduced once, all of them within one total of seconds.
+"""What a process may still spend on reductions: one a signature, all within one total of seconds.
 
 A training script that fails in fifty graphs would wait fifty times.
 """
@@ -28,7 +28,7 @@ class ReductionBudget:
     def grant(
         self, signature: Signature | None, error: BaseException, settings: Settings
     ) -> tuple[Settings, str]:
-        """The settings under which this failure is answered, and why it is not reduced now (empty when it is).
+        """Settings to answer this failure under, and why it is not reduced now (empty if it is).
 
         ``reduce`` of the result is decided, ``seconds`` is what is left. A signature that was
         granted a reduction gets no second one.

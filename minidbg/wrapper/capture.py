@@ -1,4 +1,4 @@
-"""From a failure to a ``Case``: the untouched graph, the inputs as they were, the modes, and where it came from.
+"""From a failure to a ``Case``: untouched graph, inputs as they were, modes, where it came from.
 
 Modes are read when the call fails, since inference mode is off while dynamo compiles and on again
 when the compiled function runs."""
@@ -65,12 +65,12 @@ class Failure:
     """What a reader of the capture must know."""
     direction: Direction = Direction.FORWARD
     context: Context | None = None
-    """The modes of the forward call, where it is the backward that fails; else they are read now."""
+    """The modes of the forward call, where the backward fails; else they are read now."""
     level: Level = Level.DYNAMO
 
 
 def case_of_failure(failure: Failure, settings: Settings) -> Case:
-    """The failure as a case. Raises BackendUnreachable when no fresh process could get the backend back."""
+    """The failure as a case. Raises BackendUnreachable if no fresh process can get its backend."""
     context = failure.context or current_context(failure.inputs, further_env=settings.env)
     if failure.level is Level.ATEN:  # AOTAutograd runs its graphs without autocast and without gradients
         context = replace(context, autocast=(), grad=False)
@@ -111,7 +111,7 @@ def case_of_call(
 
 
 def lost_note(failure: Failure) -> list[str]:
-    """A note on what the program had that no run of ours has, and the failure may need, where there is anything."""
+    """A note on what the program had that no run of ours has, and the failure may need, if any."""
     own: Any = torch.Tensor.__torch_function__
     lost = [f"{name} was set" for name in config_without_literal()]
     placeholders = failure.graph_module.graph.find_nodes(op="placeholder")
@@ -127,7 +127,7 @@ def lost_note(failure: Failure) -> list[str]:
 def reference_of_link(link: Link, settings: Settings) -> BackendRef:
     """How a fresh process gets the link's backend, or what a person is to fill in; looked for once.
 
-    Raises BackendUnreachable where what the user says of it cannot be imported, or an option is not a literal.
+    Raises BackendUnreachable if what the user says cannot be imported, or an option is no literal.
     """
     if settings not in link.references:
         given: dict[str, Any] = {"options": link.options, "mode": link.mode, "setup": settings.setup}
@@ -191,14 +191,14 @@ def real_value(value: Any, seed: int) -> Any:
 
 
 def is_without_values(value: Any) -> bool:
-    """Whether ``value`` is a tensor whose elements are nowhere: a fake one, or one whose memory was freed."""
+    """Whether ``value`` is a tensor whose elements are nowhere: a fake one, or a freed one."""
     return isinstance(value, torch.Tensor) and (
         torch_internals.is_fake(value) or torch_internals.is_freed(value)
     )
 
 
 def concrete(value: Any) -> Any:
-    """The number behind a symbolic one in this run; 2 where there is none (0 and 1 are special to torch)."""
+    """The number behind a symbolic one in this run; 2 where none (0 and 1 are special to torch)."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         hint = torch_internals.hint(value)
         return 2 if hint is None else hint
@@ -206,7 +206,7 @@ def concrete(value: Any) -> Any:
 
 
 def stand_in(fake: torch.Tensor, seed: int) -> torch.Tensor:
-    """A tensor of the same shape, stride, dtype and device: normal values, or 0 and 1 for other than floats."""
+    """A tensor of same shape, stride, dtype and device: normal values; 0 and 1 for non-floats."""
     with torch_internals.outside_tracing():
         shape, stride = [concrete(size) for size in fake.shape], [concrete(step) for step in fake.stride()]
         values = torch.empty_strided(shape, stride, dtype=fake.dtype, device=fake.device)

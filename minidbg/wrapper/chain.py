@@ -1,4 +1,4 @@
-"""The links of a fallback chain, and how a later link compiles when dynamo is no longer there to hand over the graph."""
+"""Links of a fallback chain, and how a later one compiles when dynamo no longer gives the graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from minidbg.torch_internals import compile_directly
 
 Backend: TypeAlias = str | CompilerFn
 MOST_SHAPES = 8
-"""Shapes for which a dynamic graph is compiled at run time, as many as dynamo's own limit of recompiles."""
+"""Shapes for which a dynamic graph is compiled at run time, as many as dynamo's recompile limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

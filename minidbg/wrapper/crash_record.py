@@ -1,11 +1,11 @@
-"""Crash records: write each graph to disk before it is compiled, so that a process that dies leaves a record.
+"""Crash records: each graph goes to disk before it is compiled, so a process that dies leaves one.
 
 Before a graph is compiled, its record is written: the graph, what its inputs look like, and the
 values of integers, booleans and small tensors. While nothing happens with the graph the record is
 renamed to say so, and when the graph has run well, backward included, it is removed.
 ``repro.crash_records`` finds what dead processes have left.
 
-A process that is killed loses nothing that was written: the kernel has it. So nothing is flushed to the disk itself.
+What was written survives a kill of the process: the kernel has it. So nothing is flushed to disk.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class CrashRecord:
             if step is not Step.BACKWARD and (self.name is None or link is not self.link):
                 self.write(step, link, values)
             self.move(step)
-        except Exception as trouble:  # no form as a script, no room for one, a fault of ours: the backend is called all the same
+        except Exception as trouble:  # no script form or room, our bug: the backend is still called
             self.discard()
             if is_of_a_signal_handler(trouble):
                 raise
@@ -128,7 +128,7 @@ class CrashRecord:
                 PROCESS.records[name.number] = self.path
 
     def close(self) -> None:
-        """Nothing more can happen, or what happened is known: the record goes, unless another thread is in a step."""
+        """No more can happen, or it is known: the record goes, unless another thread is inside."""
         if not self.inside:
             self.discard()
 
@@ -181,7 +181,7 @@ class Collectives(torch_internals.DispatchMode):  # type: ignore[no-untyped-call
 
 
 class RecordedStep:
-    """The block around one step. A class, so that no frame of ours stands in the user's traceback."""
+    """The block around one step. A class, so no frame of ours stands in the user's traceback."""
 
     __slots__ = ("began", "link", "record", "step", "values")
 

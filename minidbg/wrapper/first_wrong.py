@@ -91,7 +91,7 @@ Rounding is far below."""
 def first_as_far_off(
     nodes: Mapping[str, fx.Node], where: str, actual: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> fx.Node | None:
-    """The node of the output ``where``, or the first on the way to it whose error is about as large.
+    """The node of output ``where``, or the first on the way to it whose error is about as large.
 
     That may have passed for rounding: a run in float64 has other constants (0.1 is another number
     there), and rounds to other integers.
@@ -111,7 +111,7 @@ def first_as_far_off(
 
 
 def node_error(value: Tensor, exact: Tensor) -> float:
-    """How far off a result is, in units of eager's; nothing is said of one of another form, or with nothing to round."""
+    """How far off a result is in units of eager's; 0 for another form, or with nothing to round."""
     if (value.shape, value.dtype) != (exact.shape, exact.dtype) or not exact.is_floating_point():
         return 0.0
     return math.inf if (value.isinf() & exact.isfinite()).any() else distance_between(value, exact)

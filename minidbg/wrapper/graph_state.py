@@ -39,7 +39,8 @@ from minidbg.wrapper.rollback import NOTHING, Kept, capturing_device_graph, keep
 from minidbg.wrapper.verify_runs import declared_otherwise
 
 ABSENT_RANK = (
-    "a collective of this graph waited in vain for another rank, which is no failure of the backend; "
+    "a collective of this graph waited in vain for another rank, "
+    "which is no failure of the backend; "
     "what that rank printed, or its record in .minidbg/crash_records, says why it did not come"
 )
 NOT_ASKED = "verify='never'"
@@ -50,7 +51,7 @@ STALE = "the graph writes to its inputs and had run before; the values are those
 class GraphState:
     """The state of one graph; ``compile`` gives what the backend's result would have been.
 
-    It is *settled* once it has run well: from then on a call costs one attribute look-up. Until then the tensors
+    It is *settled* once it has run well: then a call costs an attribute look-up. Until then tensors
     it writes to and the RNG streams are kept before each call, and put back when the call fails.
     """
 
@@ -90,7 +91,7 @@ class GraphState:
     # ---- compiling
 
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        """Compile by the first link that works, and report the failures of those before it; what the caller is to call.
+        """Compile by the first link that works, report failures of those before; what to call.
 
         What keeps dynamo from building its guards is a failure of the link too, and nothing is left
         to go on from. Raises what the last link raised, or dynamo would have, when no link works
@@ -132,7 +133,7 @@ class GraphState:
         return False
 
     def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
-        """``compiled_fn`` behind the care that an unsettled graph takes, with its own calling convention."""
+        """``compiled_fn`` behind the care of an unsettled graph, in its own calling convention."""
         if torch_internals.is_serializable_callable(compiled_fn):
             self.facts.not_verified("dynamo stores what the backend gave for other processes, by its type")
             return compiled_fn
@@ -140,7 +141,7 @@ class GraphState:
         self.boxed = self.level is Level.ATEN and bool(getattr(compiled_fn, "_boxed_call", False))
 
         def run_boxed_graph(args: list[Any]) -> Any:
-            # Not answered once settled: whoever remembered the inputs would keep them from being freed.
+            # Not answered once settled: who remembers the inputs would keep them from being freed.
             return self.compiled_fn(args) if self.settled else self.careful_call(args)
 
         def run_compiled_graph(*args: Any) -> Any:
@@ -193,7 +194,7 @@ class GraphState:
                 synchronize_devices(values, result)
         except Exception as error:
             as_left = thread_state()
-            put_state_back()  # a level of vmap that it has left open would have a part in all that follows
+            put_state_back()  # a level of vmap left open would have a part in all that follows
             again = self.after_failure(
                 error,
                 values,
@@ -222,7 +223,7 @@ class GraphState:
         return crash_record.Collectives(self.record) if talks else None
 
     def declared_otherwise(self, args: Sequence[Any]) -> str:
-        """What dynamo declared of ``args`` and did not keep to, asked before a backend can have changed them."""
+        """What dynamo declared of ``args`` and did not keep to, before backends can change them."""
         return declared_otherwise(self.untouched, args, self.mutated) if self.level is Level.DYNAMO else ""
 
     def verification(self, args: tuple[Any, ...], kept: Kept, undeclared: str) -> verify.Verification | None:
@@ -250,7 +251,8 @@ class GraphState:
     def after_wrong_results(
         self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept
     ) -> CompiledFn:
-        """What to call instead. Raises the failure's error when nothing is left, or may run on what the call has left."""
+        """What to call instead. Raises the failure's error when nothing is left, or may run on
+        what the call has left."""
         error, report = failure.error, self.report_on(failure)
         restored = self.put_back(kept)
         if not self.can_go_on():
@@ -275,9 +277,10 @@ class GraphState:
         *,
         begun: bool = False,
     ) -> CompiledFn | None:
-        """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph.
+        """What to call instead; None when ``error`` is to be raised. ``kept`` is None once settled.
 
-        ``undeclared`` says what dynamo had declared otherwise of ``args``: then no backend is to blame. ``begun``: a collective has taken place, and other ranks would not take part in it again.
+        ``undeclared`` says what dynamo declared otherwise of ``args``: then no backend is to blame.
+        ``begun``: a collective has taken place; other ranks would not take part in it again.
         """
         if self.position >= len(self.links) or handle.is_handling():
             return None
@@ -319,7 +322,7 @@ class GraphState:
             self.position = position
             try:
                 self.compiled_fn = compile_at_run_time(self.links[position], self.untouched, args)
-            except Exception as another:  # noqa: BLE001 - answered like the failure of the link before
+            except Exception as another:  # noqa: BLE001 - answered like the previous link's failure
                 failure = self.failure(another, args, Kind.COMPILE)
                 report = self.report_on(failure)
                 self.put_back(kept)
@@ -411,9 +414,9 @@ G = TypeVar("G", bound=GraphState)
 
 
 def state_of(make: Callable[[], G]) -> G | None:
-    """The state of a graph; None while minidbg itself is at work, and after a warning where the state cannot be made.
+    """The state of a graph; None while minidbg works, and, with a warning, where none can be made.
 
-    The backend is then called unwrapped: a bug of ours must not keep the user's program from compiling.
+    The backend is then called unwrapped: our bug must not keep the user's program from compiling.
     """
     warning = "minidbg: a graph is not wrapped (%s: %s)"
     with fence(
@@ -424,7 +427,7 @@ def state_of(make: Callable[[], G]) -> G | None:
 
 
 def synchronize_devices(args: Sequence[Any], result: Any = ()) -> None:
-    """Wait for the devices of a call, which may raise late; not while a device graph is recorded."""
+    """Wait for a call's devices, which may raise late; not while a device graph is recorded."""
     values = tensors_among([args, result])
     if any(value.device.type != "cpu" for value in values) and not capturing_device_graph():
         devices.synchronize(values)

@@ -1,4 +1,4 @@
-"""Capture a failure, have it reduced in another process, and attach the result to the user's exception.
+"""Capture a failure, have it reduced in another process, attach the result to the user's exception.
 
 Nothing here may hide that exception. Whatever goes wrong on our side becomes a report that says so.
 Of a failure that no script can hold, a text is written with the graph, the inputs, the backend and
@@ -41,19 +41,19 @@ from minidbg.wrapper.process import PROCESS, Report
 
 log = logging.getLogger("minidbg")
 SHARE = 0.5
-"""Of what is free, memory or disk: what the values of the inputs may take on their way to the reduction."""
+"""Of free memory or disk: what the values of the inputs may take on their way to the reduction."""
 NOT_AT_ONCE = "not reduced at once"
 Reducer = Callable[[Case, Mapping[str, Any], Settings, Deadline], ReductionResult]
 HANDLING: ContextVar[bool] = ContextVar("minidbg_handling", default=False)
 
 
 def is_handling() -> bool:
-    """Whether the caller is minidbg itself at work on a failure, so that a wrapper must not handle one again."""
+    """Whether the caller is minidbg at work on a failure: a wrapper must not handle one again."""
     return HANDLING.get() or environment.is_judging()
 
 
 def handle(failure: Failure, settings: Settings) -> Report:
-    """Capture and reduce ``failure``, and tell the listeners; the report. Never raises an ordinary exception."""
+    """Capture and reduce ``failure``, tell listeners; the report. Raises no ordinary exception."""
     try:
         with handling(failure.inputs):
             report = capture_and_reduce(failure, settings)
@@ -86,7 +86,7 @@ def handling(values: Sequence[Any]) -> Iterator[None]:
 
 
 def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
-    """Make a case of ``failure``, ask the budget, and ``respond``; the same failure gets its first report again."""
+    """Make ``failure`` a case, ask the budget, ``respond``; a known one gets its first report."""
     case = case_of_failure(failure, settings)
     key = (case.signature, case.backend.name, failure_digest(failure), settings)
     if (known := PROCESS.reports.get(key)) is not None:
@@ -109,7 +109,7 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
 
 
 def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Report:
-    """Write the capture of ``case``; reduce it and publish a verified repro when the settings say now.
+    """Write ``case``'s capture; reduce it and publish a verified repro when the settings say now.
 
     ``same_as`` is the repro that the same failure has already. Raises CannotWrite when the case has
     no form in a script, and OSError when the folder cannot be written.
@@ -191,7 +191,7 @@ def reduced_or_why_not(
 def reduce_in_server(
     case: Case, package: Mapping[str, Any], settings: Settings, deadline: Deadline
 ) -> ReductionResult:
-    """Have ``case`` reduced in a fork of the forkserver, never in one of this process, which has threads.
+    """Have ``case`` reduced in a fork of the forkserver, never of this process, which has threads.
 
     Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
     """
@@ -215,7 +215,7 @@ def reduce_in_server(
 
 
 def written_by(done: workers.Ended) -> ReductionResult:
-    """The answer of a reducing process. Raises MinidbgError that says how it ended when there is none."""
+    """A reducing process's answer. Raises MinidbgError, saying how it ended, if there is none."""
     value = done.value
     if isinstance(value, dict) and "refused" in value:
         raise MinidbgError(str(value["refused"]))

@@ -127,7 +127,7 @@ class GraphFacts:
 
 @dataclass(slots=True)
 class Process:
-    """What is remembered for as long as the process runs, and what stands at its seams. ``PROCESS`` is the one in use.
+    """What stays while the process runs, and stands at its seams. ``PROCESS`` is the one in use.
 
     A test may empty it by ``__init__``, and hand in a responder and a clock of its own.
     """
@@ -137,13 +137,13 @@ class Process:
     clock: Clock = time.monotonic
     budget: ReductionBudget = field(default_factory=ReductionBudget)
     reports: dict[Hashable, Report] = field(default_factory=dict)
-    """What was answered to failures seen before: a program may catch one and run into it again at each step."""
+    """Answers to failures seen before: a program may catch one and meet it again at each step."""
     listeners: list[Callable[[Failure, Report], object]] = field(default_factory=list)
     graphs: list[GraphFacts] = field(default_factory=list)
     records: dict[int, Path] = field(default_factory=dict)
     """Crash records that are on disk, by number."""
     folders: dict[Path, int] = field(default_factory=dict)
-    """Repro folders that were not there before the first crash record, and the process that made them."""
+    """Repro folders not there before the first crash record, and the process that made them."""
     said: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
     comparing: threading.RLock = field(default_factory=threading.RLock)
@@ -165,7 +165,7 @@ PROCESS = Process()
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How many graphs this process gave to wrapped backends, and how many of them were compared with eager.
+    """How many graphs this process gave to wrapped backends, and how many were compared with eager.
 
     ``graphs`` is the sum of ``verified``, ``failed``, ``not_run`` and the values of
     ``not_verified`` and ``eager_raises``.
@@ -181,9 +181,9 @@ class Stats:
     not_verified: dict[str, int]
     """By reason."""
     eager_raises: dict[str, int]
-    """Graphs for whose inputs eager raises where the backend returned a result, by what is said of them."""
+    """Graphs on whose inputs eager raises but the backend returned, by what is said of them."""
     left_out: dict[str, int]
-    """Graphs of which a part was not judged (an output that eager itself gives differently each time), by reason."""
+    """Graphs with a part not judged (an output eager gives differently each time), by reason."""
 
 
 def stats() -> Stats:
@@ -208,7 +208,7 @@ def stats() -> Stats:
 
 @atexit.register
 def write_stats() -> None:
-    """Append this process's line to the file that ``MINIDBG_STATS`` names; of several processes each line stays whole."""
+    """Append this process's line to the file ``MINIDBG_STATS`` names; each line stays whole."""
     path = os.environ.get(STATS_VARIABLE)
     found = stats()
     if path and found.graphs:

@@ -1,4 +1,4 @@
-"""Save what a graph may write to, so that a failed call can be undone: tensors, and the RNG streams.
+"""Save what a graph may write to, so a failed call can be undone: tensors, and the RNG streams.
 
 A graph that fails half-way has applied some of its mutations. Running eager, or the next backend of
 a chain, on what it left would apply them twice.
@@ -19,7 +19,7 @@ of ours may be that first one. What a program can notice of it, and who leaves i
   ``torch_internals.dropping_compile_stacks``, around the same and each comparison.
 - **Random numbers**, a seed that waits for an accelerator's first use, and imports that draw:
   ``torch_internals.devices``.
-- **Warnings given once**: ``torch_internals.without_warnings``. Those of torch's C++ come again for the
+- **Warnings given once**: ``torch_internals.without_warnings``. Torch's C++ ones come again for the
   program; those that Python code of torch gives once by a cache of its own do not, where only a run
   of ours meets them.
 - **AOTAutograd's check of custom operators**, in the first call of a compiled function:
@@ -63,7 +63,7 @@ class KeptTensor:
     copy: torch.Tensor
 
     def restore(self) -> bool:
-        """Put the elements back; False when autograd's history of the tensor has changed and stays so."""
+        """Put the elements back; False if the tensor's autograd history changed and stays so."""
         self.memory.copy_(self.copy)
         if self.tensor.grad_fn is self.grad_fn:
             return True
@@ -80,7 +80,7 @@ class Kept:
     tensors: tuple[KeptTensor, ...]
     generators: tuple[tuple[str, torch.Tensor], ...]
     complete: bool = True
-    """Whether all that the call may change is here; else running again would build on changed values."""
+    """Whether all that the call may change is here; else a new run builds on changed values."""
 
     def restore(self) -> bool:
         """Put everything back; whether all is as before, so that the graph may run again.
@@ -101,7 +101,7 @@ UNKNOWN = Kept((), (), complete=False)
 def keep(
     values: Sequence[Any], mutated: Iterable[int], held: Sequence[torch.Tensor], *, limit_bytes: int
 ) -> Kept:
-    """What a graph may change that writes to ``values[index]`` for each ``index`` in ``mutated``, and to ``held``.
+    """What a graph may change writing to ``values[index]``, ``index`` in ``mutated``, and ``held``.
 
     Above ``limit_bytes`` of tensor memory, while a device graph is being captured (copies would
     become part of it), or where a tensor cannot be copied, nothing is kept and the result says so.
@@ -127,7 +127,7 @@ def tensors_among(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` with expanded dimensions narrowed to one element, since no copy can be written over an overlap."""
+    """``tensor`` with expanded dimensions cut to one element: no copy can overwrite an overlap."""
     plain = tensor.detach()
     if plain.layout is not torch.strided:
         return plain
@@ -138,5 +138,5 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def capturing_device_graph() -> bool:
-    """Whether the current CUDA stream records instead of running. Raises RuntimeError where its device is in error."""
+    """Whether the current CUDA stream records, not runs. Raises RuntimeError on a device error."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

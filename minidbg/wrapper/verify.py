@@ -167,7 +167,7 @@ class Verification:
         return self.mismatch(found) if found else None
 
     def eager(self) -> tuple[dict[str, Any], bool]:
-        """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers.
+        """What eager leaves (gradients None if backward fails), and whether it drew random numbers.
 
         Raises EagerRefuses where its forward fails. A generator that has moved may be another
         thread's doing, so the ops count too.
@@ -201,7 +201,7 @@ class Verification:
         return other.difference(comparison_with(other.before, self.spec, actual, expected))
 
     def outputs_show_numbers(self, expected: dict[str, Any]) -> bool:
-        """Whether eager's outputs are others with another seed, so that equal ones tell of equal numbers."""
+        """Whether eager's outputs differ with another seed, so equal ones tell of equal numbers."""
         again = self.before.eager(seed=OTHER_SEED, backward=False)
         found = Comparison(
             again, {**expected, "gradients": {}}, self.before.eager, self.spec
@@ -284,7 +284,7 @@ def begin(
     settings: Settings,
     facts: GraphFacts,
 ) -> Verification | None:
-    """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
+    """What is needed to judge a coming call with ``args``; None when it will not be judged.
 
     Where gradients are needed, ``call`` of the compiled function and its backward have then run on
     copies; what ``kept`` holds is put back.
@@ -310,7 +310,7 @@ def begin(
 def run_backward(
     verification: Verification, call: Callable[[list[Any]], Any], kept: Kept, *, compiled_for_us: bool = False
 ) -> None:
-    """Run the user's compiled function and its backward on copies, and keep the gradients, or what was raised.
+    """Run the user's compiled function and its backward on copies; keep gradients, or the error.
 
     Where the backward cannot run without being taken for the program's first one, the graph is
     compiled once more, for us alone.
@@ -354,9 +354,9 @@ def run_backward(
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """A block of runs that look at the process's random generators, and set them: no other thread's at once.
+    """A block of runs that read and set the process's random generators: no other thread's at once.
 
-    Raises CannotCompare where another's takes too long: it may wait for the graph that this thread is about to run.
+    Raises CannotCompare where another's takes too long: it may wait for this thread's next graph.
     """
     if not PROCESS.comparing.acquire(timeout=OTHERS_S):
         raise CannotCompare(f"a comparison in another thread has taken more than {OTHERS_S:.0f} s")
@@ -382,7 +382,8 @@ class EagerRefuses(Exception):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """A block without warnings and anomaly detection (NaN in a gradient is compared), whose casts autocast does not keep.
+    """A block without warnings and anomaly detection (NaN in a gradient is compared), whose casts
+    autocast does not keep.
 
     They would hold on to copies until its own block ends.
     """

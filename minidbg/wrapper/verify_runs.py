@@ -1,6 +1,6 @@
-"""A graph's inputs as they were before a call, runs of the graph on copies of them, and why there may be none.
+"""A graph's inputs as before a call, runs of the graph on copies of them, why there may be none.
 
-Nothing of these runs reaches the user: the tensors that may be written are copies, the others are seen through aliases
+Nothing of these runs reaches the user: tensors that may be written are copies, others aliases
 without autograd history, and gradients are asked for by ``torch.autograd.grad``, never accumulated.
 """
 
@@ -36,7 +36,7 @@ from minidbg.wrapper.rollback import capturing_device_graph, memory_of, tensors_
 RUN_MEMORY_SHARE = 0.8
 """Of what is free, the part that a verification may be expected to take."""
 SMALL_BYTES = 64 << 20
-"""Inputs that take no more are all copied, so that a backend that writes where it must not is found out."""
+"""Inputs that take no more are all copied, to find out a backend that writes where it must not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,11 @@ class Before:
     copied: frozenset[int]
     generators: tuple[tuple[str, Tensor], ...]
     sums: tuple[tuple[int, int], ...] = ()
-    """Of the inputs that are too large to copy and that nobody may write to, by index: the sum of their bits."""
+    """Of inputs too large to copy that nobody may write to, by index: the sum of their bits."""
 
     def fresh(self, *, everything: bool = False) -> tuple[Any, ...]:
-        """Inputs for one run; what it may write is its own. ``everything``: the run may write to what it should not."""
+        """Inputs for one run; what it may write is its own.
+        ``everything``: the run may write to what it should not."""
         chosen = self.copied if everything else self.written
         return with_copies(self.inputs, chosen)
 
@@ -68,7 +69,7 @@ class Before:
         return torch.is_grad_enabled() and any(map(needs_gradient, values))
 
     def spoilt_unseen(self, args: Sequence[Any]) -> Difference | None:
-        """That an input has been written to which is not copied, and which eager leaves as it is."""
+        """That an input is written to which is not copied, and which eager leaves as it is."""
         for index, before in self.sums:
             if sum_of_bits(args[index]) != before:
                 return written_unseen(index)
@@ -90,9 +91,9 @@ class Before:
     def eager(
         self, change: Change = unchanged, seed: int | None = None, *, backward: bool, may_refuse: bool = False
     ) -> dict[str, Any]:
-        """What one run of eager leaves behind: of the graph, of a changed one with changed inputs, or with another seed.
+        """What a run of eager leaves: of the graph, one changed with its inputs, or another seed.
 
-        Its gradients are None where ``may_refuse`` and their backward fails; else it raises what that raises.
+        Gradients are None where ``may_refuse`` and their backward fails; else that error is raised.
         """
         if change is not unchanged:
             needed = 2 * (bytes_of(tensors_among(self.inputs)) + bytes_of_a_run(self.graph))
@@ -145,7 +146,7 @@ def sum_of_bits(value: Tensor) -> int:
 
 
 def with_copies(values: Sequence[Any], chosen: frozenset[int]) -> tuple[Any, ...]:
-    """``values``: copies of the chosen ones, which alias among themselves as before; aliases of the others."""
+    """``values``: copies of the chosen, which alias each other as before; aliases of the others."""
     indices = sorted(chosen)
     with torch.inference_mode(False):
         clones = dict(zip(indices, clone_values([values[index] for index in indices]), strict=True))
@@ -173,9 +174,9 @@ def run_compiled_anew(
     backward: bool,
     goes_on: Callable[[dict[str, Any]], bool] = lambda left: True,
 ) -> dict[str, Any]:
-    """What the graph leaves behind when ``link`` compiles it here and now. Raises what the backend raises.
+    """What the graph leaves when ``link`` compiles it here and now. Raises what the backend raises.
 
-    No gradients unless ``goes_on`` is true of what the forward leaves behind: their code need not be compiled.
+    No gradients unless ``goes_on`` is true of what the forward leaves: their code need not compile.
     """
     graph = own_attributes(inside.graph)
     compiled_fn = compile_at_run_time(link, graph, inside.fresh(everything=True))
@@ -186,7 +187,7 @@ def run_compiled_anew(
 
 
 def draws_by(link: Link, inside: Before, fed: Derandomized) -> Derandomized | None:
-    """``fed`` with the numbers that ``link`` draws when it compiles just the calls that draw; None where it does not.
+    """``fed`` with the numbers ``link`` draws when it compiles just the calls that draw; else None.
 
     Raises what the backend raises.
     """
@@ -281,7 +282,7 @@ def indices_sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> lis
 
 
 def bytes_of_a_run(graph: fx.GraphModule) -> int:
-    """Most bytes that values of the graph take together at one moment, as dynamo knows their shapes.
+    """Most bytes that values of the graph take together at one moment, as dynamo knows the shapes.
 
     With gradients everything counts as kept until backward.
     """

@@ -1,4 +1,4 @@
-"""``minidbg.wrap`` and ``minidbg.wrap_compiler``: what they give behaves like what it wraps until that one fails.
+"""``minidbg.wrap`` and ``minidbg.wrap_compiler``: results act like what they wrap until it fails.
 
 ``wrap_compiler`` is for compilers of ``aot_autograd``, one level below ``wrap``: the graphs are
 AOTAutograd's (forward, backward, inference), the example inputs are fake, and the compiled function
@@ -32,9 +32,9 @@ OWN_NAME = "minidbg"
 
 
 class WrappedBackend:
-    """A backend ``(gm, example_inputs) -> compiled_fn``, equal to others of the same backend, options and settings.
+    """A backend ``(gm, example_inputs) -> compiled_fn``, equal by backend, options and settings.
 
-    Dynamo guards on the backend by ``==``: an object made anew in each turn of a loop must not recompile.
+    Dynamo guards on the backend by ``==``: an object made each turn of a loop must not recompile.
     """
 
     _tags: tuple[str, ...] = ()  # register_backend sets it
@@ -57,7 +57,8 @@ class WrappedBackend:
         return self.links_with(self.options, self.mode)
 
     def links_with(self, options: Mapping[str, Any], mode: str | None) -> tuple[Link, ...]:
-        """The chain; ``options`` and ``mode`` are the first link's. Raises BadSetting for what inductor does not know."""
+        """The chain; ``options`` and ``mode`` are the first link's.
+        Raises BadSetting for what inductor does not know."""
         first, *others = self.backends
         check_options(first, options, mode)
         return (Link(first, options, mode), *(Link(backend) for backend in others))
@@ -70,7 +71,7 @@ class WrappedBackend:
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> CompiledFn:
-        """What the wrapped backend returns, behind a thin function; what it raises is raised, with a note."""
+        """What the wrapped backend returns, behind a thin function; what it raises gets a note."""
         links = self.links
         if mode or options:
             links = self.links_with(*merged_links(self.options, self.mode, options or {}, mode))
@@ -91,7 +92,7 @@ class WrappedBackend:
                 outer = torch_internals.backend_compiler_failed(
                     graph.links[graph.position], error, sys._getframe()
                 )
-            except Exception:  # noqa: BLE001 - its text raises, as it will when dynamo itself does this
+            except Exception:  # noqa: BLE001 - its text raises, as it will when dynamo does this
                 outer = None
             if outer is None:
                 raise
@@ -128,7 +129,7 @@ class WrappedBackend:
 
 
 def is_called_by_torch() -> bool:
-    """Whether a backend of ours is called by torch.compile's machinery, so that exceptions are dynamo's to wrap."""
+    """Whether a backend of ours is called by torch.compile, so exceptions are dynamo's to wrap."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
@@ -143,7 +144,8 @@ def wrap(
     mode: str | None = None,
     **given: Unpack[WrapSettings],
 ) -> CompilerFn:
-    """``backend``, for ``torch.compile(backend=)``; when it fails, a verified minimal repro is left in ``repro_dir``.
+    """``backend``, for ``torch.compile(backend=)``; when it fails, a verified minimal repro is left
+    in ``repro_dir``.
 
     ``backend`` is a name, a callable ``(gm, example_inputs) -> compiled_fn``, or a list of them: a
     chain, in which the first that works is used and each failing link is captured; ``options`` and
@@ -154,12 +156,14 @@ def wrap(
     - ``rtol``, ``atol``, ``tolerances``: how far floats may be off; relative to the value, in units
       of the value, by dtype; or by the precision that the backend computes float32 in by design:
       ``tolerances="bfloat16"``, ``"float16"``, ``"tf32"``.
-    - ``on_failure``: ``"raise"`` the backend's exception, or ``"fallback"`` to eager (or the next link) with a warning.
+    - ``on_failure``: ``"raise"`` the backend's exception, or ``"fallback"`` to eager (or the next
+      link) with a warning.
     - ``reduce``: ``"now"``, or ``"later"``: write the capture only. ``seconds`` (of all reductions
       of this process) and ``max_calls`` (runs of one) bound it.
     - ``repro_dir``: the folder. ``value_limit_bytes``: most bytes of real tensor values that the
       files of one failure hold, and that are copied to verify one call.
-    - ``setup`` (statements) and ``reference`` (``"module:expression"``): how a fresh process gets the backend back.
+    - ``setup`` (statements) and ``reference`` (``"module:expression"``): how a fresh process gets
+      the backend back.
     - ``match``: a regular expression that a failure's text must contain to be reduced.
       ``reduce_oom``: reduce failures for want of memory too. ``env``: names of variables that a
       repro needs. ``crash_records``: keep the case of a process that dies on disk.
@@ -169,14 +173,14 @@ def wrap(
     result compares equal to another one of the same backend, options and settings, so that dynamo
     does not compile again.
 
-    In an interpreter that judges a repro, ``backend`` comes back as it is: its failure is not to be answered there.
+    An interpreter that judges a repro gets ``backend`` as it is: its failure is not answered there.
 
-    Raises UnknownBackend, and BadSetting for a setting or option that does not exist or a value it cannot have.
+    Raises UnknownBackend, and BadSetting for an unknown setting or option or an invalid value.
     """
     backends = checked_backends(backend)
     wrapped = WrappedBackend(backends, options or {}, mode, settings.of_call(given, WrapSettings))
     if options or mode:
-        wrapped.links  # noqa: B018 - what inductor does not know is an error now, not in the first call
+        wrapped.links  # noqa: B018 - what inductor does not know fails now, not in the first call
     if environment.is_judging():
         log.info("not_wrapped: %s, since this interpreter judges a repro", wrapped.__name__)
         return wrapped.links[0].compiler if options or mode or isinstance(backends[0], str) else backends[0]
@@ -204,7 +208,7 @@ def checked_backends(backend: object) -> tuple[Backend, ...]:
 
 
 def check_options(backend: Backend, options: Mapping[str, Any], mode: str | None) -> None:
-    """Raise BadSetting for options and modes that the backend surely does not know; only inductor's are listed."""
+    """Raise BadSetting for options and modes a backend surely lacks; only inductor's are listed."""
     if backend != "inductor":
         return
     if mode is not None and mode not in (modes := torch_internals.inductor_modes()):
@@ -221,9 +225,9 @@ def check_options(backend: Backend, options: Mapping[str, Any], mode: str | None
 
 
 class EntryPoint:
-    """The backend named ``minidbg``: ``torch.compile(m, backend="minidbg", options={"backend": "my_backend", ...})``.
+    """Backend of ``torch.compile(m, backend="minidbg", options={"backend": "my_backend", ...})``.
 
-    ``options`` holds the arguments of ``minidbg.wrap`` and, beside them, the wrapped backend's own options; where
+    ``options`` holds arguments of ``minidbg.wrap`` and the wrapped backend's own options; where
     a name could be either, the backend's own go into a nested ``options={"options": {...}}``.
     """
 
@@ -241,7 +245,7 @@ class EntryPoint:
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> CompiledFn:
-        """As the wrapped backend. Raises BadSetting and UnknownBackend inside dynamo's BackendCompilerFailed."""
+        """As its backend. Raises BadSetting or UnknownBackend in dynamo's BackendCompilerFailed."""
         if OWN_NAME in os.environ.get(OVERRIDE, ""):
             raise BadSetting(f"{OVERRIDE} hides what the program asked for; use 'minidbg run' instead of it")
         given = dict(options or {})
@@ -273,7 +277,7 @@ WRAP_ARGUMENTS = ("backend", "options", "mode", *get_type_hints(WrapSettings))
 
 
 def split_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``wrap`` out of one flat table; what is none of them is the wrapped backend's option.
+    """``wrap``'s arguments from one flat table; what is none of them is the backend's option.
 
     Raises BadSetting for a name that looks like a misspelt argument of ``wrap``.
     """
@@ -288,15 +292,16 @@ def split_options(given: Mapping[str, Any]) -> dict[str, Any]:
         near = nearest(name, [*WRAP_ARGUMENTS, *known])
         if not listed and (near or first == "inductor"):
             raise BadSetting(
-                f"options: {name!r} is neither a setting of minidbg nor an option of {link_name(first)}{near}. "
-                f"What is surely the backend's own goes into options={{'options': {{{name!r}: ...}}}}"
+                f"options: {name!r} is neither a setting of minidbg nor an option of "
+                f"{link_name(first)}{near}. What is surely the backend's own goes into "
+                f"options={{'options': {{{name!r}: ...}}}}"
             )
     options, _ = merged_links(nested, None, own, None)
     return {**arguments, "options": options}
 
 
 class WrappedCompiler:
-    """A compiler ``(gm, example_inputs) -> compiled_fn`` with the name and the attributes of the one it wraps."""
+    """``(gm, example_inputs) -> compiled_fn`` with name and attributes of the compiler it wraps."""
 
     def __init__(self, compiler: CompilerFn, own_settings: Settings, *, stored: bool = False) -> None:
         functools.update_wrapper(self, compiler, updated=())
@@ -337,8 +342,8 @@ def wrap_compiler(compiler: CompilerFn, **given: Unpack[CompilerSettings]) -> An
     """
     if isinstance(compiler, str) or not callable(compiler):
         raise BadSetting(
-            f"wrap_compiler({compiler!r}): a compiler (gm, example_inputs) -> compiled_fn is needed; "
-            f"a backend of torch.compile goes to minidbg.wrap"
+            f"wrap_compiler({compiler!r}): a compiler (gm, example_inputs) -> compiled_fn is "
+            f"needed; a backend of torch.compile goes to minidbg.wrap"
         )
     own = settings.of_call(given, CompilerSettings)
     if environment.is_judging():
@@ -371,7 +376,8 @@ class AtenGraph(GraphState):
             )  # AOTAutograd's graph is the reference, and draws as well
 
     def is_put_off(self) -> bool:
-        """Whether AOTAutograd swallows a failure now: of a backward that may never be needed, compiled ahead of time."""
+        """Whether AOTAutograd swallows a failure now: of a backward compiled ahead of time, which
+        may never be needed."""
         return (
             self.part == "backward"
             and not torch_internals.in_backward()
@@ -382,7 +388,7 @@ class AtenGraph(GraphState):
         return compiled_fn if self.stored else super().called_as(compiled_fn)
 
     def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
-        """Put the report's line on ``error``, and into the log where dynamo will wrap it and hide notes."""
+        """Put the report's line on ``error`` and in the log where dynamo wraps it, hiding notes."""
         super().say_why_it_is_raised(error, report)
         if not torch_internals.dynamo_keeps_type(error) and torch_internals.in_a_backend():
             log.warning("minidbg: %s", report.line)

@@ -1,1 +1,1 @@
-"""The program that ``minidbg demo`` runs: a transformer, a backend with a bug, and one line of minidbg."""
+"""The program of ``minidbg demo``: a transformer, a backend with a bug, and one line of minidbg."""

@@ -1,4 +1,4 @@
-"""A transformer of twelve blocks, one of them with a position bias, and a backend that cannot take it.
+"""A transformer of twelve blocks, one with a position bias, and a backend that cannot take it.
 
 ``minidbg demo`` runs this file as a user's own program.
 """
@@ -12,7 +12,7 @@ import minidbg
 
 
 def tiny_fuser(gm, example_inputs):
-    """Fuse ``add`` into the ``softmax`` that follows. Its bug: it forgets that an addend may broadcast."""
+    """Fuse ``add`` into the ``softmax`` after it. Bug: it forgets that an addend may broadcast."""
     for node in gm.graph.nodes:
         if node.op != "call_function" or node.target is not torch.softmax:
             continue

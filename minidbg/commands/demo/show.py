@@ -68,7 +68,7 @@ def run_demo(console: Console) -> Report:
 
 
 def what_next(console: Console, repro: Path) -> None:
-    """The commands that a person may try now. pytest is no dependency: where it is missing, that is said."""
+    """The commands that one may try now. pytest is no dependency: where missing, that is said."""
     needs = "" if importlib.util.find_spec("pytest") else "; first: pip install pytest"
     console.rule("what next")
     for command, what in (
@@ -90,11 +90,12 @@ def failure_of_program() -> Exception:
     except Exception as error:  # noqa: BLE001 - any failure of the program is the thing to show
         return error
     raise MinidbgError(
-        "the demo's program did not fail; 'minidbg doctor' and 'minidbg config' show what may keep it from failing"
+        "the demo's program did not fail; 'minidbg doctor' and 'minidbg config' show what may "
+        "keep it from failing"
     )
 
 
 def print_python(console: Console, source: str) -> None:
-    """Highlighted for a terminal of either brightness, in lines that can be copied: the terminal breaks them."""
+    """Highlighted for a dark or light terminal, in lines to copy: the terminal breaks them."""
     syntax = Syntax("", "python", theme="ansi_dark", background_color="default")
     console.print(syntax.highlight(source.rstrip()), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""``minidbg run``: an unmodified program with every ``torch.compile`` in it wrapped, and what is left of it if it dies.
+"""``minidbg run``: an unmodified program, each ``torch.compile`` wrapped, and what a death leaves.
 
 Nothing is imported here: ``run.inside`` is imported while torch itself is still being imported.
 """

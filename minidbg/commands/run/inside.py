@@ -1,4 +1,4 @@
-"""In the program: every way to ``torch.compile`` leads through a wrapped backend, as the orders of ``minidbg run`` say.
+"""In the program: each ``torch.compile`` gets a wrapped backend, as ``minidbg run`` orders.
 
 Orders come in one variable, and each process answers by lines in one file. Nothing of minidbg but
 this file is imported before the program compiles something."""
@@ -30,7 +30,7 @@ class Orders:
     log: str
     """The file to which each process appends what happened."""
     backend: str | None = None
-    """Used instead of the one that the program asks for: a registered name, or ``module:attribute``."""
+    """Used instead of the one the program asks for: a registered name, or ``module:attribute``."""
 
     def for_program(self, given: Mapping[str, str]) -> dict[str, str]:
         """The environment of the program, with ``given``."""
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 def compiler_is_here(module: ModuleType) -> None:
-    """``torch._dynamo.eval_frame`` was imported: from now on backends are wrapped when they are looked up."""
+    """``torch._dynamo.eval_frame`` is imported: from now on backends are wrapped when looked up."""
     if (orders := read_orders()) is not None:
         from minidbg import torch_internals
 
@@ -108,7 +108,7 @@ def listener(failure: Failure, report: Report) -> None:
 
 
 def tell_end() -> None:
-    """At the end of a process: how many of its graphs were verified, and the traceback that it has just printed."""
+    """At a process's end: how many of its graphs were verified, and the traceback it printed."""
     from minidbg.wrapper import stats
 
     orders = read_orders()

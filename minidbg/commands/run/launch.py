@@ -1,4 +1,4 @@
-"""The program in a child process that behaves as if it had been started directly, and the summary when it has ended."""
+"""The program in a child process that acts as if started directly, and the summary at its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from minidbg.workers.leftovers import SAME_START_S
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 """Signals that somebody sends to us and means for the program."""
 EXIT_GRACE_S = 60.0
-"""What reducing may take beyond its budget, which begins when torch is imported and the backend is loaded."""
+"""What reducing may take beyond its budget, which begins when torch and the backend are loaded."""
 FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
 """Signals that a terminal sends to the whole process group, the program included."""
 
@@ -52,7 +52,7 @@ class Ending(int):
 
 
 def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
-    """Run ``python *arguments`` with this terminal, working directory and streams. Raises OSError."""
+    """Run ``python *arguments`` with this terminal, working directory, streams. Raises OSError."""
     with leaving_signals_to_child() as children:
         child = subprocess.Popen(
             [sys.executable, *arguments],
@@ -81,7 +81,7 @@ def leaving_signals_to_child() -> Iterator[list[subprocess.Popen[bytes]]]:
     before = {}
     for name, handler in wanted.items():
         number = getattr(signal, name, None)
-        # Handlers, since a child would inherit that a signal is ignored; ignored ones (nohup) stay so for both.
+        # Handlers: a child would inherit an ignored signal; ignored ones (nohup) stay so for both.
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, handler)
     try:
@@ -108,7 +108,7 @@ def in_the_foreground() -> bool:
 def summary_of(
     log: Path, ending: Ending, began: float, settings: Settings, say: Callable[[str], object]
 ) -> list[str]:
-    """What failed in the program that ran since ``began`` (seconds of the epoch); dead processes' cases are reduced.
+    """What failed in a program since ``began`` (epoch seconds); dead processes' cases are reduced.
 
     ``say`` hears what is done meanwhile.
     """
@@ -201,7 +201,7 @@ def deaths_since(
 def reduced_death(
     capture: Path, settings: Settings, happened: str, say: Callable[[str], object], *, interrupted: bool
 ) -> str:
-    """Reduce the capture in a process of its own, which the backend's import may kill, where that is wanted now."""
+    """Reduce the capture, if wanted now, in its own process, which a backend's import may kill."""
     from minidbg.reduction.result import ReductionResult  # late: a program that does not die needs none of it
     from minidbg.watch.repros import read_repro
 

@@ -1,4 +1,4 @@
-"""Imported by every Python process of a program under ``minidbg run``, before the program: this folder leads PYTHONPATH.
+"""Imported first by each Python process under ``minidbg run``: this folder leads PYTHONPATH.
 
 So the program is started as it would be without us, and so are the Python processes that it starts.
 Nothing is done but to wait for torch's compiler to be imported. The ``sitecustomize`` that would be
@@ -23,7 +23,7 @@ COMPILER = "torch._dynamo.eval_frame"
 
 
 class Watcher:
-    """A finder that tells ``minidbg.commands.run.inside`` when torch's compiler has been imported."""
+    """A finder that tells ``minidbg.commands.run.inside`` when torch's compiler is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
