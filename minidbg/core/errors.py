@@ -38,7 +38,8 @@ class UnknownBackend(MinidbgError):
         super().__init__(
             f"no backend named {name!r}{nearest(name, names)}. "
             f"torch.compile knows: {', '.join(names)}; a backend that is registered by an import "
-            "first: minidbg.wrap(..., setup='import PACKAGE'), or PACKAGE:NAME on a command line"
+            "needs that import first: minidbg.wrap(..., setup='import PACKAGE'), "
+            "or PACKAGE:NAME on a command line"
         )
 
 

@@ -252,6 +252,7 @@ def guards_to_come(example_inputs: Sequence[Any]) -> Callable[[], Exception | No
             if _layout(value) != layout:
                 return AssertionError(
                     "Guard failed on the same frame it was created: the backend changed an example "
+                    "input in place, "
                     f"from shape {layout[0]}, strides {layout[1]} to {tuple(value.shape)}, {value.stride()}"
                 )
         return _dry_run(env) if usable and _counts(env) != before else None
