@@ -82,7 +82,7 @@ class Judges(WorkerPlugin):  # type: ignore[misc]
         folders = os.pathsep.join(tree + path for path in paths)
         end = self.runs[key] = self.pool.submit(replace(
             request, argv=(on_path.__file__, folders, JUDGE_SCRIPT, tree + script, *options),
-            memory_bytes=request.memory_bytes or memory_limit(self.jobs),
+            recompiled=(), memory_bytes=request.memory_bytes or memory_limit(self.jobs),
         ))  # fmt: skip
         try:
             ended = end.result()
