@@ -68,13 +68,14 @@ FORKABLE = EnvRule(
     "torch then looks for GPUs without CUDA, which no fork of a process that has used it can use",
     put_in={"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
 )
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 ONE_THREAD = EnvRule(
     "a fork of a process with more threads hangs",
-    put_in=dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), "1"),
+    put_in=dict.fromkeys((*THREADS, "TORCHINDUCTOR_COMPILE_THREADS"), "1"),
 )
 USUAL_THREADS = EnvRule(
     "as in a shell of somebody who never set them: a repro that needs a number of threads sets it itself",
-    ("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    THREADS,
 )
 NO_BYTECODE = EnvRule(
     "commits follow each other within a second, and the bytecode of the one before must not run",
@@ -118,8 +119,9 @@ def _without_hook(environ: dict[str, str]) -> dict[str, str]:
     folders = environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(HOOK) not in folders:
         return environ
-    left = os.pathsep.join(folder for folder in folders if folder != str(HOOK))
-    return {**{name: value for name, value in environ.items() if name != "PYTHONPATH"}, **({"PYTHONPATH": left} if left else {})}  # fmt: skip
+    path = os.pathsep.join(folder for folder in folders if folder != str(HOOK))
+    others = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
+    return {**others, "PYTHONPATH": path} if path else others
 
 
 def is_judging() -> bool:

@@ -92,7 +92,8 @@ class AccuracyError(Exception):
         self.signature: dict[str, Any] = rest.pop("signature")
         self.where: str = rest.pop("where")
         self.category: str = rest.pop("category")
-        self.figures: dict[str, Any] = {key: value for key, value in rest.items() if key != "message"}
+        rest.pop("message", None)
+        self.figures: dict[str, Any] = rest
 
 
 class BadSetting(MinidbgError):
@@ -103,7 +104,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"``, or nothing when no known name is near ``name``."""
     # plain texts: of the members of an enum, repr() would tell more than anybody can write
     matches = get_close_matches(name, [str(one) for one in known], n=2, cutoff=0.6)
-    return "; did you mean " + " or ".join(repr(match) for match in matches) + "?" if matches else ""
+    return "; did you mean " + " or ".join(map(repr, matches)) + "?" if matches else ""
 
 
 class Interrupted(MinidbgError):

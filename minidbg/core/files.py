@@ -35,9 +35,8 @@ def read_regular(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
     with open_regular(path) as file:
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:
-        why = (
-            f"more than {limit_bytes >> 20} MiB, which is the most that is read of such a file; move it away"
-        )
+        mib = limit_bytes >> 20
+        why = f"more than {mib} MiB, which is the most that is read of such a file; move it away"
         raise OSError(errno.EFBIG, why, os.fspath(path))
     return content
 

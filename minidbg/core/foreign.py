@@ -63,9 +63,10 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def is_of_a_signal_handler(error: BaseException) -> bool:
     """Whether a handler of a signal has raised it, such as that of a time limit: the program's own
     word, and nobody's failure."""
-    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(handler, "__code__", None) for handler in handlers}
     frames = (frame for one in chain_of(error) for frame, _ in traceback.walk_tb(one.__traceback__))
-    return any(frame.f_code in handlers for frame in frames)
+    return any(frame.f_code in codes for frame in frames)
 
 
 @contextlib.contextmanager

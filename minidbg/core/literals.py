@@ -92,18 +92,15 @@ def value_of(node: ast.expr) -> Any:
                 for key, item in zip(keys, values, strict=True)
                 if key is not None
             }
-        case ast.Call(func=ast.Name(id="float" | "set" | "frozenset" as name), args=items, keywords=[]):
+        case ast.Call(ast.Name("float" | "set" | "frozenset" as name), items, []):
             return {"float": float, "set": set, "frozenset": frozenset}[name](*map(value_of, items))
-        case ast.Call(
-            func=ast.Attribute(ast.Name("torch"), "device" | "Size" as name), args=items, keywords=[]
-        ):
+        case ast.Call(ast.Attribute(ast.Name("torch"), "device" | "Size" as name), items, []):
             torch = sys.modules.get("torch")
             return getattr(torch, name)(*map(value_of, items)) if torch else ast.unparse(node)
         case ast.Attribute(value=ast.Name(id="torch"), attr=name):
             if (torch := sys.modules.get("torch")) is None:
                 return ast.unparse(node)
-            if isinstance(
-                found := getattr(torch, name, None), (torch.dtype, torch.layout, torch.memory_format)
-            ):
-                return found
+            kinds = (torch.dtype, torch.layout, torch.memory_format)
+            if isinstance(value := getattr(torch, name, None), kinds):
+                return value
     return ast.literal_eval(node)

@@ -41,9 +41,10 @@ class ThisMachine:
     def memory_free(self) -> int | None:
         free = []
         with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo") as file:
-            free += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")]
+            free += [int(row.split()[1]) * 1024 for row in file if row.startswith("MemAvailable")]
         with contextlib.suppress(OSError, ValueError):
-            most, now = (int((self.cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))
+            files = (self.cgroup / f"memory.{name}" for name in ("max", "current"))
+            most, now = (int(file.read_text()) for file in files)
             free.append(most - now)
         return min(free, default=None)
 
@@ -86,7 +87,7 @@ class Clock(Protocol):
 @dataclass(frozen=True, slots=True)
 class Deadline:
     at: float = math.inf
-    """In the seconds of ``clock``. Those of ``time.monotonic`` are the same in each process of a machine."""
+    """In the seconds of ``clock``; ``time.monotonic`` is the same in each process of a machine."""
     clock: Clock = time.monotonic
 
     @classmethod

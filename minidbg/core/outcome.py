@@ -107,21 +107,21 @@ class Signature:
         """
         return any(one.matches(other) for one in self.others) or (
             other is not None
-            and (self.kind, self.direction, self.types) == (other.kind, other.direction, other.types)
+            and (self.kind, self.direction) == (other.kind, other.direction)
+            and self.types == other.types
             and self.frames[:1] == other.frames[:1]
             and same_message(self.message, other.message)
         )
 
     def unlike(self, other: Signature) -> str:
         """Why ``other`` is another failure: ``the same message; frames: expected a:f, got b:g``."""
-        same = same_message(self.message, other.message)
-        parts = ["the same message"] if same else [f"message: expected {self.message}, got {other.message}"]
+        messages = f"message: expected {self.message}, got {other.message}"
+        parts = ["the same message" if same_message(self.message, other.message) else messages]
         for name in ("kind", "direction", "types", "frames"):
             mine, its = (getattr(one, name) for one in (self, other))
             if isinstance(mine, tuple):
-                mine, its = (
-                    ", ".join(one[: 1 if name == "frames" else None]) or "none" for one in (mine, its)
-                )
+                end = 1 if name == "frames" else None
+                mine, its = (", ".join(one[:end]) or "none" for one in (mine, its))
             parts += [f"{name}: expected {mine}, got {its}"] if mine != its else []
         return "; ".join(parts)
 
@@ -177,7 +177,8 @@ class Outcome:
         A run that failed is ``reproduces`` when its signature matches, else ``changed``; without an
         expectation every failure reproduces.
         """
-        if self.signature is None or self.verdict in (Verdict.GONE, Verdict.SKIPPED, Verdict.INVALID):
+        no_failure = (Verdict.GONE, Verdict.SKIPPED, Verdict.INVALID)
+        if self.signature is None or self.verdict in no_failure:
             return self
         if expected is None or expected.is_shown_by(self.signature):
             return replace(self, verdict=Verdict.REPRODUCES)

@@ -1,6 +1,6 @@
-"""Records as tables of plain values, and back: headers of scripts, parcels, answers of children, the history.
+"""Records as tables of plain values, and back: script headers, parcels, answers, the history.
 
-msgspec checks each value of a table against the type of its field. Keys that no field has are passed over.
+msgspec checks each value of a table against its field's type. Keys of no field are passed over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LITERALS = ("options", "config")
 """Fields of a backend and of a context that a table holds as the text of a Python literal: their
 values may be None, tuples and torch's dtypes."""
 MALFORMED = (ValueError, TypeError, SyntaxError, OverflowError, RuntimeError, MemoryError)
-"""What reading a table that anybody may have edited can raise; torch refuses a device by RuntimeError."""
+"""What reading a table that anybody may edit can raise; torch refuses a device by RuntimeError."""
 
 
 def table_of(record: Any) -> dict[str, Any]:

@@ -86,7 +86,8 @@ class BackendRef:
     @property
     def unfilled(self) -> str:
         """Why a script that lacks its backend cannot be judged, as it says itself."""
-        return f"its backend is to be filled in: {self.missing_backend or 'what torch.compile gets as its backend'}"
+        missing = self.missing_backend or "what torch.compile gets as its backend"
+        return f"its backend is to be filled in: {missing}"
 
 
 def how_to_supply_backend(path: str | os.PathLike[str], missing_backend: str) -> str:

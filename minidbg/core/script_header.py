@@ -31,7 +31,7 @@ HIDDEN = ".minidbg"
 @dataclass(frozen=True, slots=True)
 class Header:
     spec: RunSpec
-    """How the script is run and what it must show; its backend without the code at the top of the script."""
+    """How the script runs and what it must show; its backend lacks the code at the script's top."""
     expect: Literal["reproduces", "gone"] = "reproduces"
     """``gone`` once fixed: a regression test from then on."""
     nodes: int = 0
@@ -42,7 +42,7 @@ class Header:
 
 
 def metadata_of(text: str) -> dict[str, Any]:
-    starts = len(START.findall(text))  # first: the search for a block takes the square of their number
+    starts = len(START.findall(text))  # first: the search takes the square of their number
     if starts > 1:
         raise ValueError(f"{starts} '# /// script' blocks; a script has one")
     block = BLOCK.search(text) if starts else None
@@ -51,9 +51,10 @@ def metadata_of(text: str) -> dict[str, Any]:
             "no '# /// script' block, so this is no repro script of minidbg; "
             "give one that it wrote: 'minidbg list' names those of the repro folder"
         )
-    if len(block["content"]) > BLOCK_LIMIT:
+    content = block["content"]
+    if len(content) > BLOCK_LIMIT:
         raise ValueError(f"the '# /// script' block is longer than {BLOCK_LIMIT >> 20} MiB")
-    lines = [line[2:] if line.startswith("# ") else line[1:] for line in block["content"].split("\n")]
+    lines = [line[2:] if line.startswith("# ") else line[1:] for line in content.split("\n")]
     try:
         return parse_toml("\n".join(lines))
     except ValueError as error:
@@ -70,7 +71,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def parse_header(text: str, path: str | os.PathLike[str]) -> Header:
-    """The header of the script ``text`` at ``path``, with absolute paths. Raises one of MALFORMED."""
+    """The header of script ``text`` at ``path``, with absolute paths. Raises one of MALFORMED."""
     metadata = metadata_of(text)
     tools = metadata.get("tool")
     table = tools.get("minidbg") if isinstance(tools, dict) else None
@@ -81,8 +82,10 @@ def parse_header(text: str, path: str | os.PathLike[str]) -> Header:
             f"its header has schema {table.get('schema')!r:.40}, this minidbg reads "
             f"{HEADER_VERSION}; install a newer minidbg to read it"
         )
-    facts = {name: table[name] for name in ("expect", "nodes", "inputs", "provenance") if name in table}
-    header = record_of({"spec": table, "dependencies": metadata.get("dependencies", ()), **facts}, Header)
+    names = ("expect", "nodes", "inputs", "provenance")
+    facts = {name: table[name] for name in names if name in table}
+    parts = {"spec": table, "dependencies": metadata.get("dependencies", ()), **facts}
+    header = record_of(parts, Header)
     backend, home = header.spec.backend, folder_of_script(os.path.abspath(path))
     paths = tuple(os.path.normpath(os.path.join(home, one)) for one in backend.paths)
     backend = replace(backend, expression="", setup=(), embedded="", paths=paths)

@@ -27,7 +27,7 @@ DEFAULT_FOLDER = Path("minidbg_repros")
 VALUE_LIMIT_BYTES = 1024**3
 
 Converter: TypeAlias = Callable[[Any], Any]
-"""From what was written to the setting's type. Raises ValueError or TypeError that says what is allowed."""
+"""From what was written to the setting's type. Its ValueError or TypeError says what is allowed."""
 
 
 def choice(kind: type[enum.StrEnum]) -> Converter:
@@ -270,11 +270,12 @@ def load_with_origins(arguments: Mapping[str, Any] | None = None) -> tuple[Origi
         sources.append((str(user_file), read_toml(user_file)))
     project, table = project_table(Path.cwd())
     where = f"[tool.minidbg] of {project}"
-    if isinstance(table.get("repro_dir"), str):
-        table["repro_dir"] = project.parent / checked("repro_dir", table["repro_dir"], where, CONVERTERS)
+    if isinstance(folder := table.get("repro_dir"), str):
+        table["repro_dir"] = project.parent / checked("repro_dir", folder, where, CONVERTERS)
     table.pop("watch", None)  # it is read, and checked, by watch
     given = {name: value for name, value in (arguments or {}).items() if value is not None}
-    sources += [(where, table), ("the environment", from_environment(os.environ)), ("the arguments", given)]
+    environment = from_environment(os.environ)
+    sources += [(where, table), ("the environment", environment), ("the arguments", given)]
     return merged(Settings(), CONVERTERS, sources)
 
 
@@ -341,7 +342,8 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def known(name: str, source: str, names: Sequence[str]) -> None:
     if name not in names:
         near = nearest(name, names) or ";"
-        raise BadSetting(f"no setting named {name!r} (in {source}){near} Settings: {', '.join(names)}")
+        settings = ", ".join(names)
+        raise BadSetting(f"no setting named {name!r} (in {source}){near} Settings: {settings}")
 
 
 def checked(name: str, value: Any, source: str, convert: Mapping[str, Converter]) -> Any:

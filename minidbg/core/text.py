@@ -77,7 +77,7 @@ def last_json(text: str) -> Mapping[str, Any] | None:
 
 
 def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The lines that are JSON objects; others, and those that were cut off by a kill or a full disk, are passed over."""
+    """The lines that are JSON objects, without those that a kill or a full disk has cut off."""
     for line in lines:
         if line.startswith("{"):
             with contextlib.suppress(ValueError, RecursionError):
@@ -85,6 +85,6 @@ def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def last_phase(text: str) -> str:
-    """The last phase that a run has named on stdout, as ``phase compile forward``; empty without one."""
-    phases = [line.removeprefix("phase ") for line in text.splitlines() if line.startswith("phase ")]
-    return phases[-1] if phases else ""
+    """The last phase that a run named on stdout (``phase compile forward``); empty without one."""
+    phases = [line for line in text.splitlines() if line.startswith("phase ")]
+    return phases[-1].removeprefix("phase ") if phases else ""
