@@ -76,18 +76,24 @@ class ReproDetails:
         }
 
     def to_json(self) -> dict[str, Any]:
-        header, origin = self.header, self.header.provenance
+        header, spec, origin = self.header, self.header.spec, self.header.provenance
         return {
-            "repro": str(self.path), "title": self.title, "kind": str(header.spec.expected.kind), "backend": header.spec.backend.name,
-            "device": header.spec.device, "call": str(header.spec.call), "expect": header.expect, "message": self.message,
-            "signature": plain(header.spec.signature), "figures": dict(self.figures),
-            "captured_from": origin.captured_from, "line": origin.line, "torch": origin.torch_version,
-            "python": origin.python_version, "dependencies": list(header.dependencies),
+            "repro": str(self.path), "title": self.title, "kind": str(spec.expected.kind),
+            "backend": spec.backend.name, "device": spec.device, "call": str(spec.call),
+            "expect": header.expect, "message": self.message, "signature": plain(spec.signature),
+            "figures": dict(self.figures), "captured_from": origin.captured_from,
+            "line": origin.line, "torch": origin.torch_version, "python": origin.python_version,
+            "dependencies": list(header.dependencies),
             "notes": list(origin.notes), "passes": origin.neighbour,
             "stages": self.stages and {**self.stages.to_json(), "sentence": self.stages.sentence},
             "capture": str(self.capture) if self.capture else None,
-            "devices": [taken(state, "device", "verdict", "since", "seen", "runs") for state in self.past.states],
-            "flips": [taken(flip, "device", "at", "kind", "before", "after") for flip in self.past.flips],
+            "devices": [
+                taken(state, "device", "verdict", "since", "seen", "runs")
+                for state in self.past.states
+            ],
+            "flips": [
+                taken(flip, "device", "at", "kind", "before", "after") for flip in self.past.flips
+            ],
         }  # fmt: skip
 
 
@@ -185,7 +191,8 @@ def summary(details: ReproDetails) -> str:
 
 def summary_lines(details: ReproDetails) -> Iterator[str]:
     yield details.title
-    yield from (f"    {line}" for line in details.message.splitlines()[:8] if line not in details.title)
+    lines = details.message.splitlines()[:8]
+    yield from (f"    {line}" for line in lines if line not in details.title)
     yield from ("", f"{'script':<10}{display_path(details.path)}")
     yield from (f"{name:<9} {value}" for name, value in facts(details))
     if details.capture and details.capture.absolute() != details.path.absolute():
@@ -215,7 +222,8 @@ def facts(details: ReproDetails) -> Iterator[tuple[str, str]]:
 
 def reduction_line(figures: Mapping[str, Any]) -> str:
     if not figures["reduced"]:
-        return f"no: {plural(figures['nodes'], 'node')}, {plural(figures['inputs'], 'input')}, as captured"
+        nodes = plural(figures["nodes"], "node")
+        return f"no: {nodes}, {plural(figures['inputs'], 'input')}, as captured"
     proof = "no single one can be left out" if figures["certified"] else "perhaps more could be left out"
     inputs, before = figures["inputs"], figures["inputs_before"]
     # values on the way become inputs: there may be more than at first
@@ -233,5 +241,6 @@ def past_lines(details: ReproDetails) -> Iterator[str]:
     if not details.past.states:
         yield "history   not watched yet; 'minidbg watch' begins one"
     for number, state in enumerate(details.past.states):
-        seen = f"{state.verdict} since {moment(state.since)}, {plural(state.runs, 'run')}, last {moment(state.seen)}"
+        runs = plural(state.runs, "run")
+        seen = f"{state.verdict} since {moment(state.since)}, {runs}, last {moment(state.seen)}"
         yield f"{'history' if not number else '':<10}{state.device}: {seen}"

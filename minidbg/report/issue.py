@@ -97,8 +97,9 @@ def title_of(details: ReproDetails) -> str:
     title = details.title.rstrip(".")
     first = details.message.partition("\n")[0][:120]
     first = "" if first in title else first
-    if title.startswith(f"{details.header.spec.backend.name} "):
-        title = f"[{details.header.spec.backend.name}] {title.removeprefix(details.header.spec.backend.name).strip()}"
+    name = details.header.spec.backend.name
+    if title.startswith(f"{name} "):
+        title = f"[{name}] {title.removeprefix(name).strip()}"
     return f"{title}: {first}" if first else title
 
 
@@ -108,7 +109,8 @@ def logs_of(details: ReproDetails, *, run: bool) -> tuple[str, bool]:
         return details.message, False
     ended = repro.run_alone(details.path, seconds=RUN_SECONDS)
     if ended.exit_status == 1:
-        return ended.stderr_tail.replace(f"{details.path.absolute().parent}/", "") or ended.stdout, True
+        log = ended.stderr_tail.replace(f"{details.path.absolute().parent}/", "")
+        return log or ended.stdout, True
     outcome = repro.run(details.path, seconds=RUN_SECONDS)
     failed = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
     return outcome.message or outcome.reason or details.message, failed
@@ -127,10 +129,12 @@ def ablation(details: ReproDetails, *, run: bool, note: Callable[[str], object])
 
 def environment_text() -> str:
     """What ``python -m torch.utils.collect_env`` prints, in a process of its own."""
-    ended = workers.run_python(["-W", "ignore", "-m", "torch.utils.collect_env"], seconds=VERSIONS_SECONDS)
+    argv = ["-W", "ignore", "-m", "torch.utils.collect_env"]
+    ended = workers.run_python(argv, seconds=VERSIONS_SECONDS)
     text = ended.stdout.strip()
     start = text.find("PyTorch version")
-    return text[start:] if start >= 0 else f"torch.utils.collect_env gave nothing: {ended.stderr_tail[-500:]}"
+    nothing = f"torch.utils.collect_env gave nothing: {ended.stderr_tail[-500:]}"
+    return text[start:] if start >= 0 else nothing
 
 
 def last_lines(text: str, count: int) -> str:
@@ -162,8 +166,8 @@ def without_secrets(text: str, variables: Mapping[str, str]) -> str:
 
 
 PUBLIC_ROOTS = (
-    "/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/proc/", "/sys/", "/dev/", "/etc/", "/opt/rocm/",
-    "/opt/conda/",
+    "/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/proc/", "/sys/", "/dev/", "/etc/",
+    "/opt/rocm/", "/opt/conda/",
 )  # fmt: skip
 """Folders that are alike on many machines; what lies elsewhere may name a project or customer."""
 PATH = re.compile(r"(?<![\w:/.<>~])/(?:[\w.@+-]+/)+[\w.@+-]+")
@@ -200,14 +204,16 @@ class Private:
         folders.pop("/", None)
         names = {}
         for name, word in ((user(), "<user>"), (socket.gethostname(), "<host>")):
-            if len(name) >= SHORTEST_NAME and name.lower() not in COMMON_USERS and name != "localhost":
+            is_common = name.lower() in COMMON_USERS or name == "localhost"
+            if len(name) >= SHORTEST_NAME and not is_common:
                 names[name] = word
         return cls(folders, names)
 
     def left_out(self, text: str) -> str:
         """``text`` with paths shortened, names replaced. Relative paths and public folders stay."""
         for folder in sorted(self.folders, key=len, reverse=True):
-            text = re.sub(rf"(?<![\w.]){re.escape(folder)}(?=[/\s'\":,)\]]|$)", self.folders[folder], text)
+            pattern = rf"(?<![\w.]){re.escape(folder)}(?=[/\s'\":,)\]]|$)"
+            text = re.sub(pattern, self.folders[folder], text)
         text = PATH.sub(shortened, BELOW.sub(r"\1/.../\2", text))
         for name, word in self.names.items():
             text = re.sub(rf"(?<![\w]){re.escape(name)}(?![\w])", word, text)

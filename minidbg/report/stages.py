@@ -46,9 +46,11 @@ EARLIER = {
 """Stages before a compiler, and what a failure of each means."""
 
 OPTION_SWITCHES: Mapping[str, Any] = {
-    "emulate_precision_casts": True, "pattern_matcher": False, "joint_graph_constant_folding": False, "layout_optimization": False,
-    "comprehensive_padding": False, "split_reductions": False, "loop_ordering_after_fusion": False, "inplace_buffers": False,
-    "allow_buffer_reuse": False, "epilogue_fusion": False, "max_fusion_size": 1, "cpp.simdlen": 1, "size_asserts": False,
+    "emulate_precision_casts": True, "pattern_matcher": False,
+    "joint_graph_constant_folding": False, "layout_optimization": False,
+    "comprehensive_padding": False, "split_reductions": False, "loop_ordering_after_fusion": False,
+    "inplace_buffers": False, "allow_buffer_reuse": False,
+    "epilogue_fusion": False, "max_fusion_size": 1, "cpp.simdlen": 1, "size_asserts": False,
     "use_pre_grad_passes": False, "use_joint_graph_passes": False, "use_post_grad_passes": False,
 }  # fmt: skip
 """Documented switches of inductor that turn something off, the cheapest first."""
@@ -70,11 +72,13 @@ class StageReport:
 
     @property
     def guilty(self) -> str:
-        return next((name for name, verdict in self.verdicts.items() if verdict in FAILING_WORDS), "")
+        failing = (name for name, verdict in self.verdicts.items() if verdict in FAILING_WORDS)
+        return next(failing, "")
 
     @property
     def sentence(self) -> str:
-        return "; ".join((self._stage(), *self.notes, *(f"passes with {one}" for one in self.passes)))
+        passes = (f"passes with {one}" for one in self.passes)
+        return "; ".join((self._stage(), *self.notes, *passes))
 
     def _stage(self) -> str:
         passing = [name for name, verdict in self.verdicts.items() if verdict is Verdict.GONE]
@@ -155,7 +159,7 @@ def find_stages(
         if name != own:
             stage = replace(case.with_spec(backend=backends.find_reference(name)), compiler=name)
         verdict = run(stage, name).verdict
-        late = verdict is Verdict.TIMEOUT and not case.spec.traits.endless  # slow, or a busy machine
+        late = verdict is Verdict.TIMEOUT and not case.spec.traits.endless  # slow, or a busy host
         verdicts[name] = Verdict.SKIPPED if late else verdict
     report = StageReport(verdicts, own, torch=torch.__version__)
     if report.guilty == own:
@@ -172,13 +176,14 @@ def bisected(report: StageReport, case: Case, run: Callable[..., Outcome]) -> St
     def fails(bisection: str) -> bool:
         outcome = run(case, bisection=bisection)
         if outcome.verdict in (Verdict.TIMEOUT, Verdict.INVALID, Verdict.SKIPPED):
-            raise RuntimeError(outcome.in_words)  # a busy machine would blame whatever is switched off
+            raise RuntimeError(outcome.in_words)  # a busy machine would blame what is switched off
         return outcome.verdict is not Verdict.GONE  # failing otherwise is not passing
 
     try:
         found = torch_internals.bisect_inductor(fails)
     except (RuntimeError, ImportError) as error:  # raised when answers contradict each other, too
-        return replace(report, notes=(f"torch's bisector gave up: {str(error).splitlines()[0][:200]}",))
+        why = str(error).splitlines()[0][:200]
+        return replace(report, notes=(f"torch's bisector gave up: {why}",))
     if found is None or found[1] is None:
         return replace(report, notes=("no single pass, lowering or option of it is at fault",))
     _, subsystem, number, detail = found
@@ -230,12 +235,12 @@ def changed_cases(case: Case) -> Iterator[tuple[str, Case]]:
     if context.threads_matter and context.threads != 1:
         yield "one thread", case.with_spec(context=replace(context, threads=1))
     if sum(map(is_call, case.graph_module.graph.nodes)) > 1:
-        made = f"minidbg.report.stages.op_by_op({ref.expression}, {dict(ref.options)!r}, {ref.mode!r})"
-        split = replace(
-            ref, expression=made, setup=(*ref.setup, "import minidbg.report.stages"), options={}, mode=None
-        )
+        options, setup = dict(ref.options), (*ref.setup, "import minidbg.report.stages")
+        expression = f"minidbg.report.stages.op_by_op({ref.expression}, {options!r}, {ref.mode!r})"
+        split = replace(ref, expression=expression, setup=setup, options={}, mode=None)
         compiler = op_by_op(case.compiler or backends.resolve(ref), ref.options, ref.mode)
-        yield "a graph break between its ops", replace(case.with_spec(backend=split), compiler=compiler)
+        alone = replace(case.with_spec(backend=split), compiler=compiler)
+        yield "a graph break between its ops", alone
     tensors = [one for one in case.inputs if isinstance(one, torch.Tensor)]
     dtypes = {one.dtype for one in tensors}
     if any(not one.is_contiguous() for one in tensors):
@@ -245,8 +250,8 @@ def changed_cases(case: Case) -> Iterator[tuple[str, Case]]:
     if dtypes & {torch.bool, torch.uint8}:
         yield "`.to(torch.int64)` before it", with_called_inputs(case, "to", torch.int64)
     if {one.device.type for one in tensors} - {"cpu", "meta"}:
-        on_cpu = (one.detach().cpu().requires_grad_(one.requires_grad) for one in tensors)
-        inputs = tuple(next(on_cpu) if isinstance(one, torch.Tensor) else one for one in case.inputs)
+        moved = (one.detach().cpu().requires_grad_(one.requires_grad) for one in tensors)
+        inputs = tuple(next(moved) if isinstance(one, torch.Tensor) else one for one in case.inputs)
         yield "its inputs on cpu", replace(case, inputs=inputs)
 
 
@@ -274,9 +279,9 @@ def op_by_op(backend: Any, options: Mapping[str, Any], mode: str | None) -> Call
         split: Any = split_module(graph_module, None, places.__getitem__, keep_original_order=True)  # type: ignore[arg-type]
         for name, part in list(split.named_children()):
             if name.startswith("submod_"):
-                split.add_module(
-                    name, torch.compile(part, backend=backend, mode=mode, options=dict(options) or None)
-                )
+                chosen = dict(options) or None
+                compiled = torch.compile(part, backend=backend, mode=mode, options=chosen)
+                split.add_module(name, compiled)
         return split.forward  # type: ignore[no-any-return]
 
     return compile_parts
