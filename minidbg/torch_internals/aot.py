@@ -20,7 +20,8 @@ def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> A
     from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 
     if isinstance(compiler, SerializableAOTDispatchCompiler):
-        return SerializableAOTDispatchCompiler(compiler.output_code_ty, wrapped(compiler.compiler_fn, True))
+        inner = wrapped(compiler.compiler_fn, True)
+        return SerializableAOTDispatchCompiler(compiler.output_code_ty, inner)
     return wrapped(compiler, False)
 
 
@@ -51,7 +52,8 @@ def next_aot_id() -> int:
     """The number that AOTAutograd gives to the next graph it gets; 0 before it is loaded."""
     module = sys.modules.get("torch._functorch.aot_autograd")
     # its repr: looking at it must not count, and Python 3.14 copies no iterator
-    return int(repr(module.AOT_COUNTER).removeprefix("count(").removesuffix(")")) if module is not None else 0
+    counter = repr(module.AOT_COUNTER) if module is not None else "0"
+    return int(counter.removeprefix("count(").removesuffix(")"))
 
 
 NEAR = 4
@@ -130,9 +132,8 @@ def backward_phase(error: Exception) -> str | None:
 def is_a_check_of_aot_autograd(error: Exception) -> bool:
     """Whether AOTAutograd refused before its backward ran: what it saved was written to or gone."""
     frames = traceback.extract_tb(error.__traceback__)
-    return (
-        bool(frames) and frames[-1].filename.endswith("runtime_wrappers.py") and backward_phase(error) is None
-    )
+    in_wrapper = bool(frames) and frames[-1].filename.endswith("runtime_wrappers.py")
+    return in_wrapper and backward_phase(error) is None
 
 
 @private

@@ -139,7 +139,8 @@ def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, st
     """Backend, options and mode in an object as torch.compile makes it; else ``backend`` itself."""
     given: Any = backend
     # a torch without these classes makes no such objects
-    inductor, other = (getattr(torch, f"_TorchCompile{kind}Wrapper", None) for kind in ("Inductor", ""))
+    inductor = getattr(torch, "_TorchCompileInductorWrapper", None)
+    other = getattr(torch, "_TorchCompileWrapper", None)
     if type(given) is inductor:
         return "inductor", dict(given.config) or None, None
     if type(given) is other:
@@ -205,7 +206,7 @@ def bisect_inductor(fails: Callable[[str], bool]) -> tuple[str, str | None, int 
         shutil.rmtree(folder, ignore_errors=True)
     if found is None:
         return None
-    number = found.bisect_number if found.debug_info != found.subsystem else None  # an option is on or off
+    number = found.bisect_number if found.debug_info != found.subsystem else None  # an option
     detail = str(found.debug_info or "") if number is not None else ""
     return found.backend, found.subsystem, number, detail
 
@@ -232,13 +233,14 @@ def inductor_stopped_after(stage: InductorStop) -> Iterator[list[str]]:
         stopped.append(stage.name)
         raise StoppedAfterStage(f"minidbg needs no more of this graph than {stage.name.lower()}")
 
-    kept = {name: getattr(GraphLowering, name) for name in stage.value if hasattr(GraphLowering, name)}
-    for name in kept:
+    names = [name for name in stage.value if hasattr(GraphLowering, name)]
+    functions = {name: getattr(GraphLowering, name) for name in names}
+    for name in names:
         setattr(GraphLowering, name, stop)
     try:
         yield stopped
     finally:
-        for name, function in kept.items():
+        for name, function in functions.items():
             setattr(GraphLowering, name, function)
 
 

@@ -1,4 +1,4 @@
-"""Devices: which hold tensors, which a fork may not use, what is waited for, measured and drawn there.
+"""Devices: which hold tensors, which no fork may use, what is waited for, measured, drawn there.
 
 A kind is what ``torch.device("cuda", 1).type`` says. Its functions are those of its module,
 ``torch.cuda``, which is looked up when it is needed. ``torch.accelerator`` knows one kind alone, no
@@ -19,7 +19,7 @@ from torch import Tensor
 from minidbg.torch_internals.private_names import nothing_around, private_or
 
 HOST = ("cpu", "meta")
-"""Kinds with nothing to wait for; every other one is an accelerator, which no fork may use after its parent."""
+"""Kinds without a wait; every other is an accelerator, which no fork may use after its parent."""
 ACCELERATORS = ("cuda", "xpu", "npu", "hpu", "mps")
 """Those that may be here beside ``torch.accelerator``'s own."""
 ONE_DEVICE = ("mps",)
@@ -39,7 +39,8 @@ def devices_of(values: Iterable[Any]) -> list[torch.device]:
 
 
 def in_use() -> str | None:
-    return next((name for name in kinds_here() if getattr(module_of(name), "is_initialized", bool)()), None)
+    used = (name for name in kinds_here() if getattr(module_of(name), "is_initialized", bool)())
+    return next(used, None)
 
 
 def present() -> list[str]:
@@ -94,14 +95,15 @@ def refuses_calls(device: torch.device) -> bool:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory of ``device`` that a tensor may still take; None where its kind does not tell (mps: it has the host's)."""
+    """Memory of ``device`` a tensor may take; None if its kind tells none (mps: the host's)."""
     free = call(device, "mem_get_info")  # free and total bytes, or the number of free ones
     if free is None:
         return None
     free = free[0] if isinstance(free, tuple) else free
     if device.type in FREE_IS_ALL:
         return int(free)
-    reserved, allocated = (call(device, name) or 0 for name in ("memory_reserved", "memory_allocated"))
+    reserved = call(device, "memory_reserved") or 0
+    allocated = call(device, "memory_allocated") or 0
     return int(free) + int(reserved) - int(allocated)
 
 
@@ -179,7 +181,8 @@ def restoring_random_numbers(values: Iterable[Any] = ()) -> Iterator[None]:
 def seeds_keep_waiting() -> Iterator[None]:
     """A block whose ``torch.manual_seed`` seeds no accelerator that the program uses only later."""
     modules = map(module_of, kinds_here())
-    waiting = [module._lazy_seed_tracker for module in modules if hasattr(module, "_lazy_seed_tracker")]
+    lazy = [module for module in modules if hasattr(module, "_lazy_seed_tracker")]
+    waiting = [module._lazy_seed_tracker for module in lazy]
     before = [dict(vars(one)) for one in waiting]
     try:
         yield

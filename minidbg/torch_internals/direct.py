@@ -20,7 +20,7 @@ def compile_directly(compiler: Any, graph_module: Any, inputs: tuple[Any, ...], 
     if spec.level is Level.ATEN:
         return compile_as_aot_autograd_does(compiler, graph_module, inputs, spec)
     given = [spec.backend.mode, dict(spec.backend.options) or None, spec.dynamic]
-    wrapper: Any = torch._TorchCompileWrapper  # what torch.compile makes of backend, mode and options
+    wrapper: Any = torch._TorchCompileWrapper  # what torch.compile makes of its arguments
     if compiler == "inductor":
         wrapper = torch._TorchCompileInductorWrapper
     else:
@@ -62,7 +62,8 @@ def compile_as_aot_autograd_does(
             compiled_fn = compiler(graph_module, fakes)
 
     def call_compiled(*args: Any) -> Any:
-        return compiled_fn(list(args)) if getattr(compiled_fn, "_boxed_call", False) else compiled_fn(*args)
+        boxed = getattr(compiled_fn, "_boxed_call", False)
+        return compiled_fn(list(args)) if boxed else compiled_fn(*args)
 
     return call_compiled
 
@@ -98,8 +99,10 @@ def with_symbolic_sizes(
     for index, (value, dims) in enumerate(zip(inputs, dynamic_dims, strict=True)):
         source: Any = LocalSource(f"input_{index}")
         if isinstance(value, torch.Tensor):
-            kinds = [DimDynamic.DUCK if dim in dims else DimDynamic.STATIC for dim in range(value.dim())]
-            context: Any = StatelessSymbolicContext(dynamic_sizes=kinds, constraint_sizes=[None] * len(kinds))
+            duck, static = DimDynamic.DUCK, DimDynamic.STATIC
+            kinds = [duck if dim in dims else static for dim in range(value.dim())]
+            free: Any = [None] * len(kinds)
+            context: Any = StatelessSymbolicContext(dynamic_sizes=kinds, constraint_sizes=free)
             fakes.append(fake_mode.from_tensor(value, source=source, symbolic_context=context))
         elif type(value) is int and numbers:
             symbol = shapes.create_symbol(value, source, dynamic_dim=DimDynamic.DUCK)

@@ -22,8 +22,8 @@ from minidbg.torch_internals.private_names import nothing_around, private, priva
 from minidbg.torch_internals.tensors import is_fake
 
 CONTROL_FLOW = (
-    "TensorifyScalarRestartAnalysis", "SkipFrame", "DataDependentOutputException", "DynamicOutputShapeException",
-    "UnsupportedFakeTensorException", "UnsupportedOperatorException",
+    "TensorifyScalarRestartAnalysis", "SkipFrame", "DataDependentOutputException",
+    "DynamicOutputShapeException", "UnsupportedFakeTensorException", "UnsupportedOperatorException",
 )  # fmt: skip
 """Types that dynamo takes as messages, for a torch that does not list them."""
 
@@ -97,7 +97,8 @@ def is_control_flow(error: BaseException) -> bool:
     """
     from torch._dynamo import exc
 
-    messages = (exc.TensorifyScalarRestartAnalysis, exc.SkipFrame, *exc.exceptions_allowed_to_be_fallback)
+    breaks = exc.exceptions_allowed_to_be_fallback
+    messages = (exc.TensorifyScalarRestartAnalysis, exc.SkipFrame, *breaks)
     return isinstance(error, messages)
 
 
@@ -111,14 +112,14 @@ def dynamo_keeps_type(error: BaseException) -> bool:
 
 
 @private_or(lambda backend, error, frame: error)
-def backend_compiler_failed(backend: object, error: Exception, first_useful_frame: FrameType) -> Exception:
+def backend_compiler_failed(backend: object, error: Exception, frame: FrameType) -> Exception:
     """The exception dynamo would wrap ``error`` in, with its traceback; dynamo does not rewrap it.
 
-    ``first_useful_frame`` must be a frame of the traceback that the exception will have.
+    ``frame`` must be a frame of the traceback that the exception will have.
     """
     from torch._dynamo.exc import BackendCompilerFailed
 
-    return BackendCompilerFailed(backend, error, first_useful_frame).with_traceback(error.__traceback__)
+    return BackendCompilerFailed(backend, error, frame).with_traceback(error.__traceback__)
 
 
 @private_or(lambda compiled_fn: compiled_fn)
@@ -232,7 +233,7 @@ def input_reader(save_dir: str | None) -> Any:
 
 
 def guards_to_come(example_inputs: Sequence[Any]) -> Callable[[], Exception | None]:
-    """Asked after a backend has returned: what dynamo will raise because of what it did; None when it will go on.
+    """Asked after a backend returned: what dynamo will raise for what it did; None if it goes on.
 
     Dynamo builds guards from its ShapeEnv and the example inputs. A backend that traces the graph
     once more may leave symbols there that no input has, and one that works in place may reshape an
@@ -243,8 +244,9 @@ def guards_to_come(example_inputs: Sequence[Any]) -> Callable[[], Exception | No
     env: Any = getattr(getattr(context, "fake_mode", None), "shape_env", None)
     # Under translation validation torch records each call of the ShapeEnv and replays them.
     usable = hasattr(env, "produce_guards_verbose") and not env._translation_validation_enabled
-    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor) and not is_fake(value)]
-    layouts = [(value, _layout(value)) for value in tensors if value.layout is torch.strided]
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    real = [value for value in tensors if not is_fake(value)]
+    layouts = [(value, _layout(value)) for value in real if value.layout is torch.strided]
     before = _counts(env)
 
     def error_of_guards() -> Exception | None:
@@ -252,8 +254,8 @@ def guards_to_come(example_inputs: Sequence[Any]) -> Callable[[], Exception | No
             if _layout(value) != layout:
                 return AssertionError(
                     "Guard failed on the same frame it was created: the backend changed an example "
-                    "input in place, "
-                    f"from shape {layout[0]}, strides {layout[1]} to {tuple(value.shape)}, {value.stride()}"
+                    f"input in place, from shape {layout[0]}, strides {layout[1]} "
+                    f"to {tuple(value.shape)}, {value.stride()}"
                 )
         return _dry_run(env) if usable and _counts(env) != before else None
 
@@ -291,7 +293,7 @@ def _dry_run(env: Any) -> Exception | None:
         )
     except Exception as error:  # noqa: BLE001 - whatever it is, dynamo will meet it
         raised_inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
-        # what the program asks of its own sizes is no backend's; another torch's method may take other arguments
+        # what a program asks of its sizes is no backend's; another torch's may take other arguments
         is_programs = type(error).__name__ == "ConstraintViolationError"
         return error if raised_inside and not is_programs else None
     finally:

@@ -40,14 +40,14 @@ def leave_first_backward(tensors: Sequence[torch.Tensor]) -> bool:
 
     found = []
     for node in filter(_of_aot_autograd, _nodes_behind(tensors)):
-        implementation = inspect.unwrap(node._forward_cls._backward_impl)
-        compiler = _variables_of(implementation).get("backward_compiler")
+        impl = inspect.unwrap(node._forward_cls._backward_impl)
+        compiler = _variables_of(impl).get("backward_compiler")
         if not isinstance(compiler, _AutogradBackwardCompiler):
             return False
         if compiler.compiled_bw is None:
-            found.append((node, implementation, compiler))
-    for node, implementation, compiler in found:
-        node._forward_cls = _own_function(node._forward_cls, implementation, _own_compiler(compiler))
+            found.append((node, impl, compiler))
+    for node, impl, compiler in found:
+        node._forward_cls = _own_function(node._forward_cls, impl, _own_compiler(compiler))
     return True
 
 
@@ -78,11 +78,11 @@ def _closing_over(function: Callable[..., Any], **values: Any) -> staticmethod[.
     return staticmethod(types.FunctionType(code, module, name, function.__defaults__, cells))
 
 
-def _own_function(made: Any, implementation: Callable[..., Any], compiler: Any) -> Any:
+def _own_function(made: Any, impl: Callable[..., Any], compiler: Any) -> Any:
     """The autograd.Function ``made`` for a node of ours: what its backward sets, it sets in this
     one and in ``compiler``."""
     own: Any = type(made.__name__, (made,), {})
-    own._backward_impl = _closing_over(implementation, CompiledFunction=own, backward_compiler=compiler)
+    own._backward_impl = _closing_over(impl, CompiledFunction=own, backward_compiler=compiler)
     own.backward = _closing_over(made.backward, CompiledFunction=own)
     return own
 
@@ -96,13 +96,12 @@ def _own_compiler(compiler: Any) -> Any:
     compiler.bw_compiler = ahead.for_the_program
     context: Any = getattr(own.lazy_backward_info, "saved_context", None)
     buckets = getattr(context, "ddp_optimizer_ctx", None)
-    if (
-        buckets is not None
-    ):  # it counts the backwards that are compiled, from the last graph of a model to the first
+    # its context counts the backwards that are compiled, from a model's last graph to the first
+    if buckets is not None:
         donated = own.fw_metadata.bw_donated_idxs
-        of_this_graph = (one for one in buckets.metadata_per_bucket if one.bw_donated_idxs is donated)
+        ours = (one for one in buckets.metadata_per_bucket if one.bw_donated_idxs is donated)
         context = copy.copy(context)
-        context.ddp_optimizer_ctx, context.fw_metadata = None, next(of_this_graph, own.fw_metadata)
+        context.ddp_optimizer_ctx, context.fw_metadata = None, next(ours, own.fw_metadata)
         own.lazy_backward_info = copy.copy(own.lazy_backward_info)
         own.lazy_backward_info.saved_context = context
     return own

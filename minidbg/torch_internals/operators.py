@@ -81,13 +81,15 @@ def operator_schemas(path: str) -> tuple[Any, ...]:
         return (found._schema,)
     if not isinstance(found, OpOverloadPacket):
         return ()
-    return tuple(getattr(found, overload)._schema for overload in found.overloads())  # type: ignore[no-untyped-call]  # torch has no types there
+    overloads = found.overloads()  # type: ignore[no-untyped-call]  # torch has no types there
+    return tuple(getattr(found, overload)._schema for overload in overloads)
 
 
 def tags_of_operators(name: str) -> set[torch.Tag] | None:
     """What torch says of all overloads of ``torch.ops.aten.NAME``, or of ``NAME_``; None where
     there is no such operator."""
-    packets = [getattr(torch.ops.aten, one, None) for one in (name, name.strip("_"), f"{name.strip('_')}_")]
+    bare = name.strip("_")
+    packets = [getattr(torch.ops.aten, one, None) for one in (name, bare, f"{bare}_")]
     overloads = [getattr(packet, one) for packet in packets if packet for one in packet.overloads()]
     return {tag for overload in overloads for tag in overload.tags} if overloads else None
 
@@ -112,7 +114,8 @@ def has_effects(target: object) -> bool:
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
     if isinstance(target, OpOverloadPacket):
-        return any(has_effects(getattr(target, name)) for name in target.overloads())  # type: ignore[no-untyped-call]
+        names = target.overloads()  # type: ignore[no-untyped-call]
+        return any(has_effects(getattr(target, name)) for name in names)
     return isinstance(target, HigherOrderOperator | OpOverload) and _get_effect(target) is not None
 
 
@@ -126,7 +129,8 @@ def operator_name(target: object) -> str | None:
         return str(target.name())  # type: ignore[no-untyped-call]
     if isinstance(target, torch._ops.OpOverloadPacket):
         first = target.overloads()[:1]  # type: ignore[no-untyped-call]
-        return str(target._qualified_op_name) + ("" if first in ([], ["default"]) else f".{first[0]}")
+        overload = "" if first in ([], ["default"]) else f".{first[0]}"
+        return str(target._qualified_op_name) + overload
     return None
 
 
@@ -179,11 +183,11 @@ def op_samples() -> list[Any]:
 
     Raises ImportError where a package is missing that torch's testing modules want.
     """
-    from torch.testing._internal import common_methods_invocations
+    from torch.testing._internal import common_methods_invocations as samples
     from torch.testing._internal.common_methods_invocations import op_db
 
     # Operators that draw numbers are wrapped in this, which sets the seed; dynamo cannot trace it.
-    vars(common_methods_invocations)["wrapper_set_seed"] = lambda op, *args, **kwargs: op(*args, **kwargs)
+    vars(samples)["wrapper_set_seed"] = lambda op, *args, **kwargs: op(*args, **kwargs)
     # The import freezes torch.backends in this process; a backend that sets flags there would fail.
     vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
     return list(op_db)
@@ -200,9 +204,10 @@ def table_of_kernels() -> Any:
 def preserving_kernels() -> Iterator[None]:
     """A block where ``torch._dynamo.reset()`` forgets no kernel: held graphs have their numbers."""
     table = table_of_kernels()
-    kept = {name: getattr(table, name) for name in ("id_to_kernel", "kernel_to_id", "constant_args")}
+    names = ("id_to_kernel", "kernel_to_id", "constant_args")
+    before = {name: getattr(table, name) for name in names}
     yield
-    vars(table).update(kept)
+    vars(table).update(before)
 
 
 def is_kernel_launch(node: fx.Node) -> bool:
@@ -245,10 +250,9 @@ def launch_of(node: fx.Node) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Map
         grid = grid[:-1]
     values = {**given["kwargs"], **constants}
     by_keyword = given.get("launch_kwargs") or ()  # not in torch 2.11
-    end = next(
-        (at for at, name in enumerate(kernel.arg_names) if name not in values or name in by_keyword), None
-    )
-    args = tuple(values.pop(name) for name in kernel.arg_names[:end])
+    names = kernel.arg_names
+    ends = (at for at, name in enumerate(names) if name not in values or name in by_keyword)
+    args = tuple(values.pop(name) for name in names[: next(ends, None)])
     return kernel, grid, args, {name: values[name] for name in (*by_keyword, *values)}
 
 
@@ -268,7 +272,8 @@ def launch_arguments(
         "tma_descriptor_metadata": {},
         "kwargs": {name: value for name, value in values.items() if name not in constants},
     }
-    if "launch_kwargs" in inspect.signature(type(triton_kernel_wrapper_mutation).__call__).parameters:
+    call = type(triton_kernel_wrapper_mutation).__call__
+    if "launch_kwargs" in inspect.signature(call).parameters:
         node_kwargs["launch_kwargs"] = tuple(kwargs)
     return triton_kernel_wrapper_mutation, node_kwargs
 

@@ -84,8 +84,8 @@ def missing_name(error: ImportError | AttributeError, function: Callable[..., An
     if deeper not in ("", "__getattr__", "_find_and_load"):
         return None
     if isinstance(error, ImportError):
-        said = re.match(r"cannot import name '(\w+)'", str(error))  # Python 3.12 has it as ``name_from``
-        name = f"{error.name}.{said[1]}" if said else str(error.name)
+        match = re.match(r"cannot import name '(\w+)'", str(error))  # 3.12 has it as ``name_from``
+        name = f"{error.name}.{match[1]}" if match else str(error.name)
         return name if name.startswith("torch") else None
     kind = type(error.obj)
     owner = getattr(error.obj, "__name__", "") or f"{kind.__module__}.{kind.__qualname__}"

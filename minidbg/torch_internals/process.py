@@ -26,8 +26,8 @@ IMPORTED_LATE = ("torch._dynamo", "torch._functorch.aot_autograd", "torch._dynam
 IMPORTED_LATE_BY_INDUCTOR = (
     "torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton",
     "torch._inductor.codegen.cuda_combined_scheduling", "torch._inductor.runtime.triton_heuristics",
-    "torch._inductor.fx_passes.joint_graph", "torch._inductor.fx_passes.post_grad", "torch._inductor.kernel.mm",
-    "triton.compiler",
+    "torch._inductor.fx_passes.joint_graph", "torch._inductor.fx_passes.post_grad",
+    "torch._inductor.kernel.mm", "triton.compiler",
 )  # fmt: skip
 """What torch imports when it first compiles: all that can be made ready where an accelerator is."""
 
@@ -35,7 +35,8 @@ silence = contextlib.ExitStack()
 """What puts the process's warnings and anomaly detection back."""
 silent_blocks = 0
 silence_lock = threading.Lock()
-os.register_at_fork(after_in_child=silence_lock._at_fork_reinit)  # type: ignore[attr-defined]  # another thread may hold it
+# another thread may hold it
+os.register_at_fork(after_in_child=silence_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -74,7 +75,8 @@ def forks_survive_autograd(drivers: Iterable[str] = DRIVERS) -> bool:
     if torch._C._get_privateuse1_backend_name() != "privateuseone":
         return False
     if any(map(os.path.exists, drivers)):
-        return torch.version.cuda is None and torch.version.hip is None and not autograd_has_threads()
+        for_cpu = torch.version.cuda is None and torch.version.hip is None
+        return for_cpu and not autograd_has_threads()
     with contextlib.suppress(Exception), without_modes(), torch.inference_mode(False), torch.enable_grad():
         torch.autograd.backward(torch.ones(1, device="cpu", requires_grad=True).sum())
     return not autograd_has_threads()
@@ -119,12 +121,10 @@ def warm_up_compiling(*, inductor: bool) -> None:
     with_autograd = forks_survive_autograd()
     torch.set_num_threads(1)
     hub: Any = torch.hub
-    hub.tqdm.monitor_interval = 0  # dynamo's progress bar would start a thread, which no child would have
+    hub.tqdm.monitor_interval = 0  # dynamo's progress bar would start a thread: no child has it
     for backend in ("aot_eager", *(("inductor",) if inductor else ())):
-        with (
-            contextlib.suppress(Exception),
-            without_graph_caches(),
-        ):  # a broken backend: the children will meet it
+        # a broken backend: the children will meet it
+        with contextlib.suppress(Exception), without_graph_caches():
             compiled = torch.compile(lambda value: torch.relu(value) + 1, backend=backend, fullgraph=True)
             if with_autograd:
                 result: Any = compiled(torch.ones(4, requires_grad=True))
@@ -166,7 +166,8 @@ def leave_out_measurements() -> None:
     whole file of the traced function for the name in a log line. Both are private; where torch does
     not have them, nothing happens.
     """
-    guards, names = (sys.modules.get(f"torch._dynamo.{name}") for name in ("guards", "funcname_cache"))
+    guards = sys.modules.get("torch._dynamo.guards")
+    names = sys.modules.get("torch._dynamo.funcname_cache")
     if hasattr(guards, "profile_guard_manager"):
         vars(guards)["profile_guard_manager"] = lambda *_: 0.0
     if hasattr(names, "_add_file"):
@@ -189,4 +190,4 @@ def one_thread_after_fork() -> None:
     config = sys.modules.get("torch._inductor.config")
     if config is None:
         from torch._inductor import config
-    config.compile_threads = 1  # type: ignore[union-attr]  # a config module takes its options as attributes
+    config.compile_threads = 1  # type: ignore[union-attr]  # options are attributes

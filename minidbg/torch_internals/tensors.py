@@ -57,7 +57,8 @@ def is_freed(value: torch.Tensor) -> bool:
 @private_or(lambda value: False)
 def is_wrapped(value: torch.Tensor) -> bool:
     """Whether ``value`` exists only in a level of vmap, grad or jvp, or of functionalization."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value) or torch._is_functional_tensor(value))
+    in_level = torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return bool(in_level or torch._is_functional_tensor(value))
 
 
 @private

@@ -1,4 +1,4 @@
-"""What a run may leave behind in its thread, put back: levels of vmap and grad, modes, grad mode, autocast, dtype.
+"""What a run may leave in its thread, put back: vmap, grad, modes, grad mode, autocast, dtype.
 
 A graph holds the calls that open and close them. One that raises in between (in float64, in a mode
 that changes its answers) leaves them open for whatever runs next, the user's program included.
@@ -111,7 +111,8 @@ def autocast() -> Callable[[], None]:
 
     def undo() -> None:
         for name, enabled, dtype in before:
-            if (torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) != (enabled, dtype):
+            now = (torch.is_autocast_enabled(name), torch.get_autocast_dtype(name))
+            if now != (enabled, dtype):
                 torch.set_autocast_enabled(name, enabled)
                 torch.set_autocast_dtype(name, dtype)
         if torch.is_autocast_cache_enabled() != cached:
