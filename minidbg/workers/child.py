@@ -72,7 +72,8 @@ class Ended:
         if self.signal is not None:
             how = f"was ended by {signal_name(self.signal)}"
         else:
-            how = f"ended with status {self.exit_status}" if self.exit_status is not None else "is gone"
+            status = self.exit_status
+            how = f"ended with status {status}" if status is not None else "is gone"
         return f"the reducing process {how}: {last or 'it wrote nothing'}"
 
 

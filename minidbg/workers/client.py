@@ -116,7 +116,8 @@ class Request:
     """Files and folders whose bytecode is not used: it may be of code of equal size and second."""
     nice: int = 0
     anew: bool = False
-    """In a fork, where it is one, of a server that has imported since the last ``refresh``, and has the usual threads."""
+    """In a fork, where it is one, of a server that has imported since the last ``refresh``, and has
+    the usual threads."""
     one_thread: bool = False
     """Give an interpreter of its own one thread, as a warm fork has: that would hang with more."""
 
@@ -197,7 +198,8 @@ class AskedHere(Asked):
                 self.cancel()
         ended = super().result(0)
         if ended.lost:
-            raise OSError(": ".join(filter(None, ("a fresh interpreter gave no answer", ended.error))))
+            words = ("a fresh interpreter gave no answer", ended.error)
+            raise OSError(": ".join(filter(None, words)))
         return ended
 
     def cancel(self) -> bool:
@@ -240,8 +242,8 @@ class Standby:
     """An interpreter that imports while something else goes on, for one script: ``python script``,
     without the wait for its imports. It is ended by ``close``, and with the server that started it.
 
-    It is an interpreter of its own, with a hash seed of its own: what follows from the order of a set,
-    or from what else was imported, is otherwise there than in the forks that were asked before.
+    It is an interpreter of its own, with a hash seed of its own: what follows from the order of a
+    set, or from what else was imported, is otherwise there than in the forks asked before.
     """
 
     def __init__(self, answer: socket.socket, order: int) -> None:
@@ -256,8 +258,8 @@ class Standby:
         stdin, order = os.pipe()
         env = {**ahead.env, "PYTHONHASHSEED": str(int.from_bytes(os.urandom(3)) + 1)}
         question = {
-            "call": f"{SERVER}:become", "seconds": LONGEST_WAIT_S, "memory_bytes": None, "program": True,
-            "argument": {"modules": list(ahead.modules), "env": env},
+            "call": f"{SERVER}:become", "seconds": LONGEST_WAIT_S, "memory_bytes": None,
+            "program": True, "argument": {"modules": list(ahead.modules), "env": env},
         }  # fmt: skip
         try:
             return cls(put(question, {"stdin": stdin}), order)
@@ -278,13 +280,15 @@ class Standby:
     def start(self, argv: Sequence[str], *, seconds: float) -> Callable[[], Ended | None]:
         """Run ``python *argv`` in it, once, from an empty folder.
 
-        The function waits for its end, at most ``seconds`` from now; None where the interpreter was ended under it.
+        The function waits for its end, at most ``seconds`` from now; None where the interpreter was
+        ended under it.
         """
         work = tempfile.TemporaryDirectory(prefix="minidbg-run-")
         # while it waited: that says nothing of the script
         was_ended = bool(select.select([self.asked.answer], [], [], 0)[0])
+        order = json.dumps({"argv": list(argv), "cwd": work.name})
         with contextlib.suppress(BrokenPipeError):
-            os.write(self.order, json.dumps({"argv": list(argv), "cwd": work.name}).encode() + b"\n")
+            os.write(self.order, order.encode() + b"\n")
         began = time.monotonic()
         self.asked.until = began + seconds
 
@@ -314,15 +318,15 @@ class Standby:
 
 
 class Server:
-    """A process that forks, from the side of who asks it. One that has ended is started again by the next request."""
+    """A process that forks, from its asker's side. The next request restarts one that has ended."""
 
     def __init__(self, home: Path | None = None) -> None:
-        """``home`` is where its folder and those of its runs are; among the temporary files without it."""
+        """``home`` is where its folder and those of its runs are; None: among temporary files."""
         self.home = home
         self.lock = threading.RLock()
         self.standby: Standby | None = None
         self.pid: int | None = None
-        """None where it does not run, 0 for the one that has forked this process, which ends with it."""
+        """None where it does not run, 0 for one that forked this process, which ends with it."""
         self.control: socket.socket
         self.stderr: BinaryIO
         self.folder = Path()
@@ -338,7 +342,8 @@ class Server:
             if self.home is not None:
                 self.home.mkdir(parents=True, exist_ok=True)
             roomy = MEMORY.is_dir() and HERE.disk_free(MEMORY) >= LEAST_ROOM_BYTES
-            self.folder = leftovers.make_temporary_folder("values", self.home or (MEMORY if roomy else None))
+            parent = self.home or (MEMORY if roomy else None)
+            self.folder = leftovers.make_temporary_folder("values", parent)
             self.control, theirs = socket.socketpair()
             self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
             command = [sys.executable, "-P", "-X", "faulthandler", "-c", PROGRAM, ROOT]
@@ -346,8 +351,9 @@ class Server:
             try:
                 with theirs:
                     process = subprocess.Popen(
-                        [*command, str(theirs.fileno()), str(self.folder), str(os.getpid())], start_new_session=True,
-                        stdin=subprocess.DEVNULL, stdout=self.stderr, stderr=self.stderr, pass_fds=(theirs.fileno(),),
+                        [*command, str(theirs.fileno()), str(self.folder), str(os.getpid())],
+                        stdin=subprocess.DEVNULL, stdout=self.stderr, stderr=self.stderr,
+                        start_new_session=True, pass_fds=(theirs.fileno(),),
                         env=environment.for_judge(environment.FORKABLE, environment.USUAL_THREADS),
                     )  # fmt: skip
             except OSError:
@@ -379,14 +385,13 @@ class Server:
             self.pid = None
 
     def surroundings(self, *, one_thread: bool = False) -> dict[str, Any]:
-        """The folder, ``sys.path`` and, as far as a judge is to have it, the environment of this process of now."""
-        return {
-            "cwd": os.getcwd(), "path": import_path(), "environ": environment.for_judge(environment.FORKABLE),
-        }  # fmt: skip
+        """This process's folder, ``sys.path`` and environment, as far as a judge is to have it."""
+        environ = environment.for_judge(environment.FORKABLE)
+        return {"cwd": os.getcwd(), "path": import_path(), "environ": environ}
 
     def prepare(self, call: str, warmup: Warmup, ahead: StandbyPlan | None = None) -> None:
-        """Have it prepare itself for such questions, and do not wait for it. Before that it starts
-        an interpreter for the script that the first one writes. Raises OSError when no process can be made."""
+        """Have it prepare itself for such questions, without a wait. Before that it starts an
+        interpreter for the script the first writes. Raises OSError when no process can be made."""
         self.start()
         if ahead is not None and self.standby is None:
             with contextlib.suppress(OSError):  # who needs it starts one
@@ -413,8 +418,9 @@ class Server:
         folder = leftovers.make_temporary_folder("run", self.home) if request.argv else None
         if folder is not None:
             call, argument = f"{SERVER}:run", {
-                "argv": request.argv, "cwd": str(folder), "fresh": request.fork is None, "one_thread": request.one_thread,
-                "recompiled": request.recompiled, "nice": request.nice, "files": str(folder / "files.json"),
+                "argv": request.argv, "cwd": str(folder), "fresh": request.fork is None,
+                "one_thread": request.one_thread, "recompiled": request.recompiled,
+                "nice": request.nice, "files": str(folder / "files.json"),
             }  # fmt: skip
         if request.stream is not None:
             files["stream"] = request.stream
@@ -424,7 +430,8 @@ class Server:
         question = {
             **self.surroundings(one_thread=request.one_thread), "call": call, "argument": argument,
             "warmup": request.fork and asdict(request.fork), "seconds": request.seconds,
-            "memory_bytes": request.memory_bytes, "interrupts": request.interrupts, "program": bool(request.argv),
+            "memory_bytes": request.memory_bytes, "interrupts": request.interrupts,
+            "program": bool(request.argv),
             "folder": tempfile.mkdtemp(prefix="asker-", dir=self.folder) if request.asks else "",
         }  # fmt: skip
 
@@ -444,7 +451,7 @@ class Server:
 
     def last_words(self) -> str:
         lines: list[str] = []
-        with contextlib.suppress(ValueError, AttributeError):  # another thread has ended it; it is not ours
+        with contextlib.suppress(ValueError, AttributeError):  # ended by another thread; not ours
             lines = end_of(self.stderr, 2000).strip().splitlines()[-1:]
         return "".join(lines)
 
@@ -453,7 +460,7 @@ class Scripts(Server):
     """A server whose forks run scripts while the code under them changes: of watch, a worker of a
     cluster, pytest. What it imports is chosen before it starts, and nothing of the code that is
     judged is in it. Its scripts have the environment of an interpreter that was just started, not
-    of whoever asks; a thread hears each answer, and a run that it loses says so in its ``Ended``."""
+    of whoever asks; a thread hears each answer, and a run it loses says so in its ``Ended``."""
 
     def __init__(self, preload: Warmup, state: Path | None = None, *, is_anew: bool = False) -> None:
         """``state`` is the folder for scratch files and compiled kernels; one of its own without
@@ -473,12 +480,14 @@ class Scripts(Server):
             before = self.pid
             super().start()
             if self.pid != before:
-                self.loaded = self.submit(Request(call=f"{SERVER}:loaded", fork=self.preload, seconds=60.0))
+                request = Request(call=f"{SERVER}:loaded", fork=self.preload, seconds=60.0)
+                self.loaded = self.submit(request)
         return self
 
     def surroundings(self, *, one_thread: bool = False) -> dict[str, Any]:
         kernels = os.environ.get(CACHE_VARIABLE, str(self.state / "kernels"))
-        rules = [environment.NO_CACHED_GRAPHS, environment.FORKABLE, *([environment.ONE_THREAD] * one_thread)]
+        rules = [environment.NO_CACHED_GRAPHS, environment.FORKABLE]
+        rules += [environment.ONE_THREAD] * one_thread
         environ = environment.for_judge(*rules, given={CACHE_VARIABLE: kernels})
         return {"cwd": os.curdir, "path": None, "environ": environ}
 
@@ -542,9 +551,9 @@ def files_in(path: Path) -> tuple[str, ...] | None:
 
 
 def preload_for(backends: Iterable[str], *, forks: bool) -> Warmup:
-    """What a server for repros of these backends has to import: inductor only where one of them needs it.
+    """What a server for repros of these backends has to import: inductor only where one needs it.
 
-    Nothing when it is not to fork. ``MINIDBG__WATCH_PRELOAD=none`` leaves torch out, for scripts that need none.
+    Nothing if it is not to fork. ``MINIDBG__WATCH_PRELOAD=none``: no torch, for scripts without it.
     """
     if not forks or os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
         return Warmup()
@@ -570,7 +579,7 @@ def submit_to_server(request: Request) -> AskedHere:
 
 
 def inherit(files: Mapping[str, int], folder: Path) -> None:
-    """In a child of a server that may ask: that server, by the socket among its ``files``, is this process's too."""
+    """In a child that may ask: its server, by the socket among ``files``, is this process's too."""
     server = SERVERS[os.getpid()] = Server()
     server.pid, server.folder, server.control = 0, folder, socket.socket(fileno=files["control"])
     if "standby" in files:

@@ -32,7 +32,7 @@ def started_at(pid: int) -> int | None:
     """When a process began, in ticks since the machine started; None for none. With it a number is
     told from the same one given anew."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[19])  # a name may have spaces, and parentheses
+        return int(file.read().rpartition(b")")[2].split()[19])  # a name may have spaces, brackets
     return None
 
 

@@ -157,7 +157,7 @@ def leave_the_parents_world(streams: tuple[int | None, int, int], parent: int) -
     stand_alone(streams, parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     gc.freeze()  # the parent's objects are not ours to finalise
-    PARENTS_STREAMS.extend((sys.stdin, sys.stdout, sys.stderr))  # finalised, they would write what they hold
+    PARENTS_STREAMS.extend((sys.stdin, sys.stdout, sys.stderr))  # finalised, they would write
     sys.stdin, sys.stdout, sys.stderr = own_stream(0, "r"), own_stream(1, "w"), own_stream(2, "w")
     faulthandler.enable(file=2, all_threads=True)
 

@@ -37,7 +37,8 @@ def submit(request: Request) -> Future[Ended]:
         return asked
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         asked.set_result(run_python(
-            request.argv, seconds=request.seconds, cwd=folder, env=request.env, memory_bytes=request.memory_bytes
+            request.argv, seconds=request.seconds, memory_bytes=request.memory_bytes,
+            cwd=folder, env=request.env,
         ))  # fmt: skip
     return asked
 
@@ -51,8 +52,8 @@ def call_in_interpreter(request: Request) -> Ended:
         "argument": dict(request.argument),
     }
     ended = run_python(
-        ["-P", ENTRY], seconds=request.seconds, memory_bytes=request.memory_bytes, begins_at="phase ",
-        stdin=json.dumps(order) + "\n",
+        ["-P", ENTRY], seconds=request.seconds, memory_bytes=request.memory_bytes,
+        begins_at="phase ", stdin=json.dumps(order) + "\n",
     )  # fmt: skip
     value = last_json(ended.stdout) if ended.exit_status == 0 else None
     return replace(ended, value=value, answered=value is not None, note=last_phase(ended.stdout))

@@ -70,7 +70,8 @@ def remove_unfinished(folder: Path, *, since: float | None = None) -> list[Path]
         with contextlib.suppress(OSError):
             status = path.stat()
             # looked at again: it may have been finished since
-            if (status.st_dev, status.st_ino) not in in_use and (path.suffix != ".so" or is_cut_short(path)):
+            inode = (status.st_dev, status.st_ino)
+            if inode not in in_use and (path.suffix != ".so" or is_cut_short(path)):
                 path.unlink()
                 removed.append(path)
     return removed

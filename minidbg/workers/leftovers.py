@@ -63,9 +63,8 @@ def make_temporary_folder(kind: str, parent: Path | None = None) -> Path:
     parent = parent or Path(tempfile.gettempdir())
     remove_those_of_the_dead(kind, parent)
     pid = os.getpid()
-    return Path(
-        tempfile.mkdtemp(prefix=f"minidbg-{kind}-{this_place()}-{pid}-{started_ms(pid)}-", dir=parent)
-    )
+    prefix = f"minidbg-{kind}-{this_place()}-{pid}-{started_ms(pid)}-"
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
 
 
 def remove_those_of_the_dead(kind: str, parent: Path) -> None:

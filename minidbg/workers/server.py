@@ -1,7 +1,7 @@
 """The server: one loop that forks. What it imports is prepared before each fork; a supervisor is
 forked for each question, runs it in a child and answers.
 
-A question is a function by its name, with an argument of plain values and limits (``client.Question``).
+A question is a function's name, an argument of plain values and limits (``client.Question``).
 Who may ask has a control socket: the process that started the server, and each child whose question
 wants that. So several questions may be under way at once, from several processes and threads. An
 asker who writes a byte, closes the socket or dies ends its question.
@@ -53,11 +53,11 @@ def function_named(function: str) -> Callable[..., Any]:
 def serve(control: socket.socket, owner: int) -> None:
     """Answer questions until the asker, process ``owner``, has gone."""
     askers = [control]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asker, who tells the supervisors
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the asker's, who tells the supervisors
     signal.signal(signal.SIGTERM, on_sigterm)
     try:
         while True:
-            # Not SIG_IGN, which the C++ compilers that children start would inherit: the supervisors are reaped here.
+            # Not SIG_IGN, which the children's C++ compilers would inherit: supervisors are reaped.
             readable, _, _ = select.select(askers, [], [], 1.0)
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
@@ -80,7 +80,7 @@ def serve(control: socket.socket, owner: int) -> None:
 
 
 def take(files: list[int], askers: list[socket.socket], owner: int) -> None:
-    """Hear one question on the first of the ``files``, have ready what it wants, and fork its supervisor."""
+    """Hear one question on the first of ``files``, get ready what it wants, fork its supervisor."""
     with socket.socket(fileno=files.pop(0)) as answer:
         try:
             question = heard(answer)
@@ -100,7 +100,7 @@ def take(files: list[int], askers: list[socket.socket], owner: int) -> None:
                 for asker in askers:
                     asker.close()
                 supervise(question, answer, dict(zip(names, files, strict=True)), server)
-        except Exception as error:  # noqa: BLE001 - no process can be made, say: the next question may fare better
+        except Exception as error:  # noqa: BLE001 - no process, say: the next may fare better
             with contextlib.suppress(OSError):
                 answer.sendall(ended_by(error))
         finally:
@@ -128,7 +128,7 @@ def heard(asker: socket.socket) -> Question | None:
 
 
 def end_supervisors() -> None:
-    """End what is still asked, and wait for it, so that nothing of it is left when the server has ended."""
+    """End what is still asked, and wait for it: nothing of it is left after the server's end."""
     for pid in family.children_of(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
@@ -140,7 +140,7 @@ def end_supervisors() -> None:
 
 
 def supervise(question: Question, answer: socket.socket, files: dict[str, int], server: int) -> NoReturn:
-    """Run the question in a child, answer, and end. An asker who goes away ends it, and so does the end of the server."""
+    """Run the question in a child, answer, and end. It ends with its asker or the server."""
     text = b""
     try:
         os.setsid()
@@ -200,7 +200,7 @@ WARMED: set[str] = set()
 
 
 def get_ready(question: Question, owner: int) -> None:
-    """Have the asker's surroundings. Import and compile here, once, what the question's child would have to."""
+    """Have the asker's surroundings. Import and compile here, once, what a child would have to."""
     os.environ.clear()
     os.environ.update(question["environ"])
     sys.path[:] = question["path"] or sys.path
@@ -208,7 +208,7 @@ def get_ready(question: Question, owner: int) -> None:
         os.chdir(question["cwd"])
     if (warmup := question["warmup"]) is None:  # an interpreter of its own
         return
-    signal.alarm(int(SERVER_START_LIMIT_S))  # an import that hangs ends the server, and the asker is told
+    signal.alarm(int(SERVER_START_LIMIT_S))  # an import that hangs ends the server; the asker hears
     # only now: it would come too when the thread that has started the server ends
     die_with_parent(signal.SIGTERM, owner)
     with freezing_imports():
@@ -230,7 +230,7 @@ def warm_up(imports: Sequence[str], warm: str) -> None:
         if name not in WARMED and name not in sys.modules:
             WARMED.add(name)
             if starts_nothing(name):
-                with contextlib.suppress(Exception):  # whatever a foreign module raises, the child will meet
+                with contextlib.suppress(Exception):  # the child will meet what it raises
                     importlib.import_module(name)
     if warm and not {warm, "inductor"} & WARMED:
         WARMED.add(warm)
@@ -252,10 +252,8 @@ def starts_nothing(module: str) -> bool:
         if threads() != before or devices.in_use() is not None:
             return False
         kinds = devices.present()
-        return (
-            not kinds
-            or call_in_fork(lambda: seconds_used(kinds[0]), seconds=SERVER_START_LIMIT_S / 8).answered
-        )
+        limit = SERVER_START_LIMIT_S / 8
+        return not kinds or call_in_fork(lambda: seconds_used(kinds[0]), seconds=limit).answered
 
     return call_in_fork(imported, seconds=SERVER_START_LIMIT_S / 4).value is True
 
@@ -278,7 +276,7 @@ def threads() -> int:
 
 
 def run(argument: Mapping[str, Any], note: object) -> NoReturn:
-    """Become the run of a script, whose exit status is this process's, as ``Server.ask`` puts it."""
+    """Become the run of a script, whose exit status is this process's: see ``Server.ask``."""
     os.environ["TMPDIR"] = argument["cwd"]
     tempfile.tempdir = None
     os.nice(argument["nice"])
@@ -295,7 +293,7 @@ def run(argument: Mapping[str, Any], note: object) -> NoReturn:
         if not argument["one_thread"]:
             torch_internals.use_usual_threads()
     status = run_script(argument, after=next(reversed(sys.modules)))
-    with contextlib.suppress(BaseException):  # the script may have put anything there, and we end in any case
+    with contextlib.suppress(BaseException):  # anything may be there, and we end in any case
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
