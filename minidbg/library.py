@@ -141,7 +141,8 @@ def save_repro(
             " A repro is written of failures only",
             outcome,
         )
-    return saved(publishing.with_failure(case, outcome), Path(path) if path is not None else None, seconds)
+    case = publishing.with_failure(case, outcome)
+    return saved(case, Path(path) if path is not None else None, seconds)
 
 
 def saved(case: Case, path: Path | None, seconds: float) -> Path:
@@ -159,4 +160,5 @@ def saved(case: Case, path: Path | None, seconds: float) -> Path:
             repro.move_script(draft, path)
             repro.discard(draft)
             return path
-    raise NotReproduced(f"the failure shows here and not in a fresh interpreter: {last.in_words}", last)
+    why = f"the failure shows here and not in a fresh interpreter: {last.in_words}"
+    raise NotReproduced(why, last)

@@ -82,10 +82,12 @@ def pytest_terminal_summary(
         return
     for word in config.args:
         folder = Path(config.invocation_params.dir, word.partition("::")[0])
-        if (folder / HIDDEN / ".gitignore").is_file():  # minidbg wrote it: nobody else's run hears of this
+        if (folder / HIDDEN / ".gitignore").is_file():  # minidbg's: no other run hears of this
             name = display_path(folder)
-            text = f"minidbg: no test of {name}; pytest --minidbg {name} runs its repros, and minidbg reduce makes some of captures"
-            terminalreporter.write_line(text)
+            terminalreporter.write_line(
+                f"minidbg: no test of {name}; pytest --minidbg {name} runs its repros, "
+                "and minidbg reduce makes some of captures"
+            )
 
 
 def session_pool(config: pytest.Config, backends: set[str] | None) -> Scripts:
@@ -155,7 +157,8 @@ class ReproFile(pytest.File):
         wanted = parse_devices(self.config.getoption("minidbg_devices"))
         here = devices_here() if wanted and "all" in wanted else Devices({})
         for device in chosen_devices(repro.spec.device, wanted, here):
-            yield ReproItem.from_parent(self, name=f"test_repro[{device}]", repro=repro, device=device)
+            name = f"test_repro[{device}]"
+            yield ReproItem.from_parent(self, name=name, repro=repro, device=device)
 
 
 class ReproItem(pytest.Item):
@@ -172,20 +175,23 @@ class ReproItem(pytest.Item):
             outcome = self.judged(fresh=True)
         if outcome.verdict in UNJUDGED:
             pytest.skip(f"{outcome.verdict}: {outcome.reason}")
+        expected = is_expected(outcome.verdict, self.repro.expect)
         if outcome.verdict is Verdict.GONE and self.repro.expect is Verdict.REPRODUCES:
             self.add_report_section(
                 "call", "minidbg", f'fixed: write expect = "gone" into the header of {self.path}'
             )
-        elif outcome.verdict is not Verdict.GONE and is_expected(outcome.verdict, self.repro.expect):
+        elif outcome.verdict is not Verdict.GONE and expected:
             raise KnownFailure(outcome_sentence(outcome))
-        elif not is_expected(outcome.verdict, self.repro.expect):
-            raise UnexpectedVerdict(f"{outcome_sentence(outcome)}; the header expects {self.repro.expect}")
+        elif not expected:
+            sentence = outcome_sentence(outcome)
+            raise UnexpectedVerdict(f"{sentence}; the header expects {self.repro.expect}")
 
     def judged(self, *, fresh: bool) -> Outcome:
         repros = [item.repro for item in self.session.items if isinstance(item, ReproItem)]
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         warm = len(repros) > WORTH_WARMING * workers
-        pool = session_pool(self.config, {repro.spec.backend.name for repro in repros} if warm else None)
+        backends = {repro.spec.backend.name for repro in repros} if warm else None
+        pool = session_pool(self.config, backends)
         fork = fork_for(Workers.AUTO, self.device, fresh=fresh or not warm)
         limit = self.config.getoption("minidbg_seconds")
         if self.repro.may_hang:
