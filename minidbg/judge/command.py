@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         gc.enable()
         try:
             from minidbg.judge import script
-        except ImportError as error:  # Python's own exit status would be 1, which means "reproduces"
+        except ImportError as error:  # Python's own exit status, 1, means "reproduces"
             print(f"the judge cannot be loaded with this torch: {error}", file=sys.stderr)
             return 125
         from minidbg.core.records import MALFORMED
@@ -85,7 +85,8 @@ def script_of(definitions: dict[str, Any], path: str, options: str = "") -> Exec
 
         if spec.backend.mode is not None:
             raise ValueError(
-                f"its header has mode {spec.backend.mode!r}, which torch.compile does not take together with options"
+                f"its header has mode {spec.backend.mode!r},"
+                " which torch.compile does not take together with options"
             )
         together = {**spec.backend.options, **read_literal(options)}
         spec = replace(spec, backend=replace(spec.backend, options=together))
@@ -116,7 +117,8 @@ def definitions_of(path: str) -> dict[str, Any]:
                 (attempt,) = ast.parse(text).body
                 attempt.body = [node]  # type: ignore[attr-defined]
                 tree.body[index] = attempt
-        exec(compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True), module.__dict__)
+        whole = ast.fix_missing_locations(tree)
+        exec(compile(whole, path, "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - no Python, so it cannot be judged
         failed.append(error)
     return module.__dict__

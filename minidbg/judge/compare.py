@@ -64,7 +64,7 @@ TOLERANCES = {
 }
 FEW_LEFT_OUT = 3  # leaves that are named one by one
 UNSTEADY = "eager differs from itself, or may with other random numbers"
-FEW_ROUNDINGS = 3  # eager runs with other rounding, where neither luck nor a decision explains a difference
+FEW_ROUNDINGS = 3  # other roundings, where neither luck nor a decision explains a difference
 MOST_MARGIN = 10.0
 NEVER_EXCUSED = ("dtype", "device")
 DECIDED = "what rounding decides"
@@ -201,7 +201,8 @@ class _Judge:
 
     def is_defined(self, where: str) -> bool:
         first = self.expected.get(where)
-        for other in (run for tag in (Tag.UNDEFINED, Tag.NOISE) for run in self.eager_runs.members(tag)):
+        tags = (Tag.UNDEFINED, Tag.NOISE)
+        for other in (run for tag in tags for run in self.eager_runs.members(tag)):
             again = other.get(where)
             is_same = first is again
             if first and again:
@@ -214,15 +215,14 @@ class _Judge:
         """A sentence for each leaf left out in part, as torch does not define it; one for many."""
         undefined = ", ".join(self.eager_runs.sensitivity.undefined) or DECIDED
         sentences: list[str] = []
-        for parts, what in (
-            (list(self.left_out.values()), undefined),
-            (list(self.decided.values()), DECIDED),
-        ):
+        for leaves, what in ((self.left_out, undefined), (self.decided, DECIDED)):
+            parts = list(leaves.values())
+            reason = f"not judged: torch does not define {what}"
             if len(parts) > FEW_LEFT_OUT:
                 results = f"{parts[0]} and {len(parts) - 1} other results are"
-                sentences.append(f"{results} not judged: torch does not define {what}")
+                sentences.append(f"{results} {reason}")
             else:
-                sentences += [f"{part} is not judged: torch does not define {what}" for part in parts]
+                sentences += [f"{part} is {reason}" for part in parts]
         return sentences
 
     def tolerance(self, leaf: Leaf, *, is_measured: bool = True) -> tuple[float, float, float]:
@@ -249,18 +249,20 @@ class _Judge:
             role = given.role if given else ""
             return _difference(where, role, "structure", f"{where} is not given by {who}")
         role, a, e = expected.role, actual.value, expected.value
-        if role == "gradient" and (a is None) != (e is None):  # no gradient means what a zero one means
-            a, e = (torch.zeros_like(e) if a is None else a), (torch.zeros_like(a) if e is None else e)
+        if role == "gradient" and (a is None) != (e is None):  # no gradient means a zero one
+            a = torch.zeros_like(e) if a is None else a
+            e = torch.zeros_like(a) if e is None else e
         if not (isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor)):
             return self.scalars(where, role, a, e)
         nested = a.is_nested or e.is_nested  # of which torch tells no shape
         if not nested and (difference := _form(where, role, a, e)):
             return difference
         if nested or not _are_plain(a, e):
-            what = f"a {type(e).__name__} of {_short_name(e.dtype)}, {'nested' if nested else _short_name(e.layout)}"
+            layout = "nested" if nested else _short_name(e.layout)
+            what = f"a {type(e).__name__} of {_short_name(e.dtype)}, {layout}"
             raise CannotCompare(f"{where} is {what}, which cannot be compared with eager's")
-        marks = [(x.data_ptr(), x.stride(), x.is_conj(), x.is_neg()) for x in (a, e)]
-        if a.numel() == 0 or a.device.type == "meta" or marks[0] == marks[1] or are_close(a, e, 0.0, 0.0):
+        mark, wanted = ((x.data_ptr(), x.stride(), x.is_conj(), x.is_neg()) for x in (a, e))
+        if a.numel() == 0 or a.device.type == "meta" or mark == wanted or are_close(a, e, 0.0, 0.0):
             return None
         return self.tensors(where, expected._replace(value=e), a, e)
 
@@ -273,13 +275,15 @@ class _Judge:
             a64, e64 = (torch.tensor(value, dtype=torch.float64) for value in (a, e))
             return self.tensors(where, Leaf(role, e), a64, e64)
         category = {bool: "bool", int: "integer"}.get(type(e), "structure")
-        return None if a == e else _difference(where, role, category, f"{where} is {a!r}, eager gives {e!r}")
+        if a == e:
+            return None
+        return _difference(where, role, category, f"{where} is {a!r}, eager gives {e!r}")
 
     def tensors(self, where: str, leaf: Leaf, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
         """How the values of two dense tensors of one form differ; asks other runs only if so."""
         tolerance = self.tolerance(leaf)
-        relative, absolute = (self.margin * allowed for allowed in tolerance[:2])
-        if are_close(a, e, relative, absolute) or not self.is_steady(where):
+        rtol, atol = (self.margin * allowed for allowed in tolerance[:2])
+        if are_close(a, e, rtol, atol) or not self.is_steady(where):
             return None
         reference, again = (self.eager_runs.leaf(tag, where, e) for tag in (Tag.FLOAT64, Tag.AGAIN))
         if reference is None:
@@ -298,14 +302,16 @@ class _Judge:
         elements = difference()
         for count, other in enumerate(self.eager_runs.members(Tag.UNDEFINED)):
             value = _in_place_of(e, other, where)
-            undefined |= far_apart(value, e, relative, absolute) if _can_stand_for(value, e) else True
+            undefined |= far_apart(value, e, rtol, atol) if _can_stand_for(value, e) else True
             if undefined.any():
-                part = "" if undefined.all() else f" ({int(undefined.sum())} of {e.numel()} elements)"
+                number = int(undefined.sum())
+                part = "" if undefined.all() else f" ({number} of {e.numel()} elements)"
                 self.left_out[where] = where + part
                 elements = difference()
             if elements.wrong is None and count:
                 break
-        for count, other in enumerate(self.eager_runs.members(Tag.NOISE) if elements.wrong else (), 1):
+        noise = self.eager_runs.members(Tag.NOISE) if elements.wrong else ()
+        for count, other in enumerate(noise, 1):
             value = _in_place_of(e, other, where)
             if _can_stand_for(value, e):
                 runs.append(value)
@@ -347,24 +353,25 @@ def _form(where: str, role: str, a: torch.Tensor, e: torch.Tensor) -> Difference
 
 
 def _first_relation(actual: Leaves, expected: Leaves) -> Difference | None:
+    runs = (actual, expected)
     common = (where for where in expected if where in actual)
     both = [where for where in common if _are_plain(actual[where].value, expected[where].value)]
     outputs = [where for where in both if expected[where].role == "output"]
     for where in outputs:
-        got, wanted = (str(run[where].requires_grad) for run in (actual, expected))
+        got, wanted = (str(run[where].requires_grad) for run in runs)
         if got != wanted:
             text = f"{where} has requires_grad {got}, eager gives {wanted}"
             return _difference(where, "output", "requires_grad", text, actual=got, expected=wanted)
     inputs = [where for where in both if expected[where].role == "input"]
     pairs: set[tuple[str, str]] = set()
-    for run in (actual, expected):
+    for run in runs:
         in_storage: dict[int, list[str]] = {}
         for where in inputs + outputs:
             others = in_storage.setdefault(run[where].value.untyped_storage().data_ptr(), [])
             pairs |= {(where, other) for other in others if run[where].role == "output"}
             others.append(where)
     for one, two in sorted(pairs, key=lambda pair: [both.index(where) for where in pair]):
-        got_shared, shared = (_share_memory(run[one].value, run[two].value) for run in (actual, expected))
+        got_shared, shared = (_share_memory(run[one].value, run[two].value) for run in runs)
         if got_shared is not None and shared is not None and got_shared != shared:
             does, other = ("share", "do not") if got_shared else ("do not share", "do")
             text = f"{one} and {two} {does} memory; in eager they {other}"
@@ -378,7 +385,8 @@ def _share_memory(one: torch.Tensor, two: torch.Tensor) -> bool | None:
         return None
     first, last = [], []
     for tensor in (one, two):
-        steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        dims = zip(tensor.shape, tensor.stride(), strict=True)
+        steps = sum((size - 1) * stride for size, stride in dims)
         first.append(tensor.data_ptr())
         last.append(tensor.data_ptr() + steps * tensor.element_size())
     if last[0] < first[1] or last[1] < first[0]:

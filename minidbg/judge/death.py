@@ -42,7 +42,8 @@ def outcome_of_run(ended: Ended, spec: RunSpec, *, limit_s: float, tells_phases:
         how = "ended, for it took more memory than it may"
     else:
         how = f"died of {by}" if ended.signal is not None else by
-    return replace(found, reason=found.reason or how, message=found.stderr or found.message, stderr="")
+    message = found.stderr or found.message
+    return replace(found, reason=found.reason or how, message=message, stderr="")
 
 
 def printed(ended: Ended) -> Outcome | None:
@@ -59,35 +60,33 @@ def outcome_of_death(ended: Ended, spec: RunSpec, *, tells_phases: bool = True) 
     One that named no phase is no failure of the backend if it ``tells_phases``; else one if killed.
     """
     by, phase, stderr = died_by(ended), ended.note or last_phase(ended.stdout), ended.stderr_tail
-    kind, words, tail = (
-        Kind.HANG if ended.timed_out else Kind.CRASH,
-        last_words(stderr),
-        stderr[-STDERR_KEPT:],
-    )
+    kind = Kind.HANG if ended.timed_out else Kind.CRASH
+    words, tail, seconds = last_words(stderr), stderr[-STDERR_KEPT:], ended.seconds
     was_ended = ended.signal is not None or ended.timed_out or ended.out_of_memory
     if not phase and not was_ended:
         last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
         reason = f"{by} without a verdict{': ' if last else ''}{last}"[:300]
         verdict = Verdict.SKIPPED if ended.exit_status == 125 else Verdict.INVALID
-        return Outcome(verdict, reason=reason, message=tail, seconds=ended.seconds)
+        return Outcome(verdict, reason=reason, message=tail, seconds=seconds)
     if phase == "eager" or (phase, kind) == ("compare", Kind.HANG) or (tells_phases and not phase):
         who = {"": "the process", "eager": "eager itself"}.get(phase, "the comparison with eager")
         reason = f"{who} {'did not come back in time' if kind is Kind.HANG else f'died ({by})'}"
-        return Outcome(Verdict.INVALID, reason=reason, message=words, stderr=tail, seconds=ended.seconds)
+        return Outcome(Verdict.INVALID, reason=reason, message=words, stderr=tail, seconds=seconds)
     what, _, way = phase.partition(" ")
     direction = Direction(way or "forward") if phase else spec.expected.direction
     stack = stack_in(stderr)
     compiles = any(function in (*CALLS_BACKEND, "get_or_compile") for _, function in stack)
     if stack and what == "compile" and not compiles:
-        what = "runtime"  # torch.compile compiles and runs in one call: the stack tells which it was
+        what = "runtime"  # torch.compile compiles and runs in one call: the stack tells
     frames = tuple(f"{module}:{function}" for module, function in outside_carriers(stack)[:4])
     types = (by,) if kind is Kind.CRASH else (what,) if what else ()
     where = f"while {'compiling' if what == 'compile' else 'running'} {direction}"
     said = f"{by} {where}" + (f": {words}" if words else "")
     message = said if kind is Kind.CRASH else f"no end {where}"
     killed = None if ended.timed_out or ended.out_of_memory else ended.signal
-    found = failure(Signature(kind, direction, types, frames), spec, message, stderr=tail, signal=killed)
-    return replace(found, seconds=ended.seconds)
+    signature = Signature(kind, direction, types, frames)
+    found = failure(signature, spec, message, stderr=tail, signal=killed)
+    return replace(found, seconds=seconds)
 
 
 def died_by(ended: Ended) -> str:

@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 # How much farther from float64 than eager's the result may be, as in torch._dynamo.utils.same.
 FACTOR = 2.0  # root mean square over the tensor
 FACTOR_NOISY = 3.0  # the same for half precision, or below NOISY_BELOW elements: chance weighs more
 FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by luck
 NOISY_BELOW, TINY = 1000, 10
-FACTOR_PEAK = 10.0  # each element against the worst one like it: a single wrong element is lost in a mean
+FACTOR_PEAK = 10.0  # each element against the worst one like it: a mean hides a single wrong one
 LIKE = 10  # binary orders by which the own errors of elements like each other differ: 1,024 times
-ROUNDINGS = 16  # of each element by itself, at most, as products have them and sums that cancel have not
+ROUNDINGS = 16  # at most, of each element alone: products have them, sums that cancel have not
 EXPONENTS = 2200  # more than float64 has binary exponents
-BETTER = 4e-2  # where only eager is NaN or inf, the compiled value may be off float64 by this, relative
+BETTER = 4e-2  # relative error against float64 that is allowed where only eager is NaN or inf
 ABOUT_0 = 1e-3  # in units of the tensor: beside such a value a relative error says nothing
 CHUNK = 1 << 20  # elements judged at a time, so that float64 copies stay small
 
@@ -33,11 +34,11 @@ class Elements(NamedTuple):
 
 
 def wrong_elements(
-    actual: torch.Tensor,
-    expected: torch.Tensor,
+    actual: Tensor,
+    expected: Tensor,
     tolerance: tuple[float, float, float],
-    reference: torch.Tensor | None = None,
-    runs: Sequence[torch.Tensor] = (),
+    reference: Tensor | None = None,
+    runs: Sequence[Tensor] = (),
     margin: float = 1.0,
     decided_from: float = math.inf,
 ) -> Elements:
@@ -112,7 +113,8 @@ def wrong_elements(
     if category == "float":
         figures |= _float_figures(_wide(value), _wide(wanted), worst.allowed, usual)
     if reference is not None and worst is wrong:
-        figures |= {key: _finite(errors[key]) for key in ("rmse_compiled", "rmse_eager", "rmse_allowed")}
+        keys = ("rmse_compiled", "rmse_eager", "rmse_allowed")
+        figures |= {key: _finite(errors[key]) for key in keys}
     return Elements(
         {"category": category, **figures, "text": _sentence(category, expected, figures)},
         decided,
@@ -140,7 +142,7 @@ class _OwnError:
         self.number = 0
         self.whole = self.largest = 0.0
 
-    def of(self, e: torch.Tensor, others: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def of(self, e: Tensor, others: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The own error of each element, and whether rounding decides about it."""
         error = torch.zeros(e.shape, dtype=torch.float64, device=e.device)
         for other in others:
@@ -151,15 +153,16 @@ class _OwnError:
 
     def add(
         self,
-        a: torch.Tensor,
-        e: torch.Tensor,
-        r: torch.Tensor,
-        others: Sequence[torch.Tensor],
+        a: Tensor,
+        e: Tensor,
+        r: Tensor,
+        others: Sequence[Tensor],
     ) -> None:
         error, decided = self.of(e, others)
         known = a.isfinite() & e.isfinite() & r.isfinite() & ~decided
         self.number += int(known.sum())
-        self.whole, self.largest = math.hypot(self.whole, _norm(error)), max(self.largest, float(error.max()))
+        self.whole = math.hypot(self.whole, _norm(error))
+        self.largest = max(self.largest, float(error.max()))
         self.compiled = math.hypot(self.compiled, _norm(_distance(a, r, known)))
         self.eager = math.hypot(self.eager, _norm(torch.where(known, error, 0.0)))
         self.size = math.hypot(self.size, _norm(_size(r, known)))
@@ -168,9 +171,7 @@ class _OwnError:
         size = _size(e, e.isfinite()).cpu()
         self.relative = max(self.relative, float(torch.where(error > 0, error / size, 0.0).max()))
 
-    def allowed(
-        self, e: torch.Tensor, others: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def allowed(self, e: Tensor, others: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Each element's own error, the largest of those like it, and if rounding decides on it."""
         error, decided = self.of(e, others)
         peaks = torch.cummax(self.peaks, 0).values
@@ -199,7 +200,7 @@ class _OwnError:
         }
 
 
-def _exponents(error: torch.Tensor) -> torch.Tensor:
+def _exponents(error: Tensor) -> Tensor:
     """The index of each error's binary exponent among ``EXPONENTS``; 0 for no error."""
     exponent = torch.frexp(error.clamp(max=torch.finfo(torch.float64).max)).exponent.long()
     return torch.where(error > 0, exponent + EXPONENTS // 2, 0)
@@ -213,7 +214,7 @@ class _Count:
         self.number, self.most = 0, 0.0
         self.index, self.allowed, self.farthest = 0, 0.0, 0.0
 
-    def add(self, start: int, excess: torch.Tensor, off: torch.Tensor, margin: float) -> None:
+    def add(self, start: int, excess: Tensor, off: Tensor, margin: float) -> None:
         self.number += int((excess > margin).sum())
         self.most = max(self.most, float(excess.max()))
         beyond = torch.where(excess > margin, off - off / excess, 0.0)
@@ -223,14 +224,14 @@ class _Count:
             self.allowed = float(off[index] - beyond[index])
 
 
-def _float_figures(found: torch.Tensor, wanted: torch.Tensor, allowed: float, usual: float) -> dict[str, Any]:
+def _float_figures(found: Tensor, wanted: Tensor, allowed: float, usual: float) -> dict[str, Any]:
     size = float(wanted.abs())
     unit, size = ("relative", size) if size > ABOUT_0 * usual else ("absolute", 1.0)
     error = float((found - wanted).abs()) / size
     return {"unit": unit, "error": _finite(error), "allowed": _finite(allowed / size)}
 
 
-def _sentence(category: str, expected: torch.Tensor, figures: dict[str, Any]) -> str:
+def _sentence(category: str, expected: Tensor, figures: dict[str, Any]) -> str:
     what = f"{str(expected.dtype).removeprefix('torch.')}, {expected.device}"
     at = f" at {figures['index']}" if figures["index"] else ""
     if category != "float":
@@ -244,7 +245,7 @@ def _sentence(category: str, expected: torch.Tensor, figures: dict[str, Any]) ->
     return text.format(**{**figures, **rounded}, at=at, what=what)
 
 
-def distance_between(one: torch.Tensor, two: torch.Tensor) -> float:
+def distance_between(one: Tensor, two: Tensor) -> float:
     """The norm of the difference in units of the norm of ``two``, over elements finite in both."""
     off = size = 0.0
     for _, (x, y) in _chunks(one, two):
@@ -254,7 +255,7 @@ def distance_between(one: torch.Tensor, two: torch.Tensor) -> float:
     return off / (size or 1.0)
 
 
-def is_noise(one: torch.Tensor, two: torch.Tensor, error: float = 0.0) -> bool:
+def is_noise(one: Tensor, two: Tensor, error: float = 0.0) -> bool:
     """Whether two runs of eager differ by no more than rounding: floats by the root of their
     dtype's precision, or ``error``.
 
@@ -272,17 +273,15 @@ def is_noise(one: torch.Tensor, two: torch.Tensor, error: float = 0.0) -> bool:
     return noise <= max(math.sqrt(torch.finfo(one.dtype).eps), error) * size
 
 
-def are_close(a: torch.Tensor, e: torch.Tensor, relative: float, absolute: float) -> bool:
+def are_close(a: Tensor, e: Tensor, relative: float, absolute: float) -> bool:
     """``torch.allclose`` for all dtypes, NaN equal to NaN; integers and bools: equal."""
     if not _has_floats(e):
         return torch.equal(a, e)
-    pairs = (pair for _, pair in _chunks(a, e, change=_computable))
-    return all(
-        torch.allclose(_real_parts(x), _real_parts(y), relative, absolute, equal_nan=True) for x, y in pairs
-    )
+    pairs = (map(_real_parts, pair) for _, pair in _chunks(a, e, change=_computable))
+    return all(torch.allclose(x, y, relative, absolute, equal_nan=True) for x, y in pairs)
 
 
-def far_apart(one: torch.Tensor, two: torch.Tensor, relative: float, absolute: float) -> torch.Tensor:
+def far_apart(one: Tensor, two: Tensor, relative: float, absolute: float) -> Tensor:
     if not _has_floats(two):
         return one != two
     one, wide = _wide(one), _wide(two)
@@ -290,29 +289,31 @@ def far_apart(one: torch.Tensor, two: torch.Tensor, relative: float, absolute: f
     return far.to(two.device)
 
 
-def largest(value: torch.Tensor) -> float:
+def largest(value: Tensor) -> float:
     """The largest finite value of a float tensor, without sign; 0 if none, and for other dtypes."""
     if not (_has_floats(value) and value.numel()):
         return 0.0
-    return max(float(_size(part, part.isfinite()).max()) for _, (part,) in _chunks(value, change=_computable))
+    parts = _chunks(value, change=_computable)
+    return max(float(_size(part, part.isfinite()).max()) for _, (part,) in parts)
 
 
 def _factor(elements: int, dtype: torch.dtype) -> float:
     if elements <= TINY:
         return FACTOR_TINY
-    return FACTOR_NOISY if elements < NOISY_BELOW or dtype in (torch.float16, torch.bfloat16) else FACTOR
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    return FACTOR_NOISY if elements < NOISY_BELOW or is_half else FACTOR
 
 
-def _number(value: torch.Tensor) -> Any:
+def _number(value: Tensor) -> Any:
     number = value.item()
     return str(number) if isinstance(number, complex) else _finite(number)
 
 
 def _has_floats(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _computable(value: torch.Tensor) -> torch.Tensor:
+def _computable(value: Tensor) -> Tensor:
     """``value`` for any arithmetic: narrow floats as float32, on the CPU if float64 is lacking."""
     value = value.cpu() if value.device.type == "mps" else value
     if not _has_floats(value) or torch.finfo(value.dtype).bits >= 32:
@@ -320,40 +321,40 @@ def _computable(value: torch.Tensor) -> torch.Tensor:
     return value.to(torch.complex64 if value.is_complex() else torch.float32)
 
 
-def _wide(value: torch.Tensor) -> torch.Tensor:
+def _wide(value: Tensor) -> Tensor:
     if not _has_floats(value):
         return value
     return _computable(value).to(torch.complex128 if value.is_complex() else torch.float64)
 
 
-def _distance(x: torch.Tensor, y: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+def _distance(x: Tensor, y: Tensor, where: Tensor) -> Tensor:
     """The distance of two wide tensors, in float64, 0 outside ``where``; unequal integers: >= 1."""
     if _has_floats(x):
         return torch.where(where, (x - y).abs(), 0.0)
     return torch.where(where & (x != y), (x.double() - y.double()).abs().clamp(min=1.0), 0.0)
 
 
-def _size(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+def _size(x: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, x.abs() if _has_floats(x) else x.double().abs(), 0.0)
 
 
-def _ratio(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _ratio(x: Tensor, y: Tensor) -> Tensor:
     return torch.where((x > 0) & y.isfinite(), x / y, 0.0)
 
 
-def _differ(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _differ(x: Tensor, y: Tensor) -> Tensor:
     """Where two tensors have other NaN or inf; the finite part of a complex number that is not
     finite may be off by ``BETTER``."""
-    one, two = (torch.where(z.isfinite().unsqueeze(-1), 0.0, _real_parts(z).double()) for z in (x, y))
+    one, two = (torch.where(z.isfinite()[..., None], 0.0, _real_parts(z).double()) for z in (x, y))
     return ~torch.isclose(one, two, BETTER, BETTER, equal_nan=True).all(-1)
 
 
-def _real_parts(x: torch.Tensor) -> torch.Tensor:
+def _real_parts(x: Tensor) -> Tensor:
     """Each element's numbers, in a last dimension: one if real, else real and imaginary part."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.unsqueeze(-1)
 
 
-def _agrees(a: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _agrees(a: Tensor, reference: Tensor, dtype: torch.dtype) -> Tensor:
     """Where ``a`` is NaN or inf as float64 rounded to ``dtype`` is, or both are finite and near."""
     rounded = _wide(reference.to(dtype))
     finite = a.isfinite() & reference.isfinite()
@@ -361,23 +362,21 @@ def _agrees(a: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> tor
     return near & ~_differ(a, rounded)
 
 
-def _chunks(
-    *tensors: torch.Tensor | None, change: Callable[..., Any] | None = None
-) -> Iterator[tuple[int, Any]]:
+def _chunks(*tensors: Tensor | None, change: Callable[..., Any] | None = None) -> Iterator[tuple[int, Any]]:
     flat = [None if tensor is None else tensor.reshape(-1) for tensor in tensors]
     for start in range(0, next(tensor.numel() for tensor in flat if tensor is not None), CHUNK):
         parts = (None if tensor is None else tensor[start : start + CHUNK] for tensor in flat)
         yield start, [None if part is None else (change or _wide)(part) for part in parts]
 
 
-def _rms(x: torch.Tensor) -> float:
+def _rms(x: Tensor) -> float:
     total = 0.0
     for _, (part,) in _chunks(x):
         total = math.hypot(total, _norm(_size(part, part.isfinite())))
     return total / math.sqrt(max(x.numel(), 1))
 
 
-def _norm(x: torch.Tensor) -> float:
+def _norm(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x))
 
 

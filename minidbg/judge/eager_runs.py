@@ -163,7 +163,7 @@ def again(eager: Eager, sensitivity: Sensitivity) -> Iterator[Leaves]:
     if sensitivity.draws:
         first = left_by(eager(seed=OTHER_SEED)) if sensitivity.is_open else run
         few = {
-            where: leaf._replace(value="any")  # two draws of few possible numbers are likely to be the same
+            where: leaf._replace(value="any")  # two draws of few numbers are likely to be the same
             for where, leaf in first.items()
             if leaf.role == "output"
             and not (isinstance(leaf.value, torch.Tensor) and leaf.value.numel() > FEW_ELEMENTS)
@@ -259,7 +259,7 @@ def same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
         error = distance_between(one, reference) if _can_stand_for(reference, one) else 0.0
         return is_noise(one, two, FACTOR_NOISY * error)
     if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
-        return not (_are_plain(one, one) or _are_plain(two, two))  # what cannot be compared is nobody's noise
+        return not (_are_plain(one, one) or _are_plain(two, two))  # not comparable, so no noise
     return bool(one == two or (one != one and two != two))
 
 

@@ -32,14 +32,16 @@ def collect_leaves(outputs: Any, inputs_after: Any = (), gradients: Any = ()) ->
     from name to value; give all tensor inputs, so that aliasing is seen. Nothing is copied.
     """
     leaves: dict[str, Leaf] = {}
+    results = outputs if isinstance(outputs, (tuple, list, Mapping)) else (outputs,)
     for role, label, values in (
-        ("output", "output {}", outputs if isinstance(outputs, (tuple, list, Mapping)) else (outputs,)),
+        ("output", "output {}", results),
         ("input", "input {} after the call", inputs_after),
         ("gradient", "gradient of {}", gradients),
     ):
         for name, value in values.items() if isinstance(values, Mapping) else enumerate(values):
             name = f"input {name}" if role == "gradient" and isinstance(name, int) else name
-            leaves |= {label.format(f"{name}{path}"): _leaf(role, part) for path, part in _named_parts(value)}
+            parts = _named_parts(value)
+            leaves |= {label.format(f"{name}{path}"): _leaf(role, part) for path, part in parts}
     return leaves
 
 
@@ -70,7 +72,8 @@ def _leaf(role: str, value: Any) -> Leaf:
     if isinstance(value, torch.Tensor):
         if is_wrapped(value):  # the level that it belonged to is closed: no op takes it
             return Leaf(role, value)
-        return Leaf(role, in_memory(value) if is_zero_tensor(value) else value.detach(), value.requires_grad)
+        elements = in_memory(value) if is_zero_tensor(value) else value.detach()
+        return Leaf(role, elements, value.requires_grad)
     plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
     return Leaf(role, plain(value) if plain else value)
 
@@ -89,12 +92,14 @@ def _can_stand_for(value: Any, like: torch.Tensor) -> bool:
     float, complex or neither."""
     if not _are_plain(value, like):
         return False
-    return (value.is_floating_point(), value.is_complex()) == (like.is_floating_point(), like.is_complex())
+    kind, wanted = ((x.is_floating_point(), x.is_complex()) for x in (value, like))
+    return kind == wanted
 
 
 def _in_place_of(like: torch.Tensor, run: Leaves, where: str) -> Any:
     value = run[where].value if where in run else None
-    return torch.full_like(like, value or 0) if value is None or isinstance(value, (int, float)) else value
+    is_number = value is None or isinstance(value, (int, float))
+    return torch.full_like(like, value or 0) if is_number else value
 
 
 def _short_name(of: torch.dtype | torch.layout) -> str:

@@ -38,7 +38,8 @@ def to_float64(value: Any) -> Any:
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
         if (elements := in_memory(tensor)) is None:
-            raise NoFloat64(f"an input is a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}")
+            name = type(tensor).__name__
+            raise NoFloat64(f"an input is a {name} of {tensor.dtype}, {tensor.layout}")
         wide: torch.Tensor = elements.to(_wide_dtype(tensor.dtype))
         return wide
 
@@ -116,7 +117,8 @@ def _in_float64(argument: Any) -> Any:
 
 
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
+    real = torch.float64 if dtype.is_floating_point else dtype
+    return torch.complex128 if dtype.is_complex else real
 
 
 NO_ARITHMETIC = ("set", "resize", "requires_grad", "rename")
@@ -161,17 +163,18 @@ class RoundingNoise(PerturbedEager):
         is_exact = name not in ROUNDING and (name not in ARITHMETIC or all(map(has_few_bits, args)))
         terms = args[TERMS[name]] if name in TERMS and len(args) > TERMS[name] else None
         result = func(*args, **kwargs)
-        returns = [one.alias_info for one in func._schema.returns]
+        schema = func._schema
+        returns = [one.alias_info for one in schema.returns]
         if name in NO_ARITHMETIC or any(alias and not alias.is_write for alias in returns):
             return result  # a view of what is off already
         results = result if isinstance(result, (tuple, list)) else (result,)
-        chooses = name in EXACT or any(one in OF_EXTREMES for one in args if isinstance(one, (str, float)))
+        chooses = name in EXACT or any(x in OF_EXTREMES for x in args if isinstance(x, str | float))
         if chooses or (name in CASTS_OF_ATEN and not is_narrower(results[0], args)):
             return result
         for index, one in enumerate(results):
             if not (has_plain_memory(one) and one.numel() and numbers_of(one).dtype in LAST_BITS):
                 continue
-            if isinstance(terms, torch.Tensor) and not (func._schema.is_mutable or has_few_bits(terms)):
+            if isinstance(terms, torch.Tensor) and not (schema.is_mutable or has_few_bits(terms)):
                 # batch norm writes to its running statistics, which its schema does not tell
                 shaken = [
                     arg.clone() if "batch_norm" in name and isinstance(arg, torch.Tensor) else arg
@@ -192,17 +195,18 @@ class RoundingNoise(PerturbedEager):
         by = torch.randint(1, step + 1, tensor.shape, generator=self.generator)
         sign = torch.randint(2, tensor.shape, generator=self.generator) * 2 - 1
         moves = (old & max(step - 1, 1)) != 0 if is_exact else tensor != 0
-        moved = torch.where(moves, old + (by * sign).to(tensor.device, whole), old).view(tensor.dtype)
+        offset = (by * sign).to(tensor.device, whole)
+        moved = torch.where(moves, old + offset, old).view(tensor.dtype)
         return torch.where(moved.isfinite() & (moved.sign() == tensor.sign()), moved, tensor)
 
     def shaken(self, terms: torch.Tensor, base: torch.Tensor, number: float) -> torch.Tensor:
         """``terms``, each off by the mean error of adding ``number`` of them, less ``base``."""
-        up = torch.randint(2, terms.shape, generator=self.generator).to(terms.device, terms.real.dtype)
-        eps = torch.finfo(terms.dtype).eps if terms.dtype in WIDE else torch.finfo(torch.float32).eps
+        up = torch.randint(2, terms.shape, generator=self.generator)
+        up = up.to(terms.device, terms.real.dtype)
+        eps = torch.finfo(terms.dtype if terms.dtype in WIDE else torch.float32).eps
         moved = base + (terms - base) * (1 + (2 * up - 1) * (eps * math.sqrt(number)))
-        return torch.where(
-            moved.isfinite(), moved, terms
-        )  # a mask holds infinities, or the least of all numbers
+        # a mask holds infinities, or the least of all numbers
+        return torch.where(moved.isfinite(), moved, terms)
 
 
 def terms_of_each(name: str, args: Any, result: torch.Tensor) -> float:
@@ -211,7 +215,7 @@ def terms_of_each(name: str, args: Any, result: torch.Tensor) -> float:
     if name.startswith("cum"):
         return float(terms.shape[args[1]]) if terms.dim() else 1.0
     if name in MULTIPLIED:
-        factor = next((one for one in args[TERMS[name] + 1 :] if isinstance(one, torch.Tensor)), None)
+        factor = next((x for x in args[TERMS[name] + 1 :] if isinstance(x, torch.Tensor)), None)
     if factor is not None:
         return max(1.0, math.sqrt(int(terms.numel()) * factor.numel() / result.numel()))
     return max(1.0, int(terms.numel()) / result.numel())
@@ -224,8 +228,8 @@ def numbers_of(value: torch.Tensor) -> torch.Tensor:
 
 def is_narrower(result: Any, args: Any) -> bool:
     """Whether a cast has fewer bits than what is cast: the last argument that is a tensor."""
-    source = next((one for one in reversed(args) if isinstance(one, torch.Tensor)), None)
-    return isinstance(result, torch.Tensor) and source is not None and result.itemsize < source.itemsize
+    arg = next((one for one in reversed(args) if isinstance(one, torch.Tensor)), None)
+    return isinstance(result, torch.Tensor) and arg is not None and result.itemsize < arg.itemsize
 
 
 WIDE = (torch.float64, torch.complex128)

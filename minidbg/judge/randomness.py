@@ -151,7 +151,7 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
         drawn.append(one)
         with made.graph.inserting_before(first_call):
             node = made.graph.placeholder(f"drawn_{len(drawn)}")
-        node.__dict__["_dynamo_source"] = None  # AOTAutograd asks each input of a graph of dynamo's for it
+        node.__dict__["_dynamo_source"] = None  # AOTAutograd asks each input of dynamo's for it
         node.meta["example_value"] = one.value
         return node
 
@@ -159,7 +159,8 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Derandomized:
     for name, edit in recorder.edits.items():
         edit(made, nodes[name], new_input)
     for node in reversed(made.graph.nodes):  # what only a draw had used
-        if node in needed and not node.users and is_call(node) and not any(written_arguments(made, node)):
+        is_unused = node in needed and not node.users
+        if is_unused and is_call(node) and not any(written_arguments(made, node)):
             made.graph.erase_node(node)
     made.graph.lint()
     made.recompile()
@@ -176,7 +177,8 @@ def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | N
     None where the whole graph draws more than those calls do.
     """
     calls = [call for call in dict.fromkeys(one.call for one in fed.drawn) if call is not None]
-    hidden = any(one.call is None for one in fed.drawn) or any(call.op == "call_module" for call in calls)
+    hidden = any(one.call is None for one in fed.drawn)
+    hidden = hidden or any(call.op == "call_module" for call in calls)
     if fed.left or fed.switched_off or hidden:
         return None
     graph, inputs = fx.Graph(), list[Any]()
@@ -200,7 +202,9 @@ def draws_alone(fed: Derandomized) -> tuple[fx.GraphModule, tuple[Any, ...]] | N
     results = []
     for one in fed.drawn:
         node = nodes[one.call]
-        results.append(node if one.part is None else graph.call_function(operator.getitem, (node, one.part)))
+        if one.part is not None:
+            node = graph.call_function(operator.getitem, (node, one.part))
+        results.append(node)
     graph.output(tuple(results))
     return fx.GraphModule({}, graph), tuple(inputs)
 
@@ -228,7 +232,8 @@ class _Recorder(fx.Interpreter):
         """A copy of each attribute: the graph may write to it, and this run must not show."""
         if target not in self._attributes:
             value = super().fetch_attr(target)
-            is_own = isinstance(value, Tensor | torch.nn.Module) and not isinstance(value, fx.GraphModule)
+            is_graph = isinstance(value, fx.GraphModule)
+            is_own = isinstance(value, Tensor | torch.nn.Module) and not is_graph
             self._attributes[target] = copy.deepcopy(value) if is_own else value
         return self._attributes[target]
 
@@ -259,20 +264,21 @@ class _Recorder(fx.Interpreter):
         plain = name.rstrip("_")
         if plain in DROPOUTS:
             ones = torch.ones_like(args[0])
-            kwargs = {key: value for key, value in kwargs.items() if key not in ("inplace", "input")}
+            kwargs = {key: v for key, v in kwargs.items() if key not in ("inplace", "input")}
             in_place = name.endswith("_") or argument_of(node, "inplace", 3, False) is True
             return partial(multiply_by_mask, self.again(node, (ones, *args[1:3]), kwargs), in_place)
         if plain == ATTENTION:
             mask = attention_mask(*args, result=result, **kwargs)
-            return partial(give_mask, mask, result.dtype, torch.is_autocast_enabled(result.device.type))
+            autocast = torch.is_autocast_enabled(result.device.type)
+            return partial(give_mask, mask, result.dtype, autocast)
         if name == "gumbel_softmax" and not argument_of(node, "hard", 2, False):
             tau, dim = argument_of(node, "tau", 1, 1), argument_of(node, "dim", 4, -1)
             logits = args[0].clone()
             soft = self.again(node, (logits, *args[1:]), kwargs)
             return partial(add_noise, soft.as_read(lambda y: tau * y.log() - logits), tau, dim)
         if name == "rrelu" and argument_of(node, "inplace", 4, False) is False:
-            signs = torch.where(args[0] > 0, 1, -1).to(args[0])  # as many numbers are drawn for them
-            mask = self.again(node, (signs, *args[1:]), kwargs).as_read(lambda slopes: slopes / signs)
+            signs = torch.where(args[0] > 0, 1, -1).to(args[0])  # which draw as many numbers
+            mask = self.again(node, (signs, *args[1:]), kwargs).as_read(lambda y: y / signs)
             return partial(multiply_by_mask, mask, False)
         if plain in SWITCHES or plain in RECURRENT:
             self.switched_off.append(node.name)
@@ -332,7 +338,7 @@ class _Recorder(fx.Interpreter):
         self.left += [f"{node.name}.{name}" for name in fed.left]
         self.switched_off += [f"{node.name}.{name}" for name in fed.switched_off]
         self.cut += [f"{node.name}.{name}" for name in fed.cut]
-        index = next(at for at, value in enumerate(node.args) if getattr(value, "target", None) == path)
+        index = next(at for at, arg in enumerate(node.args) if getattr(arg, "target", None) == path)
         return partial(put_inside, index, fed.graph_module, fed.drawn) if fed.fed else None
 
 
@@ -342,9 +348,8 @@ def attention_mask(query: Tensor, key: Tensor, *others: Any, result: Tensor, **n
     dtype = torch.promote_types(result.dtype, torch.float32)  # that of the weights
     ones = torch.ones((*result.shape[:-1], key.shape[-2]), dtype=dtype, device=result.device)
     mask = torch.nn.functional.dropout(ones, probability)
-    return Drawn(
-        mask, *attention_that_shows_its_mask(mask, result.dtype, named.get("attn_mask"), probability)
-    )
+    attn_mask = named.get("attn_mask")
+    return Drawn(mask, *attention_that_shows_its_mask(mask, result.dtype, attn_mask, probability))
 
 
 def attention_that_shows_its_mask(
@@ -364,7 +369,8 @@ def attention_that_shows_its_mask(
         blank = torch.ones_like if attn_mask.dtype is torch.bool else torch.zeros_like
         attn_mask = blank(attn_mask)
     arguments = (query, key, value, attn_mask, probability)
-    call = DrawingCall("call_function", torch.nn.functional.scaled_dot_product_attention, arguments, {})
+    attention = torch.nn.functional.scaled_dot_product_attention
+    call = DrawingCall("call_function", attention, arguments, {})
     return call, None, lambda shown: (shown[..., :keys] != 0).to(mask.dtype) / (1 - probability)
 
 
@@ -393,7 +399,7 @@ def give_mask(
         for index, value in enumerate(given[:4]):
             if not isinstance(value, fx.Node):
                 continue
-            if getattr(value.meta.get("example_value"), "dtype", None) is torch.bool:  # those that count
+            if getattr(value.meta.get("example_value"), "dtype", None) is torch.bool:  # what counts
                 value = call(torch.where, (value, 0.0, -math.inf))
             given[index] = method("to", (method("to", (value, dtype)), inside))
         values = given[2]
@@ -415,15 +421,17 @@ def multiply_by_mask(
     mask: Drawn, in_place: bool, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
 ) -> None:
     given = (node.args[0], new_input(mask))
-    become(node, "call_method" if in_place else "call_function", "mul_" if in_place else torch.mul, given)
+    op, target = ("call_method", "mul_") if in_place else ("call_function", torch.mul)
+    become(node, op, target, given)
 
 
 def add_noise(
     noise: Drawn, tau: Any, dim: Any, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
 ) -> None:
     """The softmax that ``gumbel_softmax`` is, of what it is given and the noise."""
+    logits = argument_of(node, "logits", 0)
     with gm.graph.inserting_before(node):
-        noisy = gm.graph.call_function(torch.add, (argument_of(node, "logits", 0), new_input(noise)))
+        noisy = gm.graph.call_function(torch.add, (logits, new_input(noise)))
         scaled = gm.graph.call_function(torch.div, (noisy, tau))
     become(node, "call_function", torch.softmax, (scaled, dim))
 
@@ -434,7 +442,7 @@ def replace_value(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: Ne
 
 def replace_parts(values: Sequence[Drawn], gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
     for part in list(node.users):
-        replace_value(values[part.args[1]], gm, part, new_input)  # type: ignore[index] # getitem of an int
+        replace_value(values[part.args[1]], gm, part, new_input)  # type: ignore[index] # getitem
     gm.graph.erase_node(node)
 
 
@@ -477,7 +485,8 @@ def become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:
 
 
 def is_getitem(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[1], int)
+    gets_item = node.op == "call_function" and node.target is operator.getitem
+    return gets_item and isinstance(node.args[1], int)
 
 
 def dropout_index(node: fx.Node) -> int | None:
@@ -487,4 +496,5 @@ def dropout_index(node: fx.Node) -> int | None:
 
 
 def argument_of(node: fx.Node, keyword: str, index: int, default: Any = None) -> Any:
-    return node.kwargs[keyword] if keyword in node.kwargs else (*node.args, *[default] * (index + 1))[index]
+    arguments = (*node.args, *[default] * (index + 1))
+    return node.kwargs[keyword] if keyword in node.kwargs else arguments[index]

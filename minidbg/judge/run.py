@@ -37,7 +37,7 @@ from minidbg.torch_internals import devices
 from minidbg.torch_internals.thread_state import preserving_thread_state, without_autocast
 
 SEED = 0
-COTANGENT_SEED = 9_176_551  # none that a program is likely to have set: its data would be these numbers
+COTANGENT_SEED = 9_176_551  # no program is likely to have set it: its data would be these numbers
 NOT_CALLED = "dynamo did not call the backend"
 """How the reason begins where dynamo does not take the program as it is written."""
 
@@ -115,7 +115,7 @@ def judge(
             expected = runnable.eager()
         except KeyboardInterrupt:
             raise
-        except (FileNotFoundError, ModuleNotFoundError) as error:  # the values lie in a file of their own
+        except (FileNotFoundError, ModuleNotFoundError) as error:  # the values lie in another file
             result = Outcome(Verdict.SKIPPED, reason=f"what it needs is not here: {brief(error)}")
         except BaseException as error:  # noqa: BLE001 - where eager fails, no backend is to blame
             reason = f"eager itself fails: {brief(error)}"
@@ -129,7 +129,8 @@ def judge(
                 actual, result = None, Outcome(Verdict.SKIPPED, reason=str(lacks))
             if actual is not None and compares:
                 note("compare")
-                result = compared(Comparison(actual, expected, runnable.eager, spec), notes) or result
+                comparison = Comparison(actual, expected, runnable.eager, spec)
+                result = compared(comparison, notes) or result
             if result.verdict is Verdict.GONE:
                 if HANDED_BACK in notes and not compiles_one_op(runnable.compiler, spec, inputs):
                     notes[:] = [BY_DESIGN if note == HANDED_BACK else note for note in notes]
@@ -301,7 +302,7 @@ def left_by_run(
 def left_behind(
     outputs: Any, model: Any, inputs: tuple[Any, ...], gradients: dict[str, Any]
 ) -> dict[str, Any]:
-    after = {str(index): value for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+    after = {str(i): value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
     after |= {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {"outputs": outputs, "inputs_after": after, "gradients": gradients}
 
@@ -313,7 +314,7 @@ def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
     Afterwards the tensor stands for its new value: in eager that has a gradient, in a graph of
     AOTAutograd it is outside.
     """
-    values = {f"input {index}": value for index, value in enumerate(inputs)} | dict(model.named_parameters())
+    values = {f"input {i}": v for i, v in enumerate(inputs)} | dict(model.named_parameters())
     edge = torch.autograd.graph.get_gradient_edge
     return {
         name: value if value.is_leaf else edge(value)
@@ -358,9 +359,9 @@ def needs_gradient(value: Any) -> bool:
 
 def leaves_of(value: Any) -> list[Any]:
     items = list(value.values()) if isinstance(value, dict) else value
-    return (
-        [leaf for item in items for leaf in leaves_of(item)] if isinstance(items, (tuple, list)) else [value]
-    )
+    if not isinstance(items, (tuple, list)):
+        return [value]
+    return [leaf for item in items for leaf in leaves_of(item)]
 
 
 @contextlib.contextmanager
@@ -394,8 +395,8 @@ def entered_modes(context: Context) -> Iterator[None]:
         stack.enter_context(torch.set_grad_enabled(context.grad))
         if context.inference:
             stack.enter_context(torch.inference_mode())
-        for device, dtype, cache_enabled in context.autocast:
-            stack.enter_context(torch.autocast(device, dtype_named(dtype), cache_enabled=cache_enabled))
+        for device, dtype, caches in context.autocast:
+            stack.enter_context(torch.autocast(device, dtype_named(dtype), cache_enabled=caches))
         yield
 
 
@@ -412,7 +413,8 @@ def patched_config(given: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
         for name in {**config, **given}:
             module = importlib.import_module(name)
             options = {**config.get(name, {}), **given.get(name, {})}
-            stack.enter_context(module.patch({key: options[key] for key in options if hasattr(module, key)}))
+            changes = {key: options[key] for key in options if hasattr(module, key)}
+            stack.enter_context(module.patch(changes))
         yield
 
 
@@ -429,12 +431,13 @@ def compared(runs: Comparison, notes: list[str]) -> Outcome | None:
     except Exception as error:
         if is_of_a_signal_handler(error):
             raise
-        reason = f"comparing it with eager failed ({first_line_of(error)}); that is a bug in minidbg"
+        line = first_line_of(error)
+        reason = f"comparing it with eager failed ({line}); that is a bug in minidbg"
         return Outcome(Verdict.INVALID, reason=reason)
     if difference is None:
         return None
     signature = record_of({"kind": "accuracy", **difference["signature"]}, Signature)
-    figures = {name: value for name, value in difference.items() if name not in ("signature", "message")}
+    figures = {key: v for key, v in difference.items() if key not in ("signature", "message")}
     return failure(signature, runs.spec, difference["message"], figures=figures)
 
 

@@ -39,18 +39,20 @@ class ExecutedScript:
 
     def runnable(self, device: str | None = None, backend: str | None = None) -> Runnable:
         compiler = self.compiler(backend)
+        place = device or self.spec.device
         try:
-            torch.empty(1, device=device or self.spec.device)
+            torch.empty(1, device=place)
         except Exception as error:  # noqa: BLE001 - a plugin's own error types, all mean: not here
-            raise Unavailable(f"no device {device or self.spec.device!r} here: {brief(error)}") from None
+            raise Unavailable(f"no device {place!r} here: {brief(error)}") from None
         if self.spec.level is Level.ATEN and isinstance(compiler, str):
             raise Unavailable(
                 f"a compiler for aot_autograd is needed (module:attribute), and {compiler!r} is a backend"
             )
-        make, inputs = self.definitions.get("graph") or self.definitions["Repro"], self.definitions["inputs"]
+        make = self.definitions.get("graph") or self.definitions["Repro"]
+        inputs = self.definitions["inputs"]
         return Runnable(
             lambda: make().to(device) if device is not None else make(),
-            lambda: tuple(inputs(device or self.spec.device)),
+            lambda: tuple(inputs(place)),
             compiler,
             self.spec,
         )
@@ -59,11 +61,12 @@ class ExecutedScript:
         """The script's ``backend`` or ``--backend``: a registered name or ``module:expression``."""
         definitions, reference, failed = self.definitions, self.spec.backend, self.failed
         if failed and (wanted is None or "inputs" not in definitions):
+            cause = brief(failed[0])
             if isinstance(failed[0], ImportError):
                 where = f"; put its folder on PYTHONPATH ({', '.join(reference.paths)}: not there)"
                 where = where if reference.paths else ""
-                raise Unavailable(f"the backend's modules are not all here: {brief(failed[0])}{where}")
-            raise BackendCannotLoad(f"the backend cannot be loaded: {brief(failed[0])}")
+                raise Unavailable(f"the backend's modules are not all here: {cause}{where}")
+            raise BackendCannotLoad(f"the backend cannot be loaded: {cause}")
         try:
             if wanted and ":" in wanted:
                 return evaluated(wanted, reference.paths)

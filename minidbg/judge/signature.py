@@ -26,11 +26,11 @@ CARRIERS = (
 CALLS_BACKEND = ("call_user_compiler", "_call_user_compiler", "compile_directly", "call_backend_and_look")
 DYNAMO_WRAPS = ("torch._dynamo.exc.BackendCompilerFailed", "torch._dynamo.exc.Unsupported")
 COMPILE_WRAPPER = "_TorchDynamoContext"  # what torch.compile returns, in torch._dynamo.eval_frame
-CALLS_COMPILED = ("torch._dynamo.eval_frame", "DisableContext")  # dynamo's wrapping of a backend's result
+CALLS_COMPILED = ("torch._dynamo.eval_frame", "DisableContext")  # dynamo wraps a backend's result
 GUARD_FAILED = "Guard failed on the same frame it was created"  # dynamo's words
 BUILDS_GUARDS = "produce_guards_verbose"  # in torch.fx.experimental.symbolic_shapes
 NO_GUARDS = "dynamo cannot build its guards"  # the message of such a failure, whichever error it is
-ASYNCHRONOUS = "torch.AcceleratorError"  # a kernel's failure, raised by whichever call met the device next
+ASYNCHRONOUS = "torch.AcceleratorError"  # a kernel's failure, raised by the next call to the device
 GENERATED = ("torch._inductor.runtime.compile_tasks", "torch_compile_debug")
 SCRIPT = "<script>"
 """The module of what is defined in the program or in a repro, in signatures."""
@@ -51,7 +51,7 @@ def signature_of(error: BaseException, kind: str | None = None, direction: str =
     """What ``error`` shows; without ``kind``, the traceback tells compile from runtime."""
     chain = exception_chain(error)
     found = Signature(Kind(kind or phase_of(error, direction)), Direction(direction))
-    if is_about_guards(error):  # which of three errors dynamo meets first hangs on the order of hashes
+    if is_about_guards(error):  # which of three errors comes first hangs on the order of hashes
         return replace(found, message=NO_GUARDS)
     types, frames = map(qualified_name, chain), innermost_frames(chain)
     return replace(found, types=tuple(types), frames=tuple(frames), message=stable_message(chain))
@@ -93,7 +93,7 @@ def exception_chain(error: BaseException | None) -> list[BaseException]:
 def wrapped_by(error: BaseException) -> BaseException | None:
     inner = inner_of(error)
     if inner is None and quotes(error, error.__context__):
-        inner = error.__context__  # raised `from None`, but its text begins with the inner exception's
+        inner = error.__context__  # raised `from None`, but its text begins with the inner one's
     return inner
 
 
@@ -119,7 +119,8 @@ def phase_of(error: BaseException, direction: str = "forward") -> str:
     functions = {last_name(function) for module, function in stack if module.startswith("torch.")}
     if direction == "backward":
         compiles = functions & {"get_or_compile", "_backward_impl"}
-        return "compile" if compiles and "call_func_at_runtime_with_args" not in functions else "runtime"
+        runs = "call_func_at_runtime_with_args" in functions
+        return "compile" if compiles and not runs else "runtime"
     tracing = False
     for module, function in stack:
         if last_name(function) in CALLS_BACKEND:
@@ -158,18 +159,18 @@ def innermost_frames(chain: list[BaseException], most: int = 4) -> list[str]:
         return []  # where the stack ends is chance
     traced = [error for error in chain if error.__traceback__ is not None]
     names: list[str] = []
-    waiting = False  # inside torch.compile's wrapper, compiled code not reached: frames are the model's
+    waiting = False  # in torch.compile's wrapper, before compiled code: frames are the model's
     for module, function in stack_of(traced[-1]) if traced else []:
         last = last_name(function)
         if module == CALLS_COMPILED[0] and (waiting or function.startswith(COMPILE_WRAPPER)):
             waiting = function.startswith(COMPILE_WRAPPER)
             names.clear()
-        elif module.partition(".")[0] == "minidbg" or last in CALLS_BACKEND or last == "call_compiled":
+        elif module.partition(".")[0] == "minidbg" or last in (*CALLS_BACKEND, "call_compiled"):
             waiting = False
             names.clear()
         elif last == "__torch_dispatch__" and module.startswith("torch."):
             pass  # a mode's, or a subclass's: which are around a call is chance
-        elif module and not module.startswith(CARRIERS) and not function.startswith("_TorchCompile"):
+        elif module and not (module.startswith(CARRIERS) or function.startswith("_TorchCompile")):
             name = f"{module}:{last if module == '<generated>' else function}"
             if names[-1:] != [name]:
                 names.append(name)
@@ -177,13 +178,10 @@ def innermost_frames(chain: list[BaseException], most: int = 4) -> list[str]:
 
 
 def stable_message(chain: list[BaseException], most: int = 400) -> str:
-    error = next(
-        (one for one, inner in zip(chain, [*chain[1:], None], strict=True) if not quotes(one, inner)),
-        chain[0],
-    )
-    target = next(
-        (found[1] for one in chain if (found := re.search(r"(?m)^\s*target: (\S+)", error_text(one)))), ""
-    )
+    pairs = zip(chain, [*chain[1:], None], strict=True)
+    error = next((one for one, inner in pairs if not quotes(one, inner)), chain[0])
+    targets = (re.search(r"(?m)^\s*target: (\S+)", error_text(one)) for one in chain)
+    target = next((match[1] for match in targets if match), "")
     text = "\n".join(meaningful_lines(error_text(error)))
     text = f"{text} target: {target}" if target and target not in text else text
     text = " ".join(text.split())[: 4 * most]
@@ -195,7 +193,7 @@ def stable_message(chain: list[BaseException], most: int = 400) -> str:
 def meaningful_lines(text: str) -> list[str]:
     found = re.findall(r"(?m)^.*?\b(?:fatal )?error: (.*)$", text)
     if found:
-        return list(dict.fromkeys(line.strip() for line in found))[:2]  # once for each loop that holds it
+        return list(dict.fromkeys(line.strip() for line in found))[:2]  # each loop repeats it
     lines = []
     # where no output follows a command, its end is not sought
     head, mark, rest = text.rpartition("\nOutput:\n")

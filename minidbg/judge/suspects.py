@@ -17,6 +17,7 @@ from torch import fx
 from minidbg import torch_internals
 from minidbg.judge.signature import CALLS_BACKEND, exception_chain
 
+Calls: TypeAlias = "Mapping[str, torch_internals.GivenCall]"
 Suspects: TypeAlias = tuple[tuple[str, ...], ...]
 """Names of nodes, one group for each frame that holds some, the innermost frame first."""
 
@@ -48,8 +49,9 @@ def suspects_of(error: BaseException, calls: Iterable[torch_internals.GivenCall]
     known = {call.name: call for call in calls}
     of_backend = takewhile(lambda one: one[0].f_code.co_name not in CALLS_BACKEND, frames)
     groups = (group for frame, line in of_backend for group in _named_by(frame, line, known))
-    texts = (found for one in traced for found in CPP_LINE.finditer(str(one)))
-    by_text = (group for at in texts for group in of_generated_line(at["file"], int(at["line"]), known))
+    matches = (match for one in traced for match in CPP_LINE.finditer(str(one)))
+    places = ((match["file"], int(match["line"])) for match in matches)
+    by_text = (group for place in places for group in of_generated_line(*place, known))
     return telling(chain(by_text, groups), len(known))
 
 
@@ -57,7 +59,8 @@ def suspects_in_stack(stderr: str, calls: Iterable[torch_internals.GivenCall]) -
     known = {call.name: call for call in calls}
     current = stderr.rpartition("Current thread")[2]
     lines = [(found["file"], int(found["line"])) for found in STACK_LINE.finditer(current)]
-    return telling((group for place in lines for group in of_generated_line(*place, known)), len(known))
+    groups = (group for place in lines for group in of_generated_line(*place, known))
+    return telling(groups, len(known))
 
 
 def telling(groups: Iterable[Set[str]], nodes: int) -> Suspects:
@@ -74,7 +77,7 @@ def renamed(suspects: Suspects, names: Mapping[str, str]) -> Suspects:
     return tuple(group for group in groups if group)
 
 
-def of_generated_line(file: str, line: int, known: Mapping[str, torch_internals.GivenCall]) -> list[Set[str]]:
+def of_generated_line(file: str, line: int, known: Calls) -> list[Set[str]]:
     """The nodes that a line of a file that inductor generated runs, the likeliest group first.
 
     Those in the comment above it. The call of a C++ kernel has no comment: there, the nodes between
@@ -94,10 +97,10 @@ def of_generated_line(file: str, line: int, known: Mapping[str, torch_internals.
         return [set(above)]
     order = list(known)
     below = _first_comment(lines[line:], known)
-    between = order[
-        max(map(order.index, above), default=-1) + 1 : max(map(order.index, below), default=len(order)) + 1
-    ]
-    ran = [earlier["kernel"] for text in lines[start : line - 1] if (earlier := CPP_KERNEL.match(text))]
+    first = max(map(order.index, above), default=-1) + 1
+    end = max(map(order.index, below), default=len(order)) + 1
+    between = order[first:end]
+    ran = [call["kernel"] for text in lines[start : line - 1] if (call := CPP_KERNEL.match(text))]
     new = {
         name
         for name in between
@@ -106,7 +109,7 @@ def of_generated_line(file: str, line: int, known: Mapping[str, torch_internals.
     return [new, set(between)]
 
 
-def of_fx_line(frame: FrameType, line: int, known: Mapping[str, torch_internals.GivenCall]) -> list[Set[str]]:
+def of_fx_line(frame: FrameType, line: int, known: Calls) -> list[Set[str]]:
     """The node that a GraphModule's line runs, if one of ``known`` and no other op of its name."""
     file = frame.f_code.co_filename
     found = FX_LINE.match(linecache.getline(file, line)) if file.startswith(FX_FILE) else None
@@ -117,7 +120,7 @@ def of_fx_line(frame: FrameType, line: int, known: Mapping[str, torch_internals.
     return [{found["name"]}] if op in found["call"] else []
 
 
-def _first_comment(lines: Iterable[str], known: Mapping[str, torch_internals.GivenCall]) -> list[str]:
+def _first_comment(lines: Iterable[str], known: Calls) -> list[str]:
     comment = next(filter(None, map(SOURCE_NODES.search, lines)), None)
     names = comment["names"].split(",") if comment else []
     return [name for name in map(str.strip, names) if name in known]
@@ -128,14 +131,16 @@ def _has_op(kernel: str, call: torch_internals.GivenCall) -> bool:
     return f"_{op}_" in kernel
 
 
-def _named_by(frame: FrameType, line: int, known: Mapping[str, torch_internals.GivenCall]) -> list[Set[str]]:
-    generated = of_generated_line(frame.f_code.co_filename, line, known) or of_fx_line(frame, line, known)
+def _named_by(frame: FrameType, line: int, known: Calls) -> list[Set[str]]:
+    file = frame.f_code.co_filename
+    generated = of_generated_line(file, line, known) or of_fx_line(frame, line, known)
     if any(generated):
         return generated
-    return [{name for value in list(frame.f_locals.values()) for name in _names_behind(value, known)}]
+    values = list(frame.f_locals.values())
+    return [{name for value in values for name in _names_behind(value, known)}]
 
 
-def _names_behind(value: Any, known: Mapping[str, torch_internals.GivenCall]) -> set[str]:
+def _names_behind(value: Any, known: Calls) -> set[str]:
     try:
         nodes = [node for part in _members(value) for node in torch_internals.fx_nodes_behind(part)]
     except Exception:  # noqa: BLE001 - of a failed compiler; what it cannot tell is not needed
@@ -147,12 +152,13 @@ def _members(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         value = list(value.values())
     # not abstract Set: its first look at each class of a compiler takes milliseconds, per question
-    if not (isinstance(value, list | tuple | set | frozenset) or type(value).__name__ == "OrderedSet"):
+    is_ordered_set = type(value).__name__ == "OrderedSet"
+    if not (isinstance(value, list | tuple | set | frozenset) or is_ordered_set):
         return (value,)
     return value if len(value) <= MOST_IN_CONTAINER else ()
 
 
-def _names_in_graph(node: fx.Node, known: Mapping[str, torch_internals.GivenCall]) -> Iterable[str]:
+def _names_in_graph(node: fx.Node, known: Calls) -> Iterable[str]:
     """Names in dynamo's graph behind a compiler's ``node``, else of what has its source line."""
     sources = [name for name in torch_internals.names_of_sources(node) if name in known]
     if sources:

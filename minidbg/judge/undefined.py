@@ -76,8 +76,9 @@ class PerturbedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
         whole = not (isinstance(last, torch.Tensor) and (last.is_floating_point() or last.is_complex()))
         of_floats = any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in args)
         self.decides |= name in STEPS or (whole and of_floats)
+        draws = torch.Tag.nondeterministic_seeded in func.tags
         # an op of the program's own may draw without saying so
-        self.may_draw |= torch.Tag.nondeterministic_seeded in func.tags or func.namespace not in TAGGED
+        self.may_draw |= draws or func.namespace not in TAGGED
         if not whole:
             self.coarsest = max(self.coarsest, torch.finfo(last.dtype).eps)
         return result
@@ -205,7 +206,7 @@ class UndefinedResults(PerturbedEager):
             values, dim = values.reshape(-1), 0
         order = self.order(values.shape[dim], values.device)
         again = func(**{**given, "self": values.index_select(dim, order), "dim": dim})
-        indices, found = (one if isinstance(one, torch.Tensor) else one[1] for one in (result, again))
+        indices, found = (x if isinstance(x, torch.Tensor) else x[1] for x in (result, again))
         found = order[found].reshape(indices.shape)
         if torch.equal(found, indices):
             return result
@@ -220,9 +221,8 @@ class UndefinedResults(PerturbedEager):
         dim, size = given["dim"], best.shape[given["dim"]]
         before, after = best.narrow(dim, 0, size - 1), best.narrow(dim, 1, size - 1)
         stays = (before == after) | (before.isnan() & after.isnan())
-        places = (
-            torch.arange(1, size, device=best.device).reshape([-1] + [1] * (best.dim() - 1)).movedim(0, dim)
-        )
+        shape = [-1] + [1] * (best.dim() - 1)
+        places = torch.arange(1, size, device=best.device).reshape(shape).movedim(0, dim)
         moved = torch.where(stays, 0, places)
         first = torch.cat([torch.zeros_like(indices.narrow(dim, 0, 1)), moved], dim).cummax(dim)[0]
         if not torch.equal(first, indices):
@@ -308,7 +308,8 @@ class UndefinedResults(PerturbedEager):
         if index.dim() == values.dim():  # scatter takes a part of larger values
             along, values = dim, values[tuple(slice(size) for size in index.shape)]
         order = self.order(index.shape[along], index.device)
-        return {**given, "index": index.index_select(along, order), source: values.index_select(dim, order)}
+        index, values = index.index_select(along, order), values.index_select(dim, order)
+        return {**given, "index": index, source: values}
 
     def empty(self, func: Any, given: dict[str, Any]) -> Any:
         result = func(**given)
