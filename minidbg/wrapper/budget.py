@@ -61,8 +61,9 @@ class ReductionBudget:
         return ""
 
     def repro_of(self, signature: Signature | None) -> Path | None:
-        known = (path for one, path in self.reduced.items() if path and signature and signature.matches(one))
-        return next(known, None)
+        reduced = self.reduced.items()
+        paths = (path for bug, path in reduced if path and signature and signature.matches(bug))
+        return next(paths, None)
 
     def spend(self, seconds: float, signature: Signature | None, repro: Path | None) -> None:
         with self.lock:

@@ -72,13 +72,14 @@ class Failure:
 def case_of_failure(failure: Failure, settings: Settings) -> Case:
     """The failure as a case. Raises BackendUnreachable if no fresh process can get its backend."""
     context = failure.context or current_context(failure.inputs, further_env=settings.env)
-    if failure.level is Level.ATEN:  # AOTAutograd runs its graphs without autocast and without gradients
+    if failure.level is Level.ATEN:  # AOTAutograd's graphs run without autocast and gradients
         context = replace(context, autocast=(), grad=False)
     call = case_of_call(failure.link, failure.graph_module, failure.inputs, context, settings)
     notes = list(failure.notes)
     if any(map(is_without_values, failure.inputs)) or devices.in_error(failure.inputs):
         notes.append(STAND_IN_NOTE)
     notes += [*rank_note(), *lost_note(failure)]
+    figures = failure.error.figures if isinstance(failure.error, AccuracyError) else {}
     call = call.with_spec(
         signature=signature(failure),
         call=CallPath.DIRECT if failure.level is Level.ATEN else CallPath.TORCH_COMPILE,
@@ -86,7 +87,7 @@ def case_of_failure(failure: Failure, settings: Settings) -> Case:
         backward=failure.direction is Direction.BACKWARD,
         tolerances=settings.allowed,
         match=settings.match,
-        margin=margin_for(failure.error.figures if isinstance(failure.error, AccuracyError) else {}),
+        margin=margin_for(figures),
     )
     # the backend is without its options, which reduction may drop
     return replace(call, provenance=provenance(failure, notes), compiler=failure.link.backend)
@@ -100,8 +101,9 @@ def case_of_call(
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     inputs = tuple(real_value(value, index) for index, value in enumerate(values))
     dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
+    reference = reference_of_link(link, settings)
     spec = RunSpec(
-        backends.with_operators(reference_of_link(link, settings), graph_module, setup=settings.setup),
+        backends.with_operators(reference, graph_module, setup=settings.setup),
         context,
         dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
         dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
@@ -119,7 +121,8 @@ def lost_note(failure: Failure) -> list[str]:
         name = readable_name(str(node.target))
         if isinstance(value, torch.Tensor) and type(value._base) is type(value):
             lost.append(f"{name} was a view with a base of its own ({name}._base)")
-        if getattr(getattr(value, "__torch_function__", None), "__func__", own.__func__) is not own.__func__:
+        method = getattr(value, "__torch_function__", None)
+        if getattr(method, "__func__", own.__func__) is not own.__func__:
             lost.append(f"{name} was a {type(value).__qualname__}, which has a __torch_function__")
     return [f"{LOST} {' and '.join(lost)}"] if lost else []
 
@@ -130,11 +133,11 @@ def reference_of_link(link: Link, settings: Settings) -> BackendRef:
     Raises BackendUnreachable if what the user says cannot be imported, or an option is no literal.
     """
     if settings not in link.references:
-        given: dict[str, Any] = {"options": link.options, "mode": link.mode, "setup": settings.setup}
+        own: dict[str, Any] = {"options": link.options, "mode": link.mode, "setup": settings.setup}
         try:
-            found = backends.find_reference(link.backend, **given, reference=settings.reference)
+            found = backends.find_reference(link.backend, **own, reference=settings.reference)
         except NothingLeadsThere:
-            found = backends.missing_backend(link.backend, **given)
+            found = backends.missing_backend(link.backend, **own)
         link.references[settings] = found
     return link.references[settings]
 
@@ -208,12 +211,14 @@ def concrete(value: Any) -> Any:
 def stand_in(fake: torch.Tensor, seed: int) -> torch.Tensor:
     """A tensor of same shape, stride, dtype and device: normal values; 0 and 1 for non-floats."""
     with torch_internals.outside_tracing():
-        shape, stride = [concrete(size) for size in fake.shape], [concrete(step) for step in fake.stride()]
+        shape = [concrete(size) for size in fake.shape]
+        stride = [concrete(step) for step in fake.stride()]
         values = torch.empty_strided(shape, stride, dtype=fake.dtype, device=fake.device)
         if values.numel():
             generator = torch.Generator(values.device).manual_seed(seed)
             if values.dtype.is_floating_point or values.dtype.is_complex:
-                values.copy_(torch.randn(shape, generator=generator, device=values.device).to(values.dtype))
+                normal = torch.randn(shape, generator=generator, device=values.device)
+                values.copy_(normal.to(values.dtype))
             else:
                 values.copy_(torch.randint(0, 2, shape, generator=generator, device=values.device))
         if isinstance(fake, nn.Parameter):

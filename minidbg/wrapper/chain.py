@@ -44,8 +44,9 @@ class Link:
     @property
     def name(self) -> str:
         """For people; torch calls every ``aot_autograd(...)`` ``compiler_fn``."""
-        is_any = torch_internals.aot_autograd_arguments(self.backend) is not None
-        return backends.backend_name(self.backend) if is_any else link_name(self.backend)  # type: ignore[arg-type] # no text
+        if torch_internals.aot_autograd_arguments(self.backend) is None:
+            return link_name(self.backend)
+        return backends.backend_name(self.backend)  # type: ignore[arg-type] # no text
 
     @property
     def __name__(self) -> str:
@@ -121,7 +122,7 @@ def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> Comp
         torch_internals.preserving_thread_state(),
         around,
     ):
-        if link.level is Level.ATEN:  # outside AOTAutograd: the compiler gets fake inputs, as from it
+        if link.level is Level.ATEN:  # outside AOTAutograd, with fake inputs as from it
             spec = RunSpec(BackendRef(link.name, "..."), level=Level.ATEN)
             return compile_directly(link.compiler, copy_graph_module(graph), tuple(args), spec)  # type: ignore[no-any-return]
         return link.compiler(copy_graph_module(graph), list(args))
@@ -134,9 +135,9 @@ def is_symbolic_number(placeholder: fx.Node) -> bool:
 
 def same_backend(one: Backend, other: Backend) -> bool:
     if isinstance(one, functools.partial) and isinstance(other, functools.partial):
-        return (
-            same_backend(one.func, other.func) and one.args == other.args and one.keywords == other.keywords
-        )
+        if not same_backend(one.func, other.func):
+            return False
+        return one.args == other.args and one.keywords == other.keywords
     return one is other or bool(one == other)
 
 

@@ -76,9 +76,8 @@ class CrashRecord:
             self.discard()
             if is_of_a_signal_handler(trouble):
                 raise
-            log.debug(
-                "crash_record_failed: %s", trouble, exc_info=not isinstance(trouble, MinidbgError | OSError)
-            )
+            exc_info = not isinstance(trouble, MinidbgError | OSError)
+            log.debug("crash_record_failed: %s", trouble, exc_info=exc_info)
 
     def write(self, step: Step, link: Link, values: Sequence[Any]) -> None:
         self.discard()
@@ -109,7 +108,7 @@ class CrashRecord:
         self.name, self.link = crash_records.own_name(number, step), link
         self.path = folder / str(self.name)
         PROCESS.records[number] = self.path
-        weakref.finalize(self, remove, number).atexit = False  # nothing can happen with a graph that is gone
+        weakref.finalize(self, remove, number).atexit = False  # a graph that is gone cannot crash
         if script.tensors:
             put_file(crash_records.tensors_of_record(self.path), as_safetensors(script.tensors))
         draft = self.path.with_suffix(".tmp")
@@ -117,10 +116,11 @@ class CrashRecord:
         os.replace(draft, self.path)
 
     def move(self, step: Step) -> None:
-        """Rename the record after ``step``; one that is not there, or our parent's, stays as it is."""
-        if self.name is None or self.path is None or self.name.pid != os.getpid() or self.name.step is step:
+        """Rename the record after ``step``; one that is gone, or our parent's, stays as it is."""
+        old = self.name
+        if old is None or self.path is None or old.pid != os.getpid() or old.step is step:
             return
-        name = self.name.at(step)
+        name = old.at(step)
         with contextlib.suppress(OSError):
             os.replace(self.path, self.path.with_name(str(name)))
             self.name, self.path = name, self.path.with_name(str(name))
@@ -136,7 +136,7 @@ class CrashRecord:
         if self.name is None or self.path is None or self.name.pid != os.getpid():
             return
         PROCESS.records.pop(self.name.number, None)
-        with contextlib.suppress(OSError):  # also one that was to stay: its graph has run well since
+        with contextlib.suppress(OSError):  # also one that was to stay: its graph ran well since
             crash_records.remove_record(self.path)
         self.name = self.path = None
 
@@ -202,11 +202,12 @@ class RecordedStep:
         record.inside.discard(threading.get_ident())
         if record.name is None:
             return
+        is_interrupt = isinstance(error, KeyboardInterrupt)
         if isinstance(error, Exception) or (error is None and self.step is Step.BACKWARD):
             record.close()  # an exception can be answered
-        elif isinstance(error, KeyboardInterrupt) and PROCESS.clock() - self.began < crash_records.LONG_S:
+        elif is_interrupt and PROCESS.clock() - self.began < crash_records.LONG_S:
             record.close()
-        elif isinstance(error, KeyboardInterrupt):
+        elif is_interrupt:
             if record.name.step is not Step.WAITING:  # it is another rank that hangs
                 record.move(Step.INTERRUPTED)
             record.leave()

@@ -43,15 +43,18 @@ def first_differing_node(inside: Before, link: Link, spec: RunSpec, where: str) 
     with fence("no_hint"):  # often the backend's, for another graph
         way = {node.name for node in on_the_way(inside.graph, where)}
         tapped, nodes = with_taps(inside.graph, way)
-        sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in inside.graph.graph.nodes)
-        is_too_large = 3 * sizes > HINT_MEMORY_SHARE * free_memory_bytes(tensors_among(inside.inputs))
+        examples = (node.meta.get("example_value") for node in inside.graph.graph.nodes)
+        sizes = sum(map(bytes_of_example, examples))
+        free = free_memory_bytes(tensors_among(inside.inputs))
+        is_too_large = 3 * sizes > HINT_MEMORY_SHARE * free
         if not nodes or is_too_large or call_nodes(inside.graph) > MOST_TAPPED:
             return None
         part = replace(inside, graph=tapped)
         both = run_compiled_anew(part, link, backward=False), part.eager(backward=False)
         runs = comparison_with(part, spec, *({**run, "inputs_after": {}} for run in both))
         found = runs.difference([])
-        return first_as_far_off(nodes, found["where"], runs.actual, runs.expected) if found else None
+        if found:
+            return first_as_far_off(nodes, found["where"], runs.actual, runs.expected)
     return None
 
 
@@ -70,7 +73,7 @@ def on_the_way(graph: fx.GraphModule, where: str) -> list[fx.Node]:
     for node in reversed(graph.graph.nodes):
         if not is_call(node):
             continue
-        written = {one for argument in written_arguments(graph, node) for one in memory_of_node(argument)}
+        written = {key for value in written_arguments(graph, node) for key in memory_of_node(value)}
         if node in wanted or written & memory:
             found.append(node)
             wanted.update(node.all_input_nodes)

@@ -106,7 +106,7 @@ class GraphState:
                 with self.record.during(Step.COMPILE, link, example_inputs):
                     compiled_fn = link.compiler(gm, example_inputs)
                     if not callable(compiled_fn):
-                        raise AssertionError("compiler_fn did not return callable")  # as dynamo says it
+                        raise AssertionError("compiler_fn did not return callable")  # dynamo's text
                 if (guard_error := error_of_guards()) is not None:
                     notes = (GUARDS,)
                     raise guard_error
@@ -178,7 +178,7 @@ class GraphState:
         with eager, report a failure."""
         values = tuple(args)  # the callee may clear the list
         if handle.is_handling() or any(torch_internals.is_fake(value) for value in values):
-            return self.call(args)  # our own work, or a tracer above us asks for shapes and nothing runs
+            return self.call(args)  # our own work, or a tracer asks for shapes and nothing runs
         synchronize_devices(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
         verification, collectives = None, self.collectives(values)
@@ -224,18 +224,20 @@ class GraphState:
 
     def declared_otherwise(self, args: Sequence[Any]) -> str:
         """What dynamo declared of ``args`` and did not keep to, before backends can change them."""
-        return declared_otherwise(self.untouched, args, self.mutated) if self.level is Level.DYNAMO else ""
+        is_dynamos = self.level is Level.DYNAMO
+        return declared_otherwise(self.untouched, args, self.mutated) if is_dynamos else ""
 
     def verification(self, args: tuple[Any, ...], kept: Kept, undeclared: str) -> verify.Verification | None:
-        if self.good_calls >= verify.calls_compared(self.settings.verify) or self.position >= len(self.links):
+        calls = verify.calls_compared(self.settings.verify)
+        if self.good_calls >= calls or self.position >= len(self.links):
             self.facts.why_not = self.facts.why_not or NOT_ASKED
             return None
         if self.comparing:
             return None
         self.comparing.add(threading.get_ident())
-        own, link = self.settings, self.links[self.position]
+        graph, own, link = self.untouched, self.settings, self.links[self.position]
         with self.record.during(Step.RUN, link, args):
-            begun = verify.begin(self.untouched, self.call, link, args, self.mutated, kept, own, self.facts)
+            begun = verify.begin(graph, self.call, link, args, self.mutated, kept, own, self.facts)
         if begun is not None:
             begun.undeclared, begun.origin = undeclared, self.origin
         return begun
@@ -303,7 +305,7 @@ class GraphState:
                 self.warn(failure, report)
                 again = self.next_that_compiles(error, args, kept)
         if again is None:
-            self.put_back(left)  # whoever catches the error finds what the backend has left, as without us
+            self.put_back(left)  # who catches the error finds what the backend left, as without us
         return again
 
     def put_back(self, kept: Kept | None) -> bool:
@@ -346,7 +348,8 @@ class GraphState:
         backward too. The exception cannot be replaced by a result: only later calls can go on in
         eager.
         """
-        classes = torch_internals.aot_backward_classes(tensors_among([(result, args)]), self.aot_ids_from)
+        tensors = tensors_among([(result, args)])
+        classes = torch_internals.aot_backward_classes(tensors, self.aot_ids_from)
         if not classes:
             return False
         graph, link = self.untouched, self.links[self.position]
@@ -355,7 +358,7 @@ class GraphState:
         context = current_context(args, further_env=self.settings.env)
 
         def on_failure(error: Exception) -> None:
-            with fence("answering_failed"):  # a fault of ours must not replace what the backward raises
+            with fence("answering_failed"):  # our fault must not replace what the backward raises
                 phase = torch_internals.backward_phase(error)
                 if phase is None or own_report(error) is not None or handle.is_handling():
                     return

@@ -62,7 +62,8 @@ def handle(failure: Failure, settings: Settings) -> Report:
     except Exception as trouble:  # the user's exception must arrive, whatever goes wrong here
         if is_of_a_signal_handler(trouble):
             raise
-        line = f"could not capture this failure ({first_line_of(trouble)}); that is a bug in minidbg"
+        why = first_line_of(trouble)
+        line = f"could not capture this failure ({why}); that is a bug in minidbg"
         if isinstance(trouble, OSError):
             line = f"not captured, the file system refused: {trouble}; repro_dir= names another folder"
         report = Report(line)
@@ -94,8 +95,8 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     budget, bug = PROCESS.budget, bug_of(case, failure.error)
     granted, why = budget.grant(bug, failure.error, settings)
     if why:
-        provenance = replace(case.provenance, notes=(*case.provenance.notes, f"{NOT_AT_ONCE}: {why}"))
-        case = replace(case, provenance=provenance)
+        notes = (*case.provenance.notes, f"{NOT_AT_ONCE}: {why}")
+        case = replace(case, provenance=replace(case.provenance, notes=notes))
     started, report = PROCESS.clock(), None
     same_as = budget.repro_of(bug) if why else None
     try:
@@ -133,7 +134,8 @@ def respond(case: Case, settings: Settings, same_as: Path | None = None) -> Repo
 
 
 def captured(case: Case, settings: Settings) -> Path:
-    return repro.keep_capture(case, settings.repro_dir, value_limit_bytes=settings.value_limit_bytes)
+    limit = settings.value_limit_bytes
+    return repro.keep_capture(case, settings.repro_dir, value_limit_bytes=limit)
 
 
 def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings, str]:
@@ -142,7 +144,8 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         folder = Path(tempfile.mkdtemp(prefix="minidbg_repros-"))  # somebody else has put it there
     repro.discard(repro.drafts(folder) / "none")
-    complaint = f"{settings.repro_dir} cannot be written ({error.strerror or error}), so {folder} is used; "
+    why = error.strerror or error
+    complaint = f"{settings.repro_dir} cannot be written ({why}), so {folder} is used; "
     return replace(settings, repro_dir=folder), complaint
 
 
@@ -165,7 +168,8 @@ def reduced_or_why_not(
     then = lacks or f"run: minidbg reduce {shown}"
     if settings.reduce is Reduce.LATER:
         why = [note for note in case.provenance.notes if note.startswith(NOT_AT_ONCE)]
-        return Report("; ".join([*(why or [f"{NOT_AT_ONCE}: reduce='later'"]), then]), capture=capture)
+        why = why or [f"{NOT_AT_ONCE}: reduce='later'"]
+        return Report("; ".join([*why, then]), capture=capture)
     remark, kept_in = "", lacks or f"the capture is in {shown}"
     try:
         with oracle.pickled_for_children(case) as sent, oracle.packed(sent, share=SHARE) as package:
@@ -225,8 +229,8 @@ def written_by(done: workers.Ended) -> ReductionResult:
 
 
 def report_without_script(failure: Failure, refusal: Exception, settings: Settings) -> Report:
-    """Write to the captures what is known of a failure that no script can hold: a text, whose name is
-    the same for the same graph; and say so."""
+    """Write to the captures what is known of a failure that no script can hold: a text, whose name
+    is the same for the same graph; and say so."""
     missing = "; ".join([str(refusal), *lost_note(failure)])
     line, link = f"not captured: {missing}", failure.link
     with contextlib.suppress(TorchNameMissing, OSError), handling(failure.inputs):
@@ -256,7 +260,8 @@ def value_text(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return f"{kind} {value!r}" if isinstance(value, bool | int | float | str | None) else kind
     flags = ", requires_grad" if value.requires_grad else ""
-    return f"{kind} {value.dtype} of shape {tuple(value.shape)}, {value.layout}, on {value.device}{flags}"
+    shape = tuple(value.shape)
+    return f"{kind} {value.dtype} of shape {shape}, {value.layout}, on {value.device}{flags}"
 
 
 def bug_of(case: Case, error: Exception) -> Signature | None:
@@ -275,7 +280,8 @@ def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
     copied, so that it keeps that one. Not asked (False) of compile-time failures, after memory has
     run out, nor in a job of several ranks, where a collective would wait for the others.
     """
-    if not failure.kind.traits.raises_when_run or is_out_of_memory(failure.error) or several_ranks(environ):
+    raises_when_run = failure.kind.traits.raises_when_run
+    if not raises_when_run or is_out_of_memory(failure.error) or several_ranks(environ):
         return False
     try:
         with handling(failure.inputs):

@@ -1,4 +1,4 @@
-"""The tables of this process, in one object, what they tell (``minidbg.stats()``), and the reports on failures.
+"""The tables of this process, what they tell (``minidbg.stats()``), and the reports on failures.
 
 Their entries are values: none keeps a backend, a graph or a tensor alive.
 """
@@ -49,7 +49,7 @@ class Report:
         return f"<minidbg report: {self.line}>"
 
     def _repr_markdown_(self) -> str:
-        # Markdown rather than HTML: the notebook brings the highlighting, in the reader's own colours.
+        # Markdown rather than HTML: the notebook highlights it, in the reader's own colours.
         script = self.script()
         return f"**minidbg**: {self.line}" + (f"\n\n```python\n{script}\n```" if script else "")
 
@@ -58,7 +58,7 @@ class Report:
         printer.text(f"minidbg: {self.line}" + (f"\n\n{script}" if script else ""))
 
     def script(self) -> str:
-        """The part of the repro that is about the failure; empty when there is none, or it has gone."""
+        """The part of the repro about the failure; empty when there is none, or it has gone."""
         try:
             path = self.path or self.missing_backend
             text = path.read_text(encoding="utf-8") if path else ""
@@ -68,12 +68,13 @@ class Report:
 
 
 def report_of(error: BaseException | None) -> Report | None:
-    """What minidbg wrote about ``error``, or about the exception that it wraps or was raised from; else None.
+    """What minidbg wrote about ``error``, or about one that it wraps or was raised from; else None.
 
     ``.path`` is the verified repro (None when there is none), ``.capture`` the unreduced capture,
     ``.line`` the result in one line. As the last value of a notebook's cell it shows the script.
     """
-    return next((report for one in chain_of(error) if (report := own_report(one)) is not None), None)
+    reports = (own_report(one) for one in chain_of(error))
+    return next((report for report in reports if report is not None), None)
 
 
 def own_report(error: BaseException) -> Report | None:

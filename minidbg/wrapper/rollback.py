@@ -118,7 +118,7 @@ def keep(
                 if not (torch_internals.is_freed(memory) or torch_internals.is_zero_tensor(memory))
             )
         return Kept(copies, generator_states(values))
-    except (RuntimeError, MemoryError):  # no memory, a device in error, or a type without clone or size
+    except (RuntimeError, MemoryError):  # no memory, device in error, a type without clone or size
         return UNKNOWN
 
 

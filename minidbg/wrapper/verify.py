@@ -120,7 +120,7 @@ class Verification:
         drew_alike = same_states(self.after_forward, generator_states(args))
         expected, drew = self.eager()
         if self.backward_error is not None and expected["gradients"] is not None:
-            phase = torch_internals.backward_phase(self.backward_error)  # of a backward whose eager form runs
+            phase = torch_internals.backward_phase(self.backward_error)  # eager's backward runs
             return self.failure(self.backward_error, Kind(phase or "runtime"), Direction.BACKWARD)
         if expected["gradients"] is None:
             self.facts.leave_out(GRADIENTS_REFUSED)
@@ -147,7 +147,7 @@ class Verification:
             with fence("numbers_not_taken_out"):  # then it is judged but for what others change
                 fed = feed_recorded(inside.graph, inside.fresh())
             if fed is not None and fed.fed:
-                with fence("draws_alone_failed"):  # a small graph of ours, which the user never asked for
+                with fence("draws_alone_failed"):  # a graph of ours, which the user never asked for
                     numbers = verify_runs.draws_by(self.link, inside, fed)
                 if numbers is not None:
                     found = self.difference_beside(numbers, runs.actual)
@@ -255,7 +255,8 @@ class Verification:
         index = index_of_input(where)
         if index is None:
             return where
-        name = readable_name(str(self.before.graph.graph.find_nodes(op="placeholder")[index].target))
+        placeholders = self.before.graph.graph.find_nodes(op="placeholder")
+        name = readable_name(str(placeholders[index].target))
         named = where.replace(f"input {index}", f"input {index} ({name})", 1)
         after = ", which eager leaves as it is," if self.is_overwritten(where) else AFTER_THE_CALL
         return named.replace(AFTER_THE_CALL, after)
@@ -263,7 +264,8 @@ class Verification:
     def is_overwritten(self, where: str) -> bool:
         """Whether ``where`` is an input after the call that eager does not write to."""
         index = index_of_input(where)
-        return where.endswith(AFTER_THE_CALL) and index is not None and index not in self.before.written
+        is_unwritten = index is not None and index not in self.before.written
+        return where.endswith(AFTER_THE_CALL) and is_unwritten
 
     def failure(
         self, error: Exception, kind: Kind, direction: Direction, notes: tuple[str, ...] = ()

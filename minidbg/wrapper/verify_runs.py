@@ -78,10 +78,11 @@ class Before:
     def put_back(self, args: Sequence[Any]) -> None:
         for index in sorted(self.copied - self.written):
             value, copied = args[index], self.inputs[index]
-            plain = isinstance(value, Tensor) and value.layout is torch.strided and not is_constructed(value)
+            plain = isinstance(value, Tensor) and value.layout is torch.strided
             # what has another form now stays as it is
             if (
                 plain
+                and not is_constructed(value)
                 and value.shape == copied.shape
                 and not are_close(value.detach(), copied.detach(), 0.0, 0.0)
             ):
@@ -127,9 +128,8 @@ def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) 
         copied = frozenset(range(len(args)))
     with torch.inference_mode(False):
         inputs = with_copies(args, copied)
-    large = [
-        (index, value) for index, value in enumerate(args) if index not in copied and has_plain_memory(value)
-    ]
+    others = ((index, value) for index, value in enumerate(args) if index not in copied)
+    large = [(index, value) for index, value in others if has_plain_memory(value)]
     sums = tuple((index, sum_of_bits(value)) for index, value in large)
     return Before(own_attributes(graph), graph, inputs, written, copied, generator_states(args), sums)
 
@@ -139,8 +139,9 @@ def sum_of_bits(value: Tensor) -> int:
     memory = memory_of(value)
     with torch.no_grad():
         numbers = torch.view_as_real(memory) if memory.is_complex() else memory
-        if numbers.itemsize == 8:  # in a sum of 64 bits the sign of an even number of elements would not show
-            numbers = torch.stack([numbers.view(torch.int64) >> 32, numbers.view(torch.int64) & 0xFFFFFFFF])
+        if numbers.itemsize == 8:  # in a 64-bit sum the sign of an even number of elements is lost
+            wide = numbers.view(torch.int64)
+            numbers = torch.stack([wide >> 32, wide & 0xFFFFFFFF])
         whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(numbers.itemsize, torch.int64)
         return int(numbers.view(whole).sum(dtype=torch.int64))
 
@@ -230,7 +231,8 @@ def too_large(
             f"copies of what it writes to would take {copies / 1e6:.0f} MB, "
             f"and value_limit_bytes allows {settings.value_limit_bytes / 1e6:.0f} MB"
         )
-    trained = [one for one in tensors_among(args) if one.requires_grad] if torch.is_grad_enabled() else []
+    tensors = tensors_among(args) if torch.is_grad_enabled() else []
+    trained = [one for one in tensors if one.requires_grad]
     needed = 2 * copies + 2 * bytes_of(trained) + bytes_of_a_run(graph)
     lack = lack_of_memory(needed, args)
     return lack and f"eager beside {lack}"
@@ -250,11 +252,13 @@ def declared_otherwise(graph: fx.GraphModule, args: Sequence[Any], written: froz
     An input that the graph writes to is left out: what dynamo declared has been written to as well.
     So is a symbolic size.
     """
-    for index, (node, given) in enumerate(zip(graph.graph.find_nodes(op="placeholder"), args, strict=False)):
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    for index, (node, given) in enumerate(zip(placeholders, args, strict=False)):
         declared = node.meta.get("example_value")
         if index in written or not (isinstance(declared, Tensor) and isinstance(given, Tensor)):
             continue
-        for (what, expected), (_, passed) in zip(declarable(declared), declarable(given), strict=False):
+        pairs = zip(declarable(declared), declarable(given), strict=False)
+        for (what, expected), (_, passed) in pairs:
             if not isinstance(expected, torch.SymInt) and passed != expected:
                 return (
                     f"dynamo declared {node.name} as {what}{expected} and passed {what}{passed}: "
@@ -269,7 +273,8 @@ def declarable(value: Tensor) -> Iterator[tuple[str, Any]]:
     yield "requires_grad=", value.requires_grad
     yield "rank ", value.dim()
     yield from (("size ", size) for size in value.shape)
-    yield from (("stride ", step) for step in (value.stride() if value.layout is torch.strided else ()))
+    strides = value.stride() if value.layout is torch.strided else ()
+    yield from (("stride ", step) for step in strides)
 
 
 def indices_sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> list[int]:
@@ -317,4 +322,5 @@ def bytes_of_example(example: Any) -> int:
 
 def free_memory_bytes(tensors: Sequence[Tensor]) -> int:
     found = (devices.free_bytes(device) for device in devices.devices_of(tensors))
-    return next((free for free in found if free is not None), int(psutil.virtual_memory().available))
+    available = int(psutil.virtual_memory().available)
+    return next((free for free in found if free is not None), available)

@@ -105,7 +105,8 @@ class WrappedBackend:
         begins each link of a chain."""
         if name in torch_internals.BACKEND_HOOKS:
             links = self.links if name == torch_internals.BACKEND_INIT else self.links[:1]
-            found = [hook for link in links if (hook := backends.hook(link.compiler, name)) is not None]
+            hooks = (backends.hook(link.compiler, name) for link in links)
+            found = [hook for hook in hooks if hook is not None]
             if len(links) == 1 and found:
                 return found[0]
             if found:
@@ -183,7 +184,9 @@ def wrap(
         wrapped.links  # noqa: B018 - what inductor does not know fails now, not in the first call
     if environment.is_judging():
         log.info("not_wrapped: %s, since this interpreter judges a repro", wrapped.__name__)
-        return wrapped.links[0].compiler if options or mode or isinstance(backends[0], str) else backends[0]
+        if options or mode or isinstance(backends[0], str):
+            return wrapped.links[0].compiler
+        return backends[0]
     return wrapped
 
 
@@ -212,7 +215,8 @@ def check_options(backend: Backend, options: Mapping[str, Any], mode: str | None
     if backend != "inductor":
         return
     if mode is not None and mode not in (modes := torch_internals.inductor_modes()):
-        raise BadSetting(f"mode={mode!r}: inductor knows {', '.join(map(repr, modes))}{nearest(mode, modes)}")
+        known = ", ".join(map(repr, modes))
+        raise BadSetting(f"mode={mode!r}: inductor knows {known}{nearest(mode, modes)}")
     if options:
         names = torch_internals.inductor_option_names()
         for name in options:
