@@ -53,16 +53,16 @@ def ask_all(
     submit: Submit = workers.submit,
 ) -> list[Outcome]:
     """Have children run ``execute(case)``, each for so many seconds, and wait for the outcomes: in
-    forks of this process's server where the backend answers in one. All are put, then each is finished.
+    forks of this process's server where the backend answers in one. All are put, then finished.
 
     A child that dies, or passes its seconds or ``memory_bytes`` (by default its share of four
     fifths of what is free), is an outcome of kind crash or hang. One that does so in eager is
     invalid. A hang is not waited for to the end of ``seconds`` when healthy calls are much shorter;
     and what may be only slow gets more. ``to_the_end`` is ``execute``'s. Nothing that is waited for
-    passes the ``deadline``: a question that it cuts off looks like a hang. ``bisection``: the folder in which
-    torch's bisector keeps its state. Raises OSError when no process can be made, and
-    BackendUnreachable where the child could not unpickle the case's backend, or died of it: that is
-    no answer.
+    passes the ``deadline``: a question that it cuts off looks like a hang. ``bisection``: the
+    folder in which torch's bisector keeps its state. Raises OSError when no process can be made,
+    and BackendUnreachable where the child could not unpickle the case's backend, or died of it:
+    that is no answer.
     """
     memory_bytes = memory_bytes or memory_limit(len(questions))
 
@@ -70,8 +70,8 @@ def ask_all(
         with contextlib.ExitStack() as files:
             argument = {"case": files.enter_context(packed(case)), "to_the_end": to_the_end}
             asked = submit(Request(
-                call=ANSWER, argument={**argument, "bisection": bisection}, seconds=deadline.left(seconds),
-                deadline=deadline, memory_bytes=memory_bytes,
+                call=ANSWER, argument={**argument, "bisection": bisection},
+                seconds=deadline.left(seconds), deadline=deadline, memory_bytes=memory_bytes,
                 fork=warmup_for(case) if answers_in_forks(case) else None,
             ))  # fmt: skip
             until_its_end = files.pop_all()
@@ -129,9 +129,12 @@ def outcome_of_question(case: Case, done: Ended, deadline: Deadline) -> Outcome:
         raise BackendUnreachable(f"unpickling it ended a process: {died_by(done)}")
     if done.error:
         last = done.error.strip().rpartition("\n")[2]
-        return Outcome(Verdict.INVALID, reason=f"the oracle itself failed: {last}", message=done.error)
-    calls = [torch_internals.GivenCall.of(node) for node in case.graph_module.graph.nodes if is_call(node)]
-    return replace(outcome_of_death(done, case.spec), suspects=suspects_in_stack(done.stderr_tail, calls))
+        reason = f"the oracle itself failed: {last}"
+        return Outcome(Verdict.INVALID, reason=reason, message=done.error)
+    nodes = case.graph_module.graph.nodes
+    calls = [torch_internals.GivenCall.of(node) for node in nodes if is_call(node)]
+    outcome = outcome_of_death(done, case.spec)
+    return replace(outcome, suspects=suspects_in_stack(done.stderr_tail, calls))
 
 
 # ---- how long a hang is waited for ---------------------------------------------------------------
@@ -219,8 +222,8 @@ PAUSES_S = (0.2, 1.0, 4.0)
 """Before a question that the machine answered is asked again: what others write is then there."""
 MACHINE_FAILURES = {
     "a library in the kernel cache was unfinished": (
-        r"(ImportError|OSError): (?P<file>\S+): (cannot open shared object file|file too short|invalid ELF header"
-        r"|ELF load command|cannot read file data|failed to map segment)"
+        r"(ImportError|OSError): (?P<file>\S+): (cannot open shared object file|file too short"
+        r"|invalid ELF header|ELF load command|cannot read file data|failed to map segment)"
     ),
     "a file in the kernel cache was gone": r"FileNotFoundError: \[Errno 2\][^\n]*'(?P<file>[^'\n]+)'",
     "no space was left on the device": r"No space left on device|Errno 28\b|\bENOSPC\b|Disk quota exceeded",
@@ -264,7 +267,8 @@ def unless_the_machine_failed(
             with contextlib.suppress(KeyError, OSError):
                 remove_unfinished(Path(os.environ[CACHE_VARIABLE]))
         pause(deadline.left(seconds))
-    return replace(outcome, verdict=Verdict.INVALID, signature=None, reason=f"{why}, again and again")
+    reason = f"{why}, again and again"
+    return replace(outcome, verdict=Verdict.INVALID, signature=None, reason=reason)
 
 
 def machine_failure(outcome: Outcome, expected: Signature | None) -> str | None:

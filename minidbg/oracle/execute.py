@@ -100,7 +100,8 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
         source = written_module(case)
     except CannotWrite as error:
         return Outcome(Verdict.INVALID, reason=str(error))
-    device = next((str(value.device) for value in case.inputs if isinstance(value, torch.Tensor)), "cpu")
+    tensors = (value for value in case.inputs if isinstance(value, torch.Tensor))
+    device = next((str(value.device) for value in tensors), "cpu")
     suspects: list[Suspects] = []
     with (
         restoring_generators(map(str, devices_of(case.inputs))),
@@ -122,9 +123,8 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
         )
     outcome = replace(outcome, device=device, suspects=next(iter(suspects), ()))
     if stopped:
-        outcome = Outcome(
-            Verdict.GONE, reason="it passed the stage that fails", seconds=outcome.seconds, device=device
-        )
+        reason = "it passed the stage that fails"
+        outcome = Outcome(Verdict.GONE, reason=reason, seconds=outcome.seconds, device=device)
     if case.spec.call is CallPath.TORCH_COMPILE and outcome.verdict is Verdict.GONE:
         outcome = unless_another_graph(outcome, case, reached)
     return outcome
@@ -161,7 +161,8 @@ def unless_another_graph(
 ) -> Outcome:
     """``outcome``, or INVALID when the backend was not given the candidate: that proves nothing."""
     if not reached:
-        return Outcome(Verdict.INVALID, reason="no graph reached the backend", seconds=outcome.seconds)
+        reason = "no graph reached the backend"
+        return Outcome(Verdict.INVALID, reason=reason, seconds=outcome.seconds)
     wanted = Counter(call.text for call in torch_internals.calls_that_count(case.graph_module))
     given = Counter(call.text for call in reached[-1])
     if len(reached) == 1 and given == wanted:

@@ -97,13 +97,13 @@ def unpacked(package: Mapping[str, Any]) -> Case:
         path, size = package["files"][key]
         if size == 0:
             return torch.empty(0, dtype=dtype, device=device)
-        mapped[key] = torch.from_file(
-            path, size=size, dtype=torch.uint8
-        )  # copied only where it is written to
+        # copied only where it is written to
+        mapped[key] = torch.from_file(path, size=size, dtype=torch.uint8)
         return mapped[key].view(dtype).to(device)
 
     case = with_backend(package, stored)
-    owned = itertools.chain(case.inputs, case.graph_module.parameters(), case.graph_module.buffers())
+    model = case.graph_module
+    owned = itertools.chain(case.inputs, model.parameters(), model.buffers())
     for key, owner in transport.owners_of(mapped, owned).items():
         remember(owner, Path(package["files"][key][0]))  # it may ask questions about these values
     return case
@@ -118,7 +118,7 @@ def with_backend(table: Mapping[str, Any], stored: transport.Stored) -> Case:
 
 def file_of(owner: Tensor) -> Path | None:
     """The file with ``owner``'s bytes, if it was sent before or came from one, unwritten since."""
-    state, path = SENT.get(owner, (None, None))  # type: ignore[no-untyped-call]  # torch has no types there
+    state, path = SENT.get(owner, (None, None))  # type: ignore[no-untyped-call]  # untyped in torch
     return path if path is not None and state == storage_state(owner) and path.exists() else None
 
 
