@@ -145,8 +145,7 @@ def wrap(
     mode: str | None = None,
     **given: Unpack[WrapSettings],
 ) -> CompilerFn:
-    """``backend``, for ``torch.compile(backend=)``; when it fails, a verified minimal repro is left
-    in ``repro_dir``.
+    """``backend`` for ``torch.compile``; a failure leaves a verified minimal repro in ``repro_dir``.
 
     ``backend`` is a name, a callable ``(gm, example_inputs) -> compiled_fn``, or a list of them: a
     chain, in which the first that works is used and each failing link is captured; ``options`` and
