@@ -73,28 +73,29 @@ def publish_first_that_fails(
         for case, exactness, note in forms(reduced, original):
             nodes = call_nodes(case.graph_module)
             session.tell("verify", nodes, start)
-            if exactness is not Exactness.EXACT and not script_values_suffice(case, exactness, session):
+            is_exact = exactness is Exactness.EXACT
+            if not is_exact and not script_values_suffice(case, exactness, session):
                 continue
             certified = reduced.certified and nodes == smallest_nodes
             # as the runs have it: C++ code ends the process where it throws in a second thread
             one_thread = replace(case.spec.context, threads=1, threads_matter=True)
-            dies = "; ".join(filter(None, (note, "with more than one thread the process dies instead")))
+            dies = f"{note}{note and '; '}with more than one thread the process dies instead"
             for variant, remark in ((case, note), (case.with_spec(context=one_thread), dies)):
                 script = with_provenance(variant, remark, original, reduced, session, certified=certified)
                 last, draft = verify(script, exactness, folder, session)
                 if draft is not None:
                     path = repro.publish(script, draft, folder)
-                    return result_of(path, script, original, last, session, ended_by=reduced.ended_by)
+                    return result_of(path, script, original, last, session, reduced.ended_by)
                 if last.verdict is not Verdict.CRASHED:
                     break
     except BudgetSpent:
         session.keep_best()
-        return result_of(None, reduced.smallest, original, last, session, ended_by=session.budget)
+        return result_of(None, reduced.smallest, original, last, session, session.budget)
     return result_of(None, reduced.smallest, original, last, session)
 
 
 def forms(reduced: Reduced, original: Case) -> Iterator[tuple[Case, Exactness, str]]:
-    """What to try as a script, with a note, in order: what a reader wants most first, what surely fails last."""
+    """Scripts to try, each with a note: what a reader wants most first, what surely fails last."""
     smallest = reduced.smallest
     small = "integers, booleans and small tensors are written out: seeded ones did not fail"
     exact = "the values matter: seeded ones did not fail"
@@ -104,7 +105,8 @@ def forms(reduced: Reduced, original: Case) -> Iterator[tuple[Case, Exactness, s
             yield case, exactness, note
     if smallest.spec.call is CallPath.TORCH_COMPILE:
         direct = smallest.with_spec(call=CallPath.DIRECT)
-        yield direct, Exactness.EXACT, "fails only when the backend is called directly with this graph"
+        note = "fails only when the backend is called directly with this graph"
+        yield direct, Exactness.EXACT, note
     for step in reversed(reduced.steps[-4:]):
         yield step, Exactness.EXACT, "a smaller form did not fail in a fresh interpreter"
     yield original, Exactness.EXACT, "no reduced form failed in a fresh interpreter"
@@ -126,7 +128,7 @@ def with_provenance(
     where, line = user_line(case.graph_module, original.provenance.message, last=True)
     left_out = "plainer values and settings were" if reduced.certified else "smaller graphs were"
     ended_early = f"{left_out} not all tried: {reduced.ended_by}" if reduced.ended_by else ""
-    before = original.provenance
+    before, passing = original.provenance, reduced.neighbour
     notes = (*before.notes, *reduced.notes, what_was_needed(original, case), note, ended_early)
     provenance = replace(
         before,
@@ -139,7 +141,7 @@ def with_provenance(
         certified=certified,
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
-        neighbour=what_is_missing(case, reduced.neighbour) if reduced.neighbour and certified else "",
+        neighbour=what_is_missing(case, passing) if passing and certified else "",
         notes=tuple(text for text in notes if text and not text.startswith(LOST)),
     )
     return replace(case, provenance=provenance)
@@ -155,7 +157,7 @@ def repro_message(case: Case, original: Case, reduced: Reduced, session: Session
         return before
     if original.spec.traits.compares:
         return last.message.replace("; RMSE against float64", "\nRMSE against float64")
-    outermost, _, rest = last.message.partition(": ")  # the exception that wraps it is another in each torch
+    outermost, _, rest = last.message.partition(": ")  # each torch wraps it in another exception
     is_new = outermost.isidentifier() and not before.startswith(f"{outermost}:")
     return rest if is_new and rest else last.message
 
@@ -180,8 +182,8 @@ def verify(case: Case, exactness: Exactness, folder: Path, session: Session) -> 
         return outcome, proof.draft
     repro.discard(proof.draft)
     if ended is not None:
-        reason = f"the judge says {outcome.verdict}, and the script by itself: {how_it_ended(ended)}"
-        outcome = replace(outcome, verdict=Verdict.INVALID, reason=reason)
+        why = f"the judge says {outcome.verdict}, and the script by itself: {how_it_ended(ended)}"
+        outcome = replace(outcome, verdict=Verdict.INVALID, reason=why)
     return outcome, None
 
 
@@ -213,8 +215,8 @@ class Proof:
             self.why = str(refusal)
         if self.why:
             log.info("short_form_refused: %s", self.why)
-            says = f"A few lines cannot judge it, so it only shows it, and `minidbg check` judges it: {self.why}."
-            write(form=repro.Form.SHOWS, remark=f"{remark}\n{says}".lstrip("\n"))
+            says = "A few lines cannot judge it, so it only shows it, and `minidbg check` judges it"
+            write(form=repro.Form.SHOWS, remark=f"{remark}\n{says}: {self.why}.".lstrip("\n"))
 
     def limit(self) -> float:
         """Seconds that one run may take. Raises BudgetSpent where none are left."""
@@ -224,11 +226,11 @@ class Proof:
 
     def judged(self, fork: workers.Warmup | None = None) -> Outcome:
         """What the installed judge says, in a fresh interpreter or a ``fork`` of the forkserver."""
-        session, deadline = self.session, Deadline.after(self.limit())
+        session, until = self.session, Deadline.after(self.limit())
         outcome = oracle.unless_the_machine_failed(
-            lambda: repro.run(self.draft, seconds=deadline.left(), fork=fork, submit=session.submit),
+            lambda: repro.run(self.draft, seconds=until.left(), fork=fork, submit=session.submit),
             expected=self.case.signature,
-            deadline=deadline,
+            deadline=until,
         )
         if session.was_cut_off(outcome, session.deadline):  # that is no answer, and no hang
             raise BudgetSpent
@@ -236,8 +238,8 @@ class Proof:
 
     def alone(self) -> workers.Ended:
         """How ``python draft`` ends, without the variables of the program that it may not need."""
-        without = variables_to_try(self.case)
-        return repro.run_alone(self.draft, seconds=self.limit(), without=without, submit=self.session.submit)
+        without, submit = variables_to_try(self.case), self.session.submit
+        return repro.run_alone(self.draft, seconds=self.limit(), without=without, submit=submit)
 
     @contextlib.contextmanager
     def alone_meanwhile(self) -> Iterator[Callable[[], workers.Ended]]:
@@ -304,9 +306,9 @@ def prove(proof: Proof) -> tuple[Outcome, workers.Ended | None]:
                 ended = proof.alone()
     if ended.exit_status != 1 and not proof.why:
         proof.limit()  # what the deadline has cut off says nothing about the script
-        judged_as = outcome.message.partition("\n")[0][:SAID_CHARACTERS] or outcome.in_words
+        judged = outcome.message.partition("\n")[0][:SAID_CHARACTERS] or outcome.in_words
         how = how_it_ended(ended)
-        proof.write(f"by a few lines of its own it ends with {how}; minidbg's judge saw: {judged_as}")
+        proof.write(f"by a few lines of its own it ends with {how}; minidbg's judge saw: {judged}")
         ended = proof.alone()
     if not shows_it(ended):
         proof.limit()
@@ -341,7 +343,8 @@ def how_it_ended(ended: workers.Ended) -> str:
     if ended.timed_out:
         return f"no end within {ended.seconds:.0f} s"
     said = ended.stdout.strip().rpartition("\n")[2] or ended.stderr_tail.strip().rpartition("\n")[2]
-    status = f"exit status {ended.exit_status}" if ended.signal is None else signal_name(ended.signal)
+    code, signal = ended.exit_status, ended.signal
+    status = f"exit status {code}" if signal is None else signal_name(signal)
     return f"{status}: {said[:SAID_CHARACTERS]}" if said else status
 
 
@@ -358,7 +361,8 @@ def result_of(
         unlike = case.signature.unlike(last.signature) if case.signature and last.signature else ""
         notes = (*notes, last.reason or unlike or f"{agrees}{printed}")
     if last.verdict is Verdict.FLAKY and last.runs and last.reproduced != last.runs:
-        notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")
+        flaky = f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters"
+        notes = (*notes, flaky)
     return ReductionResult(
         path=path,
         lacking=case.backend.missing_backend if path else "",
