@@ -82,7 +82,8 @@ def reduce_and_publish(
     when the whole case does not show its failure here.
     """
     limits = limits.begun()
-    with workers.own_kernel_cache() as kernels, locked_folder(case, folder, limits, listener) as own_folder:
+    lock = locked_folder(case, folder, limits, listener)
+    with workers.own_kernel_cache() as kernels, lock as own_folder:
         if own_folder is not None and just_seen:
             published = earlier_result(own_folder, Deadline(limits.due or math.inf), submit)
             if published is not None:
@@ -93,14 +94,15 @@ def reduce_and_publish(
             )
             written = None
             try:
-                reduced = reduce_from_best(case, session) or reduce_case(case, session, just_seen=just_seen)
+                reduced = reduce_from_best(case, session)
+                reduced = reduced or reduce_case(case, session, just_seen=just_seen)
                 while written is None:
                     try:
                         written = publish_first_that_fails(case, reduced, folder, session)
                     except KeyboardInterrupt:
                         if session.interrupted:
                             raise
-                        session.interrupted = True  # the first Ctrl-C ends the search alone, which was over
+                        session.interrupted = True  # the first ends the search alone: it was over
             except KeyboardInterrupt:
                 session.keep_best()
                 best = own_folder / BEST_FILE if own_folder is not None else None
@@ -115,7 +117,8 @@ def reduce_and_publish(
         written = replace(written, others=others)
         if written.path is not None and own_folder is not None:
             with contextlib.suppress(OSError):
-                replace_file(own_folder / DONE_FILE, json.dumps(written.to_json()).encode(), private=True)
+                data = json.dumps(written.to_json()).encode()
+                replace_file(own_folder / DONE_FILE, data, private=True)
             repro.discard(own_folder / BEST_FILE)
         return written
 
@@ -129,7 +132,8 @@ def locked_folder(case: Case, folder: Path, limits: Limits, listener: Listener) 
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            listener(Progress("waiting for another process that reduces this failure", 0, 0, 0, 0.0))
+            phase = "waiting for another process that reduces this failure"
+            listener(Progress(phase, 0, 0, 0, 0.0))
             lock.acquire(timeout=Session(limits).remaining())
     except (OSError, Timeout):
         yield None
@@ -144,7 +148,8 @@ def earlier_result(own_folder: Path, deadline: Deadline, submit: workers.Submit)
     """The result of an earlier reduction of this very case, when its repro is there, certified, and
     fails now, before ``deadline``."""
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError, RecursionError, MinidbgError):
-        written = ReductionResult.from_json(json.loads(read_regular(own_folder / DONE_FILE, LOG_LIMIT_BYTES)))
+        data = read_regular(own_folder / DONE_FILE, LOG_LIMIT_BYTES)
+        written = ReductionResult.from_json(json.loads(data))
         if written.path is not None and written.certified and written.path.is_file():
             outcome = repro.run(written.path, seconds=deadline.left(VERIFY_SECONDS), submit=submit)
             return replace(written, known_before=True) if outcome.verdict in SHOWN else None
@@ -163,18 +168,17 @@ def reduce_from_best(case: Case, session: Session) -> Reduced | None:
         log.warning("minidbg: %s is skipped: %s", display_path(path), foreign.first_line_of(error))
         return None
     with contextlib.suppress(NotReproduced):
-        return reduce_case(case.with_graph(best.graph_module, best.inputs), session, just_seen=False)
+        smaller = case.with_graph(best.graph_module, best.inputs)
+        return reduce_case(smaller, session, just_seen=False)
     return None
 
 
 def keep_others(folder: Path, session: Session) -> tuple[tuple[str, str], ...]:
     """Keep the other failures as captures; what each said, and where it lies."""
-    kept = []
+    kept, limit = [], session.limits.value_limit_bytes
     for case, outcome in list(session.others.values())[:OTHERS_KEPT]:
         with contextlib.suppress(OSError, MinidbgError):
-            path = repro.keep_capture(
-                with_failure(case, outcome), folder, value_limit_bytes=session.limits.value_limit_bytes
-            )
+            path = repro.keep_capture(with_failure(case, outcome), folder, value_limit_bytes=limit)
             kept.append((outcome.message.partition("\n")[0][:OTHERS_CHARACTERS], str(path)))
     return tuple(kept)
 
@@ -204,7 +208,7 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     try:
         search = searched(case, session, believed=True) if believed else None
         if search is None or (not search.steps and session.remaining() > 0):
-            # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
+            # Nothing smaller failed: all of it is needed, or this path never shows the failure.
             whole, chance = reproducing_path(case, session)
             way = whole.spec.call, whole.backend, whole.spec.context
             another = way != (case.spec.call, case.backend, case.spec.context)
@@ -269,14 +273,16 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
                 candidate = with_failure(candidate, outcome)
             return candidate.with_spec(margin=margin_for(outcome.figures)), Reliability(1, 1)
         tried.append((candidate, outcome))
-    said, ways = tried[0][1], [f"{CALLED[one.spec.call]} ({outcome.verdict})" for one, outcome in tried]
+    said = tried[0][1]
+    ways = [f"{CALLED[one.spec.call]} ({outcome.verdict})" for one, outcome in tried]
     if said.verdict is Verdict.GONE and runs_worth_having(case):
         known = measured(case, session, failed=0, runs=1, more=RUNS_OF_WHOLE)
         if known.failed and known.repeats <= MOST_REPEATS:
             session.repeats = known.repeats
             return case, known
         if known.failed:
-            raise NotReproduced(f"it {known}: too rarely to reduce it, so the whole graph is kept", said)
+            why = f"it {known}: too rarely to reduce it, so the whole graph is kept"
+            raise NotReproduced(why, said)
         ways.append(f"{plural(known.runs, 'run')} in all")
         context, traits = case.spec.context, case.spec.traits
         threads = context.threads or 1
@@ -288,7 +294,8 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
             ways.append(f"with {plural(threads, 'thread')}")
     if said.verdict is Verdict.INVALID and said.reason.startswith("eager itself fails"):
         raise NotReproduced(f"this is not a failure of the backend: {said.reason}", said)
-    lost = "".join(f"; {note}" for note in case.provenance.notes if note.startswith((STAND_IN_NOTE, LOST)))
+    notes = case.provenance.notes
+    lost = "".join(f"; {note}" for note in notes if note.startswith((STAND_IN_NOTE, LOST)))
     other = case.signature.unlike(said.signature) if case.signature and said.signature else ""
     raise NotReproduced(
         f"the case does not show its failure here: {said.in_words}{other and f' ({other})'}. "
@@ -387,7 +394,7 @@ def call_reduce_in_child(
 def reduce_in_child(
     argument: Mapping[str, Any],
     note: object,
-    case_of: Callable[[Mapping[str, Any]], Case] = lambda argument: oracle.unpacked(argument["case"]),
+    case_of: Callable[[Mapping[str, Any]], Case] = lambda data: oracle.unpacked(data["case"]),
 ) -> dict[str, Any]:
     """In a forkserver's child: make the case by ``case_of``, reduce it by ``reduce_on_stream``."""
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
@@ -446,12 +453,12 @@ def reduce_path(
         )
         case = replace(case.with_spec(backend=reference), compiler=backends.resolve(reference))
     elif backend is not None:
-        raise BadSetting(
-            f"backend={backend!r}: the repro {path} has its backend in it; edit the script to ask another one"
-        )
-    with contextlib.suppress(KeyError, ValueError):  # which repro scripts keep, as the limit of one run
+        refusal = f"the repro {path} has its backend in it; edit the script to ask another one"
+        raise BadSetting(f"backend={backend!r}: {refusal}")
+    with contextlib.suppress(KeyError, ValueError):  # repro scripts keep it, as one run's limit
         limits = replace(limits, call_seconds=float(os.environ["MINIDBG_TIME_LIMIT_S"]))
-    written = reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)
+    folder = folder or repro.folder_of(path)
+    written = reduce_and_publish(case, folder, limits=limits, listener=listener)
     if path.absolute().parent == repro.captures(repro.folder_of(path)):
         with contextlib.suppress(OSError):
             result = {"result": written.line, "written": written.to_json()}
