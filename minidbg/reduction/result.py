@@ -74,8 +74,8 @@ class ReductionResult:
     def line(self) -> str:
         counts = f"{shrinkage(self.nodes_before, self.nodes_after)}, "
         if self.known_before and self.path is not None:
-            counts = counts.partition(",")[0]
-            return f"{counts}, found before, and its repro still fails; run: python {display_path(self.path)}"
+            counts = f"{counts.partition(',')[0]}, found before, and its repro still fails"
+            return f"{counts}; run: python {display_path(self.path)}"
         counts += f"{plural(self.oracle_calls, 'run')}, {self.seconds:.1f} s"
         if self.path is None and self.ended_by:
             return f"{counts}; not verified: {self.ended_by}"
@@ -85,8 +85,9 @@ class ReductionResult:
         why = f": {self.ended_by}" if self.ended_by else ""
         extra = f" (values and settings not simplified{why})" if why else ""
         extra = extra if self.certified else f" (not certified as minimal{why})"
-        also = f"; also found: {plural(self.also_found, 'other failure')}" if self.also_found else ""
-        if self.others:  # ; also found: `input 3 differs`, in .minidbg/captures/accuracy_relu_12ab34.py
+        failures = plural(self.also_found, "other failure")
+        also = f"; also found: {failures}" if self.also_found else ""
+        if self.others:  # also found: `input 3 differs`, in .minidbg/captures/accuracy_mm_12ab34.py
             said, path = self.others[0]
             more = f" ({self.also_found - 1} more beside it)" if self.also_found > 1 else ""
             also = f"; also found: `{said}`, in {display_path(path)}{more}"
@@ -156,22 +157,24 @@ def on_stream(stream: TextIO) -> Iterator[Listener]:
         from rich.table import Column
         from rich.text import Text
 
-    class CutOff(TextColumn):  # where the terminal is narrow, so that the figures beside it are whole
+    class CutOff(TextColumn):  # where the terminal is narrow: the figures beside it stay whole
         def render(self, task: Task) -> Text:
             words = super().render(task)
             words.no_wrap, words.overflow = True, "ellipsis"
             return words
 
-    words = CutOff("minidbg: {task.fields[phase]}", table_column=Column())  # which may be narrow itself
+    words = CutOff("minidbg: {task.fields[phase]}", table_column=Column())  # may be narrow itself
     bar = BarColumn(bar_width=None, table_column=Column(max_width=12))
     figures, console = TextColumn("{task.fields[figures]}"), Console(file=stream)
     # it draws only when told: a drawing thread would not survive the forks
-    with RichProgress(words, bar, figures, console=console, auto_refresh=False, transient=True) as display:
+    bars = RichProgress(words, bar, figures, console=console, auto_refresh=False, transient=True)
+    with bars as display:
         task = display.add_task("", total=None, phase="reducing", figures="")
 
         def draw(event: Progress) -> None:
-            done, figures = event.start_nodes - event.nodes, figures_of(event)
-            display.update(task, total=event.start_nodes, completed=done, phase=event.phase, figures=figures)
+            total, figures = event.start_nodes, figures_of(event)
+            done = total - event.nodes
+            display.update(task, total=total, completed=done, phase=event.phase, figures=figures)
             display.refresh()
 
         yield draw
@@ -180,8 +183,8 @@ def on_stream(stream: TextIO) -> Iterator[Listener]:
 def figures_of(event: Progress) -> str:
     """``800 -> 12 nodes after 7 runs, 5 s``; only the seconds if a reduction has not begun."""
     clock = f"{event.seconds:.0f} s"
-    if not event.start_nodes:
+    start, nodes = event.start_nodes, event.nodes
+    if not start:
         return clock
-    is_smaller = event.nodes != event.start_nodes
-    nodes = f"{event.start_nodes} -> {event.nodes} nodes" if is_smaller else plural(event.nodes, "node")
-    return f"{nodes} after {plural(event.oracle_calls, 'run')}, {clock}"
+    size = f"{start} -> {nodes} nodes" if nodes != start else plural(nodes, "node")
+    return f"{size} after {plural(event.oracle_calls, 'run')}, {clock}"
