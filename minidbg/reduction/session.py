@@ -46,7 +46,7 @@ def is_another(seen: Signature, expected: Signature | None) -> bool:
 
 
 class Standbys(contextlib.ExitStack):
-    """Interpreters that import torch while the search runs, one at a time; the block's end ends them."""
+    """Interpreters that import torch while the search runs, one at a time; ended with the block."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Standbys(contextlib.ExitStack):
         self.waiting = self._started()
 
     def _started(self) -> workers.Standby | None:
-        with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
+        with contextlib.suppress(OSError):  # no process can be made now: verification tries again
             return self.enter_context(workers.start_server().start_standby(self.ahead))
         return None
 
@@ -142,8 +142,8 @@ class Session:
         return outcomes
 
     def is_too_slow(self, case: Case) -> bool:
-        least = self.too_slow_nodes
-        return least is not None and call_nodes(case.graph_module) >= least and not case.spec.traits.endless
+        least, traits = self.too_slow_nodes, case.spec.traits
+        return least is not None and call_nodes(case.graph_module) >= least and not traits.endless
 
     def run(self, cases: Sequence[Case]) -> list[Outcome]:
         """Run each case once in a child, by ``oracle.ask_all``; what a killed one left half written
@@ -169,7 +169,8 @@ class Session:
             workers.remove_unfinished(self.kernels, since=began)
         if any(self.was_cut_off(outcome, self.until) for outcome in outcomes):
             raise BudgetSpent
-        too_slow = Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
+        reason = f"{self.too_slow_nodes} nodes did not finish in time"
+        too_slow = Outcome(Verdict.INVALID, reason=reason)
         shown = iter(outcomes)
         return [too_slow if self.is_too_slow(case) else next(shown) for case in cases]
 
@@ -186,7 +187,7 @@ class Session:
         return deadline.is_over and (ended or outcome.verdict in (Verdict.TIMEOUT, Verdict.INVALID))
 
     def learn(self, phase: str, case: Case, outcome: Outcome, *, is_best: bool) -> None:
-        """Remember the best so far, which goes to disk now and then, and failures other than the expected one."""
+        """Remember the best so far, now and then on disk, and failures that were not expected."""
         is_of_program = phase in PROGRAM_PHASES
         if outcome.verdict in SHOWN:
             self.last_shown = outcome
@@ -195,7 +196,8 @@ class Session:
             self.best, self.suspects = case, outcome.suspects or self.suspects
             if self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
-        seen = outcome.signature if outcome.verdict.exit_status == Verdict.CHANGED.exit_status else None
+        is_other = outcome.verdict.exit_status == Verdict.CHANGED.exit_status
+        seen = outcome.signature if is_other else None
         if seen and is_of_program and not self.is_made_up and is_another(seen, case.signature):
             self.others.setdefault(str(seen), (case, outcome))
 
