@@ -32,13 +32,12 @@ def changed(case: Case, **fields: Any) -> Case:
 
 def without_grad(case: Case) -> Case:
     """No input requires grad; and grad mode stays on, as a reader expects of plain code."""
-    needs_grad = any(isinstance(value, torch.Tensor) and value.requires_grad for value in case.inputs)
+    needs_grad = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in case.inputs)
     if case.spec.backward or not needs_grad:
         return case
-    inputs = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in case.inputs)
-    return replace(
-        case.with_spec(context=replace(case.spec.context, grad=True, inference=False)), inputs=inputs
-    )
+    inputs = tuple(arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in case.inputs)
+    context = replace(case.spec.context, grad=True, inference=False)
+    return replace(case.with_spec(context=context), inputs=inputs)
 
 
 def without_mode(case: Case, name: str) -> Case:
@@ -65,20 +64,21 @@ def without_defaults(context: Context) -> Context:
         }
         for module, options in context.config.items()
     }
-    return replace(context, config={module: options for module, options in config.items() if options})
+    config = {module: options for module, options in config.items() if options}
+    return replace(context, config=config)
 
 
 def without_unused_numbers(case: Case) -> Case:
     """Without sizes made inputs by dynamo, if no input of that size is needed: it remakes them."""
     graph_module = copy_graph_module(case.graph_module)
     pairs = list(zip(graph_module.graph.find_nodes(op="placeholder"), case.inputs, strict=True))
-    unused = [node for node, value in pairs if not node.users and type(value) is int]
+    unused = [node for node, arg in pairs if not node.users and type(arg) is int]
     if case.spec.call is not CallPath.TORCH_COMPILE or not unused:
         return case
     for node in unused:
         graph_module.graph.erase_node(node)
     graph_module.recompile()
-    return case.with_graph(graph_module, tuple(value for node, value in pairs if node not in unused))
+    return case.with_graph(graph_module, tuple(arg for node, arg in pairs if node not in unused))
 
 
 CONTEXT_FIELDS = (
