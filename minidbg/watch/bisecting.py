@@ -39,7 +39,8 @@ class Culprit:
 
     def text(self) -> str:
         what = "fixed the failure" if self.fixed else "is the first that fails"
-        return f"{self.commit} {what} ({plural(self.steps, 'commit')} tried)\n  {self.subject}\n  {self.author}, {self.date}"
+        tried = f"({plural(self.steps, 'commit')} tried)"
+        return f"{self.commit} {what} {tried}\n  {self.subject}\n  {self.author}, {self.date}"
 
 
 def bisect_revisions(
@@ -65,15 +66,16 @@ def bisect_revisions(
     if repro is None or repro.damage:
         raise MinidbgError(f"{path}: {repro.damage if repro else 'has gone'}")
     backend = repro.spec.backend
-    roots = [root for module in repro.backend_modules for root in module_roots(module, backend.paths)]
+    roots = [root for name in repro.backend_modules for root in module_roots(name, backend.paths)]
     repositories = [str(repository.absolute())] if repository else repositories_of(roots)
     if len(repositories) != 1:
-        where = (
-            f"several git repositories ({', '.join(repositories)})" if repositories else "no git repository"
-        )
-        raise MinidbgError(f"the code of backend {backend.name} lies in {where}; name it with --repository")
+        where = "no git repository"
+        if repositories:
+            where = f"several git repositories ({', '.join(repositories)})"
+        code = f"the code of backend {backend.name}"
+        raise MinidbgError(f"{code} lies in {where}; name it with --repository")
     checkout = Path(repositories[0]).resolve()
-    good, bad = (git(checkout, "log", "-1", "--format=%H", revision, "--") for revision in (good, bad))
+    good, bad = (git(checkout, "log", "-1", "--format=%H", end, "--") for end in (good, bad))
     with worktree(checkout, bad) as tree:
         # the backend's modules are imported from there: they lie as in the repository
         above = [Path(root).parent for root in roots if Path(root).parent.is_relative_to(checkout)]
@@ -84,7 +86,8 @@ def bisect_revisions(
         )
         built_in = (build_folder or checkout).resolve()
         inside = built_in.relative_to(checkout) if built_in.is_relative_to(checkout) else "."
-        command = judge_arguments(repro, device or repro.spec.device, options=options, in_worker=False)
+        device = device or repro.spec.device
+        command = judge_arguments(repro, device, options=options, in_worker=False)
 
         def judge() -> tuple[Verdict | None, str]:
             """Whether it is gone or reproduces at this commit, None if it is unclear; and why."""
@@ -99,9 +102,10 @@ def bisect_revisions(
             with tempfile.TemporaryDirectory(prefix="minidbg-run-", dir=tree.parent) as folder:
                 done = run_python(command, seconds=seconds, cwd=folder, env=env)
             outcome = outcome_of_run(done, as_its_header_says(repro), limit_s=seconds)
-            first_line = outcome.message.partition("\n")[0] if outcome.verdict is Verdict.CHANGED else ""
-            reason = ": ".join(filter(None, [str(outcome.verdict), outcome.reason or first_line]))
-            return outcome.verdict if outcome.verdict in (Verdict.GONE, Verdict.REPRODUCES) else None, reason
+            verdict = outcome.verdict
+            first_line = outcome.message.partition("\n")[0] if verdict is Verdict.CHANGED else ""
+            reason = ": ".join(filter(None, [str(verdict), outcome.reason or first_line]))
+            return verdict if verdict in (Verdict.GONE, Verdict.REPRODUCES) else None, reason
 
         # first check what was said of both ends: from wrong ends git finds some commit, a wrong one
         old, new = (bad, good) if git(tree, "merge-base", good, bad) == bad else (good, bad)
@@ -114,15 +118,15 @@ def bisect_revisions(
                 end = f"at the {word} end {commit[:10]} the verdict should be {wanted}"
                 raise MinidbgError(f"{end}, but: {reason}; name another commit")
         # the older end's behaviour is git's "before", the newer one's "after"
-        said, steps = git_bisect(tree, "start", "--term-old=before", "--term-new=after", new, old), 2
+        said = git_bisect(tree, "start", "--term-old=before", "--term-new=after", new, old)
+        steps = 2
         while not re.search(r"(?m)^[0-9a-f]{40} is the first '?after'? commit", said):
             commit = git(tree, "rev-parse", "HEAD")
             verdict, reason = judge()
             tell(f"{commit[:10]}: {reason}")
             steps += 1
-            said = git_bisect(
-                tree, "skip" if verdict is None else "before" if verdict is ends[old][1] else "after"
-            )
+            term = "before" if verdict is ends[old][1] else "after"
+            said = git_bisect(tree, "skip" if verdict is None else term)
         commit = git(tree, "rev-parse", "refs/bisect/after")
         told = git(tree, "show", "--no-patch", "--format=%s%x00%an%x00%ad", "--date=short", commit)
         subject, author, date = told.split("\0")
@@ -134,10 +138,11 @@ def worktree(repository: Path, commit: str) -> Iterator[Path]:
     """A checkout of the repository in a temporary folder, which is gone afterwards, bisection and
     all; those of killed searches go first."""
     folder = leftovers.make_temporary_folder("bisect")
+    tree = folder / repository.name
     try:
         git(repository, "worktree", "prune")
-        git(repository, "worktree", "add", "--detach", "--force", str(folder / repository.name), commit)
-        yield folder / repository.name
+        git(repository, "worktree", "add", "--detach", "--force", str(tree), commit)
+        yield tree
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         git(repository, "worktree", "prune")
@@ -145,17 +150,17 @@ def worktree(repository: Path, commit: str) -> Iterator[Path]:
 
 def imported_from_elsewhere(tree: Path, repro: Repro, env: dict[str, str]) -> str:
     """Why the run would judge other code than that of ``tree``; empty when it would not."""
-    program = "import importlib.util as u, sys; specs = filter(None, map(u.find_spec, sys.argv[1:])); "
-    program += "print(*(p for s in specs for p in [*(s.submodule_search_locations or ()), s.origin] if p), sep='\\n')"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program, *repro.backend_modules], env=env, cwd=tree, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    program = "import importlib.util as u, sys; "
+    program += "specs = filter(None, map(u.find_spec, sys.argv[1:])); print(*(p for s in specs "
+    program += "for p in [*(s.submodule_search_locations or ()), s.origin] if p), sep='\\n')"
+    command = [sys.executable, "-P", "-c", program, *repro.backend_modules]
+    done = subprocess.run(command, env=env, cwd=tree, capture_output=True, text=True, check=False)
     places = done.stdout.splitlines()
     inside = os.path.realpath(tree) + os.sep
     if done.returncode or any(os.path.realpath(place).startswith(inside) for place in places):
         return ""  # where it fails, the run itself will say what is wrong
-    where = f"imported from {places[0]}, not from the worktree" if places else "not importable at this commit"
-    return f"{repro.backend_modules[0]} is {where}"
+    where = f"imported from {places[0]}, not from the worktree" if places else ""
+    return f"{repro.backend_modules[0]} is {where or 'not importable at this commit'}"
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -168,11 +173,12 @@ def git(folder: Path, *arguments: str) -> str:
     if done.returncode == 0:
         return printed
     if names := re.findall(r"(?m)^[0-9a-f]{40}$", printed):  # of a bisection
-        raise MinidbgError(f"the remaining commits cannot be judged; it is one of {', '.join(names[:10])}")
+        commits = ", ".join(names[:10])
+        raise MinidbgError(f"the remaining commits cannot be judged; it is one of {commits}")
     why = last_line(done.stderr.decode(errors="replace")) or last_line(printed)
     raise MinidbgError(f"git {shlex.join(arguments)}: {why}")
 
 
 def git_bisect(tree: Path, *arguments: str) -> str:
-    git(tree, "checkout", "--quiet", "--force", "HEAD")  # builds may have written into files that git tracks
+    git(tree, "checkout", "--quiet", "--force", "HEAD")  # builds may have written tracked files
     return git(tree, "bisect", *arguments)

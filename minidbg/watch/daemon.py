@@ -110,7 +110,7 @@ class Daemon:
         self.devices = Devices({})  # none until they were asked for
         self.devices_asked: Future[Ended] | None = None
         self.sweep: Sweep | None = None
-        self.broken: dict[BackendKey, str] = {}  # why each backend is broken that is, as it was told
+        self.broken: dict[BackendKey, str] = {}  # why each broken backend is broken, as told
         self.build: Build | None = None
         self.builds_again = False  # the build was begun once more because of an edit under it
         self.status: int | None = None
@@ -139,9 +139,9 @@ class Daemon:
     def is_at_home(self) -> bool:
         """Whether the hidden folder is there; where somebody has removed it the daemon ends, since
         what is run then says nothing."""
-        hidden = self.lock.holder.parent
         if not self.lock.holder.exists() and self.status is None:
-            self.announce(Notice(f"{display_path(hidden)} was removed under this process; start again"))
+            hidden = display_path(self.lock.holder.parent)
+            self.announce(Notice(f"{hidden} was removed under this process; start again"))
             self.status = 125
         return self.status is None
 
@@ -176,7 +176,8 @@ class Daemon:
                 self.announce.once(text, Notice(text))
                 self.status = 125 if self.settings.once else None
             else:
-                log, what = hidden_folder(self.home) / "watch.log", f"{type(fault).__name__}: {fault}"
+                log = hidden_folder(self.home) / "watch.log"
+                what = f"{type(fault).__name__}: {fault}"
                 text = f"a fault in minidbg itself ({what}); its traceback is in {log}"
                 self.announce.once(text, events.Fault(text, traceback.format_exc()))
 
@@ -263,15 +264,17 @@ class Daemon:
         for name in sorted(names):
             repro = self.watched.repros[name]
             for device in chosen_devices(repro.spec.device, self.settings.devices, self.devices):
+                job = Job(name, device)
                 if repro.damage:
-                    unable.append(Decision(Job(name, device), Transition.INVALID, None, reason=repro.damage))
+                    unable.append(Decision(job, Transition.INVALID, None, reason=repro.damage))
                 elif device in self.devices.environments:
-                    jobs.append(Job(name, device))
+                    jobs.append(job)
                 else:
                     absent[device] += 1
         for device in absent:
             here, missed = ", ".join(self.devices.present()), plural(absent[device], "repro")
-            text = f"{device} not present (found {here}); {missed} skipped there; 'minidbg doctor' lists what is here"
+            text = f"{device} not present (found {here}); {missed} skipped there; "
+            text += "'minidbg doctor' lists what is here"
             self.announce.once(("missing", device), Notice(text))
         return jobs, unable
 
@@ -305,7 +308,8 @@ class Daemon:
         message, job, repro = end.result(), run.job, sweep.repros[run.job.repro]
         is_canary = run.purpose is Purpose.CANARY
         if message.lost and (run.forked or not run.fresh) and not sweep.superseded:
-            self.announce(Notice(f"the worker server ended; a new one starts: {message.error[-300:]}"))
+            why = message.error[-300:]
+            self.announce(Notice(f"the worker server ended; a new one starts: {why}"))
             sweep.lost(run)
             return
         before = sweep.runs[job][0] if job in sweep.runs else self.states.get(job)
@@ -325,8 +329,8 @@ class Daemon:
         seen = Observation(
             *job, time.time(), replace(outcome, message=outcome.message[:EVENT_CHARACTERS]),
             purpose=run.purpose, sweep=sweep.number, script=repro.digest, torch=self.devices.torch,
-            environment=self.devices.environments[job.device], code=sweep.code,
-            loaded=digest_of_all(self.watched.snapshot, files) if files else "", files=files, fresh=run.fresh,
+            environment=self.devices.environments[job.device], code=sweep.code, fresh=run.fresh,
+            loaded=digest_of_all(self.watched.snapshot, files) if files else "", files=files,
         )  # fmt: skip
         if not is_canary and is_stale:
             self.history.add(replace(seen, stale=True))
@@ -402,12 +406,14 @@ class Daemon:
     def status_of_once(self, decisions: Iterable[Decision]) -> int:
         """What ``--once`` exits with; with ``--fail-on unexpected`` 1 when a header is
         contradicted, and by what is said."""
-        states = [one.state for one in decisions if one.state and one.transition not in INCONCLUSIVE]
+        conclusive = (one for one in decisions if one.transition not in INCONCLUSIVE)
+        states = [one.state for one in conclusive if one.state]
         verdicts = {state.verdict for state in states}
         if not verdicts:
             return 125
         if self.settings.fail_on is FailOn.ANY:
-            return 1 if verdicts & {Verdict.REPRODUCES, Verdict.FLAKY} else 3 if verdicts & FAILING else 0
+            reproduced = verdicts & {Verdict.REPRODUCES, Verdict.FLAKY}
+            return 1 if reproduced else 3 if verdicts & FAILING else 0
         unexpected = 0
         for state in states:
             expect = self.watched.repros[state.repro].expect
@@ -447,15 +453,16 @@ class Daemon:
     def ask_for_devices(self) -> None:
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
         command = (PROBE_SCRIPT, "devices", *no_torch)
-        self.devices_asked = self.pool.submit(Request(command, fork=fork_for(self.settings.workers)))
+        fork = fork_for(self.settings.workers)
+        self.devices_asked = self.pool.submit(Request(command, fork=fork))
         self.devices_asked.add_done_callback(self.inbox.put)
 
     def devices_answered(self, message: Ended) -> None:
         try:
             devices = Devices.from_json(last_json(message.stdout) or {})
         except (KeyError, TypeError):
-            text = f"torch could not be asked for devices; only cpu is used: {last_line(message.stderr_tail)}"
-            self.announce(Notice(text))
+            why = last_line(message.stderr_tail)
+            self.announce(Notice(f"torch could not be asked for devices; only cpu is used: {why}"))
             devices = Devices({"cpu": "cpu|unknown"})
         if self.devices.environments:
             self.watched.ask_for_all()  # it was asked before
@@ -481,8 +488,8 @@ def judged(sweep: int, decision: Decision, repro: Repro) -> events.Judged:
         sweep, repro.name, decision.job.device, decision.transition,
         state.verdict if state else runs[-1].verdict if runs else None,
         seconds=round(runs[0].seconds, 3) if runs else 0.0, runs=len(runs), reason=decision.reason,
-        message=runs[-1].outcome.message if runs else "",
-        expected=is_expected(state.verdict, repro.expect) if state else None, since=state.since if state else None,
+        message=runs[-1].outcome.message if runs else "", since=state.since if state else None,
+        expected=is_expected(state.verdict, repro.expect) if state else None,
     )  # fmt: skip
 
 

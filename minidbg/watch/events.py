@@ -64,13 +64,15 @@ class Started(Event):
     states: tuple[State, ...] = ()
 
     def words(self) -> str:
-        what = f"{plural(len(self.repros), 'repro')} in {display_path(self.home)} and {plural(self.files, 'file')}"
+        repros, files = plural(len(self.repros), "repro"), plural(self.files, "file")
+        what = f"{repros} in {display_path(self.home)} and {files}"
         return f"watching {what} in {', '.join(self.sources) or 'no sources'} (process {self.pid})"
 
     def update(self, matrix: Matrix) -> None:
         matrix.home = self.home
         for state in self.states:
-            matrix.cells[state.repro, state.device] = Cell(state.verdict, state.since, note=state.reason)
+            cell = Cell(state.verdict, state.since, note=state.reason)
+            matrix.cells[state.repro, state.device] = cell
         matrix.sort()
 
 
@@ -158,13 +160,14 @@ class SweepFinished(Event):
     unjudged: int
 
     def words(self) -> str:
-        counts = ", ".join(f"{count} {transition}" for transition, count in sorted(self.transitions.items()))
-        unjudged = f", {self.unjudged} not judged" if self.unjudged else ""
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self.transitions.items()))
+        rest = f", {self.unjudged} not judged" if self.unjudged else ""
         how = "" if self.end == "complete" else f" ({self.end}: the code changed)"
-        return f"sweep {self.sweep} took {self.seconds:.2f} s{how}: {counts or 'no verdict'}{unjudged}"
+        return f"sweep {self.sweep} took {self.seconds:.2f} s{how}: {counts or 'no verdict'}{rest}"
 
     def update(self, matrix: Matrix) -> None:
-        matrix.activity, matrix.began = f"waiting; sweep {self.sweep} took {self.seconds:.2f} s", None
+        matrix.activity = f"waiting; sweep {self.sweep} took {self.seconds:.2f} s"
+        matrix.began = None
         for cell in matrix.cells.values():
             cell.outdated |= self.end != "complete"  # the code has changed since
         if not matrix.flips:
@@ -218,7 +221,8 @@ class Unconfirmed(Event):
 
     def words(self) -> str:
         known = f"before: {self.before}" if self.seen else f"its header expects {self.before}"
-        return f"  {self.verdict + '?':<17} {self.repro} [{self.device}] {known}; confirming in a fresh interpreter"
+        where = f"{self.repro} [{self.device}]"
+        return f"  {self.verdict + '?':<17} {where} {known}; confirming in a fresh interpreter"
 
     def update(self, matrix: Matrix) -> None:
         matrix.cells.setdefault((self.repro, self.device), Cell()).maybe = self.verdict
@@ -270,7 +274,8 @@ def revision_text(revisions: Mapping[str, Revision]) -> str:
     of several, with their names."""
     if len(revisions) == 1:
         return str(next(iter(revisions.values())))
-    return ", ".join(f"{Path(root).name} {revision}" for root, revision in sorted(revisions.items()))
+    in_order = sorted(revisions.items())
+    return ", ".join(f"{Path(root).name} {revision}" for root, revision in in_order)
 
 
 def names_of(files: Sequence[str], most: int) -> str:
@@ -288,7 +293,8 @@ class BackendBroken(Event):
     repros: int
 
     def words(self) -> str:
-        return f"backend {self.backend} is broken on {self.device}: {self.reason}; {plural(self.repros, 'repro')} not judged"
+        why = f"{self.reason}; {plural(self.repros, 'repro')} not judged"
+        return f"backend {self.backend} is broken on {self.device}: {why}"
 
     def update(self, matrix: Matrix) -> None:
         matrix.broken[self.backend, self.device] = self.reason
@@ -339,7 +345,7 @@ class BuildFailed(Event):
     error: str
 
     def words(self) -> str:
-        first = "" if self.error in self.output else f": {self.error}"  # else it is too far from the end
+        first = "" if self.error in self.output else f": {self.error}"  # else too far from the end
         return f"build failed with status {self.status}; nothing was judged{first}\n{self.output}"
 
     def update(self, matrix: Matrix) -> None:

@@ -110,9 +110,8 @@ def is_wanted(name: str, ignore: Sequence[str]) -> bool:
     *folders, file = name.split(os.sep)
     if not JUNK_FOLDERS.isdisjoint(folders) or JUNK_FILES.match(file) or ".egg-info/" in f"{name}/":
         return False
-    return not any(
-        fnmatch.fnmatch(part, pattern.strip("/")) for pattern in ignore for part in (name, *folders, file)
-    )
+    parts = (name, *folders, file)
+    return not any(fnmatch.fnmatch(part, glob.strip("/")) for glob in ignore for part in parts)
 
 
 def is_inside(path: str, folder: str) -> bool:
@@ -140,6 +139,7 @@ def git_bytes(repository: str, *arguments: str) -> bytes | None:
 def run_git(folder: str, *arguments: str, seconds: float | None = None) -> subprocess.CompletedProcess[bytes]:
     """The end of a git that speaks English and takes no optional lock: it is in a person's way."""
     return subprocess.run(
-        ["git", "--no-optional-locks", "--literal-pathspecs", "-C", folder, *arguments], capture_output=True, check=False,
-        timeout=seconds, stdin=subprocess.DEVNULL, env=environment.for_tool(environment.IN_ENGLISH),
+        ["git", "--no-optional-locks", "--literal-pathspecs", "-C", folder, *arguments],
+        capture_output=True, check=False, timeout=seconds, stdin=subprocess.DEVNULL,
+        env=environment.for_tool(environment.IN_ENGLISH),
     )  # fmt: skip

@@ -33,7 +33,8 @@ def accelerators(torch: Any) -> dict[str, dict[str, str]]:
     """Every device torch sees besides the processor, under all names it can be asked for by."""
     if not torch.accelerator.is_available():
         return {}
-    kind, current = torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index()
+    kind = torch.accelerator.current_accelerator().type
+    current = torch.accelerator.current_device_index()
     name_of = getattr(getattr(torch, kind, None), "get_device_name", lambda index: kind)
     found = {
         f"{kind}:{index}": {

@@ -42,15 +42,18 @@ def status_rows(folder: Path, kinds: Collection[str] = ()) -> list[Json]:
             continue
         for state in seen.get(name, [None]):
             row: Json = {
-                "repro": name, "path": str(repro.path), "device": state.device if state else repro.spec.device,
-                "kind": None if repro.damage else str(repro.spec.expected.kind), "backend": repro.spec.backend.name,
-                "expect": str(repro.expect), "verdict": None, "since": None, "seen": None, "reason": repro.damage,
+                "repro": name, "path": str(repro.path),
+                "device": state.device if state else repro.spec.device,
+                "kind": None if repro.damage else str(repro.spec.expected.kind),
+                "backend": repro.spec.backend.name, "expect": str(repro.expect), "verdict": None,
+                "since": None, "seen": None, "reason": repro.damage,
             }  # fmt: skip
             rows.append(row)
             if state is not None and not repro.damage:
                 row |= {
-                    "verdict": str(state.verdict), "since": state.since, "seen": state.seen, "runs": state.runs,
-                    "failures": state.failures, "expected": is_expected(state.verdict, repro.expect),
+                    "verdict": str(state.verdict), "since": state.since, "seen": state.seen,
+                    "runs": state.runs, "failures": state.failures,
+                    "expected": is_expected(state.verdict, repro.expect),
                     "outdated": state.script != repro.digest, "reason": state.reason,
                 }  # fmt: skip
             elif not repro.damage:
@@ -95,16 +98,17 @@ def status_of(folder: Path) -> Json:
         "folder": str(home), "running": bool(holder), "stopped": bool(holder.get("stopped")),
         **{name: holder.get(name) for name in ("pid", "host", "started")},
         "verdicts": dict(Counter(map(standing_of, status_rows(home)))),
-        "last_sweep": last and last.id, "last_sweep_started": last and last.started, "last_sweep_end": end,
-        "revision": revision_text(last.revisions) if last else "",
+        "last_sweep": last and last.id, "last_sweep_started": last and last.started,
+        "last_sweep_end": end, "revision": revision_text(last.revisions) if last else "",
     }  # fmt: skip
 
 
 def status_text(found: Json) -> str:
     if found["running"]:
-        head = f"{found['folder']} is watched by process {found['pid']} on {found['host']} since {moment(found['started'])}"
+        pid, since = found["pid"], moment(found["started"])
+        head = f"{found['folder']} is watched by process {pid} on {found['host']} since {since}"
         if found["stopped"]:
-            head += f", which is stopped: nothing is judged until it goes on ('kill -CONT {found['pid']}')"
+            head += f", which is stopped: nothing is judged until it goes on ('kill -CONT {pid}')"
     else:
         head = f"{found['folder']} is not watched; start with: minidbg watch {found['folder']}"
     lines = [head]
@@ -112,7 +116,7 @@ def status_text(found: Json) -> str:
         at = f" at {found['revision']}" if found["revision"] else ""
         started = moment(found["last_sweep_started"])
         lines.append(f"last sweep: {found['last_sweep']}, {started}, {found['last_sweep_end']}{at}")
-    counts = ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(found["verdicts"].items()))
+    counts = ", ".join(f"{count:,} {name}" for name, count in sorted(found["verdicts"].items()))
     return printable("\n".join([*lines, f"repros: {counts or 'none'}"]))
 
 
@@ -152,6 +156,6 @@ def history_text(past: PastRows) -> str:
         run, *others = group
         stale = ", stale: the code changed meanwhile" if run.stale else ""
         what = f"the last of {len(others) + 1} runs" if others else run.purpose
-        where = f"{run.repro} [{run.device}]"
-        lines.append(f"{moment(run.at)}  {run.verdict:<11} {where} sweep {run.sweep}, {what}{stale}")
+        where = f"{run.repro} [{run.device}] sweep {run.sweep}"
+        lines.append(f"{moment(run.at)}  {run.verdict:<11} {where}, {what}{stale}")
     return printable("\n".join(lines))

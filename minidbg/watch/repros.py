@@ -97,7 +97,8 @@ def find_repros(paths: Sequence[Path]) -> list[Path]:
 
 def is_script(name: str) -> bool:
     """Whether a repro folder's file can be a repro: all but what belongs to pytest or editors."""
-    return name.endswith(".py") and name not in ("conftest.py", "__init__.py") and not name.startswith(".")
+    is_python = name.endswith(".py") and not name.startswith(".")
+    return is_python and name not in ("conftest.py", "__init__.py")
 
 
 def repro_name(path: Path, home: Path) -> str:
@@ -128,7 +129,8 @@ def contents_of(path: Path) -> tuple[str | None, ...]:
 def digest_of_files(path: Path, script: bytes) -> str:
     """Of a script and tensors beside it, but not what its header tells people. Raises OSError."""
     total = hashlib.sha1(re.sub(rb"(?m)^# expect = .*\n", b"", script), usedforsecurity=False)
-    with contextlib.suppress(FileNotFoundError), open_regular(path.with_suffix(".safetensors")) as tensors:
+    beside = path.with_suffix(".safetensors")
+    with contextlib.suppress(FileNotFoundError), open_regular(beside) as tensors:
         status = os.fstat(tensors.fileno())
         if status.st_size > VALUE_LIMIT_BYTES:  # not read: a sparse one of a petabyte is soon made
             total.update(f"{status.st_size} {status.st_mtime_ns}".encode())
@@ -149,7 +151,8 @@ def read_repro(path: Path, name: str, *, parsed: bool = True) -> Repro | None:
         header = parse_header(text, path)
         return Repro(
             name, path, digest, now, spec=header.spec, expect=Verdict(header.expect),
-            nodes=header.provenance.nodes or header.nodes, backend_source=backend_source(text) if parsed else "",
+            nodes=header.provenance.nodes or header.nodes,
+            backend_source=backend_source(text) if parsed else "",
         )  # fmt: skip
     except FileNotFoundError:
         return None
@@ -207,7 +210,8 @@ def unreduced(folder: Path) -> list[Repro]:
 
     paths = sorted(glob(folder / HIDDEN / "captures", "*.py"), key=written)
     waiting = (path for path in paths if written(path) > written(path.with_suffix(".reduced")))
-    return [one for path in waiting if (one := read_repro(path, path.stem)) is not None and not one.damage]
+    captures = (read_repro(path, path.stem) for path in waiting)
+    return [one for one in captures if one is not None and not one.damage]
 
 
 def shown_by(capture: Repro, repros: Iterable[Repro]) -> Repro | None:

@@ -65,9 +65,9 @@ class Runner:
         if memory is None and not machine_of(device):
             memory = memory_limit(self.settings.jobs, self.machine)
         end = self.pool.submit(Request(
-            command, seconds=self.time_limit(run, repro, state, fresh=fork is None), fork=fork, memory_bytes=memory,
-            recompiled=self.recompiled, nice=LONG_NICE if run.lane is Lane.LONG else 0, one_thread=not run.fresh,
-            anew=run.forked,
+            command, seconds=self.time_limit(run, repro, state, fresh=fork is None), fork=fork,
+            memory_bytes=memory, recompiled=self.recompiled, one_thread=not run.fresh,
+            nice=LONG_NICE if run.lane is Lane.LONG else 0, anew=run.forked,
         ))  # fmt: skip
         self.under_way[end] = run
         end.add_done_callback(self.hear)
@@ -86,7 +86,8 @@ class Runner:
             return fixed
         if state is None or state.script != repro.digest:
             return FIRST_RUN_SECONDS
-        return min(MOST_SECONDS, max(least, TIME_LIMIT_FACTOR * state.seconds) + (least if fresh else 0))
+        enough = max(least, TIME_LIMIT_FACTOR * state.seconds)
+        return min(MOST_SECONDS, enough + (least if fresh else 0))
 
 
 def judge_arguments(
@@ -103,7 +104,8 @@ def judge_arguments(
 
 
 def fork_for(workers: Workers, device: str = "cpu", *, fresh: bool = False) -> Warmup | None:
-    """Whether a run is a fork, of what the pool has: by default for the CPU on Linux, since elsewhere system libraries do not survive it.
+    """Whether a run is a fork, of what the pool has: by default for the CPU on Linux, since
+    elsewhere system libraries do not survive it.
 
     Interpreters of their own confirm: they differ in what a fork inherits, like the order of sets.
     """
@@ -154,8 +156,8 @@ class Build:
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - which ``wait`` closes
         try:
             self.process = subprocess.Popen(
-                command, shell=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
-                start_new_session=True, env=environment.for_tool(),
+                command, shell=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=self.output,
+                stderr=self.output, start_new_session=True, env=environment.for_tool(),
             )  # fmt: skip
         except OSError:
             self.output.close()

@@ -80,7 +80,8 @@ def load_watch_settings(arguments: Mapping[str, Any], *, folder: Path | None = N
     given. Raises BadSetting."""
     start = folder or Path.cwd()
     project, table = base.project_table(start)
-    found = {origin.name: origin.value for origin in load_watch_with_origins(arguments, folder=start)}
+    origins = load_watch_with_origins(arguments, folder=start)
+    found = {origin.name: origin.value for origin in origins}
     return WatchSettings(**found, folder=project.parent if table.get("watch") else start)
 
 

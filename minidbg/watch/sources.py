@@ -25,8 +25,8 @@ from minidbg.watch.repros import Repro
 
 
 def repositories_of(paths: Iterable[str]) -> tuple[str, ...]:
-    found = (repository_of(path if os.path.isdir(path) else os.path.dirname(path)) for path in paths)
-    return tuple(dict.fromkeys(root for root in found if root is not None))
+    folders = (path if os.path.isdir(path) else os.path.dirname(path) for path in paths)
+    return tuple(dict.fromkeys(root for root in map(repository_of, folders) if root is not None))
 
 
 def revisions(repositories: Iterable[str]) -> Mapping[str, Revision]:
@@ -46,7 +46,8 @@ def revision_of(repository: str) -> Revision | None:
         return Revision(commit.decode().strip())
     total = hashlib.sha1(change, usedforsecurity=False)
     for name in untracked:
-        total.update(name + b"\0" + str(digest_of(os.path.join(repository, os.fsdecode(name)))).encode())
+        path = os.path.join(repository, os.fsdecode(name))
+        total.update(name + b"\0" + str(digest_of(path)).encode())
     return Revision(commit.decode().strip(), total.hexdigest())
 
 
@@ -63,7 +64,7 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[st
             paths = repro.spec.backend.paths
             own = [root for name in repro.backend_modules for root in module_roots(name, paths)]
             found.update(dict.fromkeys(own or module_roots("torch", ())))
-    return [root for root in found if not any(one != root and is_inside(root, one) for one in found)]
+    return [root for root in found if not any(is_inside(root, one) for one in found if one != root)]
 
 
 def module_roots(name: str, paths: Sequence[str]) -> list[str]:
@@ -79,7 +80,8 @@ def module_roots(name: str, paths: Sequence[str]) -> list[str]:
     found = [*(spec.submodule_search_locations or [spec.origin or ""])]
     if name == "torch":
         patterns = (*TORCH_TREES, "lib/*.so", "lib/*.dylib")
-        found = [str(path) for folder in found for one in patterns for path in sorted(Path(folder).glob(one))]
+        matches = (sorted(Path(folder).glob(one)) for folder in found for one in patterns)
+        found = [str(path) for match in matches for path in match]
     return [os.path.realpath(one) for one in found if os.path.exists(one)]
 
 

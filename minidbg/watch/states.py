@@ -133,8 +133,8 @@ def first_verdict(runs: Sequence[Observation], expect: Verdict) -> StateUpdate |
         verdict = last.verdict if only_warm_differs else Verdict.FLAKY
         disagreements = 2 if only_warm_differs else 0
     state = State(
-        first.repro, first.device, verdict, first.at, last.at, first.script, first.environment, first.code,
-        disagreements=disagreements,
+        first.repro, first.device, verdict, first.at, last.at, first.script, first.environment,
+        first.code, disagreements=disagreements,
     )  # fmt: skip
     return Transition.NEW, carried_on(state, runs), None
 
@@ -166,10 +166,11 @@ def after_flaky(before: State, runs: Sequence[Observation]) -> StateUpdate | Non
     for run in runs:
         streak = state.streak + 1 if run.verdict is state.streak_verdict else 1
         state = replace(state, streak=streak, streak_verdict=run.verdict)
-    if runs[-1].verdict is not Verdict.FLAKY and state.streak >= quiet_runs_needed(before, runs[-1].verdict):
+    verdict = runs[-1].verdict
+    if verdict is not Verdict.FLAKY and state.streak >= quiet_runs_needed(before, verdict):
         if not any(run.fresh for run in runs):
             return None
-        return flip_to(before, runs[-1].verdict, runs)
+        return flip_to(before, verdict, runs)
     return Transition.FLAKY, carried_on(state, runs), None
 
 
@@ -207,20 +208,21 @@ def carried_on(state: State, runs: Sequence[Observation]) -> State:
     return replace(
         state, seen=last.at, script=last.script, environment=last.environment, code=last.code,
         loaded=known.loaded if known else "", files=known.files if known else state.files,
-        seconds=runs[0].seconds, last_sweep=last.sweep, reason=last.reason, runs=state.runs + len(runs),
-        failures=state.failures + sum(run.verdict in FAILING for run in runs),
+        seconds=runs[0].seconds, last_sweep=last.sweep, runs=state.runs + len(runs),
+        failures=state.failures + sum(run.verdict in FAILING for run in runs), reason=last.reason,
         disagreements=state.disagreements if last.fresh else max(0, state.disagreements - 1),
     )  # fmt: skip
 
 
 def flip_between(before: State, after: Verdict, transition: Transition, runs: Sequence[Observation]) -> Flip:
     return Flip(
-        repro=before.repro, device=before.device, at=runs[-1].at, kind=str(transition), before=before.verdict,
-        after=after, sweep=runs[0].sweep, last_before=before.last_sweep,
+        repro=before.repro, device=before.device, at=runs[-1].at, kind=str(transition),
+        before=before.verdict, after=after, sweep=runs[0].sweep, last_before=before.last_sweep,
     )  # fmt: skip
 
 
 def usual_seconds(states: Iterable[State], repros: Mapping[str, Repro]) -> float:
     """The longest that a repro which came back has taken."""
-    came_back = [one for one in states if one.repro in repros and one.verdict is not Verdict.TIMEOUT]
+    present = (one for one in states if one.repro in repros)
+    came_back = [one for one in present if one.verdict is not Verdict.TIMEOUT]
     return max((one.seconds for one in came_back if not repros[one.repro].may_hang), default=0.0)

@@ -60,7 +60,7 @@ class Run:
     fresh: bool = False
     lane: Lane = Lane.WARM
     forked: bool = False
-    """A fresh one in a fork of a server that has imported since the sweep began, the same for all."""
+    """A fresh one in a fork of a server that imported since the sweep began, the same for all."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,8 @@ class Sweep:
         """All jobs, what the change is likely to concern first; among equals the quickest, so that
         a verdict is there soon."""
         changed = frozenset(self.changed)
-        dotted = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in changed]
+        modules = [path.removesuffix(".py").removesuffix("/__init__") for path in changed]
+        dotted = [module.replace("/", ".") for module in modules]
 
         def place(job: Job) -> tuple[int, float]:
             """0 failed in a changed file, 1 failing and loads one, 2 failing, 3 new or loads one,
@@ -139,11 +140,13 @@ class Sweep:
     def before(self, job: Job) -> State | None:
         """The state of the job; none when its script is another by now."""
         state = self.states.get(job)
-        return state if state is not None and state.script == self.repros[job.repro].digest else None
+        is_same = state is not None and state.script == self.repros[job.repro].digest
+        return state if is_same else None
 
     def lane(self, job: Job) -> Lane:
         before = self.before(job)
-        if self.repros[job.repro].may_hang or (before is not None and before.verdict is Verdict.TIMEOUT):
+        timed_out = before is not None and before.verdict is Verdict.TIMEOUT
+        if self.repros[job.repro].may_hang or timed_out:
             return Lane.LONG
         return Lane.FRESH if before is not None and before.fresh else Lane.WARM
 
@@ -171,13 +174,15 @@ class Sweep:
         return None
 
     def may_fork(self, run: Run) -> bool:
-        """Whether a fork of a fresh server will do to confirm: once, what is no death, where forks of
-        the backend and interpreters of their own have agreed in this sweep, and always for this job."""
+        """Whether a fork of a fresh server will do to confirm: once, what is no death, where forks
+        of the backend and own interpreters agreed in this sweep, and always for this job."""
         job, state = run.job, self.before(run.job)
-        is_first = run.purpose is Purpose.CONFIRM and run.lane is Lane.FRESH and len(self.runs[job]) == 1
+        confirms = run.purpose is Purpose.CONFIRM and run.lane is Lane.FRESH
+        is_first = confirms and len(self.runs[job]) == 1
         return (
             self.many_flip and is_first and is_cpu(job.device) and not machine_of(job.device)
-            and self.agreed.get(self.key(job), False) and not (state is not None and state.disagreements)
+            and self.agreed.get(self.key(job), False)
+            and not (state is not None and state.disagreements)
             and self.runs[job][0].verdict in (Verdict.GONE, Verdict.REPRODUCES)
         )  # fmt: skip
 

@@ -33,8 +33,9 @@ from minidbg.watch.matrix import Cell, Matrix
 from minidbg.watch.views import View
 
 STYLES: Mapping[str | None, str] = {
-    "crashed": "bold yellow", "timeout": "yellow", "changed": "yellow", "flaky": "magenta", "reproduces": "red",
-    "invalid": "bold red", "skipped": "dim", "gone": "green", "FIXED": "bold green", "REGRESSED": "bold red",
+    "crashed": "bold yellow", "timeout": "yellow", "changed": "yellow", "flaky": "magenta",
+    "reproduces": "red", "invalid": "bold red", "skipped": "dim", "gone": "green",
+    "FIXED": "bold green", "REGRESSED": "bold red",
 }  # fmt: skip
 HELP = (
     ("Enter", "rerun", "run all repros again, and sort them: what fails comes first"),
@@ -86,14 +87,16 @@ class Screen:
     def render(self, width: int, height: int) -> RenderableType:
         """What matters most comes first; lines and rows that do not fit are cut off and counted."""
         matrix = self.matrix
-        head = lines(self.headline(), width, "bold") + lines(matrix.build_failure, width, "bold red", most=3)
+        head = lines(self.headline(), width, "bold")
+        head += lines(matrix.build_failure, width, "bold red", most=3)
         for (backend, device), why in matrix.broken.items():
             head += lines(f"broken: {backend} on {device}: {why}", width, "bold red", most=2)
         flips = [*matrix.flips][: max(1, height // 6)]
         for flip in flips:
             head += lines(timed(flip), width, STYLES.get(flip.kind, "bold yellow"))
         if earlier := len(matrix.flips) - len(flips):
-            head += lines(f"... and {plural(earlier, 'earlier flip')}; all: minidbg history", width, "dim")
+            count = plural(earlier, "earlier flip")
+            head += lines(f"... and {count}; all: minidbg history", width, "dim")
         if self.help:
             return Group(*head, *(Text(f"  {key:<10}{sentence}") for key, _, sentence in HELP))
         foot = []
@@ -127,7 +130,8 @@ class Screen:
         table.add_row(*(Text(title, no_wrap=True) for title in titles), style="bold")
         for repro in repros[first : first + room]:
             table.add_row(*self.row(repro, devices[:columns]))
-        more = [f"{plural(len(repros) - room, 'more repro')}: up/down scrolls"] if len(repros) > room else []
+        below = len(repros) - room
+        more = [f"{plural(below, 'more repro')}: up/down scrolls"] if below > 0 else []
         if len(devices) > columns:
             more.append(f"{plural(len(devices) - columns, 'more device')}: 'minidbg list' has all")
         return [table, *lines(f"... and {'; '.join(more)}" if more else "", width, "dim")]
@@ -137,7 +141,8 @@ class Screen:
         since = max((cell.since for cell in cells.values() if cell.since is not None), default=None)
         took = max(cell.seconds for cell in cells.values())
         note = next((cell.note for cell in cells.values() if cell.note), "").partition("\n")[0]
-        times = f"{span(self.clock() - since) if since is not None else '':>6}{f'{took:.1f} s' if took else '':>8}"
+        times = f"{span(self.clock() - since) if since is not None else '':>6}"
+        times += f"{f'{took:.1f} s' if took else '':>8}"
         return [
             Text(f"{'>' if repro == self.selected else ' '} {printable(repro)}"),
             *(self.verdict(cells.get(device)) for device in devices),
@@ -169,7 +174,7 @@ class TerminalView(View):
 
     def begin(self) -> None:
         """Draw, and let keys arrive one by one and unseen. Ctrl-C stays a signal."""
-        tty.setcbreak(self.keyboard, termios.TCSADRAIN)  # the default would drop what was typed already
+        tty.setcbreak(self.keyboard, termios.TCSADRAIN)  # the default drops what was typed already
         self.live.start(refresh=True)
 
     def end(self) -> None:

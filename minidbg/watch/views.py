@@ -128,16 +128,17 @@ class FlipCommands(View):
         for command in self.commands:
             try:
                 done = subprocess.run(
-                    command, shell=True, input=data, cwd=self.folder, timeout=self.seconds, check=False,
+                    command, shell=True, input=data, cwd=self.folder, timeout=self.seconds,
                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-                    env=environment.for_tool(),
+                    check=False, env=environment.for_tool(),
                 )  # fmt: skip
                 last = last_line(done.stderr.decode(errors="replace"))
                 trouble = f"ended with status {done.returncode}: {last}" if done.returncode else ""
             except (OSError, subprocess.TimeoutExpired) as error:
                 trouble = f"could not be run: {error}"
             if trouble:
-                self.tell(in_one_line(f"on_flip {command!r}, for {plural(len(flips), 'flip')}: {trouble}"))
+                count = plural(len(flips), "flip")
+                self.tell(in_one_line(f"on_flip {command!r}, for {count}: {trouble}"))
 
     def close(self) -> None:
         """Run the commands for the rest, and wait; what goes wrong now nobody but stderr hears."""

@@ -65,7 +65,7 @@ class FileEvents(fs.FileSystemEventHandler):
         if folders == self.folders:
             return
         if self.observer is None:
-            logging.getLogger("watchdog").propagate = False  # its warnings would go through the matrix
+            logging.getLogger("watchdog").propagate = False  # its warnings would cross the matrix
             logging.getLogger("watchdog").addHandler(logging.NullHandler())
             self.observer = Observer()
             self.observer.start()
@@ -139,7 +139,8 @@ class Watched:
     def wants_sweep(self) -> bool:
         """Whether there is a reason for a sweep; none before a rescan that is due, nor while the
         code is what the last build failed on."""
-        wanted, look_is_due = self.runs_all or bool(self.to_run), self.next_rescan <= self.soonest_rescan
+        wanted = self.runs_all or bool(self.to_run)
+        look_is_due = self.next_rescan <= self.soonest_rescan
         return not look_is_due and (self.needs_build or (wanted and not self.build_failed))
 
     def ask_for_all(self) -> None:
