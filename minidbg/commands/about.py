@@ -73,7 +73,8 @@ def help_topic(topic: str | None) -> None:
         for name, text in known.items():
             click.echo(f"{name:<15}{text.splitlines()[0].lstrip('# ')}")
     elif topic not in known:
-        raise click.UsageError(f"no topic {topic!r}{nearest(topic, known) or '; see: minidbg help'}")
+        hint = nearest(topic, known) or "; see: minidbg help"
+        raise click.UsageError(f"no topic {topic!r}{hint}")
     elif sys.stdout.isatty():
         Console().print(Markdown(known[topic]))
     else:

@@ -108,8 +108,8 @@ def repros_in(paths: Sequence[Path]) -> list[Path]:
 
 def print_outcome(path: Path, outcome: Outcome) -> None:
     verdict = click.style(f"{outcome.verdict:<10}", fg=VERDICT_STYLE.get(outcome.verdict))
-    said = outcome.reason or outcome.message.strip().partition("\n")[0][:120]
-    click.echo(f"{verdict} {in_one_line(str(path))}  {outcome.seconds:.1f} s  {in_one_line(said)}".rstrip())
+    why = in_one_line(outcome.reason or outcome.message.strip().partition("\n")[0][:120])
+    click.echo(f"{verdict} {in_one_line(str(path))}  {outcome.seconds:.1f} s  {why}".rstrip())
 
 
 assert set(EXIT_STATUS.values()) == set(WORST_FIRST), "a new status needs its place among the worst"

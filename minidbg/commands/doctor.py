@@ -57,10 +57,8 @@ def python() -> Iterator[Finding]:
 
 def devices() -> Iterator[Finding]:
     """The CPU and what torch can use beside it."""
-    yield fine(
-        "cpu",
-        f"{plural(HERE.processors(), 'core')}, {plural(torch.get_num_threads(), 'thread')} for torch",
-    )
+    threads = plural(torch.get_num_threads(), "thread")
+    yield fine("cpu", f"{plural(HERE.processors(), 'core')}, {threads} for torch")
     here = accelerators(torch)
     if not here:
         yield fine("accelerator", "none; repros for accelerators are skipped here")
@@ -70,7 +68,8 @@ def devices() -> Iterator[Finding]:
 
 
 def compiler() -> Iterator[Finding]:
-    words = shlex.split(os.environ.get("CXX", "")) or [next(filter(shutil.which, ("g++", "clang++")), "")]
+    words = shlex.split(os.environ.get("CXX", ""))
+    words = words or [next(filter(shutil.which, ("g++", "clang++")), "")]
     if not words[0] or shutil.which(words[0]) is None:
         named = f"CXX is {words[0]!r}, which is not there" if words[0] else "no g++ or clang++ on the path"
         yield missing("C++ compiler", named, "inductor on CPU needs one: install g++, or set CXX")
@@ -78,18 +77,21 @@ def compiler() -> Iterator[Finding]:
     with tempfile.TemporaryDirectory(prefix="minidbg-doctor-") as folder:
         source = Path(folder, "probe.cpp")
         source.write_text(COMPILER_PROBE)
-        command = [*words, "-fopenmp", "-shared", "-fPIC", str(source), "-o", str(Path(folder, "probe.so"))]
+        library = str(Path(folder, "probe.so"))
+        command = [*words, "-fopenmp", "-shared", "-fPIC", str(source), "-o", library]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=COMPILER_SECONDS, check=False,
                 env=environment.for_tool(),
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
-            yield missing("C++ compiler", f"{words[0]}: {error}", "inductor on CPU needs one that works")
+            advice = "inductor on CPU needs one that works"
+            yield missing("C++ compiler", f"{words[0]}: {error}", advice)
             return
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no message"])[0]
-        yield missing("C++ compiler", f"{words[0]} fails: {said}", "install its OpenMP headers and library")
+        advice = "install its OpenMP headers and library"
+        yield missing("C++ compiler", f"{words[0]} fails: {said}", advice)
     else:
         yield fine("C++ compiler", f"{shutil.which(words[0])}, with OpenMP")
 
@@ -107,10 +109,10 @@ def forking() -> Iterator[Finding]:
         took = f"the first after {time.monotonic() - began:.1f} s, for imports"
         yield fine("fork", f"runs in forks of an interpreter of minidbg's own work; {took}")
         return
-    why = (asked.error or asked.stderr_tail).strip().rpartition("\n")[2] or f"no answer in {QUESTION_S:.0f} s"
-    yield missing(
-        "fork", f"a forked interpreter does not compute: {why}", "report it: nothing can be reduced here"
-    )
+    last_line = (asked.error or asked.stderr_tail).strip().rpartition("\n")[2]
+    why = last_line or f"no answer in {QUESTION_S:.0f} s"
+    advice = "report it: nothing can be reduced here"
+    yield missing("fork", f"a forked interpreter does not compute: {why}", advice)
 
 
 def a_question(argument: Mapping[str, Any], note: object) -> float:
@@ -124,7 +126,8 @@ def a_question(argument: Mapping[str, Any], note: object) -> float:
 
 def torch_version() -> Iterator[Finding]:
     """Torch, within the range that this minidbg is tested with."""
-    needs = [one for one in map(Requirement, metadata.requires("minidbg") or ()) if one.name == "torch"]
+    requirements = map(Requirement, metadata.requires("minidbg") or ())
+    needs = [need for need in requirements if need.name == "torch"]
     wanted, here = needs[0].specifier if needs else "", torch.__version__
     advice = f"minidbg is tested with torch{wanted}: private parts of torch that it uses may be others"
     is_known = not needs or needs[0].specifier.contains(here.partition("+")[0], prereleases=True)
@@ -144,7 +147,8 @@ def private_names() -> Iterator[Finding]:
                 used |= {f"{node.module}.{alias.name}" for alias in node.names}
             elif isinstance(node, ast.Attribute):
                 used.add(ast.unparse(node))
-    private = sorted(name for name in used - {SAMPLES} if name.startswith("torch.") and "._" in name)
+    of_torch = {name for name in used - {SAMPLES} if name.startswith("torch.")}
+    private = sorted(name for name in of_torch if "._" in name)
     is_whole = True
     for name in private:
         try:

@@ -52,7 +52,8 @@ def find_repro(text: Path, folder: Path) -> Path:
         if os.path.isfile(candidate):
             return candidate
     if text.name != str(text) or text.suffix == ".py":
-        raise MinidbgError(f"{text}: no such file; give the path of a repro script, or a part of its name")
+        advice = "give the path of a repro script, or a part of its name"
+        raise MinidbgError(f"{text}: no such file; {advice}")
     repros = find_repros([folder])
     matches = [path for path in repros if str(text) in path.stem]
     matches = matches or [path for path in glob(captures, "*.py") if str(text) in path.stem]
@@ -112,7 +113,7 @@ def with_verbosity_options(command: click.Command) -> click.Command:
 
 
 def colour() -> bool | None:
-    """False under NO_COLOR (https://no-color.org: set and not empty), else None: what the stream is decides."""
+    """False under NO_COLOR (https://no-color.org: set, not empty), else None: the stream decides."""
     return False if os.environ.get("NO_COLOR") else None
 
 
@@ -161,7 +162,8 @@ def error_lines(error: BaseException) -> list[str]:
         return [f"minidbg: {what}", f"  {advice or '-v shows where this came from'}"]
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, OSError):
-        return [f"minidbg: {what}", "  look at that path and its permissions; -v shows where this came from"]
+        advice = "look at that path and its permissions; -v shows where this came from"
+        return [f"minidbg: {what}", f"  {advice}"]
     return [
         f"minidbg: unexpected {what}",
         "  run it again with -v for the traceback; where the script is fine, this is a bug in minidbg",
@@ -171,9 +173,9 @@ def error_lines(error: BaseException) -> list[str]:
 def usage_lines(error: click.ClickException) -> list[str]:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "minidbg"
-    is_of_argument = isinstance(error, click.BadParameter) and isinstance(error.param, click.Argument)
+    of_argument = isinstance(error, click.BadParameter) and isinstance(error.param, click.Argument)
     # click's own words name the argument first: invalid value for '[PATH]'
-    said = error.message if is_of_argument and error.message else error.format_message()
+    said = error.message if of_argument and error.message else error.format_message()
     what, _, advice = " ".join(said.split()).partition("; ")
     return [f"{command}: {what[:1].lower()}{what[1:]}", f"  {advice or f'see: {command} --help'}"]
 
@@ -190,7 +192,8 @@ def configure(verbosity: int) -> None:
     import structlog
 
     logger = logging.getLogger("minidbg")
-    logger.setLevel(logging.ERROR if verbosity < 0 else logging.DEBUG if verbosity > 1 else logging.INFO)
+    level = logging.DEBUG if verbosity > 1 else logging.INFO
+    logger.setLevel(logging.ERROR if verbosity < 0 else level)
     for handler in [one for one in logger.handlers if getattr(one, "of_the_command_line", False)]:
         logger.removeHandler(handler)
     shared: list[Processor] = [

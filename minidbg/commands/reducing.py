@@ -256,11 +256,13 @@ def run(
     }
     loaded = settings.load({**given, "repro_dir": folder})
     repro_dir = loaded.repro_dir.absolute()
-    variables = {f"MINIDBG_{name.upper()}": str(value) for name, value in given.items() if value is not None}
+    wanted = {name: str(value) for name, value in given.items() if value is not None}
+    variables = {f"MINIDBG_{name.upper()}": value for name, value in wanted.items()}
     began = time.time()
     with tempfile.NamedTemporaryFile(prefix="minidbg-run-", suffix=".jsonl") as log:
         orders = Orders(log.name, backend)
-        ending = run_program(program, orders.for_program({**variables, "MINIDBG_DIR": str(repro_dir)}))
+        environ = orders.for_program({**variables, "MINIDBG_DIR": str(repro_dir)})
+        ending = run_program(program, environ)
         lines = summary_of(Path(log.name), ending, began, loaded, note)
     for line in lines:
         note(line)

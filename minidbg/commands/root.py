@@ -44,9 +44,8 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
-            raise click.UsageError(
-                f"no command named {name!r}{nearest(name, COMMANDS) or '; see: minidbg --help'}", ctx
-            )
+            hint = nearest(name, COMMANDS) or "; see: minidbg --help"
+            raise click.UsageError(f"no command named {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -114,15 +114,17 @@ def config(as_json: bool) -> None:
     Sources, the weakest first: defaults, the user's file, [tool.minidbg] of the nearest pyproject.toml, MINIDBG_*
     variables, arguments. Settings of [tool.minidbg.watch] follow as watch.NAME.
     """
-    of_watch = (replace(one, name=f"watch.{one.name}") for one in watching.load_watch_with_origins())
+    watch_origins = watching.load_watch_with_origins()
+    of_watch = (replace(origin, name=f"watch.{origin.name}") for origin in watch_origins)
     origins = [*settings.load_with_origins(), *of_watch]
     if as_json:
         for origin in origins:
             print_json({"name": origin.name, "value": origin.value, "source": origin.source})
         return
-    names, values = max(len(one.name) for one in origins), max(len(cell_text(one.value)) for one in origins)
+    names = max(len(origin.name) for origin in origins)
+    values = min(max(len(cell_text(origin.value)) for origin in origins), 40)
     for origin in origins:
-        line = f"{origin.name:<{names}}  {cell_text(origin.value):<{min(values, 40)}}  {variable(origin)}"
+        line = f"{origin.name:<{names}}  {cell_text(origin.value):<{values}}  {variable(origin)}"
         click.echo(click.style(line, dim=origin.source == "default"))
     click.echo(f"minidbg: the user's file is {settings.user_settings_file()}", err=True)
 

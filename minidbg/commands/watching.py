@@ -213,7 +213,8 @@ class StillFails(MinidbgError):
     """A failure that is there cannot be accepted as fixed."""
 
     def in_two(self) -> tuple[str, str]:
-        return str(self), "no header was changed; accept it when the failure is gone, or give --force"
+        advice = "no header was changed; accept it when the failure is gone, or give --force"
+        return str(self), advice
 
 
 def why_not_gone(path: Path) -> str:
@@ -228,11 +229,13 @@ def why_not_gone(path: Path) -> str:
     is_judged = outcome.verdict in CONCLUSIVE
     if is_judged and outcome.verdict is not Verdict.GONE:
         still = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
-        return f"{display_path(path)} still {'reproduces' if still else f'fails ({outcome.verdict})'}: {said}"
+        does = "reproduces" if still else f"fails ({outcome.verdict})"
+        return f"{display_path(path)} still {does}: {said}"
     own = whole_name(repro.read_header(path).spec.device)
     rows = [row for row in queries.status_rows(path) if row["verdict"] and not row["outdated"]]
     seen = [row for row in rows if not is_judged or whole_name(row["device"]) != own]
-    failing = [f"on {row['device']} at {moment(row['seen'])}" for row in seen if row["verdict"] in FAILING]
+    seen_failing = [row for row in seen if row["verdict"] in FAILING]
+    failing = [f"on {row['device']} at {moment(row['seen'])}" for row in seen_failing]
     reasons = [f"was last seen to fail {', '.join(failing)}"] if failing else []
     if not is_judged and (failing or not seen):
         reasons.append(f"cannot be judged here: {outcome.in_words}")
@@ -269,7 +272,8 @@ def accept(repros: tuple[Path, ...], force: bool, as_json: bool) -> None:
     for path in repros:
         expect_gone(path)
         done = "is now a regression test: it must stay gone"
-        show_rows([{"repro": str(path), "done": done}], f"{display_path(path)} {done}", as_json=as_json)
+        row = {"repro": str(path), "done": done}
+        show_rows([row], f"{display_path(path)} {done}", as_json=as_json)
 
 
 @click.command("bisect")

@@ -35,7 +35,7 @@ def run_demo(console: Console) -> Report:
 
     console.rule("a transformer: torch.compile(model, backend=minidbg.wrap(tiny_fuser))")
     error = failure_of_program()
-    raised = f"{type(error).__name__}: {error}".partition("\n\n")[0]  # then come torch's own variables
+    raised = f"{type(error).__name__}: {error}".partition("\n\n")[0]  # then torch's variables
     console.out(raised, style="red", highlight=False)
     report = report_of(error)
     if report is None or report.path is None:
@@ -54,7 +54,8 @@ def run_demo(console: Console) -> Report:
 
     console.rule(f"python {shown}")
     command = [sys.executable, str(report.path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment.for_judge())
+    env = environment.for_judge()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     console.out(done.stdout.rstrip(), highlight=False)
     status = f"exit status {done.returncode} (1 while the bug is there, 0 once it is gone)"
     console.out(status, style="dim", highlight=False)

@@ -115,13 +115,15 @@ def summary_of(
     events = list(json_objects(log.read_text(encoding="utf-8", errors="replace").splitlines()))
     failures = [event for event in events if event.get("event") == "failure"]
     printed = "".join(str(event["text"]) for event in events if event.get("event") == "traceback")
-    lines = failure_lines(event for event in failures if f"minidbg: {event.get('line')}\n" not in printed)
+    unseen = (event for event in failures if f"minidbg: {event.get('line')}\n" not in printed)
+    lines = failure_lines(unseen)
     if glob(settings.repro_dir / ".minidbg" / "crash_records", "*.py"):
         lines += deaths_since(began, settings, ending, say)
     if not lines and not failures:
         lines = [nothing_failed(events, ending)]
     kinds = {str(event.get("kind")) for event in failures}
-    return [*lines, *graph_lines((event for event in events if event.get("event") == "graphs"), kinds)]
+    graphs = (event for event in events if event.get("event") == "graphs")
+    return [*lines, *graph_lines(graphs, kinds)]
 
 
 def failure_lines(events: Iterable[dict[str, Any]]) -> list[str]:
@@ -142,27 +144,29 @@ def graph_lines(events: Iterable[dict[str, Any]], kinds: Collection[str] = ()) -
     counts, reasons = Counter[str](), Counter[str]()
     for event in events:
         counts.update({name: event[name] for name in ("graphs", "verified", "failed", "not_run")})
-        reasons.update({f"not verified: {reason}": n for reason, n in event["not_verified"].items()})
+        reasons.update({f"not verified: {why}": n for why, n in event["not_verified"].items()})
         reasons.update({f"verified in part: {note}": n for note, n in event["left_out"].items()})
     known = [Kind(kind).traits for kind in kinds]
     became_failed = known[0].happened if len(known) == 1 else "failed"
-    became = {
+    fates = {
         "verified": "agrees with eager" if counts["verified"] == 1 else "agree with eager",
         "failed": became_failed,
         "not_run": "compiled and never called",
     }
-    parts = [f"{plural(counts[name], 'graph')} {what}" for name, what in became.items() if counts[name]]
-    none_ran = parts and counts["failed"] == counts["graphs"] and not any(one.compiles for one in known)
+    parts = [f"{plural(counts[key], 'graph')} {fate}" for key, fate in fates.items() if counts[key]]
+    all_failed = counts["failed"] == counts["graphs"]
+    none_ran = parts and all_failed and not any(one.compiles for one in known)
     lines = [f"{', '.join(parts)}{'; none ran' if none_ran else ''}"] if parts else []
-    return [*lines, *(f"{plural(number, 'graph')} {reason}" for reason, number in reasons.most_common())]
+    return [*lines, *(f"{plural(n, 'graph')} {reason}" for reason, n in reasons.most_common())]
 
 
 def nothing_failed(events: Sequence[dict[str, Any]], ending: Ending) -> str:
-    backends = Counter(str(event.get("backend")) for event in events if event.get("event") == "wrapped")
+    wrapped = (event for event in events if event.get("event") == "wrapped")
+    backends = Counter(str(event.get("backend")) for event in wrapped)
     if not backends:
         advice = "; give it one: model.compile()"
         return f"no torch.compile in this program{ending.in_words or advice}"
-    uses = ", ".join(f"{name} {times} times" if times > 1 else name for name, times in backends.items())
+    uses = ", ".join(f"{name} {n} times" if n > 1 else name for name, n in backends.items())
     return f"no backend failed (wrapped: {uses})"
 
 
@@ -202,7 +206,7 @@ def reduced_death(
     capture: Path, settings: Settings, happened: str, say: Callable[[str], object], *, interrupted: bool
 ) -> str:
     """Reduce the capture, if wanted now, in its own process, which a backend's import may kill."""
-    from minidbg.reduction.result import ReductionResult  # late: a program that does not die needs none of it
+    from minidbg.reduction.result import ReductionResult  # late: needed for deaths alone
     from minidbg.watch.repros import read_repro
 
     shown, repro = display_path(capture), read_repro(capture, capture.name)
@@ -226,7 +230,8 @@ def reduced_death(
             env=environment.for_judge(),
         )
     except subprocess.TimeoutExpired:
-        return f"{happened}; not reduced within {time.monotonic() - began:.0f} s: the capture is in {shown}"
+        took = time.monotonic() - began
+        return f"{happened}; not reduced within {took:.0f} s: the capture is in {shown}"
     written = last_json(done.stdout)
     if written is None:  # it has said why
         return f"{happened}; not reduced: the capture is in {shown}"

@@ -30,7 +30,8 @@ class Watcher:
     ) -> importlib.machinery.ModuleSpec | None:
         if name != COMPILER:
             return None
-        found = (other.find_spec(name, path, target) for other in sys.meta_path if other is not self)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
         spec = next((one for one in found if one is not None), None)
         if spec is not None and spec.loader is not None:
             spec.loader = Loader(spec.loader)  # type: ignore[assignment]  # has the methods
@@ -54,7 +55,8 @@ class Loader:
 
             inside.compiler_is_here(module)
         except Exception as trouble:  # noqa: BLE001 - the program goes on without us
-            sys.stderr.write(f"minidbg: torch.compile is not wrapped ({type(trouble).__name__}: {trouble})\n")
+            why = f"{type(trouble).__name__}: {trouble}"
+            sys.stderr.write(f"minidbg: torch.compile is not wrapped ({why})\n")
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Watcher)]
 
     def __getattr__(self, name: str) -> Any:
