@@ -118,9 +118,7 @@ def records_of_dead(folder: Path | str, clock: Clock = time.time) -> list[Path]:
 
 def waited_in_vain(folder: Path | str) -> list[Path]:
     """The records of processes that ended while waiting for another rank: no backend's failures."""
-    return [
-        path for path, name in records(folder) if name.step is Step.WAITING and is_left_behind(path, name)
-    ]
+    return [at for at, name in records(folder) if name.step is Step.WAITING and is_left_behind(at, name)]
 
 
 def at_work(folder: Path | str, clock: Clock = time.time) -> Iterator[str]:

@@ -129,7 +129,8 @@ def folder_of(path: Path | str) -> Path:
 def file_name(case: Case) -> str:
     """``compile_cumsum_3f9c2a.py``: kind, an op that tells it apart, and the failure's digest."""
     op = re.sub(r"[^A-Za-z0-9]+", "_", main_op(case)).strip("_")[:40]
-    return "_".join(part for part in (str(case.spec.expected.kind), op, case_digest(case)) if part) + ".py"
+    parts = (str(case.spec.expected.kind), op, case_digest(case))
+    return "_".join(part for part in parts if part) + ".py"
 
 
 def case_digest(case: Case) -> str:

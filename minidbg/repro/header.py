@@ -136,5 +136,6 @@ def header_of(text: str, path: Path) -> Header:
     try:
         return script_header.parse_header(text, path)
     except MALFORMED as error:
-        missing = re.search("(?m)^What is missing: (.*)", text)  # the text of a case that no script can hold
-        raise UnreadableRepro(f"{path}: {missing[1] if missing else describe_malformed(error)}") from error
+        missing = re.search("(?m)^What is missing: (.*)", text)  # of a case that no script can hold
+        why = missing[1] if missing else describe_malformed(error)
+        raise UnreadableRepro(f"{path}: {why}") from error

@@ -33,7 +33,7 @@ def shared_folder(path: str, folder: str) -> str:
 def for_header(backend: BackendRef, folder: str) -> BackendRef:
     """``backend`` with the paths as a header of a script in the repro ``folder`` has them;
     ``run_spec.table_of`` reads them back."""
-    near = (os.path.relpath(one, folder) if shared_folder(one, folder) else one for one in backend.paths)
+    near = (os.path.relpath(at, folder) if shared_folder(at, folder) else at for at in backend.paths)
     return replace(backend, paths=tuple(near))
 
 

@@ -234,7 +234,7 @@ def _embedded(case: Case) -> str:
     text = case.backend.embedded
     imports = (ANNOTATIONS, "import torch")
     ours = {node.lineno for node in ast.parse(text).body if ast.unparse(node) in imports}
-    return "\n".join(line for at, line in enumerate(text.split("\n"), 1) if at not in ours).strip("\n")
+    return "\n".join(line for n, line in enumerate(text.split("\n"), 1) if n not in ours).strip("\n")
 
 
 def _has_annotations(text: str) -> bool:

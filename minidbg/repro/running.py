@@ -49,7 +49,7 @@ def run(
     ended = submit(Request(tuple(argv), seconds=seconds, fork=fork, env=USUAL_ENV)).result()
     outcome = outcome_of_run(ended, header.spec, limit_s=seconds)
     if not (outcome.reason or outcome.stderr) and outcome.verdict in (Verdict.GONE, Verdict.CHANGED):
-        outcome = replace(outcome, stderr=ended.stderr_tail)  # who expected a failure asks what was said
+        outcome = replace(outcome, stderr=ended.stderr_tail)  # asked for where a failure was expected
     return replace(outcome, device=device or outcome.device or header.spec.device)
 
 

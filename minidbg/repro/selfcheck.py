@@ -230,7 +230,7 @@ class _ScriptJudge:
         patterns = [text_pattern(said) for said in dict.fromkeys(map(as_said, known))]
         if message:
             patterns[:1] = [text_pattern(message)]
-        if self.is_about_guards:  # which of three errors dynamo meets first hangs on the order of hashes
+        if self.is_about_guards:  # the order of hashes decides which of three errors comes first
             patterns = [BUILDS_GUARDS, GUARD_FAILED, *patterns]
         return "|".join(dict.fromkeys(patterns))
 

@@ -76,7 +76,7 @@ def ops_phrase(case: Case) -> str:
     nested graphs, and how many others."""
     names = list(op_names(case.graph_module))
     if len(names) > MOST_OPS:
-        of_nested = (node.target for _, graph in all_graphs(case.graph_module) for node in holders(graph))
+        of_nested = (node.target for _, g in all_graphs(case.graph_module) for node in holders(g))
         first = [*named_ops(case, names)[:1], *(_short(str(target)) for target in of_nested)]
         names.sort(key=lambda name: name not in first)
         names[MOST_OPS - 1 :] = [f"{len(names) - MOST_OPS + 1} other operators"]
@@ -93,7 +93,8 @@ def docstring(case: Case, *, values: str, remark: str = "", usage: str = "") -> 
     else:
         more = [first, *more]
     message = "\n".join(f"    {line}" for line in more if line)
-    told = [line for part in (remark, *_provenance_lines(case, values), usage) for line in part.splitlines()]
+    remarks = (remark, *_provenance_lines(case, values), usage)
+    told = [line for part in remarks for line in part.splitlines()]
     wrapped = (textwrap.fill(line, LINE_WIDTH, break_long_words=True) for line in told)
     parts = [headline, message, "\n".join(wrapped)]
     return escaped("\n\n".join(part for part in parts if part))
