@@ -207,7 +207,7 @@ def values_line(stored: Mapping[str, Tensor]) -> str:
 
 def inputs_function(inputs: InputsText, dynamic_dims: Sequence[Sequence[int]] = ()) -> str:
     """``def inputs(device=...)``; ``dynamic_dims`` has for each value the dimensions to mark."""
-    marked = [(name, dim) for name, dims in zip(inputs.names, dynamic_dims, strict=False) for dim in dims]
+    marked = [(name, d) for name, dims in zip(inputs.names, dynamic_dims, strict=False) for d in dims]
     marks = (f"torch._dynamo.maybe_mark_dynamic({name}, {dim})" for name, dim in marked)
     names = inputs.names
     returned = f"({names[0]},)" if len(names) == 1 else ", ".join(names) if names else "()"
