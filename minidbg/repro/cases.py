@@ -52,10 +52,11 @@ def case_of(
         python_version=platform.python_version(),
         notes=tuple(notes),
     )
+    ref = backends.with_operators(backend.ref, graph_module, setup=setup)
     return Case(
         graph_module,
         values,
-        RunSpec(backends.with_operators(backend.ref, graph_module, setup=setup), context, dynamic=dynamic),
+        RunSpec(ref, context, dynamic=dynamic),
         provenance,
         backend.compiler,
     )

@@ -45,11 +45,12 @@ def write_header(
         case = case.with_spec(backend=near.for_header(case.backend, folder))
     if torch_requirement(version) == "torch":
         remarks.insert(0, f"torch was {version}, which no index keeps")
+    facts = facts_of(case, device=device, kind=kind)
     lines = [
         f"dependencies = {toml(dependencies(case, has_tensors=has_tensors))}",
         *("# " + "".join(one if one.isprintable() else " " for one in remark) for remark in remarks),
         "[tool.minidbg]",
-        *(f"{name} = {toml(value)}" for name, value in facts_of(case, device=device, kind=kind).items()),
+        *(f"{name} = {toml(value)}" for name, value in facts.items()),
     ]
     body = "\n".join(f"# {line}" for line in lines)
     return f"# /// script\n{body}\n# ///"
@@ -98,7 +99,7 @@ def facts_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, 
 def toml(value: Any) -> str:
     match value:
         case dict():
-            return "{" + ", ".join(f"{_key(name)} = {toml(item)}" for name, item in value.items()) + "}"
+            return "{" + ", ".join(f"{_key(key)} = {toml(item)}" for key, item in value.items()) + "}"
         case list() | tuple():
             return f"[{', '.join(map(toml, value))}]"
         case str():

@@ -77,7 +77,8 @@ def standby_plan(backend: str, without: Iterable[str] = ()) -> workers.StandbyPl
 
     ``without``: variables of this process that it does not get, as the script may not need them.
     """
-    modules = ("torch", "torch._dynamo", *(("torch._inductor.compile_fx",) if backend == "inductor" else ()))
+    inductor = ("torch._inductor.compile_fx",) if backend == "inductor" else ()
+    modules = ("torch", "torch._dynamo", *inductor)
     given = {
         **workers.where_kernels_go(),
         **dict.fromkeys((*environment.FORKABLE.put_in, *without)),

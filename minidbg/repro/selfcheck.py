@@ -122,7 +122,8 @@ class _ScriptJudge:
         self.is_about_guards = self.spec.expected.message == NO_GUARDS
         self.category, self.leaf = "", ""
         if self.kind.traits.compares:
-            self.leaf, _, self.category = (self.spec.expected.message or "output: float").partition(": ")
+            message = self.spec.expected.message or "output: float"
+            self.leaf, _, self.category = message.partition(": ")
             self.category = self.category.partition(" ")[0]
 
     def beyond_a_few_lines(self) -> str:
@@ -194,11 +195,9 @@ class _ScriptJudge:
     @property
     def tolerances(self) -> str:
         given = self.spec.tolerances
-        pairs = {name: given.get(name, given.get("any", pair)) for name, pair in PRINTED_TOLERANCES.items()}
+        pairs = {of: given.get(of, given.get("any", pair)) for of, pair in PRINTED_TOLERANCES.items()}
         pairs |= {name: pair for name, pair in given.items() if name != "any"}
-        texts = [
-            f"torch.{name}: ({low:g}, {high:g})".replace("e-0", "e-") for name, (low, high) in pairs.items()
-        ]
+        texts = [f"torch.{of}: ({low:g}, {high:g})".replace("e-0", "e-") for of, (low, high) in pairs.items()]
         return ", ".join(texts)
 
     def test(self) -> str:

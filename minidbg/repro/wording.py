@@ -192,7 +192,8 @@ def mode_phrases(context: Context) -> Sequence[str]:
         f'torch.set_default_device("{device}")': device,
         f'torch.set_float32_matmul_precision("{precision}")': precision != "highest",
     }
-    settings = ((module, *one) for module, options in context.config.items() for one in options.items())
+    config = context.config
+    settings = ((module, *one) for module, options in config.items() for one in options.items())
     return [*(phrase for phrase, is_on in modes.items() if is_on), *(_setting(*one) for one in settings)]
 
 
