@@ -48,7 +48,7 @@ def write_header(
     facts = facts_of(case, device=device, kind=kind)
     lines = [
         f"dependencies = {toml(dependencies(case, has_tensors=has_tensors))}",
-        *("# " + "".join(one if one.isprintable() else " " for one in remark) for remark in remarks),
+        *("# " + "".join(c if c.isprintable() else " " for c in remark) for remark in remarks),
         "[tool.minidbg]",
         *(f"{name} = {toml(value)}" for name, value in facts.items()),
     ]

@@ -152,7 +152,8 @@ def read_parts(text: str, header: Header) -> Parts:
     model, given = named.get(wanted), named.get("inputs")
     if model is None or given is None:
         missing = "inputs" if model else wanted
-        raise UnreadableRepro(f"{header.path}: it defines no {missing}{'' if missing == 'Repro' else '()'}")
+        call = "" if missing == "Repro" else "()"
+        raise UnreadableRepro(f"{header.path}: it defines no {missing}{call}")
     lines, begin = text.split("\n"), first_line_number(model)
     kernels = lines.index(KERNELS_MARK) + 1 if KERNELS_MARK in lines else begin
     copied = lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0

@@ -194,7 +194,7 @@ def mode_phrases(context: Context) -> Sequence[str]:
     }
     config = context.config
     settings = ((module, *one) for module, options in config.items() for one in options.items())
-    return [*(phrase for phrase, is_on in modes.items() if is_on), *(_setting(*one) for one in settings)]
+    return [*(text for text, is_on in modes.items() if is_on), *(_setting(*one) for one in settings)]
 
 
 def _setting(module: str, name: str, value: object) -> str:
